@@ -1,0 +1,1 @@
+"""Commands: one file each; prints for people, or as JSON for scripts."""

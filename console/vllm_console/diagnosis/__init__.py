@@ -1,0 +1,1 @@
+"""From symptoms to named failures. Pure: data in, findings out."""

@@ -1,0 +1,130 @@
+"""What the console knows of all servers at one moment: immutable, ready to be drawn or printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vllm_console.telemetry.model import Sample, Series, Window
+from vllm_launchers.keeper.records import Exit, State
+from vllm_launchers.plan.model import Changes, Engine, Flags
+from vllm_launchers.presets.model import FlagValue, Objectives, Preset, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a start-up: name (``process``, ``config``, ``weights``, ``kv cache``, …) and duration in seconds.
+
+    ``seconds`` is None while it runs; ``detail`` is a short figure (``61 %``, ``7.6 GiB``).
+    """
+
+    name: str
+    started_at: float
+    seconds: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """One server. ``ours`` is False for a server that this person's keepers did not start: shown, never touched."""
+
+    name: str
+    state: State
+    state_since: float
+    ours: bool = True
+    owner: str = ""
+    preset: str = ""
+    model: str = ""
+    engine: Engine | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    pid: int | None = None
+    gpus: tuple[int, ...] = ()
+    argv: tuple[str, ...] = ()
+    flags: Flags = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    previous_flags: Flags | None = None
+    generation: int = 1
+    attempt: int = 0
+    reason: str = ""
+    """Why it is in this state, in one sentence; for a failed server with the line from its log that shows it."""
+    notice: str = ""
+    """What a person should know besides: adopted by a new keeper, bound to all addresses without a key, …"""
+    exit: Exit | None = None
+    next_attempt_at: float | None = None
+    downtime_seconds: float | None = None
+    workload: Workload | None = None
+    objectives: Objectives | None = None
+    stages: tuple[Stage, ...] = ()
+    log_path: str = ""
+    sample: Sample | None = None
+    """The newest look at its metrics; its age is ``snapshot.at - sample.at``."""
+    window: Window | None = None
+    """The last minute."""
+    series: Series | None = None
+    """The last quarter of an hour; only for the selected server."""
+    load: str = ""
+    """What load this console is sending to it, in a few words; empty when none."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the engine is simulated, which every place that shows it must say."""
+        return self.engine is not None and self.engine.kind == "simulated"
+
+    @property
+    def url(self) -> str:
+        """Base URL of its API."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """Every server at one moment (Unix seconds), sorted by name, ours first."""
+
+    at: float
+    hostname: str
+    servers: tuple[ServerView, ...] = ()
+    notices: tuple[str, ...] = ()
+    """What went wrong while looking (an unreadable record, …), one sentence each."""
+
+    def server(self, name: str | None) -> ServerView | None:
+        """The server of that name, or None."""
+        return next((server for server in self.servers if server.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What a person asks to launch; what is left out is chosen. ``engine``: ``auto``, ``vllm`` or ``simulated``."""
+
+    preset: str
+    model: str | None = None
+    engine: str = "auto"
+    vllm: str | None = None
+    name: str | None = None
+    host: str | None = None
+    port: int | None = None
+    changes: Changes = field(default_factory=Changes)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    restart: str = "never"
+    gpus: tuple[int, ...] = ()
+
+
+__all__ = [
+    "Changes",
+    "Engine",
+    "Exit",
+    "FlagValue",
+    "Flags",
+    "FleetSnapshot",
+    "LaunchRequest",
+    "Objectives",
+    "Preset",
+    "Sample",
+    "Series",
+    "ServerView",
+    "Stage",
+    "State",
+    "Window",
+    "Workload",
+]

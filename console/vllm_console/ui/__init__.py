@@ -1,0 +1,1 @@
+"""The Textual app. Only here is textual imported."""

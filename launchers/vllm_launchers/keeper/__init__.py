@@ -1,0 +1,1 @@
+"""The keeper: one small process that holds one server. Standard library only."""

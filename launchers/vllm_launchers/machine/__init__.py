@@ -1,0 +1,1 @@
+"""What this box is: installed engines, ports, processes."""
