@@ -4,44 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from vllm_launchers.machine.model import Engine, EngineKind
 from vllm_launchers.presets.model import FlagValue
+
+__all__ = ["Changes", "Engine", "EngineKind", "FlagValue", "Flags", "Plan"]
 
 Flags = Mapping[str, FlagValue]
 """Flags without leading dashes, words joined by ``-``: ``{"max-num-seqs": 256}``."""
-
-
-class EngineKind(StrEnum):
-    """Which engine runs a server."""
-
-    VLLM = "vllm"
-    SIMULATED = "simulated"
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine that can be launched: a real vLLM installation or the simulated one.
-
-    ``command`` is what stands before ``serve`` in argv. ``version`` is None when it could not be learned
-    without running it. ``build`` is ``cuda``, ``cpu``, ``rocm``, … or ``simulated``.
-    """
-
-    kind: EngineKind
-    command: tuple[str, ...]
-    version: str | None
-    build: str | None
-    path: str
-
-    @property
-    def label(self) -> str:
-        """Short text for a screen, e.g. ``vLLM 0.32.0 cpu`` or ``simulated 0.33.0``."""
-        name = "vLLM" if self.kind is EngineKind.VLLM else "simulated"
-        return " ".join(part for part in (name, self.version or "version unknown", self._build_label) if part)
-
-    @property
-    def _build_label(self) -> str:
-        return "" if self.build in (None, "simulated") else str(self.build)
 
 
 @dataclass(frozen=True, slots=True)

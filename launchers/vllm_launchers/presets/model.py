@@ -1,13 +1,23 @@
-"""The shape of a preset file, as decoded and checked by msgspec."""
+"""The shape of a preset file, as decoded and checked by msgspec.
+
+Ranges and descriptions stand here once: the loader checks by them, and the JSON Schema is made from them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 FlagValue = bool | int | float | str
 """A flag's value: a boolean becomes ``--flag`` or ``--no-flag``, all else ``--flag VALUE``."""
+
+MAX_TOKENS = 100_000_000
+_Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class FlagSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,19 +37,19 @@ class EnvironmentSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The traffic a preset is made for. Lengths in tokens; ``prefix_reuse`` is a share from 0 to 1."""
 
-    input_tokens_p95: int
-    output_tokens_p95: int
-    prefix_reuse: float
-    concurrency: int
+    input_tokens_p95: Annotated[_Tokens, Meta(description="95 % of prompts are no longer, in tokens")]
+    output_tokens_p95: Annotated[_Tokens, Meta(description="95 % of answers are no longer, in tokens")]
+    prefix_reuse: Annotated[_Share, Meta(description="share of a prompt that other requests begin with too, 0 to 1")]
+    concurrency: Annotated[int, Meta(ge=1, le=100_000, description="requests in flight at the same time")]
 
 
 class Objectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What good service means: latencies in seconds, usage and rate as shares from 0 to 1."""
 
-    ttft_p99_seconds: float
-    itl_p99_seconds: float
-    kv_cache_usage: float
-    preemption_rate: float
+    ttft_p99_seconds: Annotated[_Seconds, Meta(description="99 % of requests get their first token within this time")]
+    itl_p99_seconds: Annotated[_Seconds, Meta(description="99 % of gaps between two tokens are no longer")]
+    kv_cache_usage: Annotated[_Share, Meta(description="the KV cache should stay below this share, 0 to 1")]
+    preemption_rate: Annotated[_Share, Meta(description="preemptions per finished request should stay below, 0 to 1")]
 
 
 class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

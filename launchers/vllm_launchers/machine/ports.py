@@ -1,0 +1,164 @@
+"""Whether a port can be bound, by whom it is taken, and the next free one.
+
+vLLM up to 0.24 binds with ``SO_REUSEPORT``: two servers can share a port without a word, so it is checked here first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import socket
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+LAST_PORT = 65535
+_LISTEN = "0A"
+_GONE = frozenset({"04", "05", "06", "08", "09", "0B"})
+"""States of connections that outlive their server: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING."""
+
+
+class PortError(Exception):
+    """No port can be had; the text is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortUse:
+    """Who holds a port. What could not be learned (another user's process) is None; ``reason`` then says why."""
+
+    pid: int | None = None
+    command: str | None = None
+    user: str | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return self.reason
+        if self.pid is None:
+            return f"by a process of {self.user}" if self.user else "by another process"
+        details = f"pid {self.pid}" + (f", user {self.user}" if self.user else "")
+        return f"by {self.command or 'a process'} ({details})"
+
+
+def check_port(host: str, port: int) -> PortUse | None:
+    """Who holds ``port`` of ``host``, or None when it can be bound.
+
+    Also None where ``host`` is no address of this machine: that is not the port's fault (see `host_problem`).
+    """
+    number = _bind(host, port, reuse=False)
+    if number == errno.EACCES:
+        return PortUse(reason="by the system: ports below 1024 need root")
+    if number != errno.EADDRINUSE:
+        return None
+    rows = [row for row in _sockets() if row.port == port]
+    listening = [row for row in rows if row.state == _LISTEN]
+    if not listening and any(row.state in _GONE for row in rows):
+        if _bind(host, port, reuse=True) == 0:
+            return None  # only connections of a server that has gone; vLLM binds over those
+        return PortUse(reason="by connections of a server that has just ended; they are gone within a minute")
+    for row in listening:
+        user = _user(row.uid)
+        if (pid := _holder(row.inode)) is not None:
+            return PortUse(pid, _command(pid), user)
+        return PortUse(user=user)
+    # vLLM binds its port at once and listens minutes later, when the model is loaded.
+    return PortUse(reason="by a process that does not listen yet, such as a server that is starting")
+
+
+def free_port(host: str, start: int = 8000, taken: Collection[int] = ()) -> int:
+    """The first port from ``start`` that can be bound and is not among ``taken``.
+
+    Raises:
+        PortError: there is none.
+    """
+    for port in range(max(start, 1), LAST_PORT + 1):
+        if port not in taken and check_port(host, port) is None:
+            return port
+    raise PortError(f"no port from {start} to {LAST_PORT} is free on {host}")
+
+
+def host_problem(host: str) -> str | None:
+    """Why no server can listen on ``host``, in one sentence, or None."""
+    number = _bind(host, 0, reuse=True)
+    if number == 0:
+        return None
+    if number == errno.EADDRNOTAVAIL:
+        return f"host {host}: is no address of this machine; leave --host out for 127.0.0.1"
+    return f"host {host}: cannot be used ({os.strerror(number) if number > 0 else 'no such name'})"
+
+
+def _bind(host: str, port: int, *, reuse: bool) -> int:
+    """0, or the error's number; -1 where the host's name leads to no address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
+            probe.bind(address)
+    except (socket.gaierror, UnicodeError, OverflowError):
+        return -1
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of ``/proc/net/tcp``."""
+
+    port: int
+    state: str
+    uid: int
+    inode: str
+
+
+def _sockets() -> Iterator[_Row]:
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (Path("/proc/net") / name).read_text(encoding="ascii", errors="replace").splitlines()[1:]:
+                words = line.split()
+                if len(words) > 9:
+                    yield _Row(int(words[1].rpartition(":")[2], 16), words[3], int(words[7]), words[9])
+
+
+def listening_ports(pid: int) -> tuple[int, ...]:
+    """Ports on which a process listens, the lowest first; empty where its files cannot be read (another user's)."""
+    inodes = set(_socket_inodes(pid))
+    if not inodes:
+        return ()
+    return tuple(sorted({row.port for row in _sockets() if row.state == _LISTEN and row.inode in inodes}))
+
+
+def _socket_inodes(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as files:
+        for file in files:
+            with contextlib.suppress(OSError):
+                target = os.readlink(file.path)  # noqa: PTH115 - a process has thousands of files
+                if target.startswith("socket:["):
+                    yield target[8:-1]
+
+
+def _holder(inode: str) -> int | None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is wanted
+            if name.isdecimal() and inode in _socket_inodes(int(name)):
+                return int(name)
+    return None
+
+
+def _command(pid: int) -> str | None:
+    try:
+        text = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+    return "".join(character for character in text if character.isprintable()) or None
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

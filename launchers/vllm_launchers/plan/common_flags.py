@@ -1,0 +1,263 @@
+"""The flags of ``vllm serve`` that people set most, so that an editor can explain, complete and check them.
+
+As of vLLM 0.33. Other flags exist and may be used: this table never decides what is allowed to run, only whether a
+value for a flag it knows makes sense. Defaults are vLLM's; "by model" and the like where vLLM works them out itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+
+from vllm_launchers.plan.errors import FlagError
+from vllm_launchers.plan.flags import normalise, parse_value
+from vllm_launchers.presets.model import FlagValue
+from vllm_launchers.presets.rules import refused_flag
+
+
+class FlagKind(StrEnum):
+    """What a flag's value is."""
+
+    BOOL = "on or off"
+    INT = "whole number"
+    LENGTH = "number of tokens"
+    FLOAT = "number"
+    SHARE = "share between 0 and 1"
+    TEXT = "text"
+    JSON = "JSON object"
+
+
+@dataclass(frozen=True, slots=True)
+class CommonFlag:
+    """One flag. ``choices`` is all that vLLM takes, unless ``open_choices`` says that there are more."""
+
+    name: str
+    kind: FlagKind
+    default: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+    open_choices: bool = False
+    minimum: float | None = None
+
+
+def _f(
+    name: str, kind: FlagKind, default: str, meaning: str, choices: str = "", *, low: float | None = None
+) -> CommonFlag:
+    """A row of the table; choices that end in ``…`` are not all there are."""
+    words = choices.split()
+    return CommonFlag(name, kind, default, meaning, tuple(w for w in words if w != "…"), "…" in words, low)
+
+
+_B, _I, _L, _N, _S, _T, _J = FlagKind
+
+COMMON_FLAGS: tuple[CommonFlag, ...] = (
+    # Memory and the KV cache
+    _f("gpu-memory-utilization", _S, "0.92", "Share of each GPU's memory that vLLM may take; the rest stays free"),
+    _f("max-model-len", _L, "the model's", "Longest prompt plus answer of one request, in tokens; 'auto': what fits"),
+    _f("kv-cache-dtype", _T, "auto", "Number format of the KV cache; fp8 holds about twice the tokens",
+       "auto bfloat16 float16 fp8 fp8_e4m3 fp8_e5m2 fp8_inc fp8_ds_mla nvfp4 …"),
+    _f("kv-cache-memory-bytes", _I, "by utilization", "Size of the KV cache per GPU in bytes, not a share", low=1),
+    _f("enable-prefix-caching", _B, "by model", "Keep the KV cache of prompt beginnings and use it again"),
+    _f("prefix-caching-hash-algo", _T, "sha256", "How prompt blocks are told apart in the prefix cache",
+       "sha256 sha256_cbor xxhash xxhash_cbor"),
+    _f("block-size", _I, "by backend", "Tokens per block of the KV cache", low=1),
+    _f("num-gpu-blocks-override", _I, "by memory", "Number of KV cache blocks, whatever memory there is; for tests",
+       low=1),
+    _f("cpu-offload-gb", _N, "0", "GiB of weights per GPU kept in main memory: bigger models, much slower", low=0),
+    _f("kv-offloading-size", _N, "off", "GiB of main memory that take over KV blocks evicted from the GPU", low=0),
+    _f("disable-sliding-window", _B, "off", "Treat sliding-window attention as full attention"),
+    # Scheduling
+    _f("max-num-seqs", _I, "256 or 1024", "Most requests that run at once; more need more KV cache", low=1),
+    _f("max-num-batched-tokens", _L, "2048 or 8192", "Most tokens in one step: higher serves prompts sooner, lower "
+       "keeps token gaps even", low=1),
+    _f("enable-chunked-prefill", _B, "by model", "Split long prompts over steps, so that running answers don't stall"),
+    _f("long-prefill-token-threshold", _I, "0", "Prompts longer than this count as long when they are split", low=0),
+    _f("scheduling-policy", _T, "fcfs", "Who is served next: first come, or by the request's priority",
+       "fcfs priority"),
+    _f("async-scheduling", _B, "by model", "Prepare the next step while the GPU computes this one"),
+    _f("stream-interval", _I, "1", "Send streamed answers every so many tokens", low=1),
+    _f("performance-mode", _T, "balanced", "Tune defaults towards latency or throughput",
+       "balanced interactivity throughput"),
+    # Model and weights
+    _f("dtype", _T, "auto", "Number format of weights and activations", "auto bfloat16 float16 float32 half float"),
+    _f("quantization", _T, "the checkpoint's", "How the weights are quantized; usually read from the checkpoint",
+       "awq awq_marlin gptq gptq_marlin fp8 compressed-tensors modelopt modelopt_fp4 mxfp4 mxfp8 torchao quark …"),
+    _f("load-format", _T, "auto", "How weights are read; 'dummy' fills in random ones",
+       "auto safetensors hf pt dummy mistral npcache fastsafetensors runai_streamer sharded_state tensorizer …"),
+    _f("safetensors-load-strategy", _T, "by file system", "Read weights lazily, eagerly or ahead (network disks)",
+       "lazy eager prefetch torchao"),
+    _f("tokenizer", _T, "the model's", "Another tokenizer: a model id or a folder"),
+    _f("tokenizer-mode", _T, "auto", "Which tokenizer implementation is used", "auto hf mistral deepseek_v32 …"),
+    _f("revision", _T, "main", "Branch, tag or commit of the model on the hub"),
+    _f("trust-remote-code", _B, "off", "Run Python code that comes with the model: only for sources you trust"),
+    _f("download-dir", _T, "the hub's cache", "Folder that models are downloaded to"),
+    _f("hf-overrides", _J, "{}", "Changes to the model's config.json"),
+    _f("config-format", _T, "auto", "Format of the model's config", "auto hf mistral …"),
+    _f("model-impl", _T, "auto", "vLLM's own model code or transformers'", "auto vllm transformers terratorch …"),
+    _f("runner", _T, "auto", "What the model is used for", "auto generate pooling draft"),
+    _f("convert", _T, "auto", "Turn a text model into one for embedding or classification",
+       "auto none embed classify"),
+    _f("seed", _I, "0", "Seed of the random numbers"),
+    # Several GPUs
+    _f("tensor-parallel-size", _I, "1", "Split each layer over so many GPUs; wants NVLink", low=1),
+    _f("pipeline-parallel-size", _I, "1", "Put the layers one after the other on so many groups of GPUs", low=1),
+    _f("data-parallel-size", _I, "1", "Run so many copies of the model behind one port", low=1),
+    _f("decode-context-parallel-size", _I, "1", "Split the KV cache of long contexts over so many GPUs", low=1),
+    _f("enable-expert-parallel", _B, "off", "Spread the experts of a mixture model over the GPUs, each one whole"),
+    _f("distributed-executor-backend", _T, "by size", "How worker processes are run", "mp ray uni external_launcher …"),
+    _f("disable-custom-all-reduce", _B, "off", "Use NCCL alone; mends hangs on GPUs without peer access"),
+    _f("api-server-count", _I, "1 or by copies", "HTTP processes in front of the engine", low=1),
+    # Execution
+    _f("enforce-eager", _B, "off", "No compilation, no CUDA graphs: starts sooner, answers slower"),
+    _f("optimization-level", _I, "2", "How much to compile: 0 starts fastest, 3 runs fastest", "0 1 2 3"),
+    _f("compilation-config", _J, "by level", "Details of compilation and CUDA graphs"),
+    _f("max-cudagraph-capture-size", _I, "by max-num-seqs", "Largest batch that gets a CUDA graph", low=1),
+    _f("attention-backend", _T, "by GPU", "Which attention kernels run",
+       "FLASH_ATTN FLASHINFER TRITON_ATTN FLEX_ATTENTION FLASHMLA CUTLASS_MLA TRITON_MLA ROCM_ATTN CPU_ATTN …"),
+    _f("speculative-config", _J, "off", "Guess tokens ahead: {\"method\": …, \"num_speculative_tokens\": …}"),
+    _f("enable-sleep-mode", _B, "off", "Let the engine give its GPU memory back on request"),
+    # API
+    _f("served-model-name", _T, "the model's", "Name that clients use for the model"),
+    _f("chat-template", _T, "the model's", "Jinja template of the chat format: a file or the text itself"),
+    _f("generation-config", _T, "auto", "Where default sampling settings come from: auto, vllm or a folder"),
+    _f("override-generation-config", _J, "{}", "Default sampling settings, such as {\"temperature\": 0.2}"),
+    _f("enable-auto-tool-choice", _B, "off", "Let the model call tools by itself; needs tool-call-parser"),
+    _f("tool-call-parser", _T, "none", "How tool calls are read from the model's text",
+       "hermes llama3_json mistral qwen3_coder qwen3_xml deepseek_v3 openai pythonic …"),
+    _f("reasoning-parser", _T, "none", "How thinking is told apart from the answer",
+       "deepseek_r1 qwen3 openai_gptoss mistral glm45 …"),
+    _f("structured-outputs-config", _J, "{}", "Backend and settings of JSON and grammar-bound answers"),
+    _f("max-logprobs", _I, "20", "Most log probabilities a request may ask for; -1 for no limit", low=-1),
+    _f("shutdown-timeout", _I, "0", "Seconds to finish running requests after a stop signal", low=0),
+    _f("root-path", _T, "none", "Path under which a proxy serves the API"),
+    _f("ssl-keyfile", _T, "none", "TLS: file with the private key"),
+    _f("ssl-certfile", _T, "none", "TLS: file with the certificate"),
+    # LoRA and images
+    _f("enable-lora", _B, "off", "Serve LoRA adapters beside the model"),
+    _f("max-loras", _I, "1", "Most adapters in one batch", low=1),
+    _f("max-lora-rank", _I, "16", "Largest rank of an adapter", "1 8 16 32 64 128 256 320 512"),
+    _f("lora-modules", _T, "none", "Adapters to load: NAME=PATH"),
+    _f("limit-mm-per-prompt", _J, "by model", "Most images, videos, … per prompt, such as {\"image\": 2}"),
+    _f("mm-processor-cache-gb", _N, "4", "GiB of main memory for prepared images", low=0),
+    # Log and metrics
+    _f("disable-log-stats", _B, "off", "No metrics at all: this console would see nothing"),
+    _f("enable-log-requests", _B, "off", "Write every request to the log, its prompt too at debug level"),
+    _f("disable-uvicorn-access-log", _B, "off", "No line in the log for each HTTP request"),
+    _f("disable-access-log-for-endpoints", _T, "none", "Paths that leave no line in the log, such as /health,/metrics"),
+    _f("uvicorn-log-level", _T, "info", "How much the HTTP server logs", "trace debug info warning error critical"),
+    _f("enable-server-load-tracking", _B, "off", "Make /load tell how many requests run"),
+    _f("kv-cache-metrics", _B, "off", "Also report how long KV blocks live and lie idle"),
+)  # fmt: skip
+
+_BY_NAME = {flag.name: flag for flag in COMMON_FLAGS}
+_TRUE, _FALSE = ("true", "on", "yes"), ("false", "off", "no")
+_LENGTH = re.compile(r"\d+(?:\.\d+)?[kKmMgG]?$")
+
+
+def common_flag(name: str) -> CommonFlag | None:
+    """What is known of a flag, or None."""
+    return _BY_NAME.get(name)
+
+
+def flag_name(text: str) -> str:
+    """A flag's name as the program holds it: ``--Max_Num_Seqs`` is ``max-num-seqs``, ``-tp`` ``tensor-parallel-size``.
+
+    Raises:
+        FlagError: it cannot be a flag's name, or is one that is chosen elsewhere.
+    """
+    name = normalise(text.strip().lower() if "." not in text else text)
+    if refusal := refused_flag(name):
+        raise FlagError(f"{name} cannot be set here: {refusal}")
+    return name
+
+
+def name_warning(name: str, others: Iterable[str] = ()) -> str:
+    """A sentence when a flag is not a common one, with the nearest that is; empty when all is well."""
+    if name.partition(".")[0] in _BY_NAME or name in others:
+        return ""
+    near = get_close_matches(name, _BY_NAME, 1, 0.75)
+    if near:
+        return f"{name} is not a flag known here; did you mean {near[0]}?"
+    return f"{name} is not a flag known here; vLLM will refuse it if it does not know it either"
+
+
+def parse_flag_value(name: str, text: str) -> FlagValue:
+    """What a person typed for a flag, as a value of the flag's own type; of an unknown flag the most likely one.
+
+    Raises:
+        FlagError: the value is of the wrong type, out of range or not a choice.
+    """
+    flag, text = _BY_NAME.get(name), text.strip()
+    if flag is None:
+        return _guess(name, text)
+    if not text:
+        raise FlagError(f"{name} needs a value: {flag.kind.value}")
+    if flag.choices and not flag.open_choices and text not in flag.choices:
+        near = get_close_matches(text, flag.choices, 1)
+        hint = f"did you mean '{near[0]}'?" if near else f"it takes {', '.join(flag.choices)}"
+        raise FlagError(f"{name} cannot be '{text}': {hint}")
+    value = _convert(flag, text)
+    if flag.minimum is not None and isinstance(value, int | float) and value < flag.minimum:
+        raise FlagError(f"{name} must be at least {flag.minimum:g}, not {text}")
+    return value
+
+
+def flag_text(value: FlagValue | None) -> str:
+    """A flag's value as people read and type it: ``on``, ``off``, or the value."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def _convert(flag: CommonFlag, text: str) -> FlagValue:
+    match flag.kind:
+        case FlagKind.BOOL:
+            if text.lower() in _TRUE + _FALSE:
+                return text.lower() in _TRUE
+        case FlagKind.INT:
+            if re.fullmatch(r"-?\d{1,18}", text):
+                return int(text)
+        case FlagKind.LENGTH:
+            if re.fullmatch(r"\d{1,18}", text):
+                return int(text)
+            if _LENGTH.match(text) or (flag.name == "max-model-len" and text in ("auto", "-1")):
+                return int(text) if text == "-1" else text
+        case FlagKind.FLOAT | FlagKind.SHARE:
+            return _number(flag, text)
+        case FlagKind.JSON:
+            return _json(flag, text)
+        case FlagKind.TEXT:
+            return text
+    example = {FlagKind.BOOL: "on or off", FlagKind.LENGTH: "a number of tokens such as 8192 or 8K"}
+    raise FlagError(f"{flag.name} must be {example.get(flag.kind, 'a ' + flag.kind.value)}, not '{text}'")
+
+
+def _number(flag: CommonFlag, text: str) -> float:
+    if not re.fullmatch(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE]-?\d{1,2})?", text):
+        raise FlagError(f"{flag.name} must be a {flag.kind.value}, not '{text}'")
+    value = float(text)
+    if flag.kind is FlagKind.SHARE and not 0 < value <= 1:
+        raise FlagError(f"{flag.name} must lie above 0 and up to 1, not {text}")
+    return value
+
+
+def _json(flag: CommonFlag, text: str) -> str:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FlagError(f"{flag.name} must be a JSON object: {error}") from None
+    if not isinstance(document, dict):
+        raise FlagError(f"{flag.name} must be a JSON object such as {{\"key\": 1}}, not '{text}'")
+    return text
+
+
+def _guess(name: str, text: str) -> FlagValue:
+    if text.lower() in ("", *_TRUE):
+        return True
+    return False if text.lower() in _FALSE else parse_value(text, name=name)

@@ -1,0 +1,174 @@
+"""Flags of ``vllm serve`` as people write them, as the program holds them, and as argv takes them. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from vllm_launchers.plan.errors import FlagError
+from vllm_launchers.plan.model import Flags, FlagValue
+from vllm_launchers.presets.rules import FLAG_NAME, refused_flag
+
+__all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_set", "parse_value", "token_count"]
+
+SHORT_NAMES: Mapping[str, str] = {
+    "q": "quantization",
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "dp": "data-parallel-size",
+    "ep": "enable-expert-parallel",
+    "dcp": "decode-context-parallel-size",
+    "asc": "api-server-count",
+    "cc": "compilation-config",
+    "sc": "speculative-config",
+    "device-memory-utilization": "gpu-memory-utilization",
+}
+"""vLLM's own aliases, so that a flag is never given twice under two names."""
+
+TRUE_ONLY: frozenset[str] = frozenset(
+    {
+        "headless",
+        "grpc",
+        "disable-log-stats",
+        "aggregate-engine-logging",
+        "data-parallel-multi-port-external-lb",
+        "use-v2-block-manager",
+        "disable-async-output-proc",
+        "expand-tools-even-if-tool-choice-none",
+        "enable-multimodal-encoder-data-parallel",
+    }
+)
+"""Flags without a ``--no-`` form: false means that they are left out (vLLM 0.8.5 to 0.33)."""
+
+TEXT_FLAGS: frozenset[str] = frozenset(
+    {
+        "served-model-name",
+        "tokenizer",
+        "revision",
+        "tokenizer-revision",
+        "code-revision",
+        "chat-template",
+        "config",
+        "download-dir",
+        "device-ids",
+    }
+)
+"""Flags whose value stays text though it may look like a number: a model may be called ``1.10``."""
+
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_FLOAT = re.compile(r"-?[0-9]{1,30}\.[0-9]{1,30}(?:[eE][+-]?[0-9]{1,3})?|-?[0-9]{1,30}[eE][+-]?[0-9]{1,3}")
+_LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKmMgG]?)")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def normalise(name: str) -> str:
+    """A flag's name as the program holds it: no leading dashes, ``-`` for ``_``, no ``no-``, no alias.
+
+    ``--enable_prefix_caching``, ``no-enable-prefix-caching`` → ``enable-prefix-caching``; ``-tp`` →
+    ``tensor-parallel-size``. What follows a dot is a key of a JSON flag and stays as it is.
+
+    Raises:
+        FlagError: it is no flag's name.
+    """
+    return _split(name)[0]
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """The names under which a flag to leave out may be held: ``no-x`` is ``x``, unless it was set to a value.
+
+    Raises:
+        FlagError: it is no flag's name.
+    """
+    plain, negated = _split(name)
+    return (plain, f"no-{plain}") if negated else (plain,)
+
+
+def _split(name: str) -> tuple[str, bool]:
+    """Normalised name, and whether it was written in its ``no-`` form."""
+    head, dot, tail = name.strip().partition(".")
+    head = head.lstrip("-").replace("_", "-")
+    negated = head.startswith("no-")
+    plain = head.removeprefix("no-") if negated else head
+    plain = SHORT_NAMES.get(plain, plain) + dot + tail
+    if not FLAG_NAME.fullmatch(plain) or plain.startswith("no-"):
+        raise FlagError(f"{_quoted(name)} is no name of a flag; write it as in 'max-num-seqs'")
+    return plain, negated
+
+
+def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
+    """Name and value of a flag to set; ``no-x`` = true is ``x`` = false.
+
+    Raises:
+        FlagError: no flag's name, a flag that is chosen elsewhere, a secret, or a number that is none.
+    """
+    plain, negated = _split(name)
+    if refusal := refused_flag(plain):
+        raise FlagError(f"--{plain} cannot be set here: {refusal}")
+    if negated and isinstance(value, bool):
+        value = not value
+    elif negated:
+        plain = f"no-{plain}"  # a flag that is really called so, or a mistake for vLLM to name
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FlagError(f"--{plain}: {value} is no number that vLLM can use")
+    if isinstance(value, str) and "\0" in value:
+        raise FlagError(f"--{plain}: a value cannot hold a zero byte")
+    return plain, value
+
+
+def parse_set(word: str) -> tuple[str, FlagValue]:
+    """Read ``flag=value`` as given to ``--set``.
+
+    Raises:
+        FlagError: it is not of that form, or the flag cannot be set this way.
+    """
+    name, equals, text = word.partition("=")
+    if not equals or not text.strip():
+        plain = name.strip().lstrip("-")
+        example = f"{plain}={'…' if equals else 'true'}" if FLAG_NAME.fullmatch(plain) else "max-num-seqs=128"
+        hint = " (to leave a flag of the preset out: --unset FLAG)" if equals else ""
+        raise FlagError(f"--set {_quoted(word)}: expected FLAG=VALUE, such as {example}{hint}")
+    return normalise_setting(name, parse_value(text.strip(), name=normalise(name)))
+
+
+def parse_value(text: str, *, name: str = "") -> FlagValue:
+    """A typed value: ``true`` and ``false``, whole numbers and decimals; all else, such as ``4k`` or JSON, is text."""
+    if name in TEXT_FLAGS:
+        return text
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if _INTEGER.fullmatch(text) and text != "-0":
+        return int(text)
+    if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    return text
+
+
+def token_count(value: object) -> int | None:
+    """A length in tokens as vLLM reads it (``4k`` 4,000, ``4K`` 4,096), or None for ``auto`` and what is no length."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value if value > 0 else None
+    match = _LENGTH.fullmatch(value) if isinstance(value, str) else None
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None
+
+
+def flag_words(flags: Flags) -> tuple[str, ...]:
+    """Flags as words of argv, in their order."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            if name not in TRUE_ONLY:
+                words.append(f"--no-{name}")
+        elif isinstance(value, str) and value.startswith("-"):
+            words.append(f"--{name}={value}")  # else argparse takes the value for a flag
+        else:
+            words += [f"--{name}", str(value)]
+    return tuple(words)
+
+
+def _quoted(text: str) -> str:
+    return "'" + "".join(c if c.isprintable() else "?" for c in text[:80]) + "'"

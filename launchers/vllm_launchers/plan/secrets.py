@@ -1,0 +1,46 @@
+"""Which part of a server's environment is secret, and command lines that can be shown to anyone. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.secrets import (
+    SERVER_SECRETS,
+    is_secret_name,
+    redact,
+    redact_argv,
+    redact_environment,
+)
+
+__all__ = [
+    "command_line",
+    "inherited_secrets",
+    "is_secret_name",
+    "redact",
+    "redact_argv",
+    "redact_environment",
+    "split_secrets",
+]
+
+
+def split_secrets(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What may be written down and shown, and what may not."""
+    plain = {name: value for name, value in environment.items() if not is_secret_name(name)}
+    return plain, {name: value for name, value in environment.items() if name not in plain}
+
+
+def inherited_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The secrets of the surrounding environment that a server may need; empty ones count as not set."""
+    return {name: environ[name] for name in sorted(SERVER_SECRETS) if environ.get(name)}
+
+
+def command_line(plan: Plan, *, environment: bool = True) -> str:
+    """The plan as a shell command to show and to copy: it runs as it stands, and no secret is in it.
+
+    A secret variable is written ``NAME="$NAME"``: whoever has it exported gets it.
+    """
+    words = [f"{name}={shlex.quote(value)}" for name, value in redact_environment(plan.environment).items()]
+    words += [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
+    return " ".join([*(words if environment else ()), shlex.join(redact_argv(plan.argv))])

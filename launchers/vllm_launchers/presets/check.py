@@ -1,0 +1,270 @@
+"""Checks a preset's document key by key, so that each mistake ends in a sentence. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from vllm_launchers.presets.model import EnvironmentSetting, FlagSetting, Objectives, Preset, Workload
+from vllm_launchers.presets.rules import ENVIRONMENT_NAME, FLAG_NAME, FLAG_RULES, refused_flag
+from vllm_launchers.secrets import is_secret_name
+
+TEXTS = ("title", "summary", "model")
+TABLES = ("flags", "environment", "workload", "objectives")
+KEYS = ("extends", "drop", *TEXTS, *TABLES)
+REQUIRED = (*TEXTS, "flags", "workload", "objectives")
+MAX_TEXT = 2000
+_MAX_INT = 2**63 - 1
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+class Problem(Exception):  # noqa: N818 - it becomes a PresetError once the file is known
+    """What is wrong in a document: dotted key and what was expected."""
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """Text from a file, safe and short enough to stand in a sentence."""
+    safe = (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+    )
+    return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def near(word: str, known: Iterable[str], otherwise: str) -> str:
+    """``; did you mean 'x'?``, or the known names after the words ``otherwise``."""
+    import difflib  # only wanted when something is wrong
+
+    names = list(known)
+    close = difflib.get_close_matches(word[:100].lower(), names, 1)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; {otherwise}{', '.join(names)}" if names else ""
+
+
+def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
+    """Check the document of one file; with ``complete`` it must hold everything itself.
+
+    Raises:
+        Problem: the first mistake.
+    """
+    for key in document:
+        if key not in KEYS:
+            raise Problem(f"unknown key '{shown(key)}'{near(key, KEYS, 'known are: ')}")
+    for key in ("extends", *TEXTS):
+        if key in document:
+            _check_text(key, document[key])
+    for key in TABLES:
+        if key in document and not isinstance(document[key], dict):
+            raise Problem(f"{key}: expected a table, not {_kind(document[key])}")
+    _check_flags(document.get("flags", {}))
+    _check_environment(document.get("environment", {}))
+    _check_struct("workload", document.get("workload", {}), Workload, complete=complete and "workload" in document)
+    _check_struct(
+        "objectives", document.get("objectives", {}), Objectives, complete=complete and "objectives" in document
+    )
+    _check_drop(document)
+    if complete:
+        missing = [key for key in REQUIRED if key not in document]
+        if missing:
+            wanted = ", ".join(REQUIRED)
+            raise Problem(f"'{missing[0]}' is missing; a preset needs {wanted}, or 'extends = \"…\"' to take them over")
+
+
+def merge(base: Mapping[str, Any], document: Mapping[str, Any], base_name: str) -> dict[str, Any]:
+    """``document`` laid over what it extends: texts replace, tables are merged key by key, ``drop`` takes out.
+
+    Raises:
+        Problem: ``drop`` names something that is not inherited.
+    """
+    merged: dict[str, Any] = dict(base)
+    for table in TABLES:
+        merged[table] = {**base.get(table, {}), **document.get(table, {})}
+    for key in TEXTS:
+        if key in document:
+            merged[key] = document[key]
+    for name in document.get("drop", []):
+        holders = [table for table in ("flags", "environment") if name in base.get(table, {})]
+        if not holders:
+            inherited = [*base.get("flags", {}), *base.get("environment", {})]
+            raise Problem(f"drop: '{shown(name)}' is not set by '{base_name}'{near(name, inherited, 'it sets: ')}")
+        for table in holders:
+            if name in document.get(table, {}):
+                raise Problem(f"drop: '{shown(name)}' is both dropped and set here; leave one of them out")
+            del merged[table][name]
+    return merged
+
+
+def to_preset(document: Mapping[str, Any], *, name: str, source: str, shipped: bool) -> Preset:
+    """The preset of a checked and merged document.
+
+    Raises:
+        Problem: something is missing even with what it inherits.
+    """
+    missing = [key for key in REQUIRED if key not in document]
+    if missing:
+        raise Problem(f"'{missing[0]}' is missing")
+    _check_struct("workload", document["workload"], Workload, complete=True)
+    _check_struct("objectives", document["objectives"], Objectives, complete=True)
+    said = f"set in {name}.toml"
+    return Preset(
+        name=name,
+        title=document["title"],
+        summary=document["summary"],
+        model=document["model"],
+        flags={
+            flag: FlagSetting(**setting) if isinstance(setting, dict) else FlagSetting(setting, said)
+            for flag, setting in document["flags"].items()
+        },
+        workload=msgspec.convert(document["workload"], Workload),
+        objectives=msgspec.convert(document["objectives"], Objectives),
+        environment={
+            key: EnvironmentSetting(**setting) if isinstance(setting, dict) else EnvironmentSetting(setting, said)
+            for key, setting in document.get("environment", {}).items()
+        },
+        source=source,
+        shipped=shipped,
+    )
+
+
+def _check_flags(flags: Mapping[str, Any]) -> None:
+    for name, setting in flags.items():
+        where = f"flags.{shown(name)}"
+        if not FLAG_NAME.fullmatch(name):
+            head, dot, tail = name.partition(".")
+            better = head.strip("-").replace("_", "-").lower() + dot + tail
+            raise Problem(
+                f"{where}: a flag is written without leading dashes, in small letters joined by '-'"
+                + (f": '{shown(better)}'" if FLAG_NAME.fullmatch(better) else "")
+            )
+        if refusal := refused_flag(name):
+            raise Problem(f"{where}: {refusal}")
+        if name.startswith("no-"):
+            raise Problem(f"{where}: write '{shown(name[3:])}' with value = false")
+        value = _setting(where, setting, "flags")
+        _check_flag_value(f"{where}.value" if isinstance(setting, dict) else where, name, value)
+
+
+def _check_flag_value(where: str, name: str, value: object) -> None:
+    if not isinstance(value, bool | int | float | str):
+        raise Problem(f"{where}: expected true, false, a number or text, not {_kind(value)}")
+    if isinstance(value, str):
+        _check_text(where, value)
+    elif (isinstance(value, float) and not math.isfinite(value)) or abs(value) > _MAX_INT:
+        raise Problem(f"{where}: expected a finite number of a sensible size, not {shown(str(value))}")
+    rule = FLAG_RULES.get(name)
+    if rule is not None and not rule.allows(value):
+        given = f"'{shown(value)}'" if isinstance(value, str) else shown(str(value).lower())
+        raise Problem(f"{where}: expected {rule.expected}, not {given}")
+
+
+def _check_environment(environment: Mapping[str, Any]) -> None:
+    for name, setting in environment.items():
+        where = f"environment.{shown(name)}"
+        if not ENVIRONMENT_NAME.fullmatch(name):
+            raise Problem(f"{where}: is no name of an environment variable (letters, digits and '_')")
+        if is_secret_name(name):
+            raise Problem(
+                f"{where}: a secret does not belong in a file; export {name} before you launch, or give --env"
+            )
+        value = _setting(where, setting, "environment")
+        place = f"{where}.value" if isinstance(setting, dict) else where
+        if not isinstance(value, str):
+            raise Problem(f"{place}: expected text in quotes, not {_kind(value)}")
+        _check_text(place, value, empty=True)
+
+
+def _setting(where: str, setting: object, table: str) -> object:
+    """The value of ``name = value`` or ``name = { value = …, why = … }``."""
+    if not isinstance(setting, dict):
+        return setting
+    for key in setting:
+        if key not in ("value", "why"):
+            if "value" not in setting and isinstance(setting[key], dict) and table == "flags":
+                raise Problem(f'{where}: for a flag with a dot put it in quotes: [flags."{where[6:]}.{shown(key)}"]')
+            raise Problem(f"{where}: unknown key '{shown(key)}'{near(key, ('value', 'why'), 'known are: ')}")
+    for key in ("value", "why"):
+        if key not in setting:
+            what = "the reason for it, for people" if key == "why" else "what it is set to"
+            raise Problem(f"{where}: '{key}' is missing ({what})")
+    _check_text(f"{where}.why", setting["why"])
+    return setting["value"]
+
+
+def _check_drop(document: Mapping[str, Any]) -> None:
+    drop = document.get("drop", [])
+    if not isinstance(drop, list) or not all(isinstance(name, str) for name in drop):
+        raise Problem('drop: expected a list of names, such as ["kv-cache-dtype"]')
+    if drop and "extends" not in document:
+        raise Problem("drop: only takes out what is inherited, but this preset has no 'extends'")
+
+
+def _check_text(where: str, value: object, *, empty: bool = False) -> None:
+    if not isinstance(value, str):
+        raise Problem(f"{where}: expected text in quotes, not {_kind(value)}")
+    if not empty and not value.strip():
+        raise Problem(f"{where}: is empty")
+    if len(value) > MAX_TEXT:
+        raise Problem(f"{where}: longer than {MAX_TEXT:,} characters")
+    if not value.isprintable():
+        raise Problem(f"{where}: holds a line break or a control character: '{shown(value)}'")
+
+
+def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *, complete: bool) -> None:
+    """Check each key by the ranges of the struct's own fields."""
+    fields = _fields(shape)
+    for key, value in table.items():
+        if key not in fields:
+            raise Problem(f"{where}: unknown key '{shown(key)}'{near(key, fields, 'known are: ')}")
+        try:
+            msgspec.convert(value, fields[key])
+        except msgspec.ValidationError as error:
+            raise Problem(f"{where}.{key}: {_sentence(str(error), value)}") from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Problem(f"{where}.{key}: expected a number, not {value}")
+    _check_missing(where, table, fields, complete=complete)
+
+
+@cache
+def _fields(shape: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Names and annotated types; msgspec works them out anew each time."""
+    return {field.name: field.type for field in msgspec.structs.fields(shape)}
+
+
+def _check_missing(where: str, table: Mapping[str, Any], fields: Collection[str], *, complete: bool) -> None:
+    missing = [name for name in fields if name not in table]
+    if complete and missing:
+        raise Problem(f"{where}: '{missing[0]}' is missing; it needs {', '.join(fields)}")
+
+
+_TYPE_NAMES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+
+
+def _sentence(message: str, value: object) -> str:
+    """msgspec's message for people: ``Expected `int` >= 1`` becomes ``expected a whole number >= 1, not 0``."""
+    wanted = re.sub(r"`(\w+)`", lambda match: _TYPE_NAMES.get(match[1], match[1]), message.partition(", got")[0])
+    given = shown(str(value)) if isinstance(value, int | float) and not isinstance(value, bool) else _kind(value)
+    return f"{wanted[:1].lower()}{wanted[1:]}, not {given}"
+
+
+def _kind(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return f"the number {shown(str(value))}"
+        case str():
+            return f"the text '{shown(value)}'"
+        case dict():
+            return "a table"
+        case list():
+            return "a list"
+        case _:
+            return "a date or time"

@@ -1,0 +1,174 @@
+"""Reads presets: the shipped ones and a person's own, which may extend others. One wrong file breaks no other."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_launchers.presets.check import Problem, check_document, merge, near, shown, to_preset
+from vllm_launchers.presets.model import Preset
+
+MAX_BYTES = 64 * 1024
+"""A larger file is no preset; shipped ones have 2 KB."""
+
+MAX_DOTS = 200
+"""In one line: tomllib's time grows with the square of a dotted key's length (60 KB of ``a.a.a…`` take 12 s)."""
+
+MAX_FILES = 500
+MAX_DEPTH = 8
+"""How many presets may extend one another in a row."""
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+
+
+class PresetError(Exception):
+    """A preset that cannot be used; the text is one sentence that names file, key and what was expected."""
+
+    def __init__(self, path: Path | None, message: str) -> None:
+        super().__init__(f"{shown(str(path), 500)}: {message}" if path else message)
+        self.path = path
+        self.message = str(self)
+
+
+def shipped_folder() -> Path:
+    """Where the shipped presets lie: inside an installed package, or beside the sources in a checkout."""
+    packaged = Path(__file__).parents[1] / "shipped_presets"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "presets"
+
+
+def read_presets(own: Path | None = None) -> tuple[dict[str, Preset], list[PresetError]]:
+    """All usable presets by name, shipped ones first, and what is wrong with the others.
+
+    ``own`` is the person's folder; it need not exist. A preset there replaces the shipped one of its name, also
+    when it is wrong: nobody gets other flags than they wrote without being told.
+    """
+    problems: list[PresetError] = []
+    shelf = _Shelf(_read_folder(shipped_folder(), problems), _read_folder(own, problems) if own else {}, problems)
+    presets: dict[str, Preset] = {}
+    for name in shelf.names():
+        try:
+            presets[name] = shelf.preset(name)
+        except PresetError as error:
+            problems.append(error)
+    return presets, problems
+
+
+def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[PresetError] = ()) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        PresetError: there is none, or its file is wrong; the text says which names come near.
+    """
+    if name in presets:
+        return presets[name]
+    for problem in problems:
+        if problem.path is not None and problem.path.stem == name:
+            raise problem
+    raise PresetError(None, f"no preset is called '{shown(name)}'{near(name, presets, 'there are: ')}")
+
+
+class _Shelf:
+    """All documents that could be read, and the way from a document to a preset."""
+
+    def __init__(
+        self,
+        shipped: Mapping[str, tuple[Path, dict[str, Any]]],
+        own: Mapping[str, tuple[Path, dict[str, Any]]],
+        problems: Collection[PresetError],
+    ) -> None:
+        self._shipped = shipped
+        self._own = own
+        self._broken = {error.path.stem for error in problems if error.path is not None}
+
+    def names(self) -> list[str]:
+        """Shipped names first, each group sorted; without those whose own file could not be read at all."""
+        names = [*self._shipped, *(name for name in self._own if name not in self._shipped)]
+        return [name for name in names if name in self._own or name not in self._broken]
+
+    def preset(self, name: str) -> Preset:
+        """The finished preset.
+
+        Raises:
+            PresetError: its document, or one that it extends, is wrong.
+        """
+        own = name in self._own
+        path = (self._own if own else self._shipped)[name][0]
+        try:
+            merged = self._merged(name, own, ())
+            return to_preset(merged, name=name, source=str(path), shipped=not own)
+        except Problem as problem:
+            raise PresetError(path, str(problem)) from None
+
+    def _merged(self, name: str, own: bool, via: tuple[str, ...]) -> dict[str, Any]:
+        _, document = (self._own if own else self._shipped)[name]
+        check_document(document, complete="extends" not in document)
+        if "extends" not in document:
+            return document
+        base = document["extends"]
+        base_own = base in self._own and base != name  # one's own 'chatbot' extends the shipped one
+        if base in via or (base == name and base not in self._shipped):
+            raise Problem(f"extends: goes round in a circle: {' → '.join((*via, name, base))}")
+        if len(via) >= MAX_DEPTH:
+            raise Problem(f"extends: more than {MAX_DEPTH} presets in a row")
+        if not base_own and (base in self._broken and base != name):
+            raise Problem(f"extends: '{shown(base)}' cannot be used itself")
+        if not base_own and base not in self._shipped:
+            known = sorted({*self._shipped, *self._own} - {name})
+            raise Problem(f"extends: no preset is called '{shown(base)}'{near(base, known, 'there are: ')}")
+        try:
+            inherited = self._merged(base, base_own, (*via, name))
+        except Problem as problem:
+            if via or str(problem).startswith("extends: "):
+                raise
+            raise Problem(f"extends: '{shown(base)}' cannot be used itself: {problem}") from None
+        return merge(inherited, document, base)
+
+
+def _read_folder(folder: Path, problems: list[PresetError]) -> dict[str, tuple[Path, dict[str, Any]]]:
+    try:
+        # Names that begin with a dot are editors' locks and backups.
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".toml" and path.name[0] != ".")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        problems.append(PresetError(folder, f"cannot be read: {os.strerror(error.errno or 0)}"))
+        return {}
+    if len(paths) > MAX_FILES:
+        problems.append(PresetError(folder, f"holds {len(paths)} presets; the first {MAX_FILES} are read"))
+    documents: dict[str, tuple[Path, dict[str, Any]]] = {}
+    for path in paths[:MAX_FILES]:
+        try:
+            documents[path.stem] = (path, _read_file(path))
+        except PresetError as error:
+            problems.append(error)
+    return documents
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    if not _NAME.fullmatch(path.stem):
+        raise PresetError(path, "a preset's file name is its name: letters, digits, '-', '_' and '.', 64 at most")
+    try:
+        if not path.is_file():  # also keeps from waiting on a pipe
+            raise PresetError(path, "is not a file")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise PresetError(path, f"is larger than {MAX_BYTES // 1024} KiB; that is no preset")
+        text = data.decode("utf-8")
+        if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+            raise PresetError(path, f"holds a line with more than {MAX_DOTS} dots; that is no preset")
+        return tomllib.loads(text)
+    except OSError as error:
+        raise PresetError(path, f"cannot be read: {os.strerror(error.errno or 0)}") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise PresetError(path, f"is not UTF-8 text (line {line})") from None
+    except RecursionError:
+        raise PresetError(path, "is nested too deeply; a preset has three levels") from None
+    except ValueError as error:  # also TOMLDecodeError, and a number of thousands of digits
+        end = f"(at its end, line {len(data.splitlines()) or 1})"
+        raise PresetError(path, f"is not TOML: {shown(str(error), 200).replace('(at end of document)', end)}") from None

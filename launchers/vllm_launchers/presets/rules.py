@@ -1,0 +1,123 @@
+"""What a flag in a preset may be called and hold. One table for the loader and for the JSON Schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_launchers.presets.model import MAX_TOKENS
+from vllm_launchers.secrets import SECRET_FLAGS
+
+FLAG_NAME_PATTERN = r"^[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_.-]+)?$"
+"""vLLM's flags are words joined by ``-``; a dotted tail (``compilation-config.mode``) sets one key of a JSON flag."""
+
+ENVIRONMENT_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+LENGTH_PATTERN = r"^(auto|-1|[0-9]+(\.[0-9]+)?[kKmMgG]?)$"
+"""``max-model-len`` as vLLM reads it: ``4k`` is 4,000 and ``4K`` 4,096."""
+
+FLAG_NAME = re.compile(FLAG_NAME_PATTERN)
+ENVIRONMENT_NAME = re.compile(ENVIRONMENT_NAME_PATTERN)
+LENGTH = re.compile(LENGTH_PATTERN)
+
+MANAGED_FLAGS: Mapping[str, str] = {
+    "model": "the model stands in its own place: 'model' in a preset, --model on the command line",
+    "host": "the address is chosen at launch, with --host, and is 127.0.0.1 by default",
+    "port": "the port is chosen at launch, with --port, and is the first free one from 8000 by default",
+    "uds": "servers are watched over TCP, so they cannot listen on a Unix socket",
+}
+"""Flags that the program sets itself, and where they are chosen instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlagRule:
+    """What a known flag holds. Bounds are inclusive unless ``above`` says otherwise."""
+
+    kind: type[bool] | type[int] | type[float] | type[str]
+    description: str
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    also: re.Pattern[str] | None = None
+    """Texts that are right as well."""
+
+    @property
+    def expected(self) -> str:
+        """What is expected, in words."""
+        if self.kind is bool:
+            return "true or false"
+        if self.kind is str:
+            return "text"
+        noun = "a whole number" if self.kind is int else "a number"
+        if self.above is not None:
+            noun += f" above {self.above:g}"
+        if self.minimum is not None:
+            noun += f" of {self.minimum:g} or more"
+        if self.maximum is not None:
+            noun += f", {self.maximum:g} at most" if self.maximum < 1_000_000 else ""
+        return noun + (", or a length such as 16k, 16K or auto" if self.also is LENGTH else "")
+
+    def allows(self, value: object) -> bool:
+        """Whether vLLM can take the value."""
+        if isinstance(value, str):
+            return self.kind is str or (self.also is not None and self.also.fullmatch(value) is not None)
+        if self.kind is bool or isinstance(value, bool):
+            return self.kind is bool and isinstance(value, bool)
+        if not isinstance(value, int if self.kind is int else (int, float)):
+            return False
+        return (
+            (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+        )
+
+    def schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema of the flag's value."""
+        name = {bool: "boolean", int: "integer", float: "number", str: "string"}[self.kind]
+        rule: dict[str, Any] = {"type": name}
+        bounds = (("minimum", self.minimum), ("exclusiveMinimum", self.above), ("maximum", self.maximum))
+        rule |= {key: int(bound) if bound == int(bound) else bound for key, bound in bounds if bound is not None}
+        return {"anyOf": [rule, {"type": "string", "pattern": self.also.pattern}]} if self.also else rule
+
+
+def _count(description: str) -> FlagRule:
+    return FlagRule(int, description, minimum=1, maximum=MAX_TOKENS)
+
+
+FLAG_RULES: Mapping[str, FlagRule] = {
+    "gpu-memory-utilization": FlagRule(
+        float, "share of the GPU's memory that vLLM takes in all, above 0 and 1 at most", above=0, maximum=1
+    ),
+    "max-model-len": FlagRule(
+        int, "longest prompt and answer together, in tokens", minimum=1, maximum=MAX_TOKENS, also=LENGTH
+    ),
+    "max-num-seqs": _count("requests that run at the same time, at most"),
+    "max-num-batched-tokens": FlagRule(
+        int, "tokens computed in one step, at most", minimum=1, maximum=MAX_TOKENS, also=LENGTH
+    ),
+    "enable-prefix-caching": FlagRule(bool, "share the cache of prompts that begin alike"),
+    "enable-chunked-prefill": FlagRule(bool, "compute long prompts in pieces, between other requests' tokens"),
+    "enforce-eager": FlagRule(bool, "no CUDA graphs and no compilation: quicker start, slower tokens"),
+    "kv-cache-dtype": FlagRule(str, "number format of the KV cache: auto, fp8, …"),
+    "quantization": FlagRule(str, "only where the checkpoint does not say it itself"),
+    "dtype": FlagRule(str, "number format of weights and activations: auto, bfloat16, …"),
+    "tensor-parallel-size": _count("GPUs that share each layer; a divisor of the attention heads"),
+    "pipeline-parallel-size": _count("groups of GPUs that hold the layers one after another"),
+    "data-parallel-size": _count("copies of the model behind one address"),
+    "block-size": _count("tokens per block of the KV cache"),
+    "num-gpu-blocks-override": _count("blocks of the KV cache, instead of what fits"),
+    "seed": FlagRule(int, "seed of the random numbers"),
+    "swap-space": FlagRule(float, "GiB of memory for swapped requests (vLLM before 0.18)", minimum=0),
+}
+"""Flags whose values are checked before a launch. All others are passed on as they are."""
+
+
+def refused_flag(name: str) -> str | None:
+    """Why a flag of that name cannot stand in a preset or among changes, or None. ``name`` is normalised."""
+    if name in SECRET_FLAGS:
+        return (
+            f"every user of this machine can read it on the command line; "
+            f"export {SECRET_FLAGS[name]} instead, and it is handed to the server unseen"
+        )
+    return MANAGED_FLAGS.get(name)

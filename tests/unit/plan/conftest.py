@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from vllm_launchers.plan.build import make_plan
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.presets.load import read_presets
+from vllm_launchers.presets.model import Preset
+
+
+@pytest.fixture(scope="session")
+def presets() -> dict[str, Preset]:
+    return read_presets(None)[0]
+
+
+@pytest.fixture
+def engine() -> Callable[..., Engine]:
+    def engine(version: str | None = "0.33.0", build: str | None = "cuda") -> Engine:
+        kind = EngineKind.SIMULATED if build == "simulated" else EngineKind.VLLM
+        return Engine(kind, ("/opt/venv/bin/vllm",), version, build, "/opt/venv/bin/vllm")
+
+    return engine
+
+
+@pytest.fixture
+def plan(presets: dict[str, Preset], engine: Callable[..., Engine]) -> Callable[..., Plan]:
+    """A plan of a shipped preset: ``plan("chatbot", set={…}, unset=(…), build="cpu", …)``."""
+
+    def plan(name: str = "chatbot", *, set: Any = None, unset: tuple[str, ...] = (), **other: Any) -> Plan:
+        chosen = engine(other.pop("version", "0.33.0"), other.pop("build", "cuda"))
+        other = {"host": "127.0.0.1", "port": 8000} | other
+        return make_plan(presets[name], chosen, Changes(set or {}, unset), **other)
+
+    return plan

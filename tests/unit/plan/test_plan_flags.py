@@ -1,0 +1,141 @@
+"""Flags as people write them, and as argv takes them."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_launchers.plan.flags import FlagError, flag_words, normalise, normalise_setting, parse_set, token_count
+from vllm_launchers.plan.model import FlagValue
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "value"),
+    [
+        ("max-num-seqs=128", "max-num-seqs", 128),
+        ("--max_num_seqs=128", "max-num-seqs", 128),
+        ("gpu-memory-utilization=0.90", "gpu-memory-utilization", 0.9),
+        ("x=1e-3", "x", 0.001),
+        ("max-model-len=4k", "max-model-len", "4k"),
+        ("max-model-len=-1", "max-model-len", -1),
+        ("enforce-eager=true", "enforce-eager", True),
+        ("enable-prefix-caching=False", "enable-prefix-caching", False),
+        ("no-enable-prefix-caching=true", "enable-prefix-caching", False),
+        ("no-enable-prefix-caching=false", "enable-prefix-caching", True),
+        ("no-such-flag=3", "no-such-flag", 3),
+        ("tp=2", "tensor-parallel-size", 2),
+        ("served-model-name=1.10", "served-model-name", "1.10"),
+        ("seed=007", "seed", "007"),
+        ("hf-overrides.rope_theta=1000", "hf-overrides.rope_theta", 1000),
+        ('speculative-config={"method": "ngram"}', "speculative-config", '{"method": "ngram"}'),
+        ("x=a=b", "x", "a=b"),
+        ("x=nan", "x", "nan"),
+        ("x=" + "9" * 400, "x", "9" * 400),
+    ],
+)
+def test_parse_set(word: str, name: str, value: FlagValue) -> None:
+    parsed = parse_set(word)
+    assert parsed == (name, value)
+    assert type(parsed[1]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("enforce-eager", "such as enforce-eager=true"),
+        ("max-num-seqs=", "--unset"),
+        ("=3", "is no name of a flag"),
+        ("a b=3", "is no name of a flag"),
+        ("MAX=3", "is no name of a flag"),
+        ("no-no-x=true", "is no name of a flag"),
+        ("api-key=hunter2", "export VLLM_API_KEY"),
+        ("--hf_token=hunter2", "export HF_TOKEN"),
+        ("host=0.0.0.0", "--host"),
+        ("port=1", "--port"),
+        ("model=x", "--model"),
+        ("x=\x00", "zero byte"),
+    ],
+)
+def test_what_cannot_be_set(word: str, part: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        parse_set(word)
+    assert part in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_flag_words() -> None:
+    flags: dict[str, FlagValue] = {
+        "enforce-eager": True,
+        "enable-prefix-caching": False,
+        "disable-log-stats": False,
+        "headless": True,
+        "max-num-seqs": 4,
+        "gpu-memory-utilization": 0.9,
+        "chat-template": "-odd",
+    }
+    assert flag_words(flags) == (
+        "--enforce-eager",
+        "--no-enable-prefix-caching",
+        "--headless",
+        "--max-num-seqs",
+        "4",
+        "--gpu-memory-utilization",
+        "0.9",
+        "--chat-template=-odd",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "tokens"),
+    [(4096, 4096), ("4k", 4000), ("4K", 4096), ("1.5k", 1500), ("auto", None), (-1, None), (True, None), (None, None)],
+)
+def test_token_count(value: object, tokens: int | None) -> None:
+    assert token_count(value) == tokens
+
+
+NAMES = st.from_regex(r"[a-mo-z][a-z0-9]{1,8}(-[a-z][a-z0-9]{0,6}){0,3}", fullmatch=True).filter(
+    lambda name: name not in {"model", "host", "port", "uds", "api-key", "hf-token"} and len(name) > 3
+)
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(min_value=-(10**17), max_value=10**17),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1, max_size=12),
+)
+
+
+@given(NAMES)
+def test_every_way_to_write_a_name_is_one_name(name: str) -> None:
+    written = {name, f"--{name}", name.replace("-", "_"), f"--no-{name}", f"no_{name}", f"  {name} "}
+    assert {normalise(word) for word in written} == {name}
+
+
+@given(NAMES, VALUES)
+def test_a_value_comes_back_as_it_was(name: str, value: FlagValue) -> None:
+    read = parse_set(f"{name}={value}")
+    assert read[0] == name
+    assert str(read[1]).lower() == str(value).lower() or float(read[1]) == float(value)
+    assert normalise_setting(*read) == read
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_setting_or_a_sentence(text: str) -> None:
+    try:
+        name, _ = parse_set(text)
+    except FlagError as error:
+        said = str(error)
+    else:
+        said = ""
+        assert normalise(name) == name
+    assert said.isprintable()
+
+
+@given(NAMES, st.text(min_size=1, max_size=12).filter(lambda text: "\0" not in text))
+def test_argparse_reads_what_we_wrote(name: str, value: str) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument(f"--{name}", dest="it")
+    assert parser.parse_args(list(flag_words({name: value}))).it == value

@@ -1,0 +1,107 @@
+"""Secrets never show."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+import pytest
+
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.secrets import (
+    command_line,
+    inherited_secrets,
+    is_secret_name,
+    redact,
+    redact_argv,
+    redact_environment,
+    split_secrets,
+)
+
+KEY = "hunter2-hunter2"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "VLLM_API_KEY", "OPENAI_APIKEY", "MY_PASSWORD", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "hf_token"],
+)
+def test_secret_names(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "HF_TOKEN_PATH", "KEYBOARD", "MONKEY", "VLLM_CPU_KVCACHE_SPACE", "PATH"]
+)
+def test_other_names(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"vllm serve m --api-key {KEY} --port 1",
+        f"vllm serve m --api-key={KEY}",
+        f"vllm serve m --api_key '{KEY}'",
+        f"['vllm', 'serve', '--hf-token', '{KEY}']",
+        f"non-default args: {{'api_key': ['{KEY}'], 'port': 1}}",
+        f"EngineArgs(hf_token='{KEY}')",
+        f"HF_TOKEN={KEY} vllm serve m",
+        f"Authorization: Bearer {KEY}",
+        f'{{"authorization": "{KEY}"}}',
+    ],
+)
+def test_redact_hides_the_value_and_keeps_the_rest(text: str) -> None:
+    shown = redact(text)
+    assert KEY not in shown
+    assert "•••" in shown
+    assert shown.replace("•••", KEY) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["hf_abcdefghijklmnopqrstu", "sk-abcdefghijklmnop1234", "NOTE=hf_abcdefghijklmnopqrstu"]
+)
+def test_what_looks_like_a_key(text: str) -> None:
+    assert "abcdef" not in redact(f"it is {text}, he said")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INFO 11-20 11:53:22 [core.py:402] Avg prompt throughput: 12.3 tokens/s, GPU KV cache usage: 3.0%",
+        "TOKENIZERS_PARALLELISM=false",
+        "the key value cache; --max-num-batched-tokens 8192 token budget",
+        "loading hf_config",
+    ],
+)
+def test_other_text_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_known_values_are_hidden_wherever_they_stand() -> None:
+    assert redact("it said swordfish twice: swordfish", ["swordfish", "it"]) == "it said ••• twice: •••"
+
+
+def test_argv_and_environment() -> None:
+    assert redact_argv(["vllm", "--api-key", "a", "b", "--port", "1"]) == (
+        "vllm",
+        "--api-key",
+        "•••",
+        "•••",
+        "--port",
+        "1",
+    )
+    assert redact_argv(["--hf_token=abc"]) == ("--hf_token=•••",)
+    assert redact_environment({"HF_TOKEN": "x", "A": "1"}) == {"HF_TOKEN": "•••", "A": "1"}
+
+
+def test_split_and_inherit() -> None:
+    plain, secret = split_secrets({"A": "1", "HF_TOKEN": "x"})
+    assert (plain, secret) == ({"A": "1"}, {"HF_TOKEN": "x"})
+    assert inherited_secrets({"HF_TOKEN": "x", "VLLM_API_KEY": "", "GITHUB_TOKEN": "y"}) == {"HF_TOKEN": "x"}
+
+
+def test_the_command_line_can_be_copied(plan: Callable[..., Plan]) -> None:
+    made = plan(secrets=("VLLM_API_KEY",), environment={"NOTE": "two words"}, set={"chat-template": "a b.jinja"})
+    line = command_line(made)
+    assert line.startswith("NOTE='two words' VLLM_API_KEY=\"$VLLM_API_KEY\" /opt/venv/bin/vllm serve ")
+    assert shlex.split(command_line(made, environment=False)) == list(made.argv)
