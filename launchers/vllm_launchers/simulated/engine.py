@@ -1,0 +1,182 @@
+"""The engine against the clock: iterations paced in real time, tokens handed to whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vllm_launchers.simulated.core import Core, StepReport
+from vllm_launchers.simulated.metrics import EngineMetrics
+from vllm_launchers.simulated.scheduler import FinishReason, Request
+
+CACHE_WINDOW = 1000
+"""The hit rate in the log is over this many requests."""
+
+
+class Stream:
+    """What comes out of one request. Tokens that nobody fetched in time come together, none is lost."""
+
+    __slots__ = ("_news", "_sent", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._sent = 0
+        self._news = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake the reader: there are tokens, or the end."""
+        self._news.set()
+
+    async def read(self) -> tuple[int, int, FinishReason | None]:
+        """Wait for news; return the positions from and to of the new tokens, and the reason of the end if it came."""
+        request = self.request
+        while request.generated == self._sent and request.finished is None:
+            self._news.clear()
+            await self._news.wait()
+        start, self._sent = self._sent, request.generated
+        return start, self._sent, request.finished
+
+
+@dataclass(slots=True)
+class Throughput:
+    """What happened since the last line in the log."""
+
+    prompt_tokens: int = 0
+    generated: int = 0
+    was_idle: bool = True
+    cache: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=CACHE_WINDOW))
+
+    def take(self, report: StepReport) -> None:
+        """Count one iteration."""
+        self.generated += len(report.advanced)
+        for request in report.prefilled:
+            cached = request.cached or 0
+            self.prompt_tokens += request.prompt_length - cached
+            self.cache.append((request.prompt_length, cached))
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens found in the prefix cache, 0 to 1."""
+        queries = sum(queried for queried, _hits in self.cache)
+        return sum(hits for _queried, hits in self.cache) / queries if queries else 0.0
+
+
+class Engine:
+    """One data-parallel rank in real time. ``speed`` 2 makes every iteration take half its time."""
+
+    def __init__(self, core: Core, metrics: EngineMetrics | None, *, speed: float = 1.0) -> None:
+        self.core = core
+        self.throughput = Throughput()
+        self._metrics = metrics
+        self._speed = speed
+        self._streams: dict[str, Stream] = {}
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
+
+    @property
+    def load(self) -> int:
+        """How much there is to do, as vLLM balances data-parallel ranks: waiting requests count four times."""
+        return 4 * len(self.core.scheduler.waiting) + len(self.core.scheduler.running)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def submit(self, request: Request) -> Stream:
+        """Queue a request now."""
+        request.arrival = asyncio.get_running_loop().time()
+        self.core.scheduler.add(request)
+        stream = self._streams[request.id] = Stream(request)
+        self._drained.clear()
+        self._wake.set()
+        self._publish()
+        return stream
+
+    def abort(self, stream: Stream) -> None:
+        """End a request now and free its blocks; one that has ended is left alone."""
+        if self._streams.pop(stream.request.id, None) is None:
+            return
+        self.core.scheduler.abort(stream.request)
+        if self._metrics is not None:
+            self._metrics.aborted()
+        stream.notify()
+        self._publish()
+
+    def abort_all(self) -> int:
+        """End every request; return how many there were."""
+        streams = list(self._streams.values())
+        for stream in streams:
+            self.abort(stream)
+        return len(streams)
+
+    async def drained(self) -> None:
+        """Wait until no request is left."""
+        await self._drained.wait()
+
+    async def run(self) -> None:
+        """Run iterations for ever; sleep while there is nothing to do."""
+        clock: Callable[[], float] = asyncio.get_running_loop().time
+        start = clock()
+        while True:
+            if not self.core.busy:
+                self._wake.clear()
+                await self._wake.wait()
+                start = clock()
+            seconds = self.core.begin(start) / self._speed
+            due = start + seconds
+            # When this process cannot keep up, the pace drops; a timer's usual lateness does not add up.
+            await asyncio.sleep(max(0.0, due - clock()))
+            now = clock()
+            report = self.core.finish(seconds, now)
+            self._deliver(report)
+            start = due if now - due < seconds / 2 else now
+
+    def _deliver(self, report: StepReport) -> None:
+        for request in report.advanced:
+            stream = self._streams.get(request.id)
+            if stream is not None:
+                stream.notify()
+                if request.finished is not None:
+                    del self._streams[request.id]
+        self.throughput.take(report)
+        if self._metrics is not None:
+            self._metrics.step(report)
+        self._publish()
+
+    def _publish(self) -> None:
+        if not self._streams:
+            self._drained.set()
+        if self._metrics is not None:
+            self._metrics.state(self.core)
+
+
+class Engines:
+    """All data-parallel ranks of a server."""
+
+    def __init__(self, engines: list[Engine]) -> None:
+        self.ranks = engines
+        self.closing = False
+        """Set once the server is shutting down: nothing new is taken."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended, over all ranks."""
+        return sum(engine.in_flight for engine in self.ranks)
+
+    def submit(self, request: Request) -> tuple[Engine, Stream]:
+        """Give a request to the rank that has least to do."""
+        engine = min(self.ranks, key=lambda rank: rank.load)
+        return engine, engine.submit(request)
+
+    def abort_all(self) -> int:
+        """End every request; return how many there were."""
+        return sum(engine.abort_all() for engine in self.ranks)
+
+    async def drained(self) -> None:
+        """Wait until no rank has a request left."""
+        for engine in self.ranks:
+            await engine.drained()

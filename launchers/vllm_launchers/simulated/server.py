@@ -1,0 +1,217 @@
+"""Serving: the socket, uvicorn, the engines' loops, the stats line, and the end by signal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Generator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import uvicorn
+from uvicorn.config import LOGGING_CONFIG
+
+from vllm_launchers.simulated.api import Api, ApiOptions
+from vllm_launchers.simulated.core import Core
+from vllm_launchers.simulated.engine import Engine, Engines
+from vllm_launchers.simulated.log import Log
+from vllm_launchers.simulated.memory import MemoryPlan
+from vllm_launchers.simulated.metrics import Metrics
+from vllm_launchers.simulated.roofline import Roofline
+from vllm_launchers.simulated.settings import Settings
+
+STATS_INTERVAL = 10.0
+"""Seconds between two stats lines."""
+CLOSE_SECONDS = 2
+"""How long connections may take to close once their requests have ended."""
+
+
+async def run(
+    args: argparse.Namespace, settings: Settings, plan: MemoryPlan, speed: float, sock: socket.socket, log: Log
+) -> None:
+    """Put engines, metrics and API together on ``sock``, and serve until told to stop."""
+    statistics = not args.disable_log_stats
+    metrics = Metrics(settings, plan, statistics=statistics)
+    ranks = [
+        Engine(build_core(settings, plan), metrics.engines[rank] if statistics else None, speed=speed)
+        for rank in range(settings.data_parallel)
+    ]
+    engines = Engines(ranks)
+    api = ApiOptions(
+        names=settings.served_names,
+        root=args.model,
+        max_model_len=plan.max_model_len,
+        api_keys=tuple(args.api_key or filter(None, [os.environ.get("VLLM_API_KEY")])),
+        usage_details=args.enable_prompt_tokens_details,
+        track_load=args.enable_server_load_tracking,
+        log_requests=args.enable_log_requests,
+    )
+    options = ServeOptions(
+        shutdown_timeout=args.shutdown_timeout,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        quiet_paths=frozenset(filter(None, (args.disable_access_log_for_endpoints or "").split(","))),
+        log_stats=statistics and settings.data_parallel == 1,  # vLLM writes none with several API servers
+    )
+    host, port = sock.getsockname()[:2]
+    log.api("entry.py:140", f"Starting vLLM server on http://{f'[{host}]' if ':' in host else host}:{port}")
+    await serve(Api(api, engines, metrics, log).application(), sock, engines, log, options)
+
+
+def build_core(settings: Settings, plan: MemoryPlan) -> Core:
+    """Build one data-parallel rank's engine, in virtual time, from resolved flags and memory plan."""
+    roofline = Roofline(
+        gpu=settings.gpu,
+        model=settings.model,
+        kv_element_bytes=settings.kv_element_bytes,
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
+        eager=settings.eager,
+    )
+    limits = replace(settings.limits, max_model_len=plan.max_model_len)
+    return Core(limits, plan.blocks, roofline, prefix_caching=settings.prefix_caching)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to serve. ``shutdown_timeout`` is in seconds; 0 cuts what runs."""
+
+    shutdown_timeout: int = 0
+    log_level: str = "info"
+    access_log: bool = True
+    quiet_paths: frozenset[str] = frozenset()
+    log_stats: bool = True
+
+
+def bind(host: str | None, port: int) -> socket.socket:
+    """Take the port without listening yet, so that clients are refused until the engine is up.
+
+    Raises OSError when it is taken.
+    """
+    family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host or "0.0.0.0", port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the engines must end before the connections do."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class _Quiet(logging.Filter):
+    """Keeps the given paths out of the access log."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args
+        path = str(arguments[2]) if isinstance(arguments, tuple) and len(arguments) > 2 else ""
+        return path.partition("?")[0] not in self._paths
+
+
+async def serve(app: Any, sock: socket.socket, engines: Engines, log: Log, options: ServeOptions) -> None:
+    """Serve until a SIGTERM or SIGINT; end what runs, or let it finish within the shutdown timeout."""
+    config = uvicorn.Config(
+        app,
+        log_level=options.log_level,
+        access_log=options.access_log,
+        log_config=deepcopy(LOGGING_CONFIG),
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        timeout_keep_alive=5,
+        lifespan="on",
+        ws="none",
+    )
+    if options.quiet_paths:
+        logging.getLogger("uvicorn.access").addFilter(_Quiet(options.quiet_paths))
+    server = _Server(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop_or_hurry() -> None:
+        if stop.is_set():
+            engines.abort_all()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_or_hurry)
+    tasks = [asyncio.create_task(engine.run()) for engine in engines.ranks]
+    if options.log_stats:
+        tasks.append(asyncio.create_task(_stats(engines, log)))
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((serving, stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
+    await _shut_down(engines, log, options.shutdown_timeout)
+    server.should_exit = True
+    await serving
+    for task in (stopping, *tasks):
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result  # an engine that died, not one that was ended
+    log.api("launcher.py:304", "[shutdown] API server: shut down")
+
+
+async def _shut_down(engines: Engines, log: Log, timeout: int) -> None:
+    mode = "drain" if timeout else "abort"
+    log.api("launcher.py:254", "[shutdown] API server: shutdown triggered")
+    log.api("launcher.py:270", f"[shutdown] API server: stopping engine client mode={mode} timeout={timeout}s")
+    engines.closing = True
+    count = engines.in_flight
+    if timeout and count:
+        log.engine(
+            "core.py:1640", f"[shutdown] EngineCore: draining in-flight requests count={count} timeout={timeout}s"
+        )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(engines.drained(), timeout)
+    if engines.in_flight:
+        log.engine("core.py:1650", f"[shutdown] EngineCore: aborting in-flight requests count={engines.in_flight}")
+        engines.abort_all()
+    log.engine("core.py:1666", "[shutdown] EngineCore: request processing complete; starting resource teardown")
+    log.api("launcher.py:282", "[shutdown] API server: signalling HTTP server shutdown")
+
+
+async def _stats(engines: Engines, log: Log) -> None:
+    """Write each rank's line every ten seconds while it has anything to tell, and once more when it ends."""
+    while True:
+        await asyncio.sleep(STATS_INTERVAL)
+        for rank, engine in enumerate(engines.ranks):
+            line = stats_line(rank, engine, STATS_INTERVAL)
+            if line:
+                log.api("loggers.py:335", line)
+
+
+def stats_line(rank: int, engine: Engine, seconds: float) -> str:
+    """The stats line for the last ``seconds``; empty when this interval and the one before were idle."""
+    seen = engine.throughput
+    scheduler = engine.core.scheduler
+    prompt, generated = seen.prompt_tokens / seconds, seen.generated / seconds
+    idle = not (prompt or generated or engine.in_flight)
+    silent = idle and seen.was_idle
+    seen.was_idle = idle
+    seen.prompt_tokens = seen.generated = 0
+    if silent:
+        return ""
+    return (
+        f"Engine {rank:03d}: Avg prompt throughput: {prompt:.1f} tokens/s, "
+        f"Avg generation throughput: {generated:.1f} tokens/s, Running: {len(scheduler.running)} reqs, "
+        f"Waiting: {len(scheduler.waiting)} reqs, GPU KV cache usage: {scheduler.pool.usage * 100:.1f}%, "
+        f"Prefix cache hit rate: {seen.hit_rate * 100:.1f}%"
+    )

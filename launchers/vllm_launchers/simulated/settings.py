@@ -1,0 +1,244 @@
+"""Flags and environment, resolved: defaults as vLLM 0.33 takes them, and its refusals in its own words."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vllm_launchers.simulated.hardware import DEFAULT_GPU, Gpu, find_gpu
+from vllm_launchers.simulated.models import Geometry, ModelNotFoundError, quantized_in_flight, resolve_model
+from vllm_launchers.simulated.scheduler import SchedulerLimits
+
+VERSION = "0.33.0"
+"""The vLLM release that is imitated."""
+SIMULATED_VERSION = f"{VERSION}+simulated"
+"""What ``/version`` says: nobody should take the simulation for the real thing."""
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_STARTUP_SECONDS = 4.0
+
+
+class ValidationError(ValueError):
+    """A configuration that vLLM's pydantic models refuse."""
+
+
+# A traceback ends in the class's full name, by which logs are read: both carry the names that real ones end in.
+ValidationError.__module__ = "pydantic_core._pydantic_core"
+
+
+class HFValidationError(ValueError):
+    """A model name that is no repository id."""
+
+
+HFValidationError.__module__ = "huggingface_hub.errors"
+
+
+def invalid(config: str, message: str, kind: str = "value_error", field: str | None = None) -> ValidationError:
+    """Build a :class:`ValidationError` that reads as pydantic's."""
+    where = f"{field}\n  " if field else "  "
+    text = message if kind != "value_error" else f"Value error, {message}"
+    return ValidationError(
+        f"1 validation error for {config}\n{where}{text} [type={kind}, input_value=ArgsKwargs((), {{...}}), "
+        f"input_type=ArgsKwargs]\n    For further information visit https://errors.pydantic.dev/2.14/v/{kind}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The simulation's own environment: ``SIMULATED_GPU``, ``SIMULATED_STARTUP_SECONDS``, ``SIMULATED_SPEED``."""
+
+    gpu: Gpu
+    startup_seconds: float
+    speed: float
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Simulated:
+        """Read the variables. Raises ValueError that names the wrong one."""
+        return cls(
+            gpu=find_gpu(environment.get("SIMULATED_GPU") or DEFAULT_GPU),
+            startup_seconds=_number(environment, "SIMULATED_STARTUP_SECONDS", DEFAULT_STARTUP_SECONDS, 0.0),
+            speed=_number(environment, "SIMULATED_SPEED", 1.0, 1e-3),
+        )
+
+
+def _number(environment: Mapping[str, str], name: str, default: float, least: float) -> float:
+    text = environment.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, not {text!r}") from None
+    if not least <= value < 1e6:
+        raise ValueError(f"{name} must be at least {least:g}, not {text!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the engine runs by. ``limits`` are the scheduler's; sizes in bytes; ``kv_element_bytes`` 1 or 2."""
+
+    model: Geometry
+    gpu: Gpu
+    limits: SchedulerLimits
+    served_names: tuple[str, ...]
+    utilization: float
+    prefix_caching: bool
+    kv_cache_dtype: str
+    kv_element_bytes: int
+    kv_cache_bytes: int | None
+    blocks_override: int | None
+    quantization: str | None
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+    eager: bool
+    fit_length: bool
+    """``--max-model-len auto``: shorten the context until it fits."""
+
+
+def resolve(args: argparse.Namespace, simulated: Simulated) -> Settings:
+    """Work out what the flags come to.
+
+    Raises :class:`ValidationError` or :class:`HFValidationError` as vLLM does, before any engine is started.
+    """
+    _check_ranges(args)
+    try:
+        model = resolve_model(args.model)
+    except ModelNotFoundError as error:
+        raise HFValidationError(str(error)) from None
+    quantization = _quantization(args.quantization, model)
+    if quantization != model.quantization:
+        model = quantized_in_flight(model, "fp8")
+    if model.heads % args.tensor_parallel_size:
+        raise invalid(
+            "VllmConfig",
+            f"Total number of attention heads ({model.heads}) must be divisible by tensor parallel size "
+            f"({args.tensor_parallel_size}).",
+        )
+    return Settings(
+        model=model,
+        gpu=simulated.gpu,
+        limits=_limits(args, model, simulated.gpu),
+        served_names=tuple(args.served_model_name or [args.model]),
+        utilization=args.gpu_memory_utilization,
+        prefix_caching=args.enable_prefix_caching is not False,
+        kv_cache_dtype=args.kv_cache_dtype,
+        kv_element_bytes=1 if args.kv_cache_dtype.startswith(("fp8", "int8")) else 2,
+        kv_cache_bytes=args.kv_cache_memory_bytes,
+        blocks_override=args.num_gpu_blocks_override,
+        quantization=quantization,
+        tensor_parallel=args.tensor_parallel_size,
+        pipeline_parallel=args.pipeline_parallel_size,
+        data_parallel=args.data_parallel_size,
+        eager=bool(args.enforce_eager),
+        fit_length=args.max_model_len == -1,
+    )
+
+
+def _check_ranges(args: argparse.Namespace) -> None:
+    utilization = args.gpu_memory_utilization
+    if not 0 < utilization <= 1:
+        word, kind = (
+            ("less than or equal to 1", "less_than_equal")
+            if utilization > 1
+            else (
+                "greater than 0",
+                "greater_than",
+            )
+        )
+        raise _out_of_range("CacheConfig", "gpu_memory_utilization", utilization, f"Input should be {word}", kind)
+    for config, names in _POSITIVE.items():
+        for name in names:
+            value = getattr(args, name)
+            if value is not None and value < 1:
+                raise _out_of_range(
+                    config, name, value, "Input should be greater than or equal to 1", "greater_than_equal"
+                )
+    size = args.block_size
+    if size is not None and size % 16:
+        raise invalid("VllmConfig", f"No valid attention backend found: block_size ({size}) must be a multiple of 16.")
+
+
+_POSITIVE = {
+    "CacheConfig": ("block_size", "num_gpu_blocks_override", "kv_cache_memory_bytes"),
+    "SchedulerConfig": ("max_num_seqs", "max_num_batched_tokens"),
+    "ParallelConfig": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+}
+
+
+def _out_of_range(config: str, field: str, value: float, message: str, kind: str) -> ValidationError:
+    return ValidationError(
+        f"1 validation error for {config}\n{field}\n  {message} [type={kind}, input_value={value!r}, "
+        f"input_type={type(value).__name__}]\n    For further information visit "
+        f"https://errors.pydantic.dev/2.14/v/{kind}"
+    )
+
+
+_ALIASES = {"awq": ("awq", "awq_marlin", "auto_awq"), "gptq": ("gptq", "gptq_marlin", "auto_gptq")}
+_IN_FLIGHT = ("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel")
+
+
+def _quantization(asked: str | None, model: Geometry) -> str | None:
+    """The method in use. A flag for a checkpoint that has none is refused, except FP8, which vLLM makes itself."""
+    if asked is None:
+        return model.quantization
+    if model.quantization is None:
+        if asked in _IN_FLIGHT:
+            return "fp8"
+        raise invalid("ModelConfig", f"Cannot find the config file for {asked}")
+    if asked in _ALIASES.get(model.quantization, (model.quantization,)):
+        return model.quantization
+    raise invalid(
+        "ModelConfig",
+        f"Quantization method specified in the model config ({model.quantization}) does not match the quantization "
+        f"method specified in the `quantization` argument ({asked}).",
+    )
+
+
+def _limits(args: argparse.Namespace, model: Geometry, gpu: Gpu) -> SchedulerLimits:
+    length = _max_model_len(args.max_model_len, model)
+    chunked = args.enable_chunked_prefill is not False
+    tokens, seqs = args.max_num_batched_tokens, args.max_num_seqs
+    if tokens is None:
+        tokens = 8192 if gpu.large_defaults else 2048
+        if not chunked:
+            tokens = max(tokens, length)
+        if seqs is not None:
+            tokens = max(seqs, min(tokens, seqs * length))
+    if seqs is None:
+        seqs = min(1024 if gpu.large_defaults else 256, tokens)
+    if tokens < length and not chunked:
+        raise invalid(
+            "SchedulerConfig",
+            f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}). This effectively limits the "
+            "maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please increase "
+            "max_num_batched_tokens or decrease max_model_len.",
+        )
+    if tokens < seqs:
+        raise invalid(
+            "SchedulerConfig",
+            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs}).",
+        )
+    return SchedulerLimits(seqs, tokens, length, args.block_size or DEFAULT_BLOCK_SIZE, chunked)
+
+
+def _max_model_len(asked: int | None, model: Geometry) -> int:
+    if asked is None or asked == -1:
+        return model.max_len
+    if asked < 1:
+        raise _out_of_range(
+            "ModelConfig", "max_model_len", asked, "Input should be greater than or equal to -1", "greater_than_equal"
+        )
+    if asked > model.max_len and os.environ.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
+        raise invalid(
+            "ModelConfig",
+            f"User-specified max_model_len ({asked}) is greater than the derived max_model_len "
+            f"(max_position_embeddings={model.max_len} or model_max_length=None in model's config.json). To allow "
+            "overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1. VLLM_ALLOW_LONG_MAX_MODEL_LEN "
+            "must be used with extreme caution. If the model uses relative position encoding (RoPE), positions "
+            "exceeding derived_max_model_len lead to nan. If the model uses absolute position encoding, positions "
+            "exceeding derived_max_model_len will cause a CUDA array out-of-bounds error.",
+        )
+    return asked

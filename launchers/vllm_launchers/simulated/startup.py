@@ -1,0 +1,243 @@
+"""The way up, as vLLM 0.33 logs it: stage by stage, in about the proportions that a GPU takes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import traceback
+from dataclasses import dataclass
+
+from vllm_launchers.simulated.hardware import GIB
+from vllm_launchers.simulated.log import Log, Process
+from vllm_launchers.simulated.memory import MemoryBudgetError, MemoryPlan, gib, plan_memory
+from vllm_launchers.simulated.settings import VERSION, Settings
+
+SHARD_BYTES = 4.6 * GIB
+"""About how large the files of a checkpoint are."""
+
+_SHARES = {
+    "config": 0.10,
+    "engine": 0.12,
+    "weights": 0.36,
+    "compile": 0.18,
+    "profile": 0.06,
+    "graphs": 0.14,
+    "end": 0.04,
+}
+"""Each stage's share of the start-up time."""
+
+_LOGO = (
+    "",
+    "       █     █     █▄   ▄█",
+    " ▄▄ ▄█ █     █     █ ▀▄▀ █  version {version}",
+    "  █▄█▀ █     █     █     █  model   {model}",
+    "   ▀▀  ▀▀▀▀▀ ▀▀▀▀▀ ▀     ▀",
+    "",
+)
+
+
+def announce(log: Log, args: argparse.Namespace, gpu: str) -> None:
+    """Write the first lines: banner, what this is, and the arguments given."""
+    logo = "\n".join(_LOGO).format(version=VERSION, model=args.model)
+    log.api("api_utils.py:347", logo)
+    log.api("simulated.py:1", f"simulated engine: no GPU is used; it is timed as {gpu} by a roofline")
+    given = {key: value for key, value in args.given.items() if key != "command"}
+    if "api_key" in given:
+        given["api_key"] = ["***"]
+    log.api("api_utils.py:286", f"non-default args: {given}")
+    if args.ignored:
+        flags = ", ".join(dict.fromkeys(args.ignored))
+        log.api("simulated.py:2", f"simulated engine: accepted and not modelled: {flags}")
+
+
+@dataclass(slots=True)
+class Startup:
+    """One start-up. ``seconds`` is how long it takes in all; 0 is allowed."""
+
+    log: Log
+    settings: Settings
+    seconds: float
+
+    def run(self) -> MemoryPlan:
+        """Go through the stages; return the memory plan.
+
+        Raises RuntimeError when the model does not fit, after logging why as vLLM does.
+        """
+        self._configuration()
+        try:
+            return self._engine()
+        except MemoryBudgetError as error:
+            self._report(error)
+            raise RuntimeError(
+                "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+            ) from None
+
+    def _configuration(self) -> None:
+        settings, limits = self.settings, self.settings.limits
+        log = self.log.api
+        if settings.model.note:
+            log("simulated.py:3", f"simulated engine: {settings.model.name}: {settings.model.note}")
+        log("model.py:733", f"Resolved architecture: {settings.model.architecture}")
+        log("model.py:2152", f"Using max model len {limits.max_model_len}")
+        self._pass("config")
+        if limits.chunked_prefill:
+            log(
+                "scheduler.py:251",
+                f"Chunked prefill is enabled with max_num_batched_tokens={limits.max_num_batched_tokens}.",
+            )
+        if settings.eager:
+            log("vllm.py:1703", "Enforce eager set, disabling torch.compile and CUDAGraphs.", "WARNING")
+
+    def _engine(self) -> MemoryPlan:
+        settings = self.settings
+        started = time.monotonic()
+        self.log.engine("core.py:133", f"Initializing a V1 LLM engine (v{VERSION}) with config: {self._config()}")
+        self._pass("engine")
+        world = settings.tensor_parallel * settings.pipeline_parallel
+        for rank in range(world):
+            tensor, pipeline = rank % settings.tensor_parallel, rank // settings.tensor_parallel
+            self.log.engine(
+                "parallel_state.py:2350",
+                f"rank {rank} in world size {world} is assigned as DP rank 0, PP rank {pipeline}, PCP rank 0, "
+                f"TP rank {tensor}, ETP rank {tensor}, EP rank N/A, EPLB rank N/A",
+            )
+        self.log.engine(
+            "cuda.py:366",
+            "Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'TRITON_ATTN'].",
+        )
+        self.log.engine("model_runner.py:412", f"Starting to load model {settings.model.name}...")
+        plan = plan_memory(settings)  # raises where a GPU would run out while loading
+        self._weights(plan)
+        compiled = self._compile()
+        self._pool(plan)
+        self._graphs(plan)
+        self._pass("end")
+        took = time.monotonic() - started
+        compilation = f" (compilation: {compiled:.2f} s)" if compiled is not None else ""
+        self.log.engine(
+            "core.py:402", f"init engine (profile, create kv cache, warmup model) took {took:.2f} s{compilation}"
+        )
+        return plan
+
+    def _weights(self, plan: MemoryPlan) -> None:
+        settings = self.settings
+        size = settings.model.weight_bytes
+        self.log.engine(
+            "weight_utils.py:1108",
+            f"Filesystem type for checkpoints: EXT4. Checkpoint size: {size / GIB:.2f} GiB. Available RAM: 96.00 GiB.",
+        )
+        shards = max(1, math.ceil(size / SHARD_BYTES))
+        started = time.monotonic()
+        for done in range(shards + 1):
+            if done:
+                self._pass("weights", 1 / shards)
+            taken = time.monotonic() - started
+            rate = f"{done / taken:.2f}it/s" if done and taken > 0 else "?it/s"
+            left = _clock(taken / done * (shards - done)) if done else "?"
+            self.log.progress(
+                f"\rLoading safetensors checkpoint shards: {100 * done // shards:3d}% Completed | {done}/{shards} "
+                f"[{_clock(taken)}<{left}, {rate}]\n"
+            )
+        self.log.progress("\n")
+        taken = time.monotonic() - started
+        self.log.engine("default_loader.py:501", f"Loading weights took {taken:.2f} seconds")
+        self.log.engine(
+            "model_runner.py:458", f"Model loading took {gib(plan.weights)} GiB memory and {taken + 0.02:.6f} seconds"
+        )
+
+    def _compile(self) -> float | None:
+        if self.settings.eager:
+            self._pass("profile")
+            return None
+        started = time.monotonic()
+        name = "[backbone] "
+        self.log.engine("monitor.py:40", f"{name}Starting torch.compile")
+        self._pass("compile", 0.4)
+        self.log.engine("backends.py:990", f"{name}Dynamo bytecode transform time: {time.monotonic() - started:.2f} s")
+        self._pass("compile", 0.6)
+        took = time.monotonic() - started
+        tokens = self.settings.limits.max_num_batched_tokens
+        self.log.engine(
+            "backends.py:391", f"{name}Compiling a graph for compile range (1, {tokens}) takes {took * 0.6:.2f} s"
+        )
+        self.log.engine("monitor.py:60", f"{name}torch.compile took {took:.2f} s in total")
+        self._pass("profile")
+        self.log.engine("monitor.py:91", f"{name}Initial profiling/warmup run took {self.seconds * 0.06:.2f} s")
+        return took
+
+    def _pool(self, plan: MemoryPlan) -> None:
+        settings = self.settings
+        if settings.fit_length and plan.max_model_len < settings.limits.max_model_len:
+            self.log.engine(
+                "kv_cache_planning.py:610",
+                f"Auto-fit max_model_len: reduced from {settings.limits.max_model_len} to {plan.max_model_len} to fit "
+                f"in available KV cache memory ({gib(plan.available)} GiB)",
+            )
+        if plan.graphs:
+            self.log.engine(
+                "gpu_model_runner.py:6101", f"Estimated CUDA graph memory: {plan.graphs / GIB:.2f} GiB total"
+            )
+        self.log.engine("gpu_worker.py:612", f"Available KV cache memory: {gib(plan.available)} GiB")
+        if settings.blocks_override is not None:
+            profiled = plan.available // plan.block_bytes
+            self.log.engine(
+                "kv_cache_utils.py:2619",
+                f"Overriding num_gpu_blocks={profiled} with num_gpu_blocks_override={settings.blocks_override}",
+            )
+        self.log.engine(
+            "kv_cache_utils.py:2327",
+            f"GPU KV cache size: {plan.tokens:,} tokens, Maximum concurrency for {plan.max_model_len:,} tokens per "
+            f"request: {plan.concurrency:.2f}x",
+        )
+
+    def _graphs(self, plan: MemoryPlan) -> None:
+        if self.settings.eager:
+            return
+        total = 35 if self.settings.limits.max_num_seqs >= 128 else 19
+        started = time.monotonic()
+        steps = 7
+        for step in range(steps + 1):
+            if step:
+                self._pass("graphs", 1 / steps)
+            done, taken = total * step // steps, time.monotonic() - started
+            filled = 10 * step // steps
+            rate = f"{done / taken:.2f}it/s" if done and taken > 0 else "?it/s"
+            self.log.progress(
+                f"\rCapturing CUDA graphs (mixed prefill-decode, PIECEWISE): {100 * step // steps:3d}%|"
+                f"{'█' * filled}{' ' * (10 - filled)}| {done}/{total} [{_clock(taken)}<?, {rate}]"
+            )
+        self.log.progress("\n")
+        taken = time.monotonic() - started
+        self.log.engine(
+            "model_runner.py:840", f"Graph capturing finished in {taken:.0f} secs, took {plan.graphs / GIB:.2f} GiB"
+        )
+
+    def _report(self, error: MemoryBudgetError) -> None:
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        self.log.write(
+            Process.ENGINE,
+            "ERROR",
+            "core.py:1510",
+            f"EngineCore failed to start.\nTraceback (most recent call last):\n{trace}{error.kind}: {error}",
+        )
+
+    def _config(self) -> str:
+        settings = self.settings
+        model = settings.model.name
+        return (
+            f"model={model!r}, speculative_config=None, tokenizer={model!r}, dtype=torch.bfloat16, "
+            f"max_seq_len={settings.limits.max_model_len}, tensor_parallel_size={settings.tensor_parallel}, "
+            f"pipeline_parallel_size={settings.pipeline_parallel}, data_parallel_size={settings.data_parallel}, "
+            f"quantization={settings.quantization}, enforce_eager={settings.eager}, "
+            f"kv_cache_dtype={settings.kv_cache_dtype}, device_config=simulated, "
+            f"served_model_name={settings.served_names[0]}, enable_prefix_caching={settings.prefix_caching}, "
+            f"enable_chunked_prefill={settings.limits.chunked_prefill}"
+        )
+
+    def _pass(self, stage: str, part: float = 1.0) -> None:
+        time.sleep(self.seconds * _SHARES[stage] * part)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
