@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vllm_console.telemetry.model import Sample, Series, Window
+from vllm_console.telemetry.model import Sample, Series, Stage, Window
 from vllm_launchers.keeper.records import Exit, State
 from vllm_launchers.plan.model import Changes, Engine, Flags
 from vllm_launchers.presets.model import FlagValue, Objectives, Preset, Workload
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage of a start-up: name (``process``, ``config``, ``weights``, ``kv cache``, …) and duration in seconds.
-
-    ``seconds`` is None while it runs; ``detail`` is a short figure (``61 %``, ``7.6 GiB``).
-    """
-
-    name: str
-    started_at: float
-    seconds: float | None = None
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,3 +105,16 @@ class Series:
     end: float
     step: float
     values: Mapping[str, tuple[float | None, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a start-up: name (``process``, ``config``, ``weights``, ``kv cache``, …) and duration in seconds.
+
+    ``seconds`` is None while it runs; ``detail`` is a short figure (``61 %``, ``7.6 GiB``).
+    """
+
+    name: str
+    started_at: float
+    seconds: float | None = None
+    detail: str = ""

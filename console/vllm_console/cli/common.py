@@ -1,0 +1,156 @@
+"""What several commands share: options, the fleet they act on, how a server is written as JSON or as text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from vllm_console.fleet.api import Fleet, FleetError, UsageError
+from vllm_console.fleet.model import Changes, ServerView, State
+
+Document = dict[str, Any]
+
+
+def open_fleet(args: argparse.Namespace, *, charts: bool = False, observe: bool = True) -> Fleet:
+    """The person's servers, as the command line's global options say; ``observe`` looks for others' too.
+
+    Raises:
+        UsageError: the config file is wrong.
+    """
+    from vllm_console.config import ConfigError, read_config
+    from vllm_console.fleet.service import LocalFleet
+
+    try:
+        config = read_config(args.config)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    read_only = args.read_only or config.read_only
+    return LocalFleet(args.state, read_only=read_only, vllm_paths=config.vllm, observe=observe, charts=charts)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """``--json``: print for scripts."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """``--set`` and ``--unset``."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FLAG=VALUE", help="set a vLLM flag, e.g. max-num-seqs=128"
+    )
+    parser.add_argument("--unset", action="append", default=[], metavar="FLAG", help="leave a flag of the preset out")
+
+
+def changes_from(args: argparse.Namespace) -> Changes:
+    """What ``--set`` and ``--unset`` ask for.
+
+    Raises:
+        UsageError: a word is no ``flag=value``, or names a flag that must not be set this way.
+    """
+    from vllm_launchers.plan.flags import FlagError, normalise, parse_set
+
+    try:
+        pairs = dict(parse_set(word) for word in args.set)
+        return Changes(set=pairs, unset=tuple(normalise(word) for word in args.unset))
+    except FlagError as error:
+        raise UsageError(str(error)) from error
+
+
+def print_json(document: object) -> None:
+    """Write one JSON document to standard output."""
+    json.dump(document, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def server_document(server: ServerView) -> Document:
+    """A server as ``start``, ``restart`` and ``stop`` print it (a contract)."""
+    return {
+        "name": server.name,
+        "preset": server.preset or None,
+        "engine": str(server.engine.kind) if server.engine else None,
+        "port": server.port or None,
+        "state": str(server.state),
+        "pid": server.pid,
+        "argv": list(server.argv),
+        "generation": server.generation,
+        "log": server.log_path or None,
+    }
+
+
+def status_document(server: ServerView) -> Document:
+    """A server as ``status`` and ``list`` print it (a contract): with its end and its metrics."""
+    from vllm_console.telemetry.document import metrics_document
+
+    return server_document(server) | {
+        "exit": asdict(server.exit) if server.exit else None,
+        "metrics": metrics_document(server.sample) if server.sample else None,
+        "reason": server.reason or None,
+        "notice": server.notice or None,
+        "owner": server.owner or None,
+        "ours": server.ours,
+        "engine_version": server.engine.version if server.engine else None,
+        "model": server.model or None,
+        "downtime_seconds": server.downtime_seconds,
+        "stages": [asdict(stage) for stage in server.stages],
+    }
+
+
+def wait_until(
+    fleet: Fleet, name: str, done: Callable[[ServerView], bool], *, quiet: bool, timeout: float
+) -> ServerView:
+    """Look at a server until ``done`` says so; shows the way up on a terminal.
+
+    Raises:
+        FleetError: it took longer than ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    show = sys.stderr.isatty() and not quiet
+    told = ""
+    while True:
+        server = fleet.snapshot().server(name)
+        if server is None:
+            raise FleetError(f"{name} is gone: its record was removed while this command waited")
+        if done(server):
+            break
+        if time.monotonic() > deadline:
+            raise FleetError(
+                f"{name} is still {server.state} after {timeout:.0f} s; it goes on. "
+                f"See 'vllm-console logs {name}', or wait longer with --timeout"
+            )
+        stage = server.stages[-1] if server.stages else None
+        line = f"{name}: {server.state}" + (f" · {stage.name} {stage.detail}" if stage else "")
+        if show and line != told:
+            sys.stderr.write(f"\r\x1b[2K{line}")
+            sys.stderr.flush()
+            told = line
+        time.sleep(0.2)
+    if show:
+        sys.stderr.write("\r\x1b[2K")
+    return server
+
+
+def settled(server: ServerView) -> bool:
+    """Whether a server came up or came down for good."""
+    if server.state is State.FAILED:
+        return server.next_attempt_at is None
+    return server.state in (State.READY, State.STOPPED)
+
+
+def report(args: argparse.Namespace, server: ServerView, *, wanted: State | None) -> int:
+    """Print a server; exit code 1, with the reason on stderr, when it is not in the ``wanted`` state."""
+    if args.json:
+        print_json(server_document(server))
+    else:
+        mark = " (simulated)" if server.simulated else ""
+        print(f"{server.name}{mark}: {server.state}, generation {server.generation}, {server.url}")
+        for notice in filter(None, (server.notice,)):
+            print(f"  note: {notice}")
+    if server.state is State.FAILED or (wanted is not None and server.state is not wanted):
+        print(f"vllm-console: {server.name} is {server.state}: {server.reason}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,42 @@
+"""``vllm-console`` without a command: the console itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from vllm_console.cli.common import open_fleet
+from vllm_console.config import Config, ConfigError, read_config
+from vllm_console.fleet.api import Fleet, UsageError
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open the console on this person's servers."""
+    try:
+        config = read_config(args.config)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    if not sys.stdin.isatty() or not sys.stdout.isatty():
+        raise UsageError("the console needs a terminal; for scripts there are commands, see 'vllm-console --help'")
+    return show(open_fleet(args, charts=True), config, args)
+
+
+def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool = False) -> int:
+    """Run the app until it is quit; says afterwards what goes on without it."""
+    from vllm_console.ui.app import ConsoleApp
+
+    app = ConsoleApp(
+        fleet,
+        refresh=args.refresh or config.refresh_seconds,
+        read_only=fleet.read_only,
+        ascii=args.ascii or config.ascii,
+        demo=demo,
+        keys=config.keys,
+    )
+    try:
+        app.run()
+    finally:
+        fleet.close()
+    if not demo and (farewell := app.farewell()):
+        print(farewell)
+    return app.return_code or 0

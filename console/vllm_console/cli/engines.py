@@ -1,0 +1,30 @@
+"""``vllm-console engines``: which vLLM installations there are."""
+
+from __future__ import annotations
+
+import argparse
+
+from vllm_console.cli.common import add_json, open_fleet, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List them, the one that ``auto`` takes first."""
+    engines = open_fleet(args).engines()
+    if args.json:
+        print_json(
+            [
+                {"kind": str(engine.kind), "version": engine.version, "build": engine.build, "path": engine.path}
+                for engine in engines
+            ]
+        )
+        return 0
+    for engine in engines:
+        print(f"{engine.label:<28} {engine.path}")
+    if all(engine.kind == "simulated" for engine in engines):
+        print("No vLLM was found on PATH. Install it (pip install 'vllm-console[vllm]') or name it with --vllm PATH.")
+    return 0

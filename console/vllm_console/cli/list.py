@@ -1,0 +1,30 @@
+"""``vllm-console list``: all servers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from vllm_console.cli.common import add_json, open_fleet, print_json, status_document
+from vllm_console.cli.table import table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    parser.add_argument("--ours", action="store_true", help="leave out servers that others started")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List them."""
+    snapshot = open_fleet(args, observe=not args.ours).snapshot()
+    servers = snapshot.servers
+    for notice in snapshot.notices:
+        print(f"vllm-console: {notice}", file=sys.stderr)
+    if args.json:
+        print_json([status_document(server) for server in servers])
+    elif servers:
+        print("\n".join(table(servers, snapshot.at)))
+    else:
+        print("No servers. Start one with 'vllm-console start chatbot', or see how it looks with 'vllm-console demo'.")
+    return 0

@@ -1,0 +1,84 @@
+"""``vllm-console load SERVER``: send a workload, measure it at the client."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from vllm_console.cli.common import add_json, open_fleet, print_json
+from vllm_console.fleet.api import FleetError, NotFoundError, UsageError
+from vllm_console.fleet.model import State, Workload
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    parser.add_argument("server", help="a server's name, or a URL such as http://127.0.0.1:8000")
+    parser.add_argument("--rate", type=float, default=1.0, metavar="R", help="requests per second (default 1)")
+    parser.add_argument("--duration", type=float, default=30.0, metavar="S", help="seconds of arrivals (default 30)")
+    parser.add_argument("--preset", help="take the workload's shape from this preset")
+    parser.add_argument("--input-tokens", type=int, metavar="N", help="95th percentile of prompt tokens")
+    parser.add_argument("--output-tokens", type=int, metavar="N", help="95th percentile of output tokens")
+    parser.add_argument("--prefix-reuse", type=float, metavar="SHARE", help="share of a prompt that others have too")
+    parser.add_argument("--concurrency", type=int, metavar="N", help="requests in flight at most")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed sends the same requests (default 0)")
+    parser.add_argument("--remote", action="store_true", help="allow a server that is not on this machine")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send it and print what was measured; exit code 1 when nothing was answered."""
+    if not 0 < args.rate <= 10_000 or not 0 < args.duration <= 86_400:
+        raise UsageError("--rate must lie in (0, 10000] requests per second, --duration in (0, 86400] seconds")
+    from vllm_console.load.client import LoadError
+    from vllm_console.load.run import run_load_sync
+
+    url, workload = _target(args)
+    cap = args.concurrency or max(4 * workload.concurrency, 64)
+    try:
+        report = run_load_sync(
+            url,
+            None,
+            workload,
+            args.rate,
+            args.duration,
+            api_key=os.environ.get("VLLM_API_KEY"),
+            max_in_flight=cap,
+            seed=args.seed,
+            allow_remote=args.remote,
+        )
+    except LoadError as error:
+        raise FleetError(str(error)) from error
+    if args.json:
+        print_json(report.document())
+    else:
+        print(report.summary())
+    if report.failed:
+        print(f"vllm-console: {report.failed} of {report.sent} requests failed: {report.failure}", file=sys.stderr)
+    return 0 if report.completed else 1
+
+
+def _target(args: argparse.Namespace) -> tuple[str, Workload]:
+    """Where to send, and what: from the server's preset unless said otherwise."""
+    fleet = open_fleet(args)
+    workload: Workload | None = None
+    url = args.server
+    if not url.startswith(("http://", "https://")):
+        server = fleet.snapshot().server(args.server)
+        if server is None:
+            raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list', or give a URL")
+        if server.state not in (State.READY, State.UNRESPONSIVE):
+            raise FleetError(f"{server.name} is {server.state}, so it takes no requests; {server.reason or 'wait'}")
+        url, workload = server.url, server.workload
+    if args.preset or workload is None:
+        wanted = args.preset or "chatbot"
+        chosen = next((preset for preset in fleet.presets()[0] if preset.name == wanted), None)
+        if chosen is None:
+            raise NotFoundError(f"no preset is called '{wanted}'; see 'vllm-console presets'")
+        workload = chosen.workload
+    return url, Workload(
+        input_tokens_p95=args.input_tokens or workload.input_tokens_p95,
+        output_tokens_p95=args.output_tokens or workload.output_tokens_p95,
+        prefix_reuse=workload.prefix_reuse if args.prefix_reuse is None else args.prefix_reuse,
+        concurrency=args.concurrency or workload.concurrency,
+    )

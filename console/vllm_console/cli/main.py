@@ -1,0 +1,73 @@
+"""The ``vllm-console`` command: parses its words, runs one command, turns errors into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from vllm_console import __version__
+
+COMMANDS = {
+    "presets": "list the presets and why they set what they set",
+    "start": "launch a server from a preset",
+    "list": "list all servers",
+    "status": "show one server, with its metrics",
+    "restart": "restart a server, with changed flags if you like",
+    "stop": "stop a server",
+    "remove": "remove a stopped server's record, log and history",
+    "logs": "print or follow a server's log",
+    "load": "send a preset's workload to a server and measure it",
+    "metrics": "read a /metrics page from a URL or a file",
+    "engines": "list the vLLM installations that were found",
+    "demo": "open the console on two simulated servers under traffic",
+}
+"""Each command with its line of help; the module of that name in this package does it."""
+
+
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser for all commands. With ``only``, just that command's words are set up, which starts faster."""
+    parser = argparse.ArgumentParser(
+        prog="vllm-console",
+        description="Launch, keep, watch and tune local vLLM servers. Without a command it opens the console.",
+    )
+    parser.add_argument("--version", action="version", version=f"vllm-console {__version__}")
+    parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="use this config.toml")
+    parser.add_argument("--state", type=Path, metavar="DIR", help="keep servers' records here")
+    parser.add_argument("--refresh", type=float, metavar="SECONDS", help="how often the console looks (default 1)")
+    parser.add_argument("--ascii", action="store_true", help="draw the console with ASCII characters only")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if only in (None, name):
+            importlib.import_module(f"vllm_console.cli.{name}").add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the return value is the exit code (0 done, 1 failed, 2 usage, 3 unknown, 4 refused)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    named = next((word for word in words if word in COMMANDS), None)
+    args = build_parser(named).parse_args(words)
+    module = importlib.import_module(f"vllm_console.cli.{args.command or 'console'}")
+    from vllm_console.fleet.api import FleetError
+
+    try:
+        return int(module.run(args))
+    except FleetError as error:
+        print(f"vllm-console: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (``| head``). Keep the interpreter from complaining about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""``vllm-console status NAME``: everything about one server."""
+
+from __future__ import annotations
+
+import argparse
+
+from vllm_console.cli.common import add_json, open_fleet, print_json, status_document
+from vllm_console.cli.table import describe
+from vllm_console.fleet.api import NotFoundError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    parser.add_argument("name")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show it."""
+    snapshot = open_fleet(args).snapshot(args.name)
+    server = snapshot.server(args.name)
+    if server is None:
+        raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
+    if args.json:
+        print_json(status_document(server))
+    else:
+        print("\n".join(describe(server, snapshot.at)))
+    return 0

@@ -1,0 +1,27 @@
+"""``vllm-console stop NAME``: stop a server and see that nothing of it is left."""
+
+from __future__ import annotations
+
+import argparse
+
+from vllm_console.cli.common import add_json, open_fleet, report, wait_until
+from vllm_console.fleet.model import State
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    parser.add_argument("name")
+    parser.add_argument("--no-wait", action="store_true", help="return at once")
+    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="how long to wait at most")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Stop it; returns when it has stopped."""
+    fleet = open_fleet(args)
+    server = fleet.stop(args.name)
+    if not args.no_wait:
+        server = wait_until(fleet, args.name, lambda view: not view.state.alive, quiet=args.json, timeout=args.timeout)
+    # A server that had failed before it was stopped is as stopped as can be.
+    code = report(args, server, wanted=None)
+    return 0 if server.state is State.FAILED else code

@@ -1,0 +1,91 @@
+"""The load that this console sends: one process per server, bounded, ended with the console."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from vllm_console.format import seconds as latency
+
+
+@dataclass(slots=True)
+class _Load:
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    rate: float
+    until: float
+    result: str = ""
+
+
+class Loads:
+    """Starts, watches and ends load processes. A process of its own keeps the screen free of their work."""
+
+    def __init__(self) -> None:
+        self._loads: dict[str, _Load] = {}
+
+    def start(self, name: str, state: Path, rate: float, seconds: float) -> None:
+        """Send the preset's workload at ``rate`` requests per second for ``seconds``; replaces one that runs."""
+        self.stop(name)
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the load
+        words = [sys.executable, "-m", "vllm_console", "--state", str(state), "load", name, "--json"]
+        words += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}"]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        self._loads[name] = _Load(process, output, rate, time.monotonic() + seconds)
+
+    def running(self, name: str) -> bool:
+        """Whether load is being sent to a server."""
+        load = self._loads.get(name)
+        return load is not None and load.process.poll() is None
+
+    def describe(self, name: str) -> str:
+        """What is being sent, or how the last load went, in a few words."""
+        load = self._loads.get(name)
+        if load is None:
+            return ""
+        if load.process.poll() is None:
+            left = max(0, round(load.until - time.monotonic()))
+            return f"load {load.rate:g}/s, {left} s left" if left else "load: waiting for the last answers"
+        if not load.result:
+            load.result = _summary(load.output)
+            load.output.close()
+        return load.result
+
+    def stop(self, name: str) -> None:
+        """End the load on a server, if there is one."""
+        load = self._loads.pop(name, None)
+        if load is None:
+            return
+        if load.process.poll() is None:
+            load.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                load.process.wait(5)
+            if load.process.poll() is None:
+                load.process.kill()
+                load.process.wait()
+        load.output.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        for name in list(self._loads):
+            self.stop(name)
+
+
+def _summary(output: IO[bytes]) -> str:
+    output.seek(0)
+    text = output.read(64 * 1024).decode(errors="replace")
+    try:
+        report = json.loads(text)
+        ttft, itl = report["ttft_seconds"]["p99"], report["itl_seconds"]["p99"]
+        return (
+            f"load done: {report['completed']}/{report['sent']} answered, TTFT99 {latency(ttft)}, ITL99 {latency(itl)}"
+        )
+    except (ValueError, KeyError, TypeError):
+        lines = [line for line in text.splitlines() if line.strip()]
+        return f"load failed: {lines[-1]}" if lines else "load ended without a report"

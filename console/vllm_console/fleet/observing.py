@@ -1,0 +1,87 @@
+"""One server of others and the thread that looks at it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+
+from vllm_console.fleet.model import ServerView, State
+from vllm_console.fleet.watched import CHART_POINTS, CHART_STEP_SECONDS
+from vllm_console.telemetry.scrape import ScrapeError, Scraper
+from vllm_console.telemetry.timeline import Timeline
+from vllm_launchers.machine.engines import simulated_engine
+from vllm_launchers.machine.processes import ObservedServer
+
+
+class ObservedWatch:
+    """One server of others and the thread that looks at it. The lock guards what the thread hands over."""
+
+    def __init__(self, server: ObservedServer, interval: float) -> None:
+        self.server = server
+        self.looked = threading.Event()
+        self._interval = interval
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._state = State.STARTING
+        self._since = time.time()
+        self._reason = ""
+        self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS)
+        if server.port:
+            threading.Thread(target=self._look, name=f"observe-{server.pid}", daemon=True).start()
+        else:
+            self._reason = "its port is not known: its processes belong to another user"
+            self.looked.set()
+
+    def view(self, selected: str | None, taken: Collection[str]) -> ServerView:
+        """What is known now."""
+        server = self.server
+        name = f"vllm@{server.port}" if server.port else f"vllm@pid-{server.pid}"
+        if name in taken:
+            name = f"vllm@pid-{server.pid}"
+        now = time.time()
+        with self._lock:
+            return ServerView(
+                name=name,
+                state=self._state,
+                state_since=self._since,
+                ours=False,
+                owner=server.user,
+                model=server.model or "",
+                engine=simulated_engine() if server.simulated else None,
+                host=server.host,
+                port=server.port or 0,
+                pid=server.pid,
+                argv=server.argv,
+                reason=self._reason,
+                notice=f"started by {server.user or 'somebody else'}, not by this console: shown, never touched",
+                sample=self._timeline.latest,
+                window=self._timeline.window(),
+                series=self._timeline.series(now) if selected == name else None,
+            )
+
+    def close(self) -> None:
+        """Tell the thread to end; it does after its present look."""
+        self._ended.set()
+
+    def _look(self) -> None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.server.host, self.server.host)
+        scraper = Scraper(f"http://[{host}]:{self.server.port}" if ":" in host else f"http://{host}:{self.server.port}")
+        while not self._ended.wait(self._interval if self.looked.is_set() else 0.0):
+            try:
+                sample = scraper.sample(time.time())
+            except ScrapeError as error:
+                state = State.STARTING if error.kind == "refused" else State.UNRESPONSIVE
+                self._enter(state, str(error))
+            else:
+                with self._lock:
+                    self._timeline.append(sample)
+                self._enter(State.READY, "")
+            self.looked.set()
+        scraper.close()
+
+    def _enter(self, state: State, reason: str) -> None:
+        with self._lock:
+            if state is not self._state:
+                self._state, self._since = state, time.time()
+            self._reason = reason

@@ -1,0 +1,248 @@
+"""The fleet on this machine: records and keepers of this person, the others' servers from outside."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_console.config import config_folder
+from vllm_console.fleet.api import FleetError, NotFoundError, PresetProblem, RefusedError, UsageError
+from vllm_console.fleet.details import unpack
+from vllm_console.fleet.loads import Loads
+from vllm_console.fleet.model import Changes, Engine, FleetSnapshot, LaunchRequest, Preset, ServerView
+from vllm_console.fleet.observed import Observer
+from vllm_console.fleet.watched import WatchedServer
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.errors import BadNameError, KeeperError
+from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.plan.model import Plan
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.launching import Launch, Launcher
+
+
+class LocalFleet:
+    """`vllm_console.fleet.api.Fleet` on this machine. Not for use by two threads at once."""
+
+    def __init__(
+        self,
+        state: Path | None = None,
+        *,
+        read_only: bool = False,
+        vllm_paths: Sequence[str] = (),
+        observe: bool = True,
+        charts: bool = False,
+    ) -> None:
+        self.read_only = read_only
+        self._state = state or client.default_root()
+        self._vllm_paths = tuple(vllm_paths)
+        self._loads = Loads()
+        self._observer = Observer() if observe else None
+        self._charts = charts
+        self._watched: dict[str, WatchedServer] = {}
+        self._records: dict[str, tuple[object, ServerRecord]] = {}
+        self._hostname = socket.gethostname()
+
+    def snapshot(self, selected: str | None = None) -> FleetSnapshot:
+        """Look once at everything; a server whose keeper died gets a new one on the way."""
+        now = time.time()
+        records, problems = self._read_records()
+        if any(record.state.alive and not client.keeper_alive(self._state, record.name) for record in records):
+            problems += self._adopt()
+            records, _ = self._read_records()
+        for gone in self._watched.keys() - {record.name for record in records}:
+            self._watched.pop(gone).close()
+        views = [self._view(record, now, selected) for record in records]
+        if self._observer is not None:
+            own = {record.server.pid for record in records if record.server and record.state.alive}
+            views += self._observer.views(own, [view.name for view in views], selected)
+        return FleetSnapshot(at=now, hostname=self._hostname, servers=tuple(views), notices=tuple(problems))
+
+    def presets(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
+        """All usable presets by name, and the files that are of no use."""
+        presets, problems = self._launcher.presets()
+        return tuple(presets.values()), tuple(PresetProblem(str(error.path), str(error)) for error in problems)
+
+    def engines(self) -> Sequence[Engine]:
+        """The engines found here, the simulated one last."""
+        return self._launcher.engines()
+
+    def plan(self, request: LaunchRequest) -> Plan:
+        """Resolve a launch without doing it."""
+        return self._launcher.launch(request, self._taken_ports()).plan
+
+    def start(self, request: LaunchRequest) -> ServerView:
+        """Launch; returns as soon as a keeper holds it.
+
+        Raises:
+            FleetError: it cannot be launched, or the name is taken.
+        """
+        self._refuse_read_only()
+        launch = self._launcher.launch(request, self._taken_ports())
+        name = request.name or self._free_name(launch.plan.preset)
+        try:
+            existing = client.read(self._state, name) if client.exists(self._state, name) else None
+            if existing is not None and not existing.state.alive:
+                # A stopped server of that name is the same server: it keeps its history and counts on.
+                record = self._again(name, launch)
+            else:
+                spec = launch.spec(client.folder(self._state, name), self._state)
+                record = client.launch(self._state, name, spec, launch.secrets)
+        except BadNameError as error:
+            raise UsageError(str(error)) from error
+        except KeeperError as error:
+            raise FleetError(str(error)) from error
+        return self._view(record, time.time(), None)
+
+    def restart(self, name: str, changes: Changes) -> ServerView:
+        """Stop and start again with a difference of flags: same name, port and GPUs, next generation."""
+        record = self._ours(name)
+        details, spec = unpack(record.current.spec.details), record.current.spec
+        return self._view(self._again(name, self._launcher.relaunch(details, spec, changes)), time.time(), name)
+
+    def switch(self, name: str, preset: str) -> ServerView:
+        """Hand the server's place (name, GPUs, port) to another preset."""
+        record = self._ours(name)
+        details, spec = unpack(record.current.spec.details), record.current.spec
+        return self._view(self._again(name, self._launcher.handover(details, spec, preset)), time.time(), name)
+
+    def stop(self, name: str) -> ServerView:
+        """Ask its keeper to stop it; returns at once."""
+        record = self._ours(name)
+        self._loads.stop(name)
+        if record.state.alive or record.next_attempt_at is not None:
+            try:
+                record = client.stop(self._state, name)
+            except KeeperError as error:
+                raise FleetError(str(error)) from error
+        return self._view(record, time.time(), name)
+
+    def forget(self, name: str) -> None:
+        """Remove the record, log and history of a server that has stopped or failed."""
+        self._ours(name)
+        self._loads.stop(name)
+        if (watched := self._watched.pop(name, None)) is not None:
+            watched.close()
+        try:
+            client.remove(self._state, name)
+        except KeeperError as error:
+            raise FleetError(str(error)) from error
+
+    def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
+        """Send the preset's workload from a process of its own, bounded in count and time.
+
+        Without a rate, one that keeps about the preset's concurrency in flight is taken.
+        """
+        from vllm_console.load.shape import suggested_rate
+
+        self._refuse_read_only()
+        workload = unpack(self._ours(name).current.spec.details).workload
+        if rate is None:
+            rate = suggested_rate(workload) if workload is not None else 1.0
+        self._loads.start(name, self._state, rate, seconds)
+
+    def stop_load(self, name: str) -> None:
+        """End the load that this console sends."""
+        self._loads.stop(name)
+
+    def close(self) -> None:
+        """Let go of loads, open files and observers. Servers go on."""
+        self._loads.close()
+        if self._observer is not None:
+            self._observer.close()
+        for watched in self._watched.values():
+            watched.close()
+        self._watched.clear()
+
+    @cached_property
+    def _launcher(self) -> Launcher:
+        # Not needed to look at servers, and a good part of a command's start-up time.
+        from vllm_console.fleet.launching import Launcher
+
+        return Launcher(config_folder(), self._vllm_paths)
+
+    def _read_records(self) -> tuple[list[ServerRecord], list[str]]:
+        """All records; one that did not change since the last look is not read again."""
+        records, problems = [], []
+        names = client.names(self._state)
+        for gone in self._records.keys() - set(names):
+            del self._records[gone]
+        for name in names:
+            try:
+                stamp = client.stamp(self._state, name)
+                known = self._records.get(name)
+                if known is None or known[0] != stamp:
+                    known = self._records[name] = (stamp, client.read(self._state, name))
+                records.append(known[1])
+            except KeeperError as error:
+                problems.append(str(error))
+        return records, problems
+
+    def _adopt(self) -> list[str]:
+        if self.read_only:
+            return ["a keeper died; this console is read-only and starts none"]
+        try:
+            client.adopt_orphans(self._state)
+        except KeeperError as error:
+            return [str(error)]
+        return []
+
+    def _view(self, record: ServerRecord, now: float, selected: str | None) -> ServerView:
+        name = record.name
+        watched = self._watched.get(name)
+        if watched is None:
+            watched = self._watched[name] = WatchedServer(client.folder(self._state, name), charts=self._charts)
+        return watched.view(record, now, selected=selected == name, load=self._loads.describe(name))
+
+    def _again(self, name: str, launch: Launch) -> ServerRecord:
+        spec = launch.spec(client.folder(self._state, name), self._state)
+        if not client.read(self._state, name).state.alive:
+            self._launcher.claim(spec.host, spec.port, self._taken_ports())
+        try:
+            return client.restart(self._state, name, spec, launch.secrets)
+        except KeeperError as error:
+            raise FleetError(str(error)) from error
+
+    def _refuse_read_only(self) -> None:
+        if self.read_only:
+            raise RefusedError("this console is read-only: it shows everything and changes nothing")
+
+    def _ours(self, name: str) -> ServerRecord:
+        """The record of a server that may be acted on.
+
+        Raises:
+            RefusedError: the console is read-only, or somebody else started the server.
+            NotFoundError: there is none of that name.
+        """
+        self._refuse_read_only()
+        try:
+            if client.exists(self._state, name):
+                client.adopt_orphans(self._state)
+                return client.read(self._state, name)
+        except BadNameError:
+            pass  # names of observed servers look otherwise than ours
+        except KeeperError as error:
+            raise FleetError(str(error)) from error
+        seen = self.snapshot().server(name)
+        if seen is not None and not seen.ours:
+            owner = seen.owner or "somebody else"
+            raise RefusedError(f"{name} was started by {owner}, not by vllm-console: it is shown and never touched")
+        known = ", ".join(client.names(self._state)) or "none yet"
+        raise NotFoundError(f"no server is called '{name}'; servers of yours: {known}")
+
+    def _taken_ports(self) -> set[int]:
+        return {record.current.spec.port for record in self._read_records()[0] if record.state.alive}
+
+    def _free_name(self, wanted: str) -> str:
+        """The preset's name, or the first of ``name-2``, ``name-3``, … that no live server of ours has."""
+        live = {record.name for record in self._read_records()[0] if record.state.alive}
+        number = 1
+        name = wanted
+        while name in live:
+            number += 1
+            name = f"{wanted}-{number}"
+        return name

@@ -1,0 +1,206 @@
+"""One server of ours as a console sees it over time: its record, its history, its way up, its failure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vllm_console.fleet.details import Details, unpack
+from vllm_console.fleet.model import ServerView, Stage, State
+from vllm_console.telemetry.history import HistoryError, HistoryMissingError, Reader
+from vllm_console.telemetry.timeline import Timeline
+from vllm_console.text import plain
+from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.secrets import redact, redact_argv
+
+HISTORY = "history.sqlite"
+"""The recorder's file in a server's folder."""
+
+CHART_STEP_SECONDS = 5.0
+CHART_POINTS = 180
+"""Charts reach back a quarter of an hour in steps of five seconds."""
+
+RECENT_SECONDS = 65.0
+"""How far back every single look is read: the window of a minute, and the look before it."""
+
+START_LOG_BYTES = 4 << 20
+"""How much of a generation's log is read for its way up."""
+
+END_LOG_BYTES = 512 << 10
+"""How much of a dead server's log is searched for the reason."""
+
+_WILDCARDS = ("0.0.0.0", "::")
+
+
+class WatchedServer:
+    """What is read of one server, kept between looks so that a look costs little."""
+
+    def __init__(self, folder: Path, *, charts: bool) -> None:
+        self._folder = folder
+        self._charts = charts
+        self._details: tuple[object, Details] | None = None
+        self._history: Reader | None = None
+        self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS)
+        self._sequence: int | None = None
+        self._startup: tuple[tuple[int, int], _StartLog] | None = None
+        self._failure: tuple[tuple[int, int], str] | None = None
+
+    def view(self, record: ServerRecord, now: float, *, selected: bool, load: str) -> ServerView:
+        """The server as of ``now`` (Unix seconds)."""
+        spec = record.current.spec
+        details = self._read_details(spec.details)
+        history_problem = self._read_history(now)
+        earlier = record.generations[-2] if len(record.generations) > 1 else None
+        window = self._timeline.window() if record.state.alive else None
+        return ServerView(
+            name=record.name,
+            state=record.state,
+            state_since=record.state_since,
+            preset=details.preset,
+            model=details.model,
+            engine=details.engine,
+            host=spec.host,
+            port=spec.port,
+            pid=record.server.pid if record.server and record.state.alive else None,
+            gpus=details.gpus,
+            argv=redact_argv(spec.argv),
+            flags=details.flags,
+            reasons=details.reasons,
+            previous_flags=unpack(earlier.spec.details).flags if earlier else None,
+            generation=record.current.number,
+            attempt=record.attempt,
+            reason=self._reason(record),
+            notice="; ".join(filter(None, (_notice(record), history_problem))),
+            exit=record.exit,
+            next_attempt_at=record.next_attempt_at,
+            downtime_seconds=record.downtime_seconds,
+            workload=details.workload,
+            objectives=details.objectives,
+            stages=self._stages(record, now) if selected or record.state is State.STARTING else (),
+            log_path=str(self._folder / "server.log"),
+            sample=self._timeline.latest if record.state.alive else None,
+            window=window,
+            series=self._timeline.series(now) if selected else None,
+            load=load,
+        )
+
+    def close(self) -> None:
+        """Let go of open files."""
+        if self._history is not None:
+            self._history.close()
+            self._history = None
+
+    def _read_details(self, packed: object) -> Details:
+        if self._details is None or self._details[0] is not packed:
+            self._details = (packed, unpack(packed))  # type: ignore[arg-type]
+        return self._details[1]
+
+    def _read_history(self, now: float) -> str:
+        """Take in what the recorder wrote since the last look; a sentence when that cannot be read."""
+        try:
+            if self._history is None:
+                self._history = Reader(self._folder / HISTORY)
+            if self._sequence is None:
+                span = CHART_POINTS * CHART_STEP_SECONDS if self._charts else 0.0
+                older = self._history.range(now - span, now - RECENT_SECONDS, CHART_POINTS) if span else []
+                entries = older + self._history.since(now - RECENT_SECONDS)
+            else:
+                entries = self._history.after(self._sequence)
+            for entry in entries:
+                self._timeline.append(entry.sample, entry.generation)
+                self._sequence = entry.sequence
+        except HistoryMissingError:
+            return ""
+        except HistoryError as error:
+            return str(error)
+        return ""
+
+    def _reason(self, record: ServerRecord) -> str:
+        """The keeper's sentence; for a failed server with the line from its log that shows why."""
+        if record.state is not State.FAILED:
+            return redact(plain(record.reason))
+        key = (record.current.number, record.attempt)
+        if self._failure is None or self._failure[0] != key:
+            from vllm_console.diagnosis.failure_line import failure_line
+
+            code = record.exit.code if record.exit else None
+            lines = _tail(self._folder / "server.log", record)
+            found = failure_line(lines, code) if lines else None
+            parts = (found.text, found.explanation or "") if found else ()
+            self._failure = (key, " · ".join(filter(None, map(plain, parts))))
+        line = self._failure[1]
+        return redact(plain(f"{record.reason}: {line}" if line else record.reason))
+
+    def _stages(self, record: ServerRecord, now: float) -> tuple[Stage, ...]:
+        key = (record.current.number, record.attempt)
+        if self._startup is None or self._startup[0] != key:
+            self._startup = (key, _StartLog(self._folder / "server.log", record))
+        return self._startup[1].stages(record, now)
+
+
+class _StartLog:
+    """Reads a generation's log from its beginning, as far as its way up goes, each byte once."""
+
+    def __init__(self, path: Path, record: ServerRecord) -> None:
+        self._path = path
+        self._inode = record.log_inode
+        self._offset = record.log_offset
+        self._left = START_LOG_BYTES
+        from vllm_console.telemetry.startup import StartupWatch
+
+        self._watch = StartupWatch(record.current.started_at)
+        self._complete: tuple[Stage, ...] | None = None
+
+    def stages(self, record: ServerRecord, now: float) -> tuple[Stage, ...]:
+        """The stages so far; nothing is read any more once the server is ready."""
+        if self._complete is not None:
+            return self._complete
+        self._feed()
+        current = record.current
+        ended = current.ended_at is not None
+        stages = self._watch.stages(current.ended_at or now, ready_at=current.ready_at, ended=ended)
+        if current.ready_at is not None or ended:
+            self._complete = stages
+        return stages
+
+    def _feed(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                if self._inode is None or _inode(file.fileno()) == self._inode:
+                    file.seek(self._offset)
+                    data = file.read(self._left)
+                else:
+                    # Rotated away meanwhile: the way up stands in an older file, and is not worth the search.
+                    data = b""
+        except OSError:
+            return
+        self._offset += len(data)
+        self._left -= len(data)
+        self._watch.feed(data)
+
+
+def _inode(descriptor: int) -> int:
+    return os.fstat(descriptor).st_ino
+
+
+def _tail(path: Path, record: ServerRecord) -> list[str]:
+    """The end of the present generation's log, as lines."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            begin = record.log_offset if record.log_inode in (None, _inode(file.fileno())) else 0
+            file.seek(max(begin, size - END_LOG_BYTES))
+            data = file.read(END_LOG_BYTES)
+    except OSError:
+        return []
+    return data.decode(errors="replace").splitlines()
+
+
+def _notice(record: ServerRecord) -> str:
+    notes = []
+    if record.adopted and record.state.alive:
+        notes.append("a new keeper adopted it; how it ends will not be known")
+    spec = record.current.spec
+    if spec.host in _WILDCARDS and "VLLM_API_KEY" not in spec.secret_names:
+        notes.append(f"it listens on all addresses ({spec.host}) without an API key: anybody who reaches it may use it")
+    return "; ".join(notes)

@@ -1,0 +1,1 @@
+"""Server logs of any size: read from the end, followed over rotation, searched in slices, made safe to show."""

@@ -1,0 +1,181 @@
+"""The process beside every server that keeps its history: ``python -m vllm_console.telemetry.recorder``.
+
+It asks once a second, writes what it saw, and ends with the server. It is small on purpose and needs nothing of the
+console. When the keeper that started it dies, it calls for a new one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vllm_console.telemetry.history import Writer
+from vllm_console.telemetry.scrape import ScrapeError, Scraper
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOCK_POLL_SECONDS = 0.2
+_ADOPT_SECONDS = 30.0
+
+
+def process_lives(pid: int, start_time: int) -> bool:
+    """Whether that very process still runs: its pid, its start time (field 22 of ``/proc/PID/stat``), no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    # The second field is the command's name in brackets and may hold anything: count from the last bracket.
+    fields = stat[stat.rfind(b")") + 2 :].split()
+    return len(fields) > 19 and int(fields[19]) == start_time and fields[0] not in (b"Z", b"X")
+
+
+class Schedule:
+    """Moments ``interval`` seconds apart that do not drift; those missed are left out, not made up for."""
+
+    def __init__(self, interval: float, now: float) -> None:
+        self._interval = interval
+        self._next = now
+
+    def wait_from(self, now: float) -> float:
+        """Seconds from ``now`` until the next moment."""
+        if now >= self._next:
+            self._next += self._interval * (1 + (now - self._next) // self._interval)
+        return self._next - now
+
+
+def stopped_within(seconds: float) -> bool:
+    """Sleep; True at once when a stop signal (blocked beforehand) comes or has come."""
+    return signal.sigtimedwait(_STOP_SIGNALS, max(0.0, seconds)) is not None
+
+
+@contextlib.contextmanager
+def only_writer(history: Path) -> Iterator[bool]:
+    """Hold the lock of a history file, after its present writer has ended. Yields False when told to stop meanwhile."""
+    descriptor = os.open(history.with_name(history.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if stopped_within(_LOCK_POLL_SECONDS):
+                    yield False
+                    return
+            else:
+                yield True
+                return
+    finally:
+        os.close(descriptor)
+
+
+class Keeper:
+    """Watches whether the parent is still the keeper that started this recorder; when not, calls for a new one.
+
+    From then on nobody's death can be seen from here, so it looks again every half minute: a look costs little.
+    """
+
+    def __init__(self, state_root: Path | None) -> None:
+        self._root = state_root
+        self._parent = os.getppid()
+        self._next_at = 0.0
+        self._said = ""
+
+    def look(self, now: float) -> None:
+        """Look once; ``now`` is `time.monotonic`."""
+        if self._root is None or now < self._next_at or os.getppid() == self._parent:
+            return
+        self._next_at = now + _ADOPT_SECONDS
+        # Only now: it costs memory that would lie idle for days.
+        from vllm_launchers.keeper.client import adopt_orphans
+        from vllm_launchers.keeper.errors import KeeperError
+
+        try:
+            adopted = adopt_orphans(self._root)
+        except (KeeperError, OSError, ValueError) as error:
+            if str(error) != self._said:
+                say(f"a keeper is gone and no new one could be started: {error}")
+            self._said = str(error)
+            return
+        if adopted:
+            say(f"a keeper was gone; there is a new one for: {', '.join(adopted)}")
+
+
+def say(message: str) -> None:
+    """One line to stderr, which the keeper keeps; a full disk or a closed pipe there stops nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"recorder: {message}", file=sys.stderr, flush=True)
+
+
+def record(scraper: Scraper, writer: Writer, options: argparse.Namespace) -> None:
+    """Ask and write until the server is gone or a stop signal comes."""
+    schedule = Schedule(options.interval, time.monotonic())
+    keeper = Keeper(options.state_root)
+    fault = trouble = notice = ""
+    while process_lives(options.pid, options.start_time):
+        try:
+            writer.append(scraper.sample(time.time()), options.generation)
+            fault = ""
+        except ScrapeError as error:
+            # Refused is normal while vLLM loads: it listens only when it is ready.
+            if error.kind != "refused" and error.kind != fault:
+                say(str(error))
+            fault = error.kind
+        if writer.trouble and writer.trouble != trouble:
+            say(f"history waits in memory: {writer.trouble}")
+        if writer.notice and writer.notice != notice:
+            say(writer.notice)
+        trouble, notice = writer.trouble, writer.notice
+        keeper.look(time.monotonic())
+        if stopped_within(schedule.wait_from(time.monotonic())):
+            return
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the recorder; returns the exit code."""
+    options = _options(arguments)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        scraper = Scraper(options.url, timeout=min(2.0, max(0.5, options.interval * 2)))
+        with only_writer(options.history) as ours:
+            if ours:
+                writer = Writer(options.history)
+                try:
+                    record(scraper, writer, options)
+                finally:
+                    writer.close()
+                    scraper.close()
+    except (ScrapeError, OSError) as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m vllm_console.telemetry.recorder", description="Record a server's metrics until it ends."
+    )
+    parser.add_argument("--url", required=True, help="the server's base URL")
+    parser.add_argument("--history", required=True, type=Path, help="the history file")
+    parser.add_argument("--generation", required=True, type=int, help="stored with each row")
+    parser.add_argument("--pid", required=True, type=int, help="the server's process")
+    parser.add_argument("--start-time", required=True, type=int, help="its start time, field 22 of /proc/PID/stat")
+    parser.add_argument("--interval", type=_interval, default=1.0, help="seconds between looks (default 1)")
+    parser.add_argument("--state-root", type=Path, help="where keepers keep their records; to call for a new keeper")
+    return parser.parse_args(arguments)
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0.05 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError("must be from 0.05 to 3600 seconds")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Commands as scripts use them: run, read the JSON, on simulated servers in a state folder of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Program:
+    """Runs ``vllm-console`` and reads its answers."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.env = {
+            **os.environ,
+            "HOME": str(home),
+            "XDG_STATE_HOME": str(home / "state"),
+            "XDG_CONFIG_HOME": str(home / "config"),
+            "XDG_CACHE_HOME": str(home / "cache"),
+            "SIMULATED_STARTUP_SECONDS": "0",
+        }
+        self.env.pop("VLLM_API_KEY", None)
+        self.env.pop("HF_TOKEN", None)
+
+    def __call__(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "vllm_console", *words],
+            env={**self.env, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def json(self, *words: str, env: dict[str, str] | None = None) -> Any:
+        """The answer as JSON; the command must have ended well."""
+        answer = self(*words, "--json", env=env)
+        assert answer.returncode == 0, f"{words}: exit {answer.returncode}\n{answer.stderr}\n{answer.stdout}"
+        return json.loads(answer.stdout)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """``vllm-console`` with a home of its own; its servers are stopped at the end."""
+    runner = Program(tmp_path)
+    yield runner
+    for server in json.loads(runner("list", "--ours", "--json").stdout or "[]"):
+        runner("stop", server["name"])

@@ -1,0 +1,103 @@
+"""``metrics SOURCE`` on pages good and bad."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+
+import pytest
+
+PAGE = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{engine="0",model_name="m"} 5.0
+vllm:num_preemptions_total{engine="1",model_name="m"} 6.0
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1",model_name="m"} 50.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.2",model_name="m"} 100.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 100.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 100.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 11.0
+"""
+
+KEYS = {
+    "requests_running", "requests_waiting", "kv_cache_usage", "preemptions_total", "prefix_cache_queries_total",
+    "prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total", "kv_cache_tokens", "ttft_seconds",
+    "itl_seconds", "e2e_seconds", "queue_seconds", "prefill_seconds", "decode_seconds",
+}  # fmt: skip
+
+
+def test_engines_are_aggregated_and_kept_apart(program, tmp_path):
+    page = tmp_path / "page.txt"
+    page.write_text(PAGE)
+    answer = program.json("metrics", str(page))
+    assert set(answer) == KEYS | {"engines"}
+    assert answer["requests_running"] == 7
+    assert answer["kv_cache_usage"] == pytest.approx(0.5)
+    assert answer["preemptions_total"] == 11
+    assert answer["requests_waiting"] is None
+    assert answer["ttft_seconds"] == {
+        "count": 100, "sum": 11.0, "p50": pytest.approx(0.1), "p90": pytest.approx(0.18), "p99": pytest.approx(0.198),
+    }  # fmt: skip
+    assert set(answer["engines"]) == {"0", "1"}
+    assert set(answer["engines"]["1"]) == KEYS
+    assert answer["engines"]["1"]["requests_running"] == 4
+    assert answer["engines"]["1"]["ttft_seconds"] is None
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers as badly as the path says."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        try:
+            if self.path.startswith("/html"):
+                self.wfile.write(b"<!DOCTYPE html><html><body>Welcome to nginx</body></html>")
+            elif self.path.startswith("/big"):
+                for _ in range(50):
+                    self.wfile.write(b"x" * (1 << 20))
+            elif self.path.startswith("/hang"):
+                time.sleep(8)
+        except OSError:
+            pass
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def bad_server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("path", ["/html/metrics", "/empty/metrics", "/big/metrics", "/hang/metrics"])
+def test_a_bad_page_ends_in_a_sentence(program, bad_server, path):
+    answer = program("metrics", bad_server + path, "--timeout", "2")
+    assert answer.returncode == 1
+    assert "Traceback" not in answer.stderr
+    assert answer.stderr.startswith("vllm-console: ")
+    assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"<html></html>", b"\x00\xff\xfe garbage", PAGE[:700].encode() + b"vllm:nu"])
+def test_a_bad_file_ends_well(program, tmp_path, content):
+    page = tmp_path / "page"
+    page.write_bytes(content)
+    answer = program("metrics", str(page), "--json")
+    assert "Traceback" not in answer.stderr
+    if answer.returncode == 0:
+        assert json.loads(answer.stdout)["requests_running"] == 7
+    else:
+        assert answer.returncode == 1

@@ -1,0 +1,233 @@
+"""start, list, status, restart, stop, logs: their JSON is a contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+SERVER_KEYS = {"name", "preset", "engine", "port", "state", "pid", "argv", "generation", "log"}
+
+
+def start(program, *words, name="chat"):
+    return program.json("start", "chatbot", "--engine", "simulated", "--name", name, "--wait", *words)
+
+
+def test_start_answers_with_the_server(program):
+    server = start(program)
+    assert set(server) == SERVER_KEYS
+    assert server["name"] == "chat"
+    assert server["preset"] == "chatbot"
+    assert server["engine"] == "simulated"
+    assert server["state"] == "ready"
+    assert server["generation"] == 1
+    os.kill(server["pid"], 0)
+    assert "--max-num-seqs" in server["argv"]
+    assert str(server["port"]) in server["argv"]
+
+
+def test_start_without_wait_returns_while_it_starts(program):
+    server = program.json(
+        "start", "chatbot", "--engine", "simulated", "--name", "slow", env={"SIMULATED_STARTUP_SECONDS": "20"}
+    )
+    assert server["state"] == "starting"
+    assert program.json("stop", "slow")["state"] == "stopped"
+
+
+def test_set_and_unset_change_the_command_line(program):
+    server = start(
+        program, "--set", "max-num-seqs=7", "--set", "enforce-eager=true", "--set", "enable-prefix-caching=false",
+        "--unset", "max-num-batched-tokens", "--unset", "no-such-thing-set",
+    )  # fmt: skip
+    argv = server["argv"]
+    assert argv[argv.index("--max-num-seqs") + 1] == "7"
+    assert "--enforce-eager" in argv
+    assert "--no-enable-prefix-caching" in argv
+    assert "--max-num-batched-tokens" not in argv
+
+
+def test_status_adds_exit_and_metrics(program):
+    start(program)
+    deadline = time.monotonic() + 30
+    while (answer := program.json("status", "chat"))["metrics"] is None:
+        assert time.monotonic() < deadline
+    assert set(answer) >= SERVER_KEYS | {"exit", "metrics"}
+    assert answer["exit"] is None
+    assert answer["metrics"]["requests_running"] == 0
+    assert answer["metrics"]["kv_cache_tokens"] > 1000
+    program.json("stop", "chat")
+    ended = program.json("status", "chat")
+    assert ended["state"] == "stopped"
+    assert ended["exit"]["requested"] is True
+    assert ended["pid"] is None
+
+
+def test_list_has_every_server(program):
+    start(program, name="one")
+    start(program, name="two")
+    servers = program.json("list", "--ours")
+    assert [server["name"] for server in servers] == ["one", "two"]
+    assert servers[0]["port"] != servers[1]["port"]
+    assert all({"exit", "metrics"} <= set(server) for server in servers)
+
+
+def test_restart_keeps_identity_and_counts_generations(program):
+    before = start(program)
+    after = program.json("restart", "chat", "--set", "max-num-seqs=32", "--wait")
+    assert (after["name"], after["port"], after["generation"], after["state"]) == ("chat", before["port"], 2, "ready")
+    assert after["pid"] != before["pid"]
+    assert after["argv"][after["argv"].index("--max-num-seqs") + 1] == "32"
+    back = program.json("restart", "chat", "--previous", "--wait")
+    assert back["generation"] == 3
+    assert back["argv"][back["argv"].index("--max-num-seqs") + 1] == "256"
+
+
+def test_switch_hands_the_place_to_another_preset(program):
+    before = start(program)
+    after = program.json("restart", "chat", "--preset", "batch", "--wait")
+    assert (after["preset"], after["port"], after["generation"]) == ("batch", before["port"], 2)
+    status = program.json("status", "chat")
+    assert status["downtime_seconds"] > 0
+
+
+def test_stop_then_start_again_counts_on(program):
+    start(program)
+    stopped = program.json("stop", "chat")
+    assert stopped["state"] == "stopped"
+    again = start(program)
+    assert (again["generation"], again["state"]) == (2, "ready")
+
+
+def test_logs(program):
+    start(program)
+    answer = program.json("logs", "chat", "-n", "500")
+    assert any("Application startup complete" in line for line in answer["lines"])
+    assert any("simulated" in line for line in answer["lines"])
+
+
+def test_load_measures_at_the_client(program):
+    start(program)
+    report = program.json("load", "chat", "--rate", "5", "--duration", "3", "--output-tokens", "20")
+    assert set(report) == {
+        "sent", "completed", "failed", "duration_s", "output_tokens", "ttft_seconds", "itl_seconds", "e2e_seconds",
+    }  # fmt: skip
+    assert report["sent"] == report["completed"] > 5
+    assert report["failed"] == 0
+    assert report["ttft_seconds"]["p99"] >= report["ttft_seconds"]["p50"] > 0
+    metrics = program.json("metrics", f"http://127.0.0.1:{program.json('status', 'chat')['port']}")
+    assert metrics["generation_tokens_total"] == report["output_tokens"]
+
+
+def test_failure_says_why_with_the_log_line(program):
+    answer = program("start", "chatbot", "--engine", "simulated", "--name", "bad", "--set", "no-such-flag=3", "--wait")
+    assert answer.returncode == 1
+    assert "unrecognized arguments: --no-such-flag" in answer.stderr
+    status = program.json("status", "bad")
+    assert status["state"] == "failed"
+    assert status["exit"]["code"] == 2
+    assert "unrecognized arguments" in status["reason"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("start", "chatbt"), 3, "did you mean 'chatbot'"),
+        (("status", "nobody"), 3, "no server is called 'nobody'"),
+        (("restart", "nobody"), 3, "no server is called 'nobody'"),
+        (("stop", "nobody"), 3, "no server is called 'nobody'"),
+        (("logs", "nobody"), 3, "no server is called 'nobody'"),
+        (("start", "chatbot", "--set", "oops"), 2, "oops"),
+        (("start", "chatbot", "--set", "api-key=abc"), 2, "VLLM_API_KEY"),
+        (("start", "chatbot", "--engine", "simulated", "--name", "../x"), 2, "name"),
+        (("start", "chatbot", "--vllm", "/bin/true"), 1, "/bin/true"),
+        (("start", "chatbot", "--vllm", "/nowhere/vllm"), 1, "/nowhere/vllm"),
+        (("--read-only", "start", "chatbot", "--engine", "simulated"), 4, "read-only"),
+        (("metrics", "/nowhere"), 1, "/nowhere"),
+        (("load", "http://10.1.2.3:8000"), 1, "remote"),
+        (("nonsense",), 2, "nonsense"),
+    ],
+)  # fmt: skip
+def test_bad_words_end_in_a_sentence_and_a_code(program, words, code, text):
+    answer = program(*words)
+    assert answer.returncode == code, answer.stderr
+    assert text in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_taken_port_is_said_with_its_holder(program):
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        answer = program("start", "chatbot", "--engine", "simulated", "--port", str(port))
+    assert answer.returncode == 1
+    assert f"port {port} is taken" in answer.stderr
+    assert str(os.getpid()) in answer.stderr
+
+
+def test_a_live_name_is_taken(program):
+    start(program)
+    answer = program("start", "batch", "--engine", "simulated", "--name", "chat")
+    assert answer.returncode == 1
+    assert "chat" in answer.stderr
+
+
+def test_secrets_are_nowhere_to_be_seen(program):
+    secret = "sk-very-secret-0123456789"
+    server = program.json(
+        "start", "chatbot", "--engine", "simulated", "--name", "keyed", "--wait", env={"VLLM_API_KEY": secret}
+    )
+    assert secret not in json.dumps(server)
+    assert secret not in json.dumps(program.json("status", "keyed"))
+    for path in program.home.rglob("*"):
+        if path.is_file():
+            assert secret.encode() not in path.read_bytes(), path
+    assert secret.encode() not in Path(f"/proc/{server['pid']}/cmdline").read_bytes()
+    refused = program("load", "keyed", "--rate", "2", "--duration", "1")
+    assert refused.returncode == 1
+    assert "wants an API key" in refused.stderr
+    done = program.json("load", "keyed", "--rate", "2", "--duration", "1", env={"VLLM_API_KEY": secret})
+    assert done["completed"] > 0
+
+
+def test_a_dead_keeper_takes_nothing_with_it(program):
+    server = start(program)
+    record = json.loads((program.home / "state/vllm-console/servers/chat/record.json").read_text())
+    os.kill(record["keeper"]["pid"], signal.SIGKILL)
+    os.kill(server["pid"], 0)
+    answer = program.json("status", "chat")
+    assert answer["pid"] == server["pid"]
+    deadline = time.monotonic() + 30
+    while "adopted" not in ((answer := program.json("status", "chat"))["notice"] or ""):
+        assert time.monotonic() < deadline
+    assert answer["state"] in ("ready", "unresponsive")
+    ended = program.json("stop", "chat")
+    assert ended["state"] == "stopped"
+    assert program.json("status", "chat")["exit"]["code"] is None
+
+
+def test_servers_of_others_are_shown_and_refused(program, tmp_path):
+    """A server that no keeper of ours started: seen, and not stopped."""
+    import subprocess
+    import sys
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "vllm_launchers.simulated", "serve", "Qwen/Qwen3-8B-AWQ"]
+    words += ["--port", str(port), "--host", "127.0.0.1"]
+    stranger = subprocess.Popen(words, env=program.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (seen := [s for s in program.json("list") if s["pid"] == stranger.pid and s["state"] == "ready"]):
+            assert time.monotonic() < deadline
+        assert seen[0]["ours"] is False
+        assert seen[0]["engine"] == "simulated"
+        answer = program("stop", seen[0]["name"])
+        assert answer.returncode == 4
+        assert stranger.poll() is None
+    finally:
+        stranger.terminate()
+        stranger.wait(30)

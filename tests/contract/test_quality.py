@@ -1,0 +1,136 @@
+"""The whole tree is checked as its authors check it: formatting, lint, types, sizes, and what must not stand in it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("console", "launchers")
+PROJECT = (*SOURCES, "presets", "tests", "docs", ".ci")
+
+MOST_FILE_LINES = 400
+MOST_FUNCTION_LINES = 50
+
+FOREIGN = tuple(
+    re.compile(pattern) for pattern in (r"(?<![\w.-])/(?:work|root)/", r"/opt/pypi", r"pypi\.org|pythonhosted")
+)
+"""Paths of one machine and hosts of package registries: the project speaks of itself alone."""
+
+
+def run(*words: str) -> None:
+    """Run a tool on the whole tree; its words are shown when it finds something."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def sources(*folders: str) -> Iterator[Path]:
+    """All Python files in these folders."""
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """All text files of the project."""
+    files = [path for path in ROOT.iterdir() if path.is_file()]
+    for folder in PROJECT:
+        files += [path for path in (ROOT / folder).rglob("*") if path.is_file() and not made_by_a_tool(path)]
+    for path in sorted(files):
+        try:
+            yield path, path.read_text()
+        except UnicodeDecodeError:
+            continue
+
+
+def made_by_a_tool(path: Path) -> bool:
+    """Whether a file lies in a cache inside the tree."""
+    return any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(ROOT).parts[1:])
+
+
+def test_lint() -> None:
+    run("ruff", "check", "--quiet", ".")
+
+
+def test_formatting() -> None:
+    run("ruff", "format", "--check", "--quiet", ".")
+
+
+def test_types() -> None:
+    run("mypy")
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in sources(*SOURCES)])
+def test_files_and_functions_are_short(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MOST_FILE_LINES
+    long = [
+        f"{node.name} has {code_lines(node)} lines"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > MOST_FUNCTION_LINES
+    ]
+    assert not long
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """A function's lines without its docstring."""
+    first = function.body[0]
+    docstring = 0
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        docstring = (first.end_lineno or first.lineno) - first.lineno + 1
+    return (function.end_lineno or function.lineno) - function.lineno + 1 - docstring
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path, text in texts()
+        if path != Path(__file__).resolve()
+        for number, line in enumerate(text.splitlines(), 1)
+        if any(pattern.search(line) for pattern in FOREIGN)
+    ]
+    assert not found
+
+
+def test_ci_runs_the_command_that_the_readme_gives() -> None:
+    script = ROOT / ".ci/run"
+    assert script.stat().st_mode & stat.S_IXUSR
+    done = subprocess.run(
+        ["bash", str(script), "--print"], capture_output=True, text=True, timeout=30, check=True, cwd=os.sep
+    )
+    command = done.stdout.strip()
+    assert "pip install" in command
+    assert command.endswith("-m pytest")
+    readme = (ROOT / "README.md").read_text()
+    assert f"<!-- tests -->\n```sh\n{command}\n```" in readme
+
+
+def test_ci_ends_as_the_tests_do_and_leaves_no_cache_behind(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    script = shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    command = 'touch "$VLLMCONSOLE_TEST_CACHE/big"; echo "$CI $VLLMCONSOLE_TEST_CACHE"; exit 5'
+    (tmp_path / "README.md").write_text(f"# x\n\n<!-- tests -->\n```sh\n{command}\n```\n\n```sh\nexit 0\n```\n")
+    done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=30, check=False, cwd=os.sep)
+    ci, cache = done.stdout.split()
+    assert done.returncode == 5
+    assert ci == "true"
+    assert not Path(cache).exists()
+
+
+def test_ci_says_when_the_readme_has_no_command(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    script = shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    (tmp_path / "README.md").write_text("# x\n")
+    done = subprocess.run(["bash", script], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "no command" in done.stderr

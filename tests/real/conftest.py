@@ -1,0 +1,186 @@
+"""Real vLLM on the CPU: its environment, built once, a tiny model, and servers that are surely gone after a test.
+
+Where it cannot be had the tests skip and say why; with ``CI=true`` in the environment they fail instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+BUILDER = Path(__file__).with_name("environment") / "build.py"
+ENVIRONMENT = dict(os.environ)
+"""As it was before any test had folders of its own: the cache is shared by all runs of the tests."""
+
+CANNOT_BE_HAD = 3
+"""The builder's exit code when the machine is the reason."""
+
+BUILD_SECONDS = 1800
+READY_SECONDS = 180
+STOP_SECONDS = 30
+
+
+@pytest.fixture(scope="session")
+def real_environment() -> Mapping[str, str]:
+    """Paths ``vllm``, ``python`` and ``model`` of the environment, which is built if it is not there yet."""
+    done = subprocess.run(
+        [sys.executable, str(BUILDER)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        env=ENVIRONMENT,
+    )
+    if done.returncode:
+        reason = f"real vLLM cannot be had here: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}"
+        if done.returncode != CANNOT_BE_HAD or os.environ.get("CI", "").lower() == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    paths: dict[str, str] = json.loads(done.stdout)
+    return paths
+
+
+@pytest.fixture(scope="session")
+def real_vllm(real_environment: Mapping[str, str]) -> Path:
+    """The ``vllm`` executable."""
+    return Path(real_environment["vllm"])
+
+
+@pytest.fixture(scope="session")
+def tiny_model(real_environment: Mapping[str, str]) -> Path:
+    """The folder of a model of random weights: 4,096 positions, 375 tokens."""
+    return Path(real_environment["model"])
+
+
+@pytest.fixture(scope="session")
+def real_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment variables for a real server: offline, small, one thread per process, nothing in the home folder."""
+    caches = tmp_path_factory.mktemp("vllm-caches")
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HOME": str(caches / "hf"),
+        "VLLM_CACHE_ROOT": str(caches / "vllm"),
+        "VLLM_CONFIG_ROOT": str(caches / "vllm-config"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def cpu_flags() -> list[str]:
+    """Flags, as for ``--set``, that make a preset run there: a KV cache of 40 blocks of 32 tokens, no compilation."""
+    return ["max-model-len=512", "block-size=32", "num-gpu-blocks-override=40", "enforce-eager=true"]
+
+
+@dataclass(frozen=True, slots=True)
+class RealServer:
+    """A ``vllm serve`` that a test started, and its log."""
+
+    url: str
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def log_lines(self) -> list[str]:
+        """What it has written so far."""
+        return self.log.read_text(errors="replace").splitlines()
+
+    def wait_ready(self) -> None:
+        """Return once ``/health`` answers; fails with the end of the log if it dies or takes too long."""
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/health", trust_env=False).status_code == 200:
+                    return
+            time.sleep(0.2)
+        pytest.fail("the real server did not come up:\n" + "\n".join(self.log_lines()[-40:]))
+
+    def wait_exit(self) -> int:
+        """The exit code."""
+        return self.process.wait(READY_SECONDS)
+
+    def end(self) -> None:
+        """End it and all that it started: they share a session, whose id is the server's pid."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+StartServer = Callable[..., RealServer]
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Finds a port of 127.0.0.1 that nothing listens on."""
+
+    def find() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            return int(listener.getsockname()[1])
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def start_server(
+    real_vllm: Path,
+    tiny_model: Path,
+    real_env: Mapping[str, str],
+    cpu_flags: Sequence[str],
+    free_port: Callable[[], int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[StartServer]:
+    """Starts ``vllm serve`` directly: ``start_server(*words, port=…, model=…)``; all are ended with the module's tests.
+
+    The words stand after the CPU's own flags, so that they win.
+    """
+    folder = tmp_path_factory.mktemp("real-servers")
+    servers: list[RealServer] = []
+
+    def start(*words: str, port: int | None = None, model: Path | str = tiny_model) -> RealServer:
+        port = port or free_port()
+        flags = [word for flag in cpu_flags for word in _words(flag)]
+        argv = [str(real_vllm), "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
+        argv += ["--port", str(port), *flags, *words]
+        log = folder / f"{len(servers)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **real_env},
+                start_new_session=True,
+            )
+        server = RealServer(f"http://127.0.0.1:{port}", port, process, log)
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.end()
+
+
+def _words(flag: str) -> list[str]:
+    name, value = flag.split("=")
+    return [f"--{name}"] if value == "true" else [f"--{name}", value]

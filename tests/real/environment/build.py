@@ -1,0 +1,143 @@
+"""Build a CPU vLLM and a tiny model once, for the tests under ``tests/real``: ``build.py [CACHE]``.
+
+Prints one JSON line ``{"vllm": …, "model": …, "python": …}`` when they stand. Takes about 2 minutes and 2.5 GB the
+first time, nothing after: the folder's name is a hash of the recipe, so that a changed recipe is built anew.
+Exit code 3 with one sentence on stderr: it cannot be had on this machine. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PYTHON = (3, 11)
+NEEDED_BYTES = 5 * 10**9
+CANNOT_BE_HAD = 3
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+class CannotBeHadError(Exception):
+    """This machine cannot have the environment; the text says why."""
+
+
+def default_cache() -> Path:
+    """``$VLLMCONSOLE_TEST_CACHE``, else a folder in the user's cache."""
+    if told := os.environ.get("VLLMCONSOLE_TEST_CACHE"):
+        return Path(told)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-console-tests"
+
+
+def recipe_key() -> str:
+    """A short hash over everything that decides what is built."""
+    digest = hashlib.sha256(repr(PYTHON).encode())
+    for name in ("requirements.txt", "make_tiny_model.py", "vllm-alias/pyproject.toml"):
+        digest.update((HERE / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def build(cache: Path) -> dict[str, str]:
+    """The environment's paths; built first if this recipe was never built to its end.
+
+    Raises:
+        CannotBeHadError: with the reason.
+    """
+    root = cache / recipe_key()
+    paths = {
+        "vllm": str(root / "venv/bin/vllm"),
+        "python": str(root / "venv/bin/python"),
+        "model": str(root / "tiny"),
+    }
+    complete = root / "complete"
+    if complete.exists():
+        return paths
+    interpreter = _interpreter()
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(cache / f"{root.name}.lock"):
+        if complete.exists():
+            return paths
+        _check_disk(cache)
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        log = cache / f"{root.name}.log"
+        log.unlink(missing_ok=True)
+        _install(interpreter, root, log)
+        _run([paths["python"], str(HERE / "make_tiny_model.py"), paths["model"]], log, "the tiny model")
+        complete.touch()
+    return paths
+
+
+def _interpreter() -> str:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise CannotBeHadError(
+            f"the CPU build of vLLM is for Linux x86-64, this is {sys.platform} {platform.machine()}"
+        )
+    if platform.python_implementation() == "CPython" and sys.version_info[:2] == PYTHON:
+        return sys.executable
+    found = shutil.which("python3.11")
+    if found is None:
+        raise CannotBeHadError("the CPU build of vLLM needs CPython 3.11, and there is no python3.11 on PATH")
+    return found
+
+
+def _check_disk(cache: Path) -> None:
+    free = shutil.disk_usage(cache).free
+    if free < NEEDED_BYTES:
+        raise CannotBeHadError(
+            f"{cache} has {free / 1e9:.1f} GB free; the environment needs {NEEDED_BYTES / 1e9:.0f} GB"
+        )
+
+
+def _install(interpreter: str, root: Path, log: Path) -> None:
+    python = str(root / "venv/bin/python")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    _run([interpreter, "-m", "venv", str(root / "venv")], log, "a virtual environment")
+    _run([*pip, "-r", str(HERE / "requirements.txt")], log, "the packages")
+    with tempfile.TemporaryDirectory() as scratch:  # a build leaves files beside its source
+        alias = shutil.copytree(HERE / "vllm-alias", Path(scratch) / "vllm-alias")
+        _run([*pip, "--no-build-isolation", str(alias)], log, "the package that lends vLLM its name")
+
+
+def _run(command: Sequence[str], log: Path, what: str) -> None:
+    """Run one step; its words go to the log, from which the reason of a failure is taken."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | OFFLINE
+    with log.open("ab") as file:
+        start = file.tell()
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, check=False)
+    if done.returncode:
+        said = log.read_bytes()[start:].decode(errors="replace")
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no word")
+        raise CannotBeHadError(f"{what} could not be made: {reason}")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Only one builder at a time; the second waits and then finds the work done."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build, and print where."""
+    try:
+        print(json.dumps(build(Path(arguments[0]) if arguments else default_cache())))
+    except (CannotBeHadError, OSError) as error:
+        print(error, file=sys.stderr)
+        return CANNOT_BE_HAD
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,202 @@
+"""The whole loop on real vLLM: preset, launch, load until it preempts, change a flag, restart, fewer preemptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def program(tmp_path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Callable[..., object]]:
+    """``vllm-console`` with a home of its own on the real engine; ends its servers afterwards."""
+    env = {
+        **os.environ,
+        **real_env,
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
+
+    def run(*words: str, check: bool = True):
+        answer = subprocess.run(
+            [sys.executable, "-m", "vllm_console", *words, "--json"],
+            env=env, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        if not check:
+            return answer
+        assert answer.returncode == 0, f"{words}: {answer.stderr}\n{answer.stdout}"
+        return json.loads(answer.stdout)
+
+    def start(name: str, *words: str, wait: bool = True):
+        sets = [word for flag in cpu_flags for word in ("--set", flag)]
+        waiting = ["--wait"] if wait else []
+        return run(
+            "start", "chatbot", "--model", str(tiny_model), "--vllm", str(real_vllm), "--name", name,
+            *sets, *waiting, *words,
+        )  # fmt: skip
+
+    run.start = start
+    run.env = env
+    run.state = tmp_path / "state" / "vllm-console"
+    yield run
+    for server in run("list", "--ours"):
+        run("stop", server["name"], check=False)
+
+
+def processes_of(session: int) -> list[psutil.Process]:
+    """Every live process of a server's session."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.Error):
+            continue
+    return found
+
+
+def until(check: Callable[[], object], what: str, seconds: float = 60.0) -> object:
+    """Ask until the answer is true."""
+    deadline = time.monotonic() + seconds
+    while not (answer := check()):
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.1)
+    return answer
+
+
+def preemptions(program, name: str) -> float:
+    return program("status", name)["metrics"]["preemptions_total"]
+
+
+def press_until_preempting(program, name: str) -> float:
+    """Send twelve long answers at once into a cache of 40 blocks; how many preemptions the engine counted."""
+    program(
+        "load", name, "--rate", "12", "--duration", "2", "--input-tokens", "40", "--output-tokens", "1500",
+        "--prefix-reuse", "0", "--seed", "3",
+    )  # fmt: skip
+    # The recorder looks once a second: the last look must be younger than the load.
+    time.sleep(1.5)
+    return preemptions(program, name)
+
+
+def test_preset_launch_load_preempt_change_restart_fewer(program):
+    server = program.start("chat", "--set", "max-num-seqs=16")
+    assert server["state"] == "ready"
+    assert server["engine"] == "vllm"
+    many = press_until_preempting(program, "chat")
+    assert many > 0
+    changed = program("restart", "chat", "--set", "max-num-seqs=2", "--wait")
+    assert changed["generation"] == 2
+    assert changed["port"] == server["port"]
+    few = press_until_preempting(program, "chat")
+    assert few < many
+    status = program("status", "chat")
+    assert status["engine_version"].startswith("0.32.0")
+    assert {"weights", "kv cache"} <= {stage["name"] for stage in status["stages"]}
+    stopped = program("stop", "chat")
+    assert stopped["state"] == "stopped"
+    assert processes_of(changed["pid"]) == []
+
+
+@pytest.mark.parametrize("moment", [0.5, 4.0, 7.0])
+def test_stop_while_it_starts_leaves_nothing(program, moment):
+    server = program.start("early", wait=False)
+    until(lambda: program("status", "early")["pid"], "a process")
+    time.sleep(moment)  # the moment of the way up is the point here
+    pid = program("status", "early")["pid"] or server["pid"]
+    stopped = program("stop", "early")
+    assert stopped["state"] == "stopped"
+    assert processes_of(pid) == []
+
+
+def test_killed_api_server_leaves_no_process(program):
+    server = program.start("victim")
+    assert len(processes_of(server["pid"])) >= 2
+    os.kill(server["pid"], signal.SIGKILL)
+    until(lambda: not processes_of(server["pid"]), "all processes of the server gone", 15)
+    status = until(lambda: (s := program("status", "victim"))["state"] == "failed" and s, "failed")
+    assert status["exit"]["signal"] == "SIGKILL"
+
+
+def test_killed_engine_is_a_failure_though_it_exits_with_zero(program):
+    server = program.start("victim")
+    engine = next(
+        p for p in processes_of(server["pid"]) if "EngineCore" in p.name() or "EngineCore" in " ".join(p.cmdline())
+    )
+    engine.kill()
+    status = until(lambda: (s := program("status", "victim"))["state"] == "failed" and s, "failed")
+    assert processes_of(server["pid"]) == []
+    assert "EngineCore" in status["reason"] or "engine" in status["reason"].lower()
+
+
+def test_keeper_and_console_killed_apart(program):
+    server = program.start("kept")
+    record = json.loads((program.state / "servers" / "kept" / "record.json").read_text())
+    os.kill(record["keeper"]["pid"], signal.SIGKILL)
+    until(lambda: program("status", "kept")["notice"], "adoption")
+    assert program("status", "kept")["pid"] == server["pid"]
+    done = program("load", "kept", "--rate", "2", "--duration", "1", "--output-tokens", "10", "--input-tokens", "20")
+    assert done["failed"] == 0
+    assert program("stop", "kept")["state"] == "stopped"
+    assert processes_of(server["pid"]) == []
+
+
+def test_a_vllm_that_somebody_else_started_is_never_signalled(program, real_vllm, tiny_model):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [str(real_vllm), "serve", str(tiny_model), "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--max-model-len", "256", "--enforce-eager", "--block-size", "32", "--num-gpu-blocks-override", "40"]
+    stranger = subprocess.Popen(
+        words, env=program.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        seen = until(lambda: [s for s in program("list") if s["port"] == port and s["state"] == "ready"], "seen", 120)
+        assert seen[0]["ours"] is False
+        refused = program("stop", seen[0]["name"], check=False)
+        assert refused.returncode == 4
+        assert stranger.poll() is None
+    finally:
+        stranger.terminate()
+        stranger.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("sets", "text"),
+    [
+        (("no-such-flag=1",), "unrecognized arguments"),
+        (("dtype=float7",), "invalid choice"),
+        (("max-model-len=4096", "num-gpu-blocks-override=4"), "KV cache"),
+    ],
+)
+def test_what_vllm_refuses_is_said_with_its_own_line(program, sets, text):
+    words = [word for pair in sets for word in ("--set", pair)]
+    answer = program("status", "nobody", check=False)
+    assert answer.returncode == 3
+    with pytest.raises(AssertionError):
+        program.start("refused", *words)
+    status = program("status", "refused")
+    assert status["state"] == "failed"
+    assert text in status["reason"]
+
+
+def test_a_folder_that_is_no_model_and_a_program_that_is_no_vllm(program, tmp_path: Path, real_vllm):
+    (tmp_path / "empty").mkdir()
+    answer = program("start", "chatbot", "--model", str(tmp_path / "empty"), "--vllm", str(real_vllm), check=False)
+    assert answer.returncode == 1
+    assert "config.json" in answer.stderr
+    answer = program("start", "chatbot", "--vllm", "/bin/true", check=False)
+    assert answer.returncode == 1
+    assert "/bin/true" in answer.stderr

@@ -1,0 +1,283 @@
+"""The line that shows why a server died is found, whatever stands after it and in whatever form the log is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_console.diagnosis.causes import Cause
+from vllm_console.diagnosis.failure_line import FailureLine, failure_line
+
+Form = Callable[[str, str], str]
+"""Writes a line of a traceback: process and text to a line of the log."""
+
+
+def before_031(process: str, text: str) -> str:
+    return f"\x1b[0;36m({process} pid=77)\x1b[0;0m {text}"
+
+
+def from_031(process: str, text: str) -> str:
+    return text
+
+
+def record(process: str, text: str, level: str = "ERROR") -> str:
+    return f"({process} pid=77) {level} 11-20 10:00:01 [core.py:900] {text}"
+
+
+def traceback(*ends: str, functions: Sequence[str] = ("run_engine_core", "__init__")) -> list[str]:
+    lines = ["Traceback (most recent call last):"]
+    for number, function in enumerate(functions):
+        lines += [
+            f'  File "/env/vllm/v1/engine/core.py", line {number}, in {function}',
+            "    self.go()",
+            "    ^^^^^^^^^",
+        ]
+    return [*lines, *ends]
+
+
+def engine_failure(end: str, form: Form, **options: Sequence[str]) -> list[str]:
+    """A start as vLLM logs it: the engine's exception twice, then what the API server makes of it."""
+    lines = [
+        record("APIServer", "non-default args: {'model': 'tiny'}", "INFO"),
+        record("EngineCore", "something deprecated, ValueError: not this", "WARNING"),
+        record("EngineCore", "EngineCore failed to start."),
+    ]
+    lines += [record("EngineCore", line) for line in traceback(end, **options)]
+    lines += [form("EngineCore", line) for line in ["Process EngineCore:", *traceback(end, **options)]]
+    follow_up = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    lines += [form("APIServer", line) for line in traceback(follow_up, functions=["f"] * 30)]
+    return lines
+
+
+def found(lines: Sequence[str], exit_code: int | None = 1) -> FailureLine:
+    line = failure_line(lines, exit_code)
+    assert line is not None
+    assert line.text in lines[line.number - 1]
+    return line
+
+
+@pytest.mark.parametrize("form", [before_031, from_031])
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("ValueError: No available memory for the cache blocks. Try more.", Cause.KV_CACHE_TOO_SMALL),
+        ("ValueError: To serve at least one request with the model's max seq len (2048), …", Cause.KV_CACHE_TOO_SMALL),
+        (
+            "ValueError: Free memory on device cuda:0 (0.6/31 GiB) on startup is less than desired GPU memory "
+            "utilization (0.9, 28 GiB).",
+            Cause.FREE_MEMORY_BELOW_UTILIZATION,
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", Cause.OOM_RUNTIME),
+        ("OSError: [Errno 28] No space left on device", Cause.DISK_FULL),
+        ("OSError: [Errno 122] Disk quota exceeded: '/home/u/.cache'", Cause.DISK_FULL),
+        ("RuntimeError: NCCL error: unhandled system error", Cause.NCCL),
+        ("zmq.error.ZMQError: Address already in use (addr='ipc:///tmp/x')", Cause.OTHER),
+        (
+            "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.",
+            Cause.UNSUPPORTED_BY_GPU,
+        ),
+        ("TypeError: type 'array.array' is not subscriptable", Cause.OTHER),
+        ("AssertionError", Cause.OTHER),
+        ("KeyboardInterrupt", Cause.INTERRUPTED),
+    ],
+)
+def test_the_engines_own_exception_is_found_above_its_echoes(end: str, cause: Cause, form: Form) -> None:
+    lines = engine_failure(end, form)
+    line = found(lines)
+    assert line.text == end
+    assert line.cause is cause
+    assert line.number == next(number for number, text in enumerate(lines, 1) if text.endswith(end))
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [
+        ("capture_model", Cause.OOM_GRAPH_CAPTURE),
+        ("load_model", Cause.WEIGHTS_DO_NOT_FIT),
+        ("execute_model", Cause.OOM_RUNTIME),
+    ],
+)
+def test_running_out_of_memory_is_named_by_where_it_happened(function: str, cause: Cause) -> None:
+    lines = engine_failure("torch.OutOfMemoryError: CUDA out of memory.", from_031, functions=["go", function, "empty"])
+    assert found(lines).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("OSError: You are trying to access a gated repo.", Cause.GATED),
+        ("huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error.", Cause.MODEL_NOT_FOUND),
+        ("OSError: nope is not a local folder and is not a valid model identifier", Cause.MODEL_NOT_FOUND),
+        ("ValueError: x contains custom code which must be executed to load the model.", Cause.TRUST_REMOTE_CODE),
+        ("OSError: Can't load tokenizer for 'x'.", Cause.TOKENIZER),
+        (
+            "ValueError: Total number of attention heads (40) must be divisible by tensor parallel size (3).",
+            Cause.TP_NOT_DIVISOR,
+        ),
+        ("AssertionError: 151936 is not divisible by 3", Cause.TP_NOT_DIVISOR),
+        ("ValueError: The quantization method x is not supported for the current GPU.", Cause.UNSUPPORTED_BY_GPU),
+        ("RuntimeError: CUDA error: no kernel image is available for execution", Cause.UNSUPPORTED_BY_GPU),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 12020).", Cause.DRIVER),
+        ("ImportError: libcudart.so.13: cannot open shared object file", Cause.DRIVER),
+        ("ValueError: Unknown quantization method: foo.", Cause.INVALID_FLAG_VALUE),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", Cause.OTHER),
+        ("ValueError: World size (4) is larger than the number of available GPUs (2)", Cause.OTHER),
+    ],
+)
+def test_known_causes_are_named_and_explained(end: str, cause: Cause) -> None:
+    line = found(traceback(end))
+    assert (line.text, line.cause) == (end, cause)
+    assert line.explanation
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("vllm: error: unrecognized arguments: --no-such-flag", Cause.UNKNOWN_FLAG),
+        ("api_server.py: error: argument --dtype: invalid choice: 'x' (choose from 'auto')", Cause.INVALID_FLAG_VALUE),
+        ("vllm serve: error: argument --port: invalid int value: 'abc'", Cause.INVALID_FLAG_VALUE),
+    ],
+)
+def test_what_the_flag_parser_refuses(line: str, cause: Cause) -> None:
+    usage = ["usage: vllm serve [model_tag] [options]", "            [--dtype {auto,half}] [--port PORT]"]
+    assert found([*usage, line, ""], 2) == FailureLine(3, line, cause, found([line]).explanation)
+
+
+def test_pydantics_message_is_shown_and_not_its_headline() -> None:
+    lines = [
+        *traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig"),
+        "gpu_memory_utilization",
+        "  Input should be less than or equal to 1 [type=less_than_equal, input_value=1.5, input_type=float]",
+        "    For further information visit https://errors.pydantic.dev/2/v/less_than_equal",
+    ]
+    line = found(lines)
+    assert line.text.startswith("Input should be less than or equal to 1")
+    assert line.cause is Cause.INVALID_FLAG_VALUE
+
+
+def test_a_cause_inside_pydantics_message_is_named() -> None:
+    lines = [
+        *traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"),
+        "  Value error, Invalid repository ID or local directory specified: 'nope'.",
+        "Please verify it: [type=value_error, input_value=ArgsKwargs(()), input_type=ArgsKwargs]",
+    ]
+    assert found(lines).cause is Cause.MODEL_NOT_FOUND
+
+
+def test_the_http_port_is_told_from_addresses_inside() -> None:
+    assert found(traceback("OSError: [Errno 98] Address already in use")).cause is Cause.PORT_IN_USE
+    inside = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address."
+    assert found(traceback(inside)).cause is Cause.OTHER
+
+
+def test_the_exception_that_wraps_another_says_more_unless_the_inner_one_names_the_cause() -> None:
+    chain = ["", "During handling of the above exception, another exception occurred:", ""]
+    outer = traceback("ValueError: Unknown layer kind 'foo'")
+    assert found([*traceback("KeyError: 'foo'"), *chain, *outer]).text == "ValueError: Unknown layer kind 'foo'"
+    disk = [
+        *traceback("OSError: [Errno 28] No space left on device"),
+        *chain,
+        *traceback("RuntimeError: compile failed"),
+    ]
+    assert found(disk).cause is Cause.DISK_FULL
+
+
+def test_exceptions_that_python_ignores_do_not_count() -> None:
+    ignored = [
+        "Exception ignored in: <function Executor.__del__ at 0x7f>",
+        *traceback("AttributeError: no shutdown hook"),
+    ]
+    assert failure_line(ignored, 1) is None
+    assert found([*ignored, *traceback("ValueError: this one")]).text == "ValueError: this one"
+
+
+def test_a_dead_engine_is_the_answer_only_where_nothing_better_is() -> None:
+    dead = traceback("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
+    assert found(dead, 0).cause is Cause.ENGINE_DIED
+    line = found([*traceback("TimeoutError: RPC call to execute_model timed out."), *dead], 0)
+    assert line.text.startswith("TimeoutError")
+
+
+def test_a_killed_engine_is_told_from_the_list_of_failed_processes() -> None:
+    end = "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_0': -9}"
+    line = found(traceback(end))
+    assert line.cause is Cause.ENGINE_DIED
+    assert line.explanation is not None
+    assert "SIGKILL" in line.explanation
+
+
+def served(errors: Sequence[str]) -> list[str]:
+    return [
+        record("APIServer", "non-default args: {}", "INFO"),
+        "INFO:     Application startup complete.",
+        *errors,
+    ]
+
+
+def test_errors_of_single_requests_hours_ago_did_not_kill_it() -> None:
+    request = [record("APIServer", line) for line in traceback("ValueError: The prompt is longer than the context.")]
+    death = [record("EngineCore", "EngineCore encountered a fatal error.")]
+    death += [record("EngineCore", line) for line in traceback("RuntimeError: the sampler broke")]
+    dead = [record("APIServer", line) for line in traceback("EngineDeadError: EngineCore encountered an issue.")]
+    assert found(served([*request, *death, *dead]), 0).text == "RuntimeError: the sampler broke"
+
+
+def test_only_the_last_start_in_a_log_counts() -> None:
+    lines = [
+        *engine_failure("ValueError: No available memory for the cache blocks.", from_031),
+        *engine_failure("OSError: [Errno 28] No space left on device", from_031),
+    ]
+    line = found(lines)
+    assert line.cause is Cause.DISK_FULL
+    assert line.number > len(lines) / 2
+
+
+def test_after_a_kill_only_a_named_cause_counts() -> None:
+    lines = engine_failure("TypeError: odd", from_031)
+    assert found(lines, 1).text == "TypeError: odd"
+    assert failure_line(lines, -9) is None
+    assert (
+        found(engine_failure("torch.OutOfMemoryError: CUDA out of memory.", from_031), 137).cause is Cause.OOM_RUNTIME
+    )
+
+
+def test_a_log_without_failure_has_no_such_line() -> None:
+    healthy = [
+        *served([]),
+        record("EngineCore", "No available memory for the cache blocks", "WARNING"),
+        'INFO:     127.0.0.1:5 - "GET /metrics HTTP/1.1" 200 OK',
+    ]
+    assert failure_line(healthy, 0) is None
+    assert failure_line([], None) is None
+
+
+def test_records_in_json_are_read() -> None:
+    message = {
+        "levelname": "ERROR",
+        "processName": "EngineCore",
+        "message": "\n".join(traceback("ValueError: bad shape")),
+    }
+    line = failure_line([json.dumps({"levelname": "INFO", "message": "hello"}), json.dumps(message)], 1)
+    assert line == FailureLine(2, "ValueError: bad shape", Cause.OTHER, None)
+
+
+def test_logs_of_containers_are_read() -> None:
+    lines = [f"vllm-1  | {line}" for line in engine_failure("OSError: [Errno 28] No space left on device", before_031)]
+    assert found(lines).text == "OSError: [Errno 28] No space left on device"
+
+
+def test_text_comes_without_escape_codes() -> None:
+    line = failure_line(["\x1b[31mValueError: \x1b]0;title\x07evil\x1b[0m\x07"], 1)
+    assert line is not None
+    assert line.text == "ValueError: evil"
+
+
+@given(st.lists(st.text(max_size=60), max_size=30), st.one_of(st.none(), st.integers(-64, 255)))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_survived(lines: list[str], exit_code: int | None) -> None:
+    line = failure_line(lines, exit_code)
+    assert line is None or 1 <= line.number <= len(lines)

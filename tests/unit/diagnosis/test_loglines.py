@@ -1,0 +1,43 @@
+"""Log lines are taken apart in every form that vLLM has written them in."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_console.diagnosis.loglines import LogLine, parse_lines
+
+
+@pytest.mark.parametrize(
+    ("text", "process", "level", "message"),
+    [
+        ("(EngineCore pid=7) ERROR 11-20 10:03:58 [core.py:15]   File x", "EngineCore", "ERROR", "  File x"),
+        ("\x1b[1;36m(Worker_TP0 pid=7)\x1b[0;0m INFO 10-01 23:05:53 [a.py:1] hi", "Worker_TP0", "INFO", "hi"),
+        ("(EngineCore_DP0 pid=7)     raise ValueError(", "EngineCore_DP0", "", "    raise ValueError("),
+        ("ERROR 06-30 13:53:19 [core.py:515] EngineCore failed", "", "ERROR", "EngineCore failed"),
+        ("ERROR 03-12 18:19:00 engine.py:400] ValueError: x", "", "ERROR", "ValueError: x"),
+        ("[rank0]: RuntimeError: x", "", "", "RuntimeError: x"),
+        ("(W pid=1) [rank2]:E0716 18:21:22.792000 13 torch/a/b.py:874] OSError: x", "W", "ERROR", "OSError: x"),
+        ("[W1120 10:03:57.679076039 utils.cpp:68] Warning: NUMA", "", "WARNING", "Warning: NUMA"),
+        ("(RayWorkerWrapper pid=182, ip=10.0.0.1) INFO 03-02 03:24:42 a.py:2] hi", "RayWorkerWrapper", "INFO", "hi"),
+        (
+            'INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK',
+            "",
+            "INFO",
+            '127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK',
+        ),
+        ("2026-11-20T10:00:00.123Z (A pid=1) WARNING 11-20 10:00:00 [a.py:1] x", "A", "WARNING", "x"),
+        ("vllm-1  | ERROR 06-30 13:53:19 [core.py:515] x", "", "ERROR", "x"),
+        ("Loading: 0%\rLoading: 100%", "", "", "Loading: 100%"),
+        ("ValueError: 06-30 13:53:19 [not:1] a prefix", "", "", "ValueError: 06-30 13:53:19 [not:1] a prefix"),
+        ("", "", "", ""),
+    ],
+)
+def test_forms(text: str, process: str, level: str, message: str) -> None:
+    assert list(parse_lines([text])) == [LogLine(1, process, level, message)]
+
+
+def test_a_json_record_of_several_lines_keeps_its_number() -> None:
+    parsed = list(parse_lines(["x", '{"levelname": "ERROR", "processName": "P", "message": "a\\nb"}', "{no json"]))
+    assert [(line.number, line.message) for line in parsed] == [(1, "x"), (2, "a"), (2, "b"), (3, "{no json")]
+    assert parsed[1].process == "P"
+    assert not parsed[1].harmless

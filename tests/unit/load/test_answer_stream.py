@@ -1,0 +1,119 @@
+"""An answer's event stream is read rightly however its bytes are cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_console.load.report import Tally
+from vllm_console.load.stream import Answer, AnswerError, message_of
+
+
+def token(finish: str | None = None) -> bytes:
+    return event({"id": "c", "choices": [{"index": 0, "text": "", "finish_reason": finish}], "usage": None})
+
+
+def usage(tokens: int) -> bytes:
+    return event({"id": "c", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}})
+
+
+def event(document: object) -> bytes:
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+WHOLE = token() + token() + token("length") + usage(3) + DONE
+
+
+def test_first_token_gaps_and_tokens() -> None:
+    tally = Tally()
+    answer = Answer(tally)
+    answer.begin(10.0)
+    for at, data in ((10.5, token()), (10.6, token()), (10.9, token("length") + usage(3) + DONE)):
+        answer.feed(data, at)
+    answer.end()
+    assert tally.ttft.latency().p50 == pytest.approx(0.5)
+    assert tally.itl.count == 2
+    assert tally.itl.sum == pytest.approx(0.4)
+    assert tally.output_tokens == 3
+
+
+@given(st.lists(st.integers(1, len(WHOLE) - 1), max_size=12))
+@settings(deadline=None)
+def test_cuts_between_bytes_do_not_matter(cuts: list[int]) -> None:
+    tally = Tally()
+    answer = Answer(tally)
+    edges = [0, *sorted(cuts), len(WHOLE)]
+    for at, (start, end) in enumerate(pairwise(edges)):
+        answer.feed(WHOLE[start:end], float(at))
+    answer.end()
+    assert (tally.ttft.count, tally.itl.count, tally.output_tokens) == (1, 2, 3)
+
+
+def test_carriage_returns_and_comments_are_understood() -> None:
+    tally = Tally()
+    answer = Answer(tally)
+    answer.feed(b": ping\r\n\r\n" + WHOLE.replace(b"\n", b"\r\n"), 1.0)
+    answer.end()
+    assert tally.output_tokens == 3
+
+
+def test_an_event_that_brings_several_tokens_counts_by_usage() -> None:
+    tally = Tally()
+    answer = Answer(tally)
+    answer.feed(token() + token("length") + usage(8) + DONE, 1.0)
+    answer.end()
+    assert tally.output_tokens == 8
+
+
+def test_without_usage_every_event_counts_as_a_token() -> None:
+    tally = Tally()
+    answer = Answer(tally)
+    answer.feed(token() + token("length") + DONE, 1.0)
+    answer.end()
+    assert tally.output_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (token(), "ended before its last token"),
+        (DONE, "ended before its last token"),
+        (token() + token("abort") + DONE, "aborted"),
+    ],
+)
+def test_an_answer_that_ends_too_soon_is_a_failure(data: bytes, reason: str) -> None:
+    answer = Answer(Tally())
+    answer.feed(data, 1.0)
+    with pytest.raises(AnswerError, match=reason):
+        answer.end()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"data: <html>\n\n", "no event stream"),
+        (event({"error": {"message": "EngineCore died", "code": 500}}), "EngineCore died"),
+        (b"x" * 2_000_000, "1 MiB"),
+    ],
+)
+def test_what_is_no_answer_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(AnswerError, match=reason):
+        Answer(Tally()).feed(data, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (b'{"error": {"message": "too\\n long"}}', "too long"),
+        (b'{"detail": "not found"}', "not found"),
+        (b'{"error": "Unauthorized"}', "Unauthorized"),
+        (b"\x1b[31mbad\x1b[0m gateway", "bad gateway"),
+    ],
+)
+def test_error_messages_are_one_plain_line(error: bytes, message: str) -> None:
+    assert message_of(error) == message

@@ -1,0 +1,184 @@
+"""A load over HTTP: sent as asked, bounded, refused where it must be, failures told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from vllm_console.load import client
+from vllm_console.load.client import LoadError
+from vllm_console.load.run import LoadProgress, run_load, run_load_sync
+from vllm_launchers.presets.model import Workload
+
+if TYPE_CHECKING:
+    from conftest import Stub
+else:
+    Stub = Any
+
+
+async def test_every_request_is_sent_and_measured(stub: Stub, workload: Workload) -> None:
+    stub.token_seconds = 0.001
+    report = await run_load(stub.url, "tiny", workload, 20, 1)
+    assert (report.sent, report.completed, report.failed, report.not_sent) == (20, 20, 0, 0)
+    asked = sum(body["max_tokens"] for body in stub.bodies)
+    assert report.output_tokens == asked
+    assert report.ttft.count == report.e2e.count == 20
+    assert report.itl.count == asked - 20
+    assert report.e2e.sum >= report.ttft.sum + report.itl.sum - 1e-6
+
+
+async def test_requests_have_the_shape_that_vllm_wants(stub: Stub, workload: Workload) -> None:
+    await run_load(stub.url, None, workload, 10, 0.5)
+    body = stub.bodies[0]
+    assert body["model"] == "tiny"
+    assert body["stream"] is True
+    assert body["stream_options"] == {"include_usage": True}
+    assert body["ignore_eos"] is True
+    assert all(isinstance(token, int) for token in body["prompt"])
+    assert all(len(body["prompt"]) + body["max_tokens"] <= 512 for body in stub.bodies)
+
+
+async def test_never_more_in_flight_than_allowed(stub: Stub, workload: Workload) -> None:
+    stub.token_seconds = 0.005
+    report = await run_load(stub.url, None, workload, 100, 0.3, max_in_flight=3)
+    assert stub.most_in_flight == 3
+    assert report.completed == 30
+    assert report.held_back > 0
+
+
+async def test_what_hangs_is_given_up_after_the_grace(stub: Stub, workload: Workload) -> None:
+    stub.hang = True
+    report = await run_load(stub.url, None, workload, 10, 0.3, grace_seconds=0.2)
+    assert (report.sent, report.completed, report.failed) == (3, 0, 3)
+    assert "unfinished" in report.failure
+    assert report.ttft.count == 0
+
+
+async def test_a_stop_ends_it_early_with_a_report(stub: Stub, workload: Workload) -> None:
+    stub.hang = True
+    stop = asyncio.Event()
+    load = asyncio.create_task(run_load(stub.url, None, workload, 100, 600, stop=stop, max_in_flight=2))
+    async with asyncio.timeout(10):
+        while stub.in_flight < 2:
+            await asyncio.sleep(0.01)
+        stop.set()
+        report = await load
+    assert report.sent == report.failed == 2
+    assert report.not_sent == 60_000 - 2
+
+
+@pytest.mark.parametrize(
+    ("knobs", "reason"),
+    [
+        ({"status": 400, "error": "prompt is too long"}, "HTTP 400: prompt is too long"),
+        ({"cut_after": 0}, "ended before its last token"),
+        ({"abort": True}, "aborted"),
+    ],
+)
+async def test_failures_say_what_happened(stub: Stub, workload: Workload, knobs: dict[str, Any], reason: str) -> None:
+    for knob, value in knobs.items():
+        setattr(stub, knob, value)
+    report = await run_load(stub.url, None, workload, 25, 0.2)
+    assert (report.sent, report.completed, report.failed) == (5, 0, 5)
+    assert reason in report.failure
+
+
+async def test_a_server_that_goes_away_counts_as_refused(
+    new_stub: Callable[[], Stub], workload: Workload, free_port: int
+) -> None:
+    server = new_stub()
+    stop_serving = asyncio.Event()
+
+    def gone(progress: LoadProgress) -> None:
+        if progress.completed:
+            stop_serving.set()
+
+    with server.listen(free_port) as stub:
+        load = asyncio.create_task(run_load(stub.url, None, workload, 10, 2, on_progress=gone))
+        await asyncio.wait_for(stop_serving.wait(), 10)
+    report = await load
+    assert report.completed >= 1
+    assert report.failed >= 1
+    assert report.sent == report.completed + report.failed == 20
+    assert "connection refused" in report.failure
+
+
+async def test_progress_is_told_and_ends_with_the_whole(stub: Stub, workload: Workload) -> None:
+    told: list[LoadProgress] = []
+    report = await run_load(stub.url, None, workload, 10, 0.3, on_progress=told.append)
+    assert told[0].sent == 0
+    assert told[-1].completed == report.completed == 3
+    assert told[-1].in_flight == 0
+
+
+async def test_the_api_key_is_taken_from_the_environment(
+    stub: Stub, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.needs_key = "secret"
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(LoadError, match="VLLM_API_KEY"):
+        await run_load(stub.url, None, workload, 25, 0.2)
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    report = await run_load(stub.url, None, workload, 25, 0.2)
+    assert report.completed == 5
+
+
+async def test_proxies_of_the_environment_are_not_used(
+    stub: Stub, workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    assert (await run_load(stub.url, None, workload, 25, 0.2)).completed == 5
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "example.org", "127.0.0.1.example.org", "[2001:db8::1]"])
+async def test_another_machine_is_refused(host: str, workload: Workload) -> None:
+    with pytest.raises(LoadError, match="not this machine"):
+        await run_load(f"http://{host}:8000", None, workload, 25, 0.2)
+
+
+@pytest.mark.parametrize("url", ["", "chat", "ftp://127.0.0.1", "http://", "http://127.0.0.1:notaport"])
+async def test_what_is_no_url_is_refused(url: str, workload: Workload) -> None:
+    with pytest.raises(LoadError, match="is no URL"):
+        await run_load(url, None, workload, 25, 0.2)
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(0, 1), (-1, 1), (1, 0), (float("nan"), 1), (1e6, 1e6)])
+async def test_senseless_figures_are_refused(stub: Stub, workload: Workload, rate: float, seconds: float) -> None:
+    with pytest.raises(LoadError):
+        await run_load(stub.url, None, workload, rate, seconds)
+    assert stub.bodies == []
+
+
+@pytest.mark.parametrize("models", ["<html>hello</html>", "", '{"data": 5}', "[]"])
+async def test_a_server_that_is_no_vllm_is_refused(stub: Stub, workload: Workload, models: str) -> None:
+    stub.models = models
+    with pytest.raises(LoadError, match="/v1/models"):
+        await run_load(stub.url, None, workload, 25, 0.2)
+
+
+async def test_a_model_that_is_not_served_is_refused(stub: Stub, workload: Workload) -> None:
+    with pytest.raises(LoadError, match="serves tiny, not llama"):
+        await run_load(stub.url, "llama", workload, 25, 0.2)
+
+
+async def test_nothing_listening_is_one_clear_sentence(free_port: int, workload: Workload) -> None:
+    with pytest.raises(LoadError, match="nothing answers"):
+        await run_load(f"http://127.0.0.1:{free_port}", None, workload, 25, 0.2)
+
+
+async def test_a_server_that_hangs_is_told_from_one_that_is_not_there(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(LoadError, match="does it hang"):
+            await run_load(f"http://127.0.0.1:{silent.getsockname()[1]}", None, workload, 25, 0.2)
+
+
+def test_without_an_event_loop(stub: Stub, workload: Workload) -> None:
+    assert run_load_sync(f"{stub.url}/v1/", None, workload, 25, 0.2).completed == 5

@@ -1,0 +1,88 @@
+"""A scenario goes through its phases, survives a restart of its server, and stops when told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from vllm_console.load.client import LoadError
+from vllm_console.load.scenario import Phase, demo_phases, run_scenario
+from vllm_launchers.presets.model import Workload
+
+if TYPE_CHECKING:
+    from conftest import Stub
+else:
+    Stub = Any
+
+
+def phases(workload: Workload) -> tuple[Phase, ...]:
+    long = Workload(input_tokens_p95=400, output_tokens_p95=16, prefix_reuse=0.5, concurrency=4)
+    return Phase("calm", 0.2, 10, workload), Phase("rush", 0.2, 50, long)
+
+
+async def test_once_through(stub: Stub, workload: Workload) -> None:
+    seen: list[str] = []
+    report = await run_scenario(
+        stub.url, phases(workload), repeat=False, on_phase=lambda phase: seen.append(phase.name)
+    )
+    assert seen == ["calm", "rush"]
+    assert report.sent == report.completed == 12
+    prompts = [len(body["prompt"]) for body in stub.bodies]
+    assert sum(prompts[2:]) / 10 > sum(prompts[:2]) / 2
+
+
+async def test_it_goes_round_until_it_is_stopped(stub: Stub, workload: Workload) -> None:
+    seen: list[str] = []
+    stop = asyncio.Event()
+
+    def on_phase(phase: Phase) -> None:
+        seen.append(phase.name)
+        if len(seen) == 5:
+            stop.set()
+
+    async with asyncio.timeout(20):
+        report = await run_scenario(stub.url, phases(workload), stop=stop, on_phase=on_phase)
+    assert seen == ["calm", "rush", "calm", "rush", "calm"]
+    assert report.sent == report.completed + report.failed
+
+
+async def test_a_server_that_is_not_up_yet_is_waited_for(
+    new_stub: Callable[[], Stub], workload: Workload, free_port: int
+) -> None:
+    stop = asyncio.Event()
+    story = asyncio.create_task(run_scenario(f"http://127.0.0.1:{free_port}", phases(workload), stop=stop))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        for _ in range(2):
+            with new_stub().listen(free_port) as stub:
+                while not stub.bodies:
+                    await asyncio.sleep(0.01)
+        stop.set()
+        report = await story
+    assert report.completed >= 1
+
+
+async def test_a_stop_while_it_waits_for_the_server_ends_it(workload: Workload, free_port: int) -> None:
+    stop = asyncio.Event()
+    story = asyncio.create_task(run_scenario(f"http://127.0.0.1:{free_port}", phases(workload), stop=stop))
+    await asyncio.sleep(0)
+    stop.set()
+    report = await asyncio.wait_for(story, 10)
+    assert report.sent == 0
+
+
+async def test_no_phases_and_other_machines_are_refused(workload: Workload) -> None:
+    with pytest.raises(LoadError, match="at least one phase"):
+        await run_scenario("http://127.0.0.1:1", ())
+    with pytest.raises(LoadError, match="not this machine"):
+        await run_scenario("http://192.0.2.1:1", phases(workload))
+
+
+def test_the_demo_rises_to_a_rush_and_calms_down(workload: Workload) -> None:
+    calm, *_, rush, after = demo_phases(workload, rate=2.0)
+    assert rush.rate > calm.rate > after.rate
+    assert rush.workload.input_tokens_p95 > calm.workload.input_tokens_p95
+    assert demo_phases(workload)[0].rate > 0
