@@ -1,0 +1,86 @@
+"""A keeper's process: ``python -I -S __main__.py FOLDER LOCK_FD``, its order as JSON on standard input.
+
+Started by `client` only, which has taken the folder's lock and hands it over open. Run as a file and without
+``site``, so that it starts fast, stays small and depends on nothing that could change under it; everything it will
+ever need is imported here and now, so that an update of the package does not reach a keeper that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from vllm_launchers.keeper import codec, daemon, store
+from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.keeper import Keeper, failure
+from vllm_launchers.keeper.lifecycle import Tuning
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.keeper.server import Surroundings
+
+
+def main(folder: Path, lock_fd: int) -> None:
+    """Become the keeper of a folder; tells its starter on standard output how the beginning went."""
+    os.set_inheritable(lock_fd, False)
+    order = json.loads(sys.stdin.buffer.read())
+    answer_fd = os.dup(1)
+    umask = daemon.detach()
+    _point_output_away()
+    daemon.become_subreaper()
+    around = Surroundings(folder, dict(os.environ), umask, codec.from_plain(Tuning, order.get("tuning") or {}))
+    try:
+        keeper = _begin(order, around)
+    except (KeeperError, OSError) as error:
+        problem = error if isinstance(error, KeeperError) else KeeperError(f"the keeper cannot begin: {error}")
+        _answer(answer_fd, failure(problem))
+        return
+    _answer(answer_fd, {"record": codec.to_plain(keeper.server.record)})
+    del order
+    keeper.run()
+
+
+def _begin(order: Mapping[str, Any], around: Surroundings) -> Keeper:
+    secrets = order.get("secrets") or {}
+    if order["do"] == "launch":
+        now = time.time()
+        generation = Generation(1, codec.from_plain(LaunchSpec, order["spec"]), started_at=now)
+        record = ServerRecord(around.folder.name, State.STARTING, now, now, (generation,))
+        keeper = Keeper(around, record, secrets)
+        keeper.server.start()
+        return keeper
+    keeper = Keeper(around, store.read_record(around.folder), secrets)
+    if order["do"] == "restart":
+        keeper.server.start_next(codec.from_plain(LaunchSpec, order["spec"]))
+    else:
+        keeper.server.adopt()
+    return keeper
+
+
+def _point_output_away() -> None:
+    """Standard input and output to nothing; what Python itself complains about stays with ``keeper.log``."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+
+
+def _answer(fd: int, message: Mapping[str, Any]) -> None:
+    try:
+        data = json.dumps(message).encode()
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError:
+        return  # the starter went away; the keeper goes on
+    finally:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,125 @@
+"""The keeper: one loop, fed by helper threads and signals that only post events, acts on one server.
+
+The loop alone changes the server's state, signals processes and writes the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import time
+from collections.abc import Mapping
+
+from vllm_launchers.keeper import codec, store
+from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.events import (
+    AdoptedEnded,
+    Asked,
+    ChildEnded,
+    Event,
+    HelperFailed,
+    LetGo,
+    LogLost,
+    LogMended,
+    Probed,
+)
+from vllm_launchers.keeper.logfile import LogPump, RotatingLog, open_pipe
+from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
+from vllm_launchers.keeper.server import Server, Surroundings
+from vllm_launchers.keeper.wire import Listener
+
+FLUSH_SECONDS = 5.0
+
+
+class Keeper:
+    """Holds one server: begin with what its ``server`` offers, then `run` until that is over."""
+
+    def __init__(self, around: Surroundings, record: ServerRecord, secrets: Mapping[str, str]) -> None:
+        store.sweep(around.folder)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._let_go = False
+        post, spec = self._events.put, record.current.spec
+        log = RotatingLog(around.folder / "server.log", spec.log_bytes, spec.log_files)
+        self._pump = LogPump(open_pipe(around.folder, blocking=False), log, post)
+        self._listener = Listener(around.folder, post)
+        self.server = Server(around, record, secrets, self._pump, post)
+        signal.signal(signal.SIGCHLD, lambda *_: post(ChildEnded()))
+        signal.signal(signal.SIGTERM, lambda *_: post(LetGo()))
+        for thread in (self._pump, self._listener, self.server.prober):
+            thread.start()
+
+    def run(self) -> None:
+        """Go on until the server is stopped or has failed for good, or the keeper is told to let go."""
+        while not self.server.over and not self._let_go:
+            try:
+                self._turn()
+            except Exception as error:  # noqa: BLE001 - the loop's boundary: a fault in it must not leave a server alone
+                self.server.note(f"fault in the keeper: {error!r}")
+                time.sleep(0.1)
+        self._end()
+
+    def _turn(self) -> None:
+        try:
+            event = self._events.get(timeout=self.server.due())
+        except queue.Empty:
+            pass
+        else:
+            self._handle(event)
+        if not self.server.over:
+            self.server.tick(time.monotonic())
+
+    def _handle(self, event: Event) -> None:
+        server = self.server
+        match event:
+            case Probed():
+                server.probed(event)
+            case ChildEnded():
+                server.reap()
+            case AdoptedEnded(epoch):
+                server.adopted_ended(epoch)
+            case Asked():
+                self._asked(event)
+            case LogLost(lost, why):
+                server.note(f"the log cannot be written ({why}); {lost} bytes lost so far")
+                server.ledger.change(reason=f"its log cannot be written ({why}); {lost} bytes of it are lost so far")
+            case LogMended(lost):
+                server.note(f"the log is written again; {lost} bytes were lost")
+                server.ledger.change(reason=f"{lost} bytes of its log were lost while it could not be written")
+            case HelperFailed(who, what):
+                server.note(f"fault in the {who}: {what}")
+            case LetGo():
+                server.note("asked to end; the server stays and can be adopted")
+                self._let_go = True
+
+    def _asked(self, event: Asked) -> None:
+        request = event.request
+        try:
+            match request.get("do"):
+                case "stop":
+                    self.server.stop()
+                case "restart":
+                    self.server.stop(codec.from_plain(LaunchSpec, request.get("spec")), request.get("secrets"))
+                case other:
+                    raise KeeperError(f"the keeper does not know how to {other}")
+        except KeeperError as error:
+            event.reply(failure(error))
+        else:
+            event.reply({"record": codec.to_plain(self.server.record)})
+
+    def _end(self) -> None:
+        """Let the log have its last lines and every console its answer."""
+        self._listener.close()
+        self._pump.drain(FLUSH_SECONDS)
+        if self.server.ledger.behind:
+            self.server.ledger.write()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if isinstance(event := self._events.get_nowait(), Asked):
+                    event.reply({"gone": True})
+        self._listener.join(timeout=1.0)
+
+
+def failure(error: KeeperError) -> dict[str, str]:
+    """An error as an answer to a console."""
+    return {"error": type(error).__name__, "message": str(error)}

@@ -1,0 +1,93 @@
+"""Asks a server's ``/health`` again and again, and posts what it hears.
+
+One plain HTTP GET per probe with a deadline for the whole of it, over a fresh connection, loopback where the server
+binds to all addresses. Whether the answer really came from our server is the owner's to find out.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+from vllm_launchers.keeper.events import HelperFailed, Post, Probed
+
+DEADLINE_SECONDS = 2.0
+_EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1", "*": "127.0.0.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to ask: the process started as number ``epoch``, and how often in seconds."""
+
+    epoch: int
+    host: str
+    port: int
+    interval: float
+
+
+class Prober(threading.Thread):
+    """Probes its target until it is given another, or none. It keeps no state of its own."""
+
+    def __init__(self, post: Post) -> None:
+        super().__init__(name="prober", daemon=True)
+        self._post = post
+        self._change = threading.Condition()
+        self._target: Target | None = None
+
+    def aim(self, target: Target | None) -> None:
+        """Probe this from now on; None rests."""
+        with self._change:
+            self._target = target
+            self._change.notify()
+
+    def run(self) -> None:
+        """Probe for as long as the keeper lives."""
+        while True:
+            with self._change:
+                while self._target is None:
+                    self._change.wait()
+                target = self._target
+            try:
+                problem = probe(target.host, target.port)
+                self._post(Probed(target.epoch, healthy=not problem, detail=problem))
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the probing goes on
+                self._post(HelperFailed("prober", repr(error)))
+            self._rest(target)
+
+    def _rest(self, target: Target) -> None:
+        with self._change:
+            if self._target == target:
+                self._change.wait(target.interval)
+
+
+def probe(host: str, port: int, deadline_seconds: float = DEADLINE_SECONDS) -> str:
+    """Ask once; returns what went wrong as a clause for people, empty on a 200."""
+    ends = time.monotonic() + deadline_seconds
+    try:
+        with socket.create_connection((reachable(host), port), timeout=deadline_seconds) as connection:
+            connection.sendall(f"GET /health HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+            answer = b""
+            while b"\r\n" not in answer and len(answer) < 4096:
+                left = ends - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                connection.settimeout(left)
+                chunk = connection.recv(1024)
+                if not chunk:
+                    break
+                answer += chunk
+    except TimeoutError:
+        return f"no answer within {deadline_seconds:g} s"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    words = answer.split(b"\r\n", 1)[0].split()
+    if len(words) < 2 or not words[0].startswith(b"HTTP/"):
+        return "an answer that is not HTTP"
+    return "" if words[1] == b"200" else f"answer {words[1].decode('ascii', 'replace')}"
+
+
+def reachable(host: str) -> str:
+    """The address to ask a server that binds to ``host``."""
+    return _EVERYWHERE.get(host, host.strip("[]"))

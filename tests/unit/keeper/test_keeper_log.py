@@ -1,0 +1,150 @@
+"""The log: every line arrives, files stay within bounds, a full disk costs lines but never the server."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_launchers.keeper.events import LogLost, LogMended
+from vllm_launchers.keeper.logfile import LONGEST_LINE, LogPump, RotatingLog, open_pipe
+from vllm_launchers.keeper.records import State
+
+
+def everything(path):
+    older = sorted(path.parent.glob(f"{path.name}.*"), key=lambda file: -int(file.suffix[1:]))
+    return [file.read_bytes() for file in [*older, path]]
+
+
+class Disk:
+    """Takes a number of bytes, then says that it is full."""
+
+    def __init__(self):
+        self.room = 1 << 30
+
+    def write(self, fd, data):
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = os.write(fd, data[: self.room])
+        self.room -= written
+        return written
+
+
+def test_a_flood_arrives_whole_over_many_files(bench):
+    lines = 300_000
+    bench.launch(bench.spec("--lines", str(lines), "--exit-after", "0", log_bytes=200_000, log_files=100))
+    bench.wait(State.FAILED)
+    expected = "".join(f"line {number}\n" for number in range(lines)) + "fatal: made to fail\n"
+    assert bench.log() == expected
+    files = list(bench.file("").glob("server.log*"))
+    assert len(files) > 10
+    assert all(file.stat().st_size <= 200_000 and file.read_bytes().endswith(b"\n") for file in files)
+
+
+def test_the_oldest_file_goes_when_there_are_too_many(tmp_path):
+    log = RotatingLog(tmp_path / "server.log", 4096, 3)
+    for number in range(5000):
+        log.append(b"%06d\n" % number)
+    log.close()
+    files = everything(tmp_path / "server.log")
+    assert len(files) == 3
+    kept = b"".join(files).split()
+    assert kept == [b"%06d" % number for number in range(5000 - len(kept), 5000)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lines=st.lists(st.integers(0, 6000), max_size=60),
+    cuts=st.lists(st.integers(1, 9000), min_size=1, max_size=20),
+)
+def test_no_byte_is_lost_and_lines_stay_whole_however_they_come(tmp_path_factory, lines, cuts):
+    path = tmp_path_factory.mktemp("log") / "server.log"
+    data = b"".join(b"x" * length + b"\n" for length in lines)
+    log, at = RotatingLog(path, 5000, 1000), 0
+    for cut in itertools.cycle(cuts):
+        log.append(data[at : at + cut])
+        at += cut
+        if at >= len(data):
+            break
+    log.close()
+    files = everything(path)
+    assert b"".join(files) == data
+    assert all(file.endswith(b"\n") for file in files if file)
+
+
+def test_a_line_without_end_is_cut(tmp_path):
+    path = tmp_path / "server.log"
+    log = RotatingLog(path, 4096, 50)
+    for _ in range(40):
+        log.append(b"x" * 10_000)
+    log.close()
+    files = everything(path)
+    assert sum(map(len, files)) == 400_000
+    assert max(map(len, files)) <= 4096 + 2 * LONGEST_LINE
+
+
+def test_an_existing_log_is_continued(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_bytes(b"before\n")
+    log = RotatingLog(path, 4096, 2)
+    assert log.position() == (path.stat().st_ino, 7)
+    log.append(b"after\n")
+    assert path.read_bytes() == b"before\nafter\n"
+
+
+def test_a_full_disk_is_counted_and_confessed(tmp_path):
+    disk, path = Disk(), tmp_path / "server.log"
+    log = RotatingLog(path, 1 << 20, 2, write=disk.write)
+    disk.room = 5
+    log.append(b"0123456789\n")
+    log.append(b"gone\n")
+    assert log.lost == 6 + 5
+    assert "space" in log.trouble
+    disk.room = 1000
+    log.append(b"back\n")
+    assert log.lost == 0
+    expected = b"01234\n[keeper] 11 bytes of log were lost here: No space left on device\nback\n"
+    assert path.read_bytes() == expected
+
+
+def test_the_pump_goes_on_draining_while_the_disk_is_full(tmp_path):
+    disk, events, mended = Disk(), [], threading.Event()
+
+    def post(event):
+        events.append(event)
+        if isinstance(event, LogMended):
+            mended.set()
+
+    pipe, writer = open_pipe(tmp_path, blocking=False), open_pipe(tmp_path, blocking=True)
+    log = RotatingLog(tmp_path / "server.log", 1 << 30, 2, write=disk.write)
+    pump = LogPump(pipe, log, post)
+    pump.start()
+    disk.room = 0
+    chunk = b"y" * 99 + b"\n"
+    for _ in range(40_000):  # four times what the pipe holds: this would block if nobody drained
+        os.write(writer, chunk)
+    assert pump.drain(10.0)
+    assert log.lost == 4_000_000
+    disk.room = 1 << 30
+    os.write(writer, b"again\n")
+    assert pump.drain(10.0)
+    assert mended.wait(10.0)
+    assert isinstance(events[0], LogLost)
+    assert events[-1] == LogMended(4_000_000)
+    assert (tmp_path / "server.log").read_bytes().endswith(b"on device\nagain\n")
+
+
+def test_what_waits_in_the_pipe_is_there_for_the_next_reader(tmp_path):
+    first, server = open_pipe(tmp_path, blocking=False), open_pipe(tmp_path, blocking=True)
+    os.write(server, b"written while a keeper was there\n")
+    os.close(first)
+    os.write(server, b"written while none was\n")
+    second = open_pipe(tmp_path, blocking=False)
+    assert os.read(second, 1000) == b"written while a keeper was there\nwritten while none was\n"
+    with pytest.raises(BlockingIOError):
+        os.read(second, 1)

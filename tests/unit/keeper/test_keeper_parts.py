@@ -1,0 +1,217 @@
+"""The keeper's parts by themselves: ladder, transitions, probes, processes, the wire."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_launchers.keeper import prober, processes, wire
+from vllm_launchers.keeper.events import Asked
+from vllm_launchers.keeper.ladder import Ladder, Patience
+from vllm_launchers.keeper.lifecycle import TRANSITIONS, Transition, exit_of, next_state, retry_delay
+from vllm_launchers.keeper.members import listening_sockets, port_is_theirs
+from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
+
+PATIENCE = Patience(interrupt=10, terminate=8, rest=5, kill=3)
+
+
+def climb(ladder, times):
+    return [(ladder.rung(now).number.name, ladder.rung(now).everybody) for now in times]
+
+
+def test_a_starting_server_is_interrupted_twice_then_all_terminated_then_killed():
+    ladder = Ladder.starting(100.0, PATIENCE)
+    steps = []
+    for now in (100, 109.9, 110, 119.9):
+        ladder.rung(now)
+        steps.append(ladder.step)
+    assert steps == [0, 0, 1, 1]
+    assert climb(ladder, [110, 119.9, 120, 124.9, 125, 500]) == [
+        ("SIGINT", False),
+        ("SIGINT", False),
+        ("SIGTERM", True),
+        ("SIGTERM", True),
+        ("SIGKILL", True),
+        ("SIGKILL", True),
+    ]
+    assert ladder.stuck(500)
+
+
+def test_a_serving_server_has_its_drain_time_on_top():
+    ladder = Ladder.serving(0.0, PATIENCE, drain_seconds=60)
+    assert climb(ladder, [0, 67.9, 68]) == [("SIGTERM", False), ("SIGTERM", False), ("SIGTERM", True)]
+
+
+def test_when_the_server_has_ended_the_rest_is_asked_at_once():
+    ladder = Ladder.serving(0.0, PATIENCE, drain_seconds=60)
+    ladder.server_ended(2.0)
+    assert climb(ladder, [2, 6.9, 7]) == [("SIGTERM", True), ("SIGTERM", True), ("SIGKILL", True)]
+    assert not ladder.stuck(9.9)
+    assert ladder.stuck(10)
+
+
+@given(st.lists(st.floats(0, 5), min_size=1, max_size=50), st.booleans())
+def test_a_ladder_never_climbs_down_and_ends_in_sigkill(steps, serving):
+    ladder = Ladder.serving(0.0, PATIENCE, 0.0) if serving else Ladder.starting(0.0, PATIENCE)
+    order, now, before = ["SIGINT", "SIGTERM", "SIGKILL"], 0.0, -1
+    for step in steps:
+        now += step
+        at = order.index(ladder.rung(now).number.name)
+        assert at >= before
+        before = at
+    for later in (20, 40, 60):
+        ladder.rung(now + later)
+    assert ladder.rung(now + 80).number is signal.SIGKILL
+
+
+def test_every_state_can_be_left_and_reached():
+    sources = frozenset().union(*(allowed for allowed, _ in TRANSITIONS.values()))
+    assert sources == set(State)
+    assert {target for _, target in TRANSITIONS.values()} == set(State)
+    assert set(TRANSITIONS) == set(Transition)
+    with pytest.raises(ValueError, match="stopped"):
+        next_state(Transition.ANSWERED, State.STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("status", "requested", "killed", "code", "name", "reason"),
+    [
+        (0, False, False, 0, None, "ended by itself with exit code 0"),
+        (2 << 8, False, False, 2, None, "ended by itself with exit code 2"),
+        (9, False, False, None, "SIGKILL", "killed by signal SIGKILL (9), not by this console"),
+        (0, True, False, 0, None, "stopped as asked, exit code 0"),
+        (9, True, True, None, "SIGKILL", "stopped as asked, SIGKILL (9); it had to be killed"),
+    ],
+)
+def test_how_it_ended_in_words(status, requested, killed, code, name, reason):
+    ended = exit_of(status, requested, killed, at=5.0)
+    assert (ended.code, ended.signal, ended.requested, ended.reason) == (code, name, requested, reason)
+
+
+def test_back_off_doubles_up_to_its_cap_and_ends():
+    policy = RestartPolicy(RestartMode.ON_FAILURE, limit=6, backoff_seconds=2, backoff_cap_seconds=20)
+    assert [retry_delay(policy, attempt) for attempt in range(7)] == [2, 4, 8, 16, 20, 20, None]
+    assert retry_delay(replace(policy, mode=RestartMode.NEVER), 0) is None
+
+
+def serve_once(answer, delay=0.0):
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run():
+        connection, _ = listener.accept()
+        with connection, listener:
+            connection.recv(1000)
+            for part in answer:
+                try:
+                    connection.sendall(part)
+                except OSError:
+                    return
+                time.sleep(delay)
+
+    threading.Thread(target=run, daemon=True).start()
+    return listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "delay", "expected"),
+    [
+        ([b"HTTP/1.1 200 OK\r\n\r\n"], 0, ""),
+        ([b"HTTP/1.", b"1 200 OK\r\n\r\n"], 0.05, ""),
+        ([b"HTTP/1.1 503 Service Unavailable\r\n\r\n"], 0, "answer 503"),
+        ([b"SSH-2.0-OpenSSH_9.6\r\n"], 0, "an answer that is not HTTP"),
+        ([], 0, "an answer that is not HTTP"),
+        ([b"H"] * 100, 0.05, "no answer within 0.3 s"),
+    ],
+)
+def test_a_probe_says_what_went_wrong(answer, delay, expected):
+    port = serve_once(answer, delay)
+    assert prober.probe("0.0.0.0", port, deadline_seconds=0.3 if len(answer) > 2 else 5.0) == expected
+
+
+def test_a_probe_of_a_closed_port(port):
+    assert prober.probe("127.0.0.1", port) == "connection refused"
+
+
+@pytest.mark.parametrize(("host", "address"), [("", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("h", "h")])
+def test_a_server_that_binds_everywhere_is_asked_on_loopback(host, address):
+    assert prober.reachable(host) == address
+
+
+def test_whose_port_it_is():
+    me = processes.identity(os.getpid())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert len(listening_sockets(port)) == 1
+        assert port_is_theirs(port, [me]) is True
+        assert port_is_theirs(port, []) is False
+    assert port_is_theirs(port, [me]) is None
+
+
+def test_a_process_is_known_beyond_its_pid(wait_until):
+    child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    try:
+        there = processes.identity(child.pid)
+        assert processes.alive(there)
+        assert processes.stat(child.pid).parent == os.getpid()
+        assert child.pid in processes.descendants(processes.table(), [os.getpid()])
+        assert processes.owner(child.pid) == os.getuid()
+        for lie in (replace(there, start_time=there.start_time + 1), replace(there, boot_id="another")):
+            assert not processes.alive(lie)
+            assert not processes.send(lie, signal.SIGKILL)
+        assert child.poll() is None
+        assert processes.send(there, signal.SIGKILL)
+        wait_until(lambda: not processes.alive(there))
+        assert processes.stat(child.pid).state == "Z", "a zombie is there, and not alive"
+    finally:
+        child.kill()
+        child.wait()
+    assert processes.identity(child.pid) is None
+    assert not processes.send(there, signal.SIGKILL)
+
+
+def test_a_name_full_of_parentheses_is_read_right(tmp_path, wait_until):
+    odd = tmp_path / "a) R (1 2"
+    odd.symlink_to("/bin/sleep")
+    child = subprocess.Popen([str(odd), "600"])
+    try:
+        found = wait_until(lambda: processes.stat(child.pid))
+        assert found.parent == os.getpid()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_wire_works_below_a_path_longer_than_a_socket_name(tmp_path):
+    folder = tmp_path / ("long" * 30) / ("longer" * 20)
+    folder.mkdir(parents=True)
+    with pytest.raises(wire.UnreachableError):
+        wire.ask(folder, {"do": "stop"})
+
+    def post(event):
+        assert isinstance(event, Asked)
+        event.reply({"heard": event.request})
+
+    listener = wire.Listener(folder, post)
+    listener.start()
+    assert (folder / "keeper.sock").stat().st_mode & 0o777 == 0o600
+    assert wire.ask(folder, {"do": "x" * 100_000}) == {"heard": {"do": "x" * 100_000}}
+    with wire._address(folder) as address, socket.socket(socket.AF_UNIX) as rude:
+        rude.connect(address)
+        rude.sendall(b"no json\n")
+        assert rude.recv(100) == b""
+    assert wire.ask(folder, {"do": "again"}) == {"heard": {"do": "again"}}
+    listener.close()
+    listener.join(5)
+    assert not listener.is_alive()
+    with pytest.raises(wire.UnreachableError):
+        wire.ask(folder, {"do": "stop"})

@@ -1,0 +1,88 @@
+"""Events that come late, as the one owner of the state meets them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from vllm_launchers.keeper import processes
+from vllm_launchers.keeper.events import Probed
+from vllm_launchers.keeper.lifecycle import Tuning
+from vllm_launchers.keeper.logfile import RotatingLog
+from vllm_launchers.keeper.records import Generation, ServerRecord, State
+from vllm_launchers.keeper.server import Server, Surroundings
+
+
+class QuietPump:
+    """Stands in for the log's thread."""
+
+    def __init__(self, folder):
+        self.log = RotatingLog(folder / "server.log", 1 << 20, 2)
+
+    def drain(self, seconds):
+        return True
+
+
+@pytest.fixture
+def server(bench, tmp_path):
+    """A started server whose helper threads never run: the test posts what they would."""
+    record = ServerRecord("one", State.STARTING, 1.0, 1.0, (Generation(1, bench.spec("--never-ready"), 1.0),))
+    around = Surroundings(tmp_path, dict(os.environ), 0o022, Tuning())
+    it = Server(around, record, {}, QuietPump(tmp_path), lambda event: None)
+    it.start()
+    process = it.record.server
+    try:
+        yield it
+    finally:
+        if processes.alive(process):
+            os.kill(process.pid, signal.SIGKILL)
+            os.waitpid(process.pid, 0)
+
+
+def test_an_answer_to_an_earlier_process_counts_for_nothing(server):
+    server.probed(Probed(epoch=0, healthy=True))
+    assert server.record.state is State.STARTING
+    server.probed(Probed(epoch=1, healthy=True))
+    assert server.record.state is State.READY
+
+
+def test_silence_before_the_first_answer_is_no_failure(server):
+    for _ in range(10):
+        server.probed(Probed(epoch=1, healthy=False, detail="connection refused"))
+    assert server.record.state is State.STARTING
+
+
+def test_only_silence_without_a_break_counts(server):
+    healthy, silent = Probed(epoch=1, healthy=True), Probed(epoch=1, healthy=False, detail="no answer")
+    for event in (healthy, silent, silent, healthy, silent, silent):
+        server.probed(event)
+    assert server.record.state is State.READY
+    server.probed(silent)
+    assert server.record.state is State.UNRESPONSIVE
+    assert "no answer, 3 times in a row" in server.record.reason
+
+
+def test_an_answer_during_a_stop_changes_nothing(server):
+    server.probed(Probed(epoch=1, healthy=True))
+    server.stop()
+    server.probed(Probed(epoch=1, healthy=True))
+    server.probed(Probed(epoch=1, healthy=False))
+    assert server.record.state is State.STOPPING
+    assert server.record.reason == "stopping as asked"
+
+
+def test_a_death_that_is_told_twice_counts_once(server):
+    os.kill(server.record.server.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while server.record.exit is None:
+        assert time.monotonic() < deadline
+        server.reap()
+    first = server.record
+    server.reap()
+    server.adopted_ended(1)
+    assert server.record == first
+    assert first.state is State.STOPPING
+    assert first.exit.signal == "SIGKILL"
