@@ -2,45 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.segment import Segment
-from textual.geometry import Region
+from rich.style import Style
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
+from vllm_console.ui.theme import to_ascii
+
 BLANK = Strip([])
 
+JOIN_GAP = 6
+"""Unchanged cells between two changes that are cheaper to repaint than to jump over (a jump takes about 8 bytes)."""
 
-def changed_span(before: Strip, after: Strip) -> tuple[int, int] | None:
-    """The first and one-past-last cell in which two strips differ, or None when they look the same."""
-    old, new = list(before), list(after)
-    if old == new:
-        return None
-    start = 0
-    index = 0
-    for left, right in zip(old, new, strict=False):
-        if left != right:
-            break
-        start += left.cell_length
-        index += 1
-    end = max(before.cell_length, after.cell_length)
-    if before.cell_length == after.cell_length:
-        for left, right in zip(reversed(old[index:]), reversed(new[index:]), strict=False):
-            if left != right:
-                break
-            end -= left.cell_length
-    return start, max(end, start)
+Cell = tuple[str, Style | None]
+
+
+def strip_of(*segments: Segment) -> Strip:
+    """A strip from segments, its length worked out."""
+    return Strip(segments)
+
+
+def line(*parts: str | tuple[str, Style | None]) -> Strip:
+    """A strip from plain and styled pieces of text; empty ones are left out."""
+    segments = [Segment(part) if isinstance(part, str) else Segment(*part) for part in parts]
+    return Strip([segment for segment in segments if segment.text])
+
+
+def cells_of(strip: Strip) -> list[Cell]:
+    """What stands in each cell. A wide character stands in its first cell; its second holds an empty text."""
+    cells: list[Cell] = []
+    for text, style, control in strip:
+        if control:
+            continue
+        if len(text) == cell_len(text):
+            cells.extend((char, style) for char in text)
+            continue
+        for char in text:
+            width = cell_len(char)
+            if width == 0 and cells:
+                cells[-1] = (cells[-1][0] + char, cells[-1][1])
+            else:
+                cells.append((char, style))
+                cells.extend([("", style)] * (width - 1))
+    return cells
+
+
+def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
+    """The spans of cells (first, one past last) in which two strips differ; near ones are joined."""
+    if before is after or before._segments == after._segments:
+        return
+    old, new = cells_of(before), cells_of(after)
+    length = max(len(old), len(new))
+    blank: Cell = (" ", None)
+    old.extend([blank] * (length - len(old)))
+    new.extend([blank] * (length - len(new)))
+    start = end = -1
+    for index in range(length):
+        if old[index] == new[index]:
+            continue
+        if start >= 0 and index - end > JOIN_GAP:
+            yield _whole(start, end, old, new)
+            start = index
+        elif start < 0:
+            start = index
+        end = index + 1
+    if start >= 0:
+        yield _whole(start, end, old, new)
+
+
+def _whole(start: int, end: int, old: list[Cell], new: list[Cell]) -> tuple[int, int]:
+    """The span, widened so that it cuts through no wide character of either line."""
+    while start > 0 and (old[start][0] == "" or new[start][0] == ""):
+        start -= 1
+    while end < len(new) and (old[end][0] == "" or new[end][0] == ""):
+        end += 1
+    return start, end
 
 
 class LineView(Widget):
-    """Draws a list of strips. `show` compares with what stands on the screen and repaints the difference only."""
+    """Draws a list of strips. `show` compares with what stands on the screen and repaints the difference only.
+
+    Segments go out as they are, on the terminal's own background: a widget's CSS colours and borders are not used.
+    Under an app whose ``ascii`` is true every character is replaced by ASCII of the same width.
+    """
 
     DEFAULT_CSS = "LineView { height: auto; width: 1fr; }"
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
         self._lines: list[Strip] = []
+        self._painted: list[Strip] = []
+        self._painted_width = -1
 
     @property
     def lines(self) -> Sequence[Strip]:
@@ -49,27 +105,67 @@ class LineView(Widget):
 
     def show(self, lines: Sequence[Strip]) -> None:
         """Show these lines, from the top; what they don't fill stays blank."""
-        before, self._lines = self._lines, list(lines)
-        if not self.is_mounted or not self.size.width:
+        before = self._lines
+        self._lines = [_ascii(strip) for strip in lines] if getattr(self.app, "ascii", False) else list(lines)
+        if not self.is_mounted:
+            return
+        if self.styles.auto_dimensions and self._natural_size(before) != self._natural_size(self._lines):
+            self._painted_width = -1
+            self.refresh(layout=True)
+            return
+        width, height = self.size
+        if not width:
             return
         regions = []
-        for y in range(min(max(len(before), len(self._lines)), self.size.height)):
+        for y in range(min(max(len(before), len(self._lines)), height)):
             old = before[y] if y < len(before) else BLANK
             new = self._lines[y] if y < len(self._lines) else BLANK
-            span = changed_span(old, new)
-            if span is not None and span[1] > span[0]:
-                regions.append(Region(span[0], y, span[1] - span[0], 1))
+            spans = [Region(x, y, min(end, width) - x, 1) for x, end in changed_spans(old, new) if x < width]
+            if spans:
+                regions.extend(spans)
+                if y < len(self._painted):
+                    self._painted[y] = self._paint(y)
         if regions:
             self.refresh(*regions)
 
+    def _natural_size(self, lines: Sequence[Strip]) -> tuple[int, int]:
+        wide = self.styles.width is not None and self.styles.width.is_auto
+        return max((strip.cell_length for strip in lines), default=1) if wide else 0, len(lines)
+
+    def get_content_width(self, _container: Size, _viewport: Size) -> int:
+        """Cells of the longest line, for a view whose width is ``auto``."""
+        return max((strip.cell_length for strip in self._lines), default=1)
+
+    def get_content_height(self, _container: Size, _viewport: Size, _width: int) -> int:
+        """How many lines there are, for a view whose height is ``auto``."""
+        return max(1, len(self._lines))
+
+    def _paint(self, y: int) -> Strip:
+        strip = self._lines[y] if y < len(self._lines) else BLANK
+        strip = strip.adjust_cell_length(self.size.width)
+        for line_filter in self.get_line_filters():
+            strip = strip.apply_filter(line_filter, self.background_colors[1])
+        return strip
+
     def render_line(self, y: int) -> Strip:
         """The strip for one row of the widget, padded to its width."""
-        style = self.rich_style
-        if y >= len(self._lines):
-            return Strip.blank(self.size.width, style)
-        return self._lines[y].apply_style(style).adjust_cell_length(self.size.width, style)
+        return self._paint(y)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The finished strips of a region. Textual asks for all of them at each update: they are kept."""
+        width, height = self.size
+        if self._painted_width != width or len(self._painted) != height:
+            self._painted = [self._paint(y) for y in range(height)]
+            self._painted_width = width
+        left, right = crop.column_span
+        strips = [self._painted[y] if y < height else Strip.blank(width) for y in crop.line_range]
+        return strips if (left, right) == (0, width) else [strip.crop(left, right) for strip in strips]
+
+    def notify_style_update(self) -> None:
+        """Filters may have changed with the styles: paint anew."""
+        self._painted_width = -1
+        super().notify_style_update()
 
 
-def strip_of(*segments: Segment) -> Strip:
-    """A strip from segments, its length worked out."""
-    return Strip(segments)
+def _ascii(strip: Strip) -> Strip:
+    return Strip([Segment(to_ascii(text), style) for text, style, _ in strip])

@@ -1,0 +1,240 @@
+"""The Textual app: looks at the fleet in a thread, hands snapshots to the screen, runs verbs, ends cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import ClassVar, TypeVar
+
+from rich.style import Style
+from rich.text import Text
+from textual.app import App
+from textual.binding import BindingType
+
+from vllm_console.fleet.api import Fleet, FleetError
+from vllm_console.fleet.model import FleetSnapshot
+from vllm_console.text import plain
+from vllm_console.ui.actions import bindings, check_keys
+from vllm_console.ui.commands import RegistryCommands
+from vllm_console.ui.panes.bars import Looking
+from vllm_console.ui.screens.operations import OperationsScreen
+from vllm_console.ui.theme import BAD, CONSOLE_THEME, wants_ascii
+from vllm_console.ui.threads import in_thread
+
+T = TypeVar("T")
+
+RATES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Seconds between looks that ``+`` and ``-`` step through."""
+
+MESSAGE_SECONDS = 8.0
+"""How long a message stands before the line is free for a server's own notice."""
+
+PATIENCE_SECONDS = 3.0
+"""How late a look may be before its age is shown."""
+
+
+class ConsoleApp(App[None]):
+    """The console. It starts nothing and stops nothing by itself; servers outlive it.
+
+    ``refresh`` is in seconds; ``keys`` maps an action's id to a person's own key; ``demo`` marks a demonstration.
+
+    Raises:
+        ValueError: ``keys`` names an unknown action or gives two actions one key; the text says which.
+    """
+
+    CSS_PATH = "screens/operations.tcss"  # Textual loads no CSS_PATH of a default screen
+    CSS = """
+    Screen { background: ansi_default; color: ansi_default; }
+    Toast { background: ansi_default; color: ansi_default; border-left: outer ansi_cyan; }
+    """
+    COMMANDS: ClassVar[set[object]] = {RegistryCommands}  # type: ignore[assignment]
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        refresh: float = 1.0,
+        read_only: bool = False,
+        ascii: bool = False,
+        demo: bool = False,
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
+        problems = check_keys(keys or {})
+        if problems:
+            raise ValueError("; ".join(problems))
+        super().__init__(ansi_color=True)
+        self.animation_level = "none"
+        self.register_theme(CONSOLE_THEME)
+        self.theme = CONSOLE_THEME.name
+        self.fleet = fleet
+        self.read_only = read_only
+        self.ascii = ascii or wants_ascii(os.environ)
+        self.snapshot: FleetSnapshot | None = None
+        """The newest look at everything."""
+        self.looking = Looking(refresh, read_only=read_only, demo=demo)
+        self.message: tuple[str, Style | None] | None = None
+        """What was said last, while it stands."""
+        self._message_until = 0.0
+        self._seen_at = 0.0
+        self._wake = asyncio.Event()
+        self.operations = OperationsScreen()
+        self.set_keymap(dict(keys or {}))
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def get_default_screen(self) -> OperationsScreen:
+        """The operations screen stands at the bottom of everything."""
+        return self.operations
+
+    def on_mount(self) -> None:
+        """Begin to look, and end when the terminal goes or a person says so."""
+        loop = asyncio.get_running_loop()
+        if not self.is_headless:
+            for number in (signal.SIGHUP, signal.SIGTERM):
+                loop.add_signal_handler(number, self._told_to_end)
+        self._seen_at = loop.time()
+        self.run_worker(self._watch(), name="watch", exclusive=True, group="watch")
+
+    def _told_to_end(self) -> None:
+        """SIGHUP, SIGTERM: leave as after ``q``. Textual handles neither."""
+        self.exit()
+
+    def action_quit(self) -> None:  # type: ignore[override]
+        """Leave; servers stay up, and that is said."""
+        self.exit(message=Text(self.farewell()) if self.farewell() else None)
+
+    def farewell(self) -> str:
+        """What is said after the screen is gone."""
+        if self.looking.demo or self.snapshot is None:
+            return ""
+        names = [plain(server.name) for server in self.snapshot.servers if server.ours and server.state.alive]
+        if not names:
+            return "No server is running."
+        return f"{len(names)} {'server' if len(names) == 1 else 'servers'} still running: {', '.join(names)}"
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Look once per refresh, never twice at once; a pause or a changed rate counts at once."""
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            self._wake.clear()
+            if not self.looking.paused:
+                await self._look()
+            rest = None if self.looking.paused else max(0.02, self.looking.refresh - (loop.time() - started))
+            try:
+                await asyncio.wait_for(self._wake.wait(), rest)
+            except TimeoutError:
+                continue
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        look = asyncio.ensure_future(
+            in_thread(partial(self.fleet.snapshot, self.operations.selected_name), "look at servers")
+        )
+        while not (await asyncio.wait({look}, timeout=max(PATIENCE_SECONDS, self.looking.refresh)))[0]:
+            self._set_looking(hanging=loop.time() - self._seen_at)
+        self._forget_message(loop.time())
+        try:
+            self.snapshot = look.result()
+        except Exception as error:  # noqa: BLE001 - the look's boundary: said on the screen, and tried again
+            self.say(f"Could not look at the servers: {sentence(error)}", BAD)
+            return
+        self._seen_at = loop.time()
+        self.looking = _with(self.looking, hanging=None)
+        if self.screen_stack:
+            self.operations.show_snapshot()
+
+    def look_now(self) -> None:
+        """Look at once instead of at the next turn."""
+        if not self.looking.paused:
+            self._wake.set()
+
+    def _set_looking(self, **changes: object) -> None:
+        self.looking = _with(self.looking, **changes)
+        if self.operations.is_mounted and self.screen_stack:
+            self.operations.draw_header()
+
+    def action_pause(self) -> None:
+        """Stop looking, or go on."""
+        self._set_looking(paused=not self.looking.paused, hanging=None)
+        self._wake.set()
+
+    def action_refresh_faster(self) -> None:
+        """Look more often."""
+        self._step_rate([rate for rate in reversed(RATES) if rate < self.looking.refresh])
+
+    def action_refresh_slower(self) -> None:
+        """Look less often."""
+        self._step_rate([rate for rate in RATES if rate > self.looking.refresh])
+
+    def _step_rate(self, rates: list[float]) -> None:
+        if rates:
+            self._set_looking(refresh=rates[0])
+            self._wake.set()
+
+    # -- doing -----------------------------------------------------------------------------------------------------
+
+    def act(self, doing: str, call: Callable[[], T], done: Callable[[T], str]) -> None:
+        """Run a verb of the fleet in a thread. ``done`` turns its result into what is said; errors are said too."""
+        if doing:
+            self.say(doing)
+        self.run_worker(self._act(call, done), name=doing or "verb", group="verbs")
+
+    async def _act(self, call: Callable[[], T], done: Callable[[T], str]) -> None:
+        try:
+            result = await in_thread(call, "verb")
+        except FleetError as error:
+            self.say(sentence(error), BAD)
+        except Exception as error:  # noqa: BLE001 - the verb's boundary: said on the screen
+            self.say(f"That went wrong: {sentence(error)}", BAD)
+        else:
+            said = done(result)
+            if said:
+                self.say(said)
+        self.look_now()
+
+    def say(self, text: str, style: Style | None = None) -> None:
+        """Show a sentence in the message line, for a while. On another screen than operations: as a toast."""
+        self.message = (plain(text), style)
+        self._message_until = asyncio.get_running_loop().time() + MESSAGE_SECONDS
+        if not self.screen_stack:
+            return
+        if self.screen is not self.operations and style is not None:
+            self.notify(plain(text), severity="error" if style is BAD else "information", markup=False)
+        if self.operations.is_mounted:
+            self.operations.draw_foot()
+
+    def _forget_message(self, now: float) -> None:
+        if self.message is not None and now > self._message_until:
+            self.message = None
+
+    # -- other screens ---------------------------------------------------------------------------------------------
+
+    def action_help(self) -> None:
+        """All keys."""
+        from vllm_console.ui.screens.help import HelpScreen
+
+        self.push_screen(HelpScreen(self.read_only))
+
+    def action_commands(self) -> None:
+        """The command palette."""
+        self.action_command_palette()
+
+
+def _with(looking: Looking, **changes: object) -> Looking:
+    from dataclasses import replace
+
+    return replace(looking, **changes)  # type: ignore[arg-type]
+
+
+def sentence(error: BaseException) -> str:
+    """An error's first line, or its kind when it says nothing."""
+    first = str(error).strip().splitlines()[:1]
+    return plain(first[0]) if first else type(error).__name__

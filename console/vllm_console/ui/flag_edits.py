@@ -1,0 +1,100 @@
+"""Changes to a set of flags while a person makes them: what was, what is staged, what comes next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vllm_console.fleet.model import Changes, Flags, FlagValue
+from vllm_launchers.plan.common_flags import COMMON_FLAGS, FlagKind, common_flag
+
+
+def same(left: FlagValue | None, right: FlagValue | None) -> bool:
+    """Whether two values are one to vLLM: ``1`` is not ``True``."""
+    return isinstance(left, bool) == isinstance(right, bool) and left == right
+
+
+@dataclass(slots=True)
+class FlagEdits:
+    """Edits on top of ``base``, the flags as they are. None in ``edits`` leaves a flag out."""
+
+    base: Flags
+    edits: dict[str, FlagValue | None] = field(default_factory=dict)
+    added: list[str] = field(default_factory=list)
+    """Names that a person added, in that order, whether they have a value yet or not."""
+
+    @classmethod
+    def of(cls, base: Flags, changes: Changes) -> FlagEdits:
+        """Edits that come to these changes."""
+        edits = cls(base)
+        for name, value in changes.set.items():
+            edits.put(name, value)
+        for name in changes.unset:
+            edits.put(name, None)
+        return edits
+
+    def put(self, name: str, value: FlagValue | None) -> None:
+        """Set a flag, or leave it out; what leads back to the base is no edit."""
+        present = name in self.base
+        if (present and value is not None and same(self.base[name], value)) or (not present and value is None):
+            self.edits.pop(name, None)
+        else:
+            self.edits[name] = value
+
+    def undo(self, name: str) -> None:
+        """Take back the edit of a flag."""
+        self.edits.pop(name, None)
+        if name in self.added:
+            self.added.remove(name)
+
+    def value(self, name: str) -> FlagValue | None:
+        """What the flag would be; None when it is left out."""
+        return self.edits[name] if name in self.edits else self.base.get(name)
+
+    def changed(self, name: str) -> bool:
+        """Whether it is edited."""
+        return name in self.edits
+
+    @property
+    def changes(self) -> Changes:
+        """The edits as a difference of flags."""
+        return Changes(
+            set={name: value for name, value in self.edits.items() if value is not None},
+            unset=tuple(name for name, value in self.edits.items() if value is None),
+        )
+
+    def names(self) -> list[str]:
+        """Flags that are set or edited: those of the base first, in their order."""
+        return list(dict.fromkeys([*self.base, *self.edits, *self.added]))
+
+
+def next_value(name: str, value: FlagValue | None) -> FlagValue | None:
+    """What space makes of a flag: on ↔ off, or the next choice; None when there is nothing to step through."""
+    flag = common_flag(name)
+    if isinstance(value, bool):
+        return not value
+    if flag is not None and flag.kind is FlagKind.BOOL:
+        return flag.default != "on"
+    if flag is None or not flag.choices:
+        return None
+    if value is None:
+        others = [choice for choice in flag.choices if choice != flag.default]
+        chosen = others[0] if others else flag.choices[0]
+    else:
+        at = flag.choices.index(str(value)) if str(value) in flag.choices else -1
+        chosen = flag.choices[(at + 1) % len(flag.choices)]
+    return int(chosen) if flag.kind is FlagKind.INT else chosen
+
+
+def matching_names(edits: FlagEdits, text: str, only_set: bool) -> list[str]:
+    """The flags to list: set and edited ones first, then the common ones; all words of ``text`` must occur."""
+    names: Sequence[str] = edits.names()
+    if not only_set:
+        names = list(dict.fromkeys([*names, *(flag.name for flag in COMMON_FLAGS)]))
+    words = text.lower().replace("--", "").replace("_", "-").split()
+    return [name for name in names if all(word in _searched(name) for word in words)]
+
+
+def _searched(name: str) -> str:
+    flag = common_flag(name)
+    return f"{name} {flag.meaning.lower()} {' '.join(flag.choices).lower()}" if flag else name

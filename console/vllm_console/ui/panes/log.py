@@ -1,0 +1,59 @@
+"""Pane 5: the end of the selected server's log."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from vllm_console.fleet.model import ServerView
+from vllm_console.text import plain
+from vllm_console.ui.theme import DIM
+from vllm_console.ui.widgets.draw import rule
+from vllm_console.ui.widgets.lines import LineView, line
+
+
+class LogPane(Vertical):
+    """A title and the log's tail, which follows by itself."""
+
+    DEFAULT_CSS = """
+    LogPane { background: ansi_default; }
+    LogPane #log-title, LogPane #log-none { height: 1; }
+    LogPane LogView { height: 1fr; }
+    """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._path: str | None = None
+        self._title = LineView(id="log-title")
+        self._none = LineView(id="log-none")
+
+    def compose(self) -> ComposeResult:
+        """Title, and the log once there is one."""
+        yield self._title
+        yield self._none
+
+    def give_server(self, server: ServerView) -> None:
+        """Show this server's log; opens a file only when it is another one."""
+        width = self.size.width
+        if not width or not self.display:
+            return
+        mark = " · simulated" if server.simulated else ""
+        self._title.show([rule(f"5 Log · {plain(server.name)}{mark}", width, (("l: whole screen, search", DIM),))])
+        if server.log_path != self._path:
+            self._path = server.log_path
+            self._open(server.log_path)
+
+    def _open(self, path: str) -> None:
+        self._none.display = not path
+        self._none.show([line((" no log: this console did not start the server", DIM))])
+        if not path:
+            self.query("#log-view").remove()
+            return
+        from vllm_console.ui.widgets.log_view import LogView
+
+        for view in self.query(LogView):
+            view.open(path)
+            return
+        view = LogView(id="log-view")
+        self.mount(view)
+        self.call_after_refresh(view.open, path)

@@ -1,0 +1,177 @@
+"""One server's log on the whole screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.screen import Screen
+from textual.widgets import Input
+
+from vllm_console.text import plain
+from vllm_console.ui.actions import bindings
+from vllm_console.ui.screens.footing import footer
+from vllm_console.ui.theme import ACCENT, DIM, WARN
+from vllm_console.ui.widgets.draw import rule
+from vllm_console.ui.widgets.lines import LineView, line
+from vllm_console.ui.widgets.log_view import FILTER_NAMES, LogView
+
+
+class LogScreen(Screen[None]):
+    """The log of a server: all of it, with search. ``name`` is the server's; ``path`` may not exist yet."""
+
+    CSS_PATH = "log.tcss"
+    AUTO_FOCUS = ""
+    SCOPE = "log"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("log")]
+
+    def __init__(self, server_name: str, path: Path | str, *, simulated: bool = False) -> None:
+        super().__init__()
+        self._server_name, self._path, self._simulated = plain(server_name), path, simulated
+
+    def compose(self) -> ComposeResult:
+        """Title, log, what there is to say, keys."""
+        yield LineView(id="log-title", classes="bar")
+        yield LogView(id="log-lines", compact=False)
+        yield LineView(id="log-note", classes="bar")
+        yield Input(id="log-search", placeholder="text to search for; capitals count if there are any", compact=True)
+        yield LineView(id="log-keys", classes="bar")
+
+    def on_mount(self) -> None:
+        """Open the log; nothing takes the keys but the search text while it is typed."""
+        self._input.display = False
+        self.set_focus(None)
+        self._view.open(self._path)
+        self._draw_bars()
+
+    @property
+    def _view(self) -> LogView:
+        return self.query_one("#log-lines", LogView)
+
+    @property
+    def _input(self) -> Input:
+        return self.query_one("#log-search", Input)
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Draw the bars for the new width."""
+        self._draw_bars()
+
+    @on(LogView.Moved)
+    def _on_moved(self, event: LogView.Moved) -> None:
+        event.stop()
+        self._draw_bars()
+
+    def _draw_bars(self) -> None:
+        width, view = self.app.size.width, self._view
+        page = view.page
+        mark = " · simulated" if self._simulated else ""
+        state = (view.status, ACCENT if page.following else WARN)
+        extras = [f"{FILTER_NAMES[page.filter]} only"] if page.filter is not None else []
+        extras += ["wrapped"] if view.wrap else []
+        right = [*((f"{text} · ", DIM) for text in extras), state]
+        self.query_one("#log-title", LineView).show([rule(f"Log · {self._server_name}{mark}", width, right)])
+        note = page.note or (f"search: {plain(page.wanted)}" if page.wanted else plain(str(self._path)))
+        self.query_one("#log-note", LineView).show([line((f" {note}", WARN if page.note else DIM))])
+        self.query_one("#log-keys", LineView).show([footer("log", width)])
+
+    # -- search ----------------------------------------------------------------------------------------------------
+
+    def action_log_search(self) -> None:
+        """Type a text to search for."""
+        self._input.display = True
+        self._input.focus()
+
+    @on(Input.Submitted, "#log-search")
+    def _on_search(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._close_input()
+        self._view.find(event.value)
+
+    def _close_input(self) -> None:
+        self._input.display = False
+        self.set_focus(None)
+
+    def action_log_back(self) -> None:
+        """Leave the search text; then end the search; then go back."""
+        if self._input.display:
+            self._close_input()
+        elif self._view.page.wanted:
+            self._view.find("")
+        else:
+            self.dismiss(None)
+
+    def action_log_older(self) -> None:
+        """The next match above."""
+        self._view.find_next(backwards=True)
+
+    def action_log_newer(self) -> None:
+        """The next match below."""
+        self._view.find_next(backwards=False)
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def action_log_end(self) -> None:
+        """Go to the end and follow."""
+        self._view.follow()
+
+    def action_log_home(self) -> None:
+        """Go to the oldest line."""
+        self._view.go_home()
+
+    def action_log_hold(self) -> None:
+        """Stop following, or follow again."""
+        self._view.toggle_hold()
+
+    def action_log_down(self) -> None:
+        """A line down."""
+        self._view.scroll_rows(1)
+
+    def action_log_up(self) -> None:
+        """A line up."""
+        self._view.scroll_rows(-1)
+
+    def action_log_page_down(self) -> None:
+        """A page down."""
+        self._view.scroll_pages(1)
+
+    def action_log_page_up(self) -> None:
+        """A page up."""
+        self._view.scroll_pages(-1)
+
+    def action_log_left(self) -> None:
+        """Scroll left."""
+        self._view.scroll_sideways(-1)
+
+    def action_log_right(self) -> None:
+        """Scroll right."""
+        self._view.scroll_sideways(1)
+
+    def action_log_select_up(self) -> None:
+        """Select the line above."""
+        self._view.select(-1)
+
+    def action_log_select_down(self) -> None:
+        """Select the line below."""
+        self._view.select(1)
+
+    # -- showing ---------------------------------------------------------------------------------------------------
+
+    def action_log_filter(self) -> None:
+        """All lines, warnings and errors, errors."""
+        self._view.cycle_filter()
+
+    def action_log_wrap(self) -> None:
+        """Wrap long lines, or cut them."""
+        self._view.toggle_wrap()
+
+    def action_log_copy(self) -> None:
+        """Copy the selected line, or all that is shown, by OSC 52."""
+        text = self._view.copied_text
+        if not text:
+            return
+        self.app.copy_to_clipboard(text)
+        count = text.count("\n") + 1
+        self.notify(f"Copied {count} {'line' if count == 1 else 'lines'}.", markup=False, timeout=2)

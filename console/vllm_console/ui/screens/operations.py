@@ -1,0 +1,376 @@
+"""The screen a person looks at all day: the servers' table, and panes for the one under the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Input
+
+from vllm_console.fleet.model import FleetSnapshot, ServerView, State
+from vllm_console.text import plain
+from vllm_console.ui.actions import bindings
+from vllm_console.ui.panes.bars import footer_line, header_line, message_line, staged_line
+from vllm_console.ui.panes.kv_cache import KvCachePane
+from vllm_console.ui.panes.latency import LatencyPane
+from vllm_console.ui.panes.log import LogPane
+from vllm_console.ui.panes.preemptions import PreemptionsPane
+from vllm_console.ui.panes.state import StatePane
+from vllm_console.ui.panes.table import ServersTable
+from vllm_console.ui.panes.throughput import ThroughputPane
+from vllm_console.ui.screens.verbs import ServerVerbs
+from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
+from vllm_console.ui.widgets.lines import LineView, line
+
+GRID_WIDTH, GRID_HEIGHT = 110, 32
+"""From this size on all panes are shown together; below, one at a time."""
+
+PANES, LOG = 5, 4
+"""How many panes there are, and which of them is the log."""
+
+MEASURED = (State.READY, State.UNRESPONSIVE)
+"""States in which metric panes have something to say."""
+
+
+class OperationsScreen(ServerVerbs):
+    """Shows the newest snapshot. Keys and what they do stand in the registry."""
+
+    SCOPE = "operations"
+    AUTO_FOCUS = ""
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("operations")]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._under: str | None = None
+        self._wanted: str | None = None
+        self._index = 0
+        self._zoom: int | None = None
+        """Index of the pane that is shown alone."""
+        self._filter = ""
+        self._states: dict[str, State] = {}
+        self._header = LineView(id="header", classes="bar")
+        self._table = ServersTable(id="servers")
+        self._welcome = LineView(id="welcome")
+        self._state = StatePane(id="state")
+        self._panes = (
+            KvCachePane(id="kv-cache"),
+            PreemptionsPane(id="preemptions"),
+            LatencyPane(id="latency"),
+            ThroughputPane(id="throughput"),
+        )
+        self._log = LogPane(id="log")
+        self._upper, self._lower = Horizontal(id="upper"), Horizontal(id="lower")
+        self._field = Input(id="filter", placeholder="name, preset or state", compact=True, select_on_focus=False)
+        self._message = LineView(id="message", classes="bar")
+        self._staged_bar = LineView(id="staged", classes="bar")
+        self._footer = LineView(id="footer", classes="bar")
+
+    def compose(self) -> ComposeResult:
+        """Header, table, panes, and the lines at the foot."""
+        yield self._header
+        yield self._table
+        yield self._welcome
+        yield self._state
+        with self._upper:
+            yield from self._panes[:3]
+        with self._lower:
+            yield self._panes[3]
+            yield self._log
+        with Vertical(id="foot"):
+            yield self._field
+            yield self._message
+            yield self._staged_bar
+            yield self._footer
+
+    def on_mount(self) -> None:
+        """Draw what there is."""
+        self.redraw()
+
+    # -- what is shown ---------------------------------------------------------------------------------------------
+
+    @property
+    def servers(self) -> Sequence[ServerView]:
+        """The servers that pass the filter."""
+        snapshot = self.console.snapshot
+        if snapshot is None:
+            return ()
+        wanted = self._filter.casefold()
+        return [
+            server
+            for server in snapshot.servers
+            if wanted in f"{server.name} {server.preset} {server.state} {server.owner} {server.model}".casefold()
+        ]
+
+    @property
+    def selected(self) -> ServerView | None:
+        """The server under the cursor."""
+        return next((server for server in self.servers if server.name == self._under), None)
+
+    @property
+    def selected_name(self) -> str | None:
+        """The name under the cursor: the next snapshot brings its series."""
+        return self._under
+
+    def select(self, name: str) -> None:
+        """Move the cursor to a server; when it is not there yet, as soon as it is."""
+        self._wanted = name
+        self.redraw()
+
+    def show_snapshot(self) -> None:
+        """Draw the app's newest snapshot, unless something covers the whole screen."""
+        self._tell_changes()
+        if self.app.screen is self or isinstance(self.app.screen, ModalScreen):
+            self.redraw()
+
+    def _tell_changes(self) -> None:
+        """Say when a server that was starting is ready, or has failed."""
+        servers = self.console.snapshot.servers if self.console.snapshot else ()
+        before, self._states = self._states, {server.name: server.state for server in servers}
+        for server in servers:
+            if before.get(server.name) is not State.STARTING or not server.ours:
+                continue
+            if server.state is State.READY:
+                away = server.downtime_seconds
+                said = f"; it was away for {away:.1f} s" if away is not None else ""
+                self.console.say(f"{server.name} is ready{said}.", OK)
+            elif server.state is State.FAILED:
+                self.console.say(f"{server.name} did not start: {server.reason}", BAD)
+
+    def on_screen_resume(self) -> None:
+        """Draw what came while the screen was covered."""
+        self.redraw()
+
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        self.call_after_refresh(self.redraw)
+
+    def redraw(self) -> None:
+        """Draw everything from the app's snapshot; only changed cells go to the terminal."""
+        if not self.is_mounted:
+            return
+        snapshot = self.console.snapshot
+        self._keep_cursor()
+        server = self.selected
+        self._arrange(server)
+        self.draw_header()
+        if snapshot is not None:
+            self._draw_table(snapshot)
+            if server is not None:
+                for pane in (*self._panes, self._state):
+                    if pane.display:
+                        pane.give(server, snapshot.at)
+                self._log.give_server(server)
+        self.draw_foot()
+
+    def draw_header(self) -> None:
+        """Draw the header alone: how old the last look is may be all that changes."""
+        width = self.app.size.width
+        self._header.show([header_line(self.console.snapshot, self.console.looking, width)])
+
+    def draw_foot(self) -> None:
+        """Draw message, staged changes and footer."""
+        width, server = self.app.size.width, self.selected
+        self._message.show([message_line(self.console.message, server, self.console.snapshot, width)])
+        if self.console.read_only:
+            staged = line((" read-only: nothing can be changed from here", DIM))
+        elif server is not None and server.ours:
+            staged = staged_line(server.flags, self.staged.get(server.name, ()), width)
+        else:
+            staged = line()
+        self._staged_bar.show([staged])
+        self._footer.show([footer_line(self.console.read_only, width)])
+
+    def _draw_table(self, snapshot: FleetSnapshot) -> None:
+        servers = self.servers
+        title = "Servers" if not self._filter else f"Servers with “{plain(self._filter)}”"
+        self._table.give(servers, self._under, snapshot.at, title)
+        if not servers:
+            self._welcome.show(_welcome(snapshot, self._filter, self.console.read_only))
+
+    def _keep_cursor(self) -> None:
+        """Keep the cursor on its server by name; when that is gone, on the one now in its place."""
+        names = [server.name for server in self.servers]
+        if self._wanted in names:
+            self._under, self._wanted = self._wanted, None
+        if self._under in names:
+            self._index = names.index(self._under)
+        elif names:
+            self._index = min(self._index, len(names) - 1)
+            self._under = names[self._index]
+
+    # -- which panes -----------------------------------------------------------------------------------------------
+
+    @property
+    def _one_pane(self) -> int | None:
+        """Index of the pane that stands alone, None when there is room for all and none was picked."""
+        size = self.app.size
+        if size.width < GRID_WIDTH or size.height < GRID_HEIGHT:
+            return self._zoom or 0
+        return self._zoom
+
+    def _arrange(self, server: ServerView | None) -> None:
+        """Show the panes that fit this size and this server's state. Sets only what is different: it costs a layout."""
+        height, alone = self.app.size.height, self._one_pane
+        rows = max(1, len(self.servers)) + 2
+        most = max(4, height // 3) if height < GRID_HEIGHT else height // 3
+        _set_height(self._table, min(rows, most))
+        measured = server is not None and server.state in MEASURED
+        for index, pane in enumerate((*self._panes, self._log)):
+            wanted = server is not None and alone in (None, index) and (measured or pane is self._log)
+            _set_display(pane, wanted)
+        _set_display(self._upper, any(pane.display for pane in self._panes[:3]))
+        _set_display(self._lower, self._panes[3].display or self._log.display)
+        _set_display(self._state, server is not None and not measured and alone != LOG)
+        _set_display(self._welcome, server is None)
+
+    def action_pane(self, number: int) -> None:
+        """Show one pane alone; once more shows all again."""
+        self._zoom = None if self._zoom == number - 1 else number - 1
+        self.redraw()
+
+    def action_pane_1(self) -> None:
+        """KV cache."""
+        self.action_pane(1)
+
+    def action_pane_2(self) -> None:
+        """Preemptions."""
+        self.action_pane(2)
+
+    def action_pane_3(self) -> None:
+        """Latency."""
+        self.action_pane(3)
+
+    def action_pane_4(self) -> None:
+        """Requests and throughput."""
+        self.action_pane(4)
+
+    def action_pane_5(self) -> None:
+        """Log."""
+        self.action_pane(5)
+
+    def action_next_pane(self) -> None:
+        """The next pane alone."""
+        self._zoom = ((self._one_pane if self._one_pane is not None else -1) + 1) % PANES
+        self.redraw()
+
+    def action_previous_pane(self) -> None:
+        """The pane before, alone."""
+        self._zoom = ((self._one_pane or 0) - 1) % PANES
+        self.redraw()
+
+    # -- moving about ----------------------------------------------------------------------------------------------
+
+    def _move_to(self, index: int) -> None:
+        servers = self.servers
+        if servers:
+            self._index = max(0, min(len(servers) - 1, index))
+            self._under, self._wanted = servers[self._index].name, None
+            self.redraw()
+            self.console.look_now()
+
+    def action_cursor_down(self) -> None:
+        """The next server."""
+        self._move_to(self._index + 1)
+
+    def action_cursor_up(self) -> None:
+        """The server before."""
+        self._move_to(self._index - 1)
+
+    def action_cursor_first(self) -> None:
+        """The first server."""
+        self._move_to(0)
+
+    def action_cursor_last(self) -> None:
+        """The last server."""
+        self._move_to(len(self.servers) - 1)
+
+    @on(ServersTable.Picked)
+    def _picked(self, event: ServersTable.Picked) -> None:
+        names = [server.name for server in self.servers]
+        if event.name in names:
+            self._move_to(names.index(event.name))
+
+    def action_filter(self) -> None:
+        """Type a filter."""
+        field = self._field
+        field.display = True
+        self._message.display = False
+        field.value = self._filter
+        field.focus()
+
+    @on(Input.Changed, "#filter")
+    def _filter_changed(self, event: Input.Changed) -> None:
+        self._filter = event.value.strip()
+        self.redraw()
+
+    @on(Input.Submitted, "#filter")
+    def _filter_done(self) -> None:
+        self._field.display = False
+        self._message.display = True
+        self.set_focus(None)
+        self.redraw()
+
+    def action_clear(self) -> None:
+        """Step by step: leave the filter field, drop what is staged, drop the filter, show all panes."""
+        field = self._field
+        server = self.selected
+        if field.display:
+            field.value = self._filter = ""
+            self._filter_done()
+        elif server is not None and server.name in self.staged:
+            self._set_staged(server.name, ())
+        elif self._filter:
+            self._filter = ""
+            self.redraw()
+        elif self._zoom is not None:
+            self._zoom = None
+            self.redraw()
+
+    # -- other screens ---------------------------------------------------------------------------------------------
+
+    def action_describe(self) -> None:
+        """Describe the selected server."""
+        server, snapshot = self.selected, self.console.snapshot
+        if server is None or snapshot is None:
+            self.console.say("No server is selected: n launches one.", WARN)
+            return
+        from vllm_console.ui.screens.describe import DescribeScreen
+
+        self.app.push_screen(DescribeScreen(server, snapshot.at))
+
+    def action_open_log(self) -> None:
+        """Read the log on the whole screen."""
+        server = self.selected
+        if server is None or not server.log_path:
+            self.console.say("There is no log to read: this console did not start the server.", WARN)
+            return
+        from vllm_console.ui.screens.log import LogScreen
+
+        self.app.push_screen(LogScreen(server.name, server.log_path, simulated=server.simulated))
+
+
+def _set_display(widget: Widget, wanted: bool) -> None:
+    if widget.display != wanted:
+        widget.display = wanted
+
+
+def _set_height(widget: Widget, height: int) -> None:
+    present = widget.styles.height
+    if present is None or present.value != height:
+        widget.styles.height = height
+
+
+def _welcome(snapshot: FleetSnapshot, wanted: str, read_only: bool) -> list[Strip]:
+    if wanted:
+        return [line(), line(f" No server matches “{plain(wanted)}”; esc shows all {len(snapshot.servers)}.")]
+    lines = [line(), line((" No server is running.", STRONG)), line()]
+    if not read_only:
+        lines.append(line(" n  launches one from a preset: it is checked whether it fits before it starts"))
+    return [*lines, line(" ?  shows all keys")]

@@ -1,0 +1,296 @@
+"""What a person does to the selected server: staging flags and the fleet's verbs. The screen proper adds the view."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from vllm_console.fleet.api import flag_difference
+from vllm_console.fleet.model import Changes, Preset, ServerView, State
+from vllm_console.ui import staging
+from vllm_console.ui.actions import changing
+from vllm_console.ui.panes.bars import flag_text
+from vllm_console.ui.screens.dialogs import Choose, Confirm
+from vllm_console.ui.staging import Staged
+from vllm_console.ui.theme import WARN
+from vllm_console.ui.widgets.repaint import TightScreen
+
+if TYPE_CHECKING:
+    from vllm_console.ui.app import ConsoleApp
+
+
+class ServerVerbs(TightScreen):
+    """Actions that change a server. Every one asks the fleet in a thread; what it refuses is said in one sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.staged: dict[str, Staged] = {}
+        """By server's name, what is staged for it."""
+
+    @property
+    def console(self) -> ConsoleApp:
+        """The app."""
+        from vllm_console.ui.app import ConsoleApp
+
+        assert isinstance(self.app, ConsoleApp)
+        return self.app
+
+    @property
+    def selected(self) -> ServerView | None:
+        """The server under the cursor."""
+        raise NotImplementedError
+
+    def redraw(self) -> None:
+        """Draw anew what depends on the staged changes."""
+        raise NotImplementedError
+
+    def select(self, name: str) -> None:
+        """Move the cursor to a server, as soon as it is there."""
+        raise NotImplementedError
+
+    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
+        """Read-only takes away what changes something."""
+        return not (self.console.read_only and changing(action))
+
+    # -- staging ---------------------------------------------------------------------------------------------------
+
+    def _mine(self) -> ServerView | None:
+        """The selected server if it may be touched; says why not."""
+        server = self.selected
+        if server is None:
+            self.console.say("No server is selected: n launches one.", WARN)
+        elif not server.ours:
+            self.console.say(f"{server.name} belongs to {server.owner or 'someone else'}: shown, never touched.", WARN)
+        else:
+            return server
+        return None
+
+    def _stage(self, action: str) -> None:
+        server = self._mine()
+        if server is None:
+            return
+        staged = self.staged.get(server.name, ())
+        step = staging.STEPS[action](server, staging.staged_flags(server.flags, staged))
+        self._set_staged(server.name, staging.stage(server.flags, staged, step))
+        if step.note:
+            self.console.say(step.note + ".")
+
+    def _set_staged(self, name: str, staged: Staged) -> None:
+        if staged:
+            self.staged[name] = staged
+        else:
+            self.staged.pop(name, None)
+        self.redraw()
+
+    def action_halve_sequences(self) -> None:
+        """Stage half as many sequences."""
+        self._stage("halve_sequences")
+
+    def action_double_sequences(self) -> None:
+        """Stage twice as many sequences."""
+        self._stage("double_sequences")
+
+    def action_halve_context(self) -> None:
+        """Stage half the context."""
+        self._stage("halve_context")
+
+    def action_double_context(self) -> None:
+        """Stage twice the context."""
+        self._stage("double_context")
+
+    def action_lower_utilization(self) -> None:
+        """Stage 0.02 less GPU memory."""
+        self._stage("lower_utilization")
+
+    def action_raise_utilization(self) -> None:
+        """Stage 0.02 more GPU memory."""
+        self._stage("raise_utilization")
+
+    def action_toggle_prefix_caching(self) -> None:
+        """Stage prefix caching on or off."""
+        self._stage("toggle_prefix_caching")
+
+    def action_toggle_chunked_prefill(self) -> None:
+        """Stage chunked prefill on or off."""
+        self._stage("toggle_chunked_prefill")
+
+    def action_cycle_kv_dtype(self) -> None:
+        """Stage another type of KV cache."""
+        self._stage("cycle_kv_dtype")
+
+    def action_previous_flags(self) -> None:
+        """Stage the way back to the previous generation's flags."""
+        server = self._mine()
+        if server is None:
+            return
+        if server.previous_flags is None:
+            self.console.say(f"{server.name} has no earlier generation to go back to.", WARN)
+            return
+        back = staging.staged_of(flag_difference(server.flags, server.previous_flags))
+        self._set_staged(server.name, back)
+        self.console.say(
+            "Staged the flags of the previous generation: r restarts with them."
+            if back
+            else "The previous generation ran with the same flags."
+        )
+
+    def action_drop_last(self) -> None:
+        """Drop the change staged last."""
+        server = self.selected
+        if server and server.name in self.staged:
+            self._set_staged(server.name, self.staged[server.name][:-1])
+
+    def action_edit_flags(self) -> None:
+        """Open all flags."""
+        server = self._mine()
+        if server is None:
+            return
+        from vllm_console.ui.screens.flags import FlagsScreen
+
+        name = server.name
+
+        def take(changes: Changes | None) -> None:
+            if changes is not None:
+                self._set_staged(name, staging.staged_of(changes))
+
+        self.app.push_screen(FlagsScreen(server, staging.changes_of(self.staged.get(name, ()))), take)
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def action_restart(self) -> None:
+        """Restart with what is staged; asks first when requests are running."""
+        server = self._mine()
+        if server is None:
+            return
+        staged = self.staged.get(server.name, ())
+        running = server.window.requests_running if server.window else None
+        if server.state in (State.READY, State.UNRESPONSIVE) and running:
+            details = [f"{running:.0f} requests are running; a restart ends them."]
+            details += [
+                f"--{step.flag}  {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}" for step in staged
+            ] or ["No flag changes."]
+            self._ask(f"Restart {server.name}?", details, "restart", lambda: self._restart(server.name, staged))
+        else:
+            self._restart(server.name, staged)
+
+    def _restart(self, name: str, staged: Staged) -> None:
+        def done(view: ServerView) -> str:
+            if self.staged.get(name) == staged:
+                self._set_staged(name, ())
+            return f"{name} restarts as generation {view.generation}."
+
+        fleet = self.console.fleet
+        self.console.act(f"Restarting {name} …", lambda: fleet.restart(name, staging.changes_of(staged)), done)
+
+    def action_stop(self) -> None:
+        """Stop, after a yes."""
+        server = self._mine()
+        if server is None:
+            return
+        if not server.state.alive:
+            self.console.say(f"{server.name} is {server.state} already: x forgets it, r starts it again.", WARN)
+            return
+        running = server.window.requests_running if server.window else None
+        details = [f"{running:.0f} requests are running."] if running else []
+        fleet, name = self.console.fleet, server.name
+        self._ask(
+            f"Stop {name}?",
+            details,
+            "stop",
+            lambda: self.console.act(f"Stopping {name} …", lambda: fleet.stop(name), lambda _: f"{name} is stopping."),
+        )
+
+    def action_forget(self) -> None:
+        """Remove a stopped server's record, log and history, after a yes."""
+        server = self._mine()
+        if server is None:
+            return
+        if server.state.alive:
+            self.console.say(f"{server.name} is {server.state}: s stops it, then it can be forgotten.", WARN)
+            return
+        fleet, name = self.console.fleet, server.name
+        self._ask(
+            f"Forget {name}?",
+            ["Its record, its log and its history are removed from the disk."],
+            "forget",
+            lambda: self.console.act(f"Forgetting {name} …", lambda: fleet.forget(name), lambda _: f"{name} is gone."),
+        )
+
+    def _ask(self, question: str, details: list[str], yes: str, then: Callable[[], None]) -> None:
+        def answered(answer: bool | None) -> None:
+            if answer:
+                then()
+
+        self.app.push_screen(Confirm(question, details, yes), answered)
+
+    def action_switch_preset(self) -> None:
+        """Hand the server's place to another preset, picked from a list."""
+        server = self._mine()
+        if server is None:
+            return
+        fleet, name, present = self.console.fleet, server.name, server.preset
+        running = server.window.requests_running if server.window else None
+
+        def listed(found: tuple[Sequence[Preset], object]) -> str:
+            choices = [(preset.name, preset.title) for preset in found[0]]
+            self.app.push_screen(
+                Choose(f"Hand {name}'s name, GPUs and port to which preset?", choices, present), picked
+            )
+            return ""
+
+        def picked(preset: str | None) -> None:
+            if preset is None:
+                return
+            details = [f"{name} ({present or 'no preset'}) is stopped first; then {preset} starts in its place."]
+            if running:
+                details.append(f"{running:.0f} requests are running; they end.")
+            self._ask(f"Switch {name} to {preset}?", details, "switch", lambda: switch(preset))
+
+        def switch(preset: str) -> None:
+            self.console.act(
+                f"Switching {name} to {preset} …",
+                lambda: fleet.switch(name, preset),
+                lambda _: f"{name} makes room for {preset}.",
+            )
+
+        self.console.act("", fleet.presets, listed)
+
+    def action_toggle_load(self) -> None:
+        """Send the preset's workload, or end it."""
+        server = self._mine()
+        if server is None:
+            return
+        fleet, name = self.console.fleet, server.name
+        if server.load:
+            self.console.act("", lambda: fleet.stop_load(name), lambda _: f"The load on {name} ends.")
+        elif server.state is not State.READY:
+            self.console.say(f"{name} is {server.state}: a load needs a server that is ready.", WARN)
+        else:
+            self.console.act(
+                "", lambda: fleet.start_load(name), lambda _: f"Sending {name} its preset's workload for a minute."
+            )
+
+    def action_new_server(self) -> None:
+        """Open the launch screen."""
+        from vllm_console.ui.screens.launch import LaunchScreen
+
+        server = self.selected
+        initial = server.preset if server and server.ours and server.preset else None
+
+        def launched(result: object) -> None:
+            name = result if isinstance(result, str) else getattr(result, "name", None)
+            if isinstance(name, str):
+                self.select(name)
+            self.console.look_now()
+
+        self.app.push_screen(LaunchScreen(self.console.fleet, initial), launched)
+
+    def action_copy_command(self) -> None:
+        """Copy the server's command line by OSC 52."""
+        server = self.selected
+        if server is None or not server.argv:
+            self.console.say("There is no command line to copy.", WARN)
+            return
+        self.app.copy_to_clipboard(shlex.join(server.argv))
+        self.console.say(f"Copied the command line of {server.name}.")

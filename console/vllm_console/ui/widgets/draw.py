@@ -1,0 +1,78 @@
+"""Pure drawing: text fitted to cells, rules, bars, keys. Nothing here knows a widget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.ui.theme import ACCENT, DIM, STRONG
+from vllm_console.ui.widgets.lines import line
+
+Part = str | tuple[str, Style | None]
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def fit(text: str, width: int, align: str = "<") -> str:
+    """``text`` in exactly ``width`` cells: padded, or cut with an ellipsis. ``align`` is ``<`` or ``>``."""
+    if width <= 0:
+        return ""
+    length = len(text) if text.isascii() else cell_len(text)
+    if length > width:
+        return set_cell_size(text, width - 1) + "…"
+    return text + " " * (width - length) if align == "<" else " " * (width - length) + text
+
+
+def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRONG) -> Strip:
+    """A pane's top line: ``── title ─────── right ──``. What is at the right gives way to the title."""
+    title = fit(title, max(0, min(cell_len(title), width - 4)))
+    room = width - cell_len(title) - 5
+    tail: list[Part] = []
+    length = sum(cell_len(part if isinstance(part, str) else part[0]) for part in right)
+    if right and length + 3 < room:
+        tail = [" ", *right, " ", ("─", DIM)]
+        room -= length + 3
+    return line(("─ ", DIM), (title, style), (" " + "─" * max(0, room + 2), DIM), *tail)
+
+
+def bar(share: float | None, width: int) -> str:
+    """A horizontal bar of a share from 0 to 1, in eighths of a cell, blank-padded to ``width``."""
+    if share is None or width <= 0:
+        return " " * max(0, width)
+    eighths = round(min(1.0, max(0.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return fit("█" * full + (_EIGHTHS[rest] if rest else ""), width)
+
+
+def progress(share: float, width: int) -> str:
+    """A thin progress line: ``━━━━────``."""
+    done = round(min(1.0, max(0.0, share)) * width)
+    return "━" * done + "─" * (width - done)
+
+
+def beside(left: Strip, left_width: int, right: Strip) -> Strip:
+    """Two strips side by side, the left one in ``left_width`` cells."""
+    return Strip([*left.adjust_cell_length(left_width), *right])
+
+
+def keys_line(pairs: Sequence[tuple[str, str]], width: int, tail: Sequence[tuple[str, str]] = ()) -> Strip:
+    """Keys and what they do in one line; ``tail`` is always there, of the others as many as fit."""
+    end = [segment for pair in tail for segment in _key(pair)]
+    room = width - sum(len(segment.text) for segment in end)
+    parts: list[Segment] = []
+    for pair in pairs:
+        segments = _key(pair)
+        length = sum(len(segment.text) for segment in segments)
+        if length > room:
+            break
+        room -= length
+        parts.extend(segments)
+    return Strip([*parts, *end])
+
+
+def _key(pair: tuple[str, str]) -> list[Segment]:
+    return [Segment(" "), Segment(pair[0], ACCENT), Segment(f" {pair[1]} ")]

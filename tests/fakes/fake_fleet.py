@@ -1,0 +1,302 @@
+"""A fleet without servers: fixed numbers under a fixed clock, and a record of what it was asked to do.
+
+Each look moves the clock by ``step`` seconds (0 by default, so that pictures of it are always the same).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vllm_console.fleet.api import FleetError, PresetProblem
+from vllm_console.fleet.model import Changes, Exit, FleetSnapshot, LaunchRequest, ServerView, Stage, State
+from vllm_console.telemetry.model import EngineSample, Quantiles, Sample, Series, Window
+from vllm_launchers.plan.model import Engine, EngineKind, Plan
+from vllm_launchers.presets.model import FlagSetting, Objectives, Preset, Workload
+
+NOW = 1_767_271_267.0
+"""2026-01-01 12:41:07 UTC."""
+
+VLLM = Engine(EngineKind.VLLM, ("/opt/vllm/bin/vllm",), "0.33.0", "cuda", "/opt/vllm/bin/vllm")
+SIMULATED = Engine(EngineKind.SIMULATED, ("python", "-m", "vllm_launchers.simulated"), "0.33.0", "simulated", "")
+GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+WORK = Workload(input_tokens_p95=1500, output_tokens_p95=400, prefix_reuse=0.6, concurrency=64)
+CHAT_FLAGS = {
+    "gpu-memory-utilization": 0.92,
+    "max-num-seqs": 256,
+    "max-model-len": 4096,
+    "enable-prefix-caching": True,
+}
+REASONS = {
+    "gpu-memory-utilization": "the server has the card for itself",
+    "max-num-seqs": "many short chats at once",
+    "max-model-len": "95 % of conversations stay below 4k tokens; longer ones would take cache from all others",
+    "enable-prefix-caching": "system prompts repeat",
+}
+
+
+def wave(at: float, low: float, high: float, period: float) -> float:
+    """A smooth figure between ``low`` and ``high`` that depends on the clock alone."""
+    return low + (high - low) * (0.5 + 0.5 * math.sin(at / period))
+
+
+def window_at(at: float, pressure: float) -> Window:
+    """The last minute of a server under ``pressure`` from 0 to 1."""
+    usage = min(0.99, wave(at, 0.75, 1.0, 11) * (0.25 + 0.75 * pressure))
+    slow = 1 + 9 * pressure**4
+
+    def spread(median: float) -> Quantiles:
+        value = median * wave(at, 0.9, 1.1, 7)
+        return Quantiles(240, value * 1.3, value, value * 1.6, value * (1.5 + slow / 3))
+
+    return Window(
+        start=at - 60,
+        end=at,
+        requests_running=round(wave(at, 60, 64, 5) * pressure),
+        requests_waiting=round(wave(at, 8, 16, 3)) if pressure > 0.8 else 0,
+        kv_cache_usage=usage,
+        kv_cache_usage_max=usage,
+        kv_cache_tokens=441_000,
+        preemptions_per_minute=round(wave(at, 14, 22, 9)) if pressure > 0.8 else 0,
+        preemption_share=wave(at, 0.06, 0.08, 9) if pressure > 0.8 else 0.0,
+        prefix_hit_rate=wave(at, 0.58, 0.64, 30),
+        prompt_tokens_per_second=wave(at, 7800, 8600, 6) * pressure,
+        generation_tokens_per_second=wave(at, 1900, 2200, 4) * pressure,
+        requests_per_second=wave(at, 4.0, 4.6, 5) * pressure,
+        latencies={
+            "ttft": spread(0.21 * slow**0.5 * 1.2),
+            "itl": spread(0.021 * slow**0.2),
+            "queue": spread(0.012 * slow),
+            "prefill": spread(0.18),
+            "decode": spread(3.9),
+            "e2e": spread(4.1),
+        },
+    )
+
+
+def series_at(at: float, pressure: float, step: float = 5.0, count: int = 180) -> Series:
+    """A quarter of an hour that rises to ``pressure``."""
+    end = at - at % step
+    times = [end - step * (count - 1 - index) for index in range(count)]
+    rise = [min(1.0, 0.3 + 0.9 * index / count) for index in range(count)]
+    usage = [min(0.99, (0.25 + 0.75 * pressure) * r * wave(t, 0.85, 1.0, 40)) for t, r in zip(times, rise, strict=True)]
+    busy = [pressure > 0.8 and value > 0.84 for value in usage]
+    return Series(
+        end=end,
+        step=step,
+        values={
+            "kv_cache_usage": (None,) * 20 + tuple(usage[20:]),
+            "preemptions": tuple(
+                round(wave(t, 0, 4, 13)) * 1.0 if b else 0.0 for t, b in zip(times, busy, strict=True)
+            ),
+            "requests_running": tuple(64 * pressure * r for r in rise),
+            "requests_waiting": tuple(wave(t, 2, 14, 21) if b else 0.0 for t, b in zip(times, busy, strict=True)),
+            "generation_tokens_per_second": tuple(
+                2100 * pressure * r * wave(t, 0.8, 1.0, 25) for t, r in zip(times, rise, strict=True)
+            ),
+            "prompt_tokens_per_second": tuple(8000 * pressure * r for r in rise),
+            "requests_per_second": tuple(4.2 * pressure * r for r in rise),
+            "ttft_p99": tuple(wave(t, 0.3, 1.9, 60) * r for t, r in zip(times, rise, strict=True)),
+            "itl_p99": tuple(wave(t, 0.03, 0.08, 50) * r for t, r in zip(times, rise, strict=True)),
+        },
+    )
+
+
+def ready(name: str, at: float, pressure: float, **more: object) -> ServerView:
+    """A server that serves, under ``pressure`` from 0 to 1."""
+    view = ServerView(
+        name=name,
+        state=State.READY,
+        state_since=NOW - 7800,
+        preset="chatbot",
+        model="meta-llama/Llama-3.1-8B-Instruct",
+        engine=VLLM,
+        port=8000,
+        pid=4242,
+        gpus=(0,),
+        argv=("/opt/vllm/bin/vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--max-num-seqs", "256",
+              "--max-model-len", "4096", "--gpu-memory-utilization", "0.92", "--enable-prefix-caching"),
+        flags=CHAT_FLAGS,
+        reasons=REASONS,
+        previous_flags={**CHAT_FLAGS, "max-num-seqs": 512},
+        generation=3,
+        downtime_seconds=41.2,
+        workload=WORK,
+        objectives=GOALS,
+        stages=(
+            Stage("process", NOW - 7840, 0.4),
+            Stage("config", NOW - 7839.6, 3.1),
+            Stage("weights", NOW - 7836.5, 21.7, "15.0 GiB"),
+            Stage("kv cache", NOW - 7814.8, 14.6, "441k tokens"),
+        ),
+        log_path="",
+        sample=Sample(at, {"0": EngineSample()}),
+        window=window_at(at, pressure),
+    )  # fmt: skip
+    return replace(view, **more)  # type: ignore[arg-type]
+
+
+def chat(at: float) -> ServerView:
+    """Ready, over its objectives."""
+    return ready("chat", at, 1.0)
+
+
+def coder(at: float) -> ServerView:
+    """Ready and calm, simulated."""
+    return ready(
+        "coder", at, 0.2, preset="code-generation", engine=SIMULATED, port=8001, gpus=(1,), state_since=NOW - 2460,
+        previous_flags=None, generation=1, downtime_seconds=None, flags={"gpu-memory-utilization": 0.88},
+    )  # fmt: skip
+
+
+def docs(at: float) -> ServerView:
+    """Starting, in its third stage."""
+    return ready(
+        "docs", at, 0.5, preset="long-document", state=State.STARTING, state_since=NOW - 34, port=8002, gpus=(2, 3),
+        sample=None, window=None,
+        stages=(
+            Stage("process", NOW - 34, 0.4),
+            Stage("config", NOW - 33.6, 3.1),
+            Stage("weights", NOW - 30.5, None, "61 %"),
+        ),
+    )  # fmt: skip
+
+
+def broken(at: float) -> ServerView:
+    """Failed, with the line of the log that shows why."""
+    reason = "Exited with code 1: ValueError: No available memory for the cache blocks."
+    return ready(
+        "nightly", at, 0.5, preset="batch", state=State.FAILED, state_since=NOW - 200, port=8003, gpus=(4,), pid=None,
+        reason=reason, exit=Exit(NOW - 200, 1, None, False, reason), sample=None, window=None,
+    )  # fmt: skip
+
+
+def stopped(at: float) -> ServerView:
+    """Stopped on request."""
+    return ready(
+        "old", at, 0.5, preset="batch", state=State.STOPPED, state_since=NOW - 86_400, port=8004, gpus=(), pid=None,
+        reason="stopped on request", sample=None, window=None, previous_flags=None,
+    )  # fmt: skip
+
+
+def hung(at: float) -> ServerView:
+    """Unresponsive: its numbers are two minutes old."""
+    return ready(
+        "vision", at, 0.9, state=State.UNRESPONSIVE, state_since=NOW - 120, port=8005, gpus=(5,),
+        reason="/health has not answered for 2 minutes", sample=Sample(NOW - 120, {"0": EngineSample()}),
+    )  # fmt: skip
+
+
+def observed(at: float) -> ServerView:
+    """Somebody else's."""
+    return ready(
+        "anna-8100", at, 0.4, ours=False, owner="anna", preset="", port=8100, gpus=(6,), argv=(), flags={},
+        reasons={}, objectives=None, previous_flags=None, log_path="",
+    )  # fmt: skip
+
+
+EVERY_STATE = (chat, coder, docs, broken, stopped, hung, observed)
+
+PRESETS = tuple(
+    Preset(
+        name=name,
+        title=title,
+        summary=title,
+        model="meta-llama/Llama-3.1-8B-Instruct",
+        flags={"max-num-seqs": FlagSetting(256, "many at once")},
+        workload=WORK,
+        objectives=GOALS,
+    )
+    for name, title in (
+        ("chatbot", "Many short conversations"),
+        ("code-generation", "Completions, latency first"),
+        ("long-document", "Few, long contexts"),
+        ("batch", "Throughput over latency"),
+    )
+)
+
+
+class FakeFleet:
+    """Implements `vllm_console.fleet.api.Fleet` over a list of functions from the clock to a server."""
+
+    def __init__(self, *servers: object, step: float = 0.0) -> None:
+        self.read_only = False
+        self.makers = list(servers)
+        self.at = NOW
+        self.step = step
+        self.calls: list[tuple[object, ...]] = []
+        self.looks = 0
+        self.error: Exception | None = None
+        """Raised by the next verb."""
+        self.look_error: Exception | None = None
+        self.open = threading.Event()
+        """Cleared, looks hang until it is set."""
+        self.open.set()
+
+    def snapshot(self, selected: str | None = None) -> FleetSnapshot:
+        self.open.wait(20)
+        self.looks += 1
+        if self.look_error is not None:
+            raise self.look_error
+        self.at += self.step
+        views = [maker(self.at) for maker in self.makers]  # type: ignore[operator]
+        pressure = {"chat": 1.0, "coder": 0.2, "vision": 0.9}
+        views = [
+            replace(view, series=series_at(self.at, pressure.get(view.name, 0.5))) if view.name == selected else view
+            for view in views
+        ]
+        return FleetSnapshot(self.at, "gpubox", tuple(views))
+
+    def _did(self, *call: object) -> None:
+        self.calls.append(call)
+        if self.error is not None:
+            raise self.error
+
+    def _view(self, name: str) -> ServerView:
+        for maker in self.makers:
+            view: ServerView = maker(self.at)  # type: ignore[operator]
+            if view.name == name:
+                return view
+        raise FleetError(f"no server '{name}'")
+
+    def presets(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
+        return PRESETS, ()
+
+    def engines(self) -> Sequence[Engine]:
+        return (VLLM, SIMULATED)
+
+    def plan(self, request: LaunchRequest) -> Plan:
+        flags = {**CHAT_FLAGS, **request.changes.set}
+        argv = ("/opt/vllm/bin/vllm", "serve", request.model or PRESETS[0].model)
+        return Plan(request.preset, argv[-1], VLLM, "127.0.0.1", 8000, argv, flags, REASONS, {})
+
+    def start(self, request: LaunchRequest) -> ServerView:
+        self._did("start", request)
+        return docs(self.at)
+
+    def restart(self, name: str, changes: Changes) -> ServerView:
+        self._did("restart", name, changes)
+        view = self._view(name)
+        return replace(view, generation=view.generation + 1)
+
+    def switch(self, name: str, preset: str) -> ServerView:
+        self._did("switch", name, preset)
+        return self._view(name)
+
+    def stop(self, name: str) -> ServerView:
+        self._did("stop", name)
+        return self._view(name)
+
+    def forget(self, name: str) -> None:
+        self._did("forget", name)
+
+    def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
+        self._did("start_load", name)
+
+    def stop_load(self, name: str) -> None:
+        self._did("stop_load", name)
+
+    def close(self) -> None:
+        self._did("close")

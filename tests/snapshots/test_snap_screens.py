@@ -1,0 +1,142 @@
+"""Pictures of the launch screen, the flag editor and the log, at three sizes and without colour."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from textual.app import App
+from textual.pilot import Pilot
+
+from vllm_console.fleet.api import FleetError, PresetProblem
+from vllm_console.fleet.model import Changes
+from vllm_console.ui.screens.flags import FlagsScreen
+from vllm_console.ui.screens.launch import LaunchScreen
+from vllm_console.ui.screens.log import LogScreen
+from vllm_console.ui.theme import CONSOLE_THEME
+
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+LOG = "".join(
+    [
+        "(APIServer pid=7) INFO 11-20 10:03:52 [api_utils.py:286] non-default args: {'port': 8120}\n",
+        "(EngineCore pid=8) WARNING 11-20 10:03:57 [cpu.py:224] Triton is not installed.\n",
+        "Loading safetensors checkpoint shards:   0%\rLoading safetensors checkpoint shards: 100%\n",
+        "INFO:     127.0.0.1:51234 - \"GET /health HTTP/1.1\" 200 OK\n",
+        "Traceback (most recent call last):\n",
+        '  File "vllm/v1/core/kv_cache_utils.py", line 684, in _check_enough_kv_cache_memory\n',
+        "    raise ValueError(\n",
+        "ValueError: To serve at least one request with the models's max seq len (2048), more memory is needed.\n",
+    ]
+)  # fmt: skip
+
+
+class Host(App[None]):
+    """One screen, and nothing else."""
+
+    CSS = "Screen { background: ansi_default; color: ansi_default; }"
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        super().__init__(ansi_color=True)
+        self.animation_level = "none"
+        self.register_theme(CONSOLE_THEME)
+        self.theme = CONSOLE_THEME.name
+        self._make = make
+
+    def on_mount(self) -> None:
+        self.push_screen(self._make())
+
+
+def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
+    """Press keys, and wait until a text stands on the screen and nothing moves any more."""
+
+    async def run(pilot: Pilot[None]) -> None:
+        deadline = time.monotonic() + 10
+
+        def text() -> str:
+            return "\n".join("".join(s.text for s in strip) for strip in pilot.app.screen._compositor.render_strips())
+
+        while ready not in text():
+            assert time.monotonic() < deadline, text()
+            await asyncio.sleep(0.02)
+        await pilot.press(*keys)
+        before = ""
+        while before != text():
+            before = text()
+            await asyncio.sleep(0.6)
+            await pilot.pause()
+
+    return run
+
+
+@pytest.fixture
+def fleet(fakes):
+    fleet = fakes.FakeFleet(fakes.chat)
+    plan = fleet.plan
+
+    def planned(request):
+        words = [w for name, value in fakes.CHAT_FLAGS.items() for w in (f"--{name}", str(value))]
+        return replace(
+            plan(request),
+            argv=("/opt/vllm/bin/vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--port", "8000", *words),
+            environment={"VLLM_NO_USAGE_STATS": "1"},
+            secrets=("HF_TOKEN",),
+            gpus=(0,),
+            warnings=("GPU 0 already has 2.0 GiB in use by anna: 0.92 of its memory may not be free",),
+        )
+
+    fleet.plan = planned
+    problem = PresetProblem("~/.config/vllm-console/presets/mine.toml", "unknown key 'modle'; did you mean 'model'?")
+    fleet.presets = lambda: (fakes.PRESETS, (problem,))
+    return fleet
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("section", ["presets", "settings", "plan"])
+def test_launch(snap_compare, fleet, size, section):
+    keys = ["tab"] * ["presets", "settings", "plan"].index(section)
+    assert snap_compare(
+        Host(lambda: LaunchScreen(fleet)), terminal_size=size, run_before=settled(*keys, ready="long-document")
+    )
+
+
+def test_launch_refused(snap_compare, fleet):
+    def refuse(request):
+        raise FleetError("port 8000 is taken by python (pid 4242, owner anna): choose another with the port field")
+
+    fleet.plan = refuse
+    app = Host(lambda: LaunchScreen(fleet))
+    assert snap_compare(app, terminal_size=(120, 40), run_before=settled("tab", "down", ready="long-document"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_flags(snap_compare, fakes, size):
+    staged = Changes(set={"max-num-seqs": 128, "kv-cache-dtype": "fp8"}, unset=("enable-prefix-caching",))
+    app = Host(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged))
+    assert snap_compare(app, terminal_size=size, run_before=settled("down", "down", ready="max-num-seqs"))
+
+
+def test_flags_wrong_value(snap_compare, fakes):
+    app = Host(lambda: FlagsScreen(fakes.coder(fakes.NOW), Changes()))
+    keys = ("enter", "end", "backspace", "backspace", "backspace", "x", "enter")
+    assert snap_compare(app, terminal_size=(80, 24), run_before=settled(*keys, ready="max-num-seqs"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("keys", [(), ("slash", *"value", "enter")], ids=["following", "search"])
+def test_log(snap_compare, tmp_path, monkeypatch, size, keys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.log").write_text(LOG * 12)
+    app = Host(lambda: LogScreen("chat", "server.log", simulated=True))
+    assert snap_compare(app, terminal_size=size, run_before=settled(*keys, ready="ValueError"))
+
+
+def test_log_without_colour(snap_compare, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.log").write_text(LOG * 12)
+    app = Host(lambda: LogScreen("chat", "server.log"))
+    assert snap_compare(app, terminal_size=(80, 24), run_before=settled("v", ready="ValueError"))

@@ -1,0 +1,62 @@
+"""A console on the fake fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import ModuleType
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from vllm_console.ui.app import ConsoleApp
+
+
+class Console:
+    """The app under a pilot, with what tests ask it for."""
+
+    def __init__(self, app: ConsoleApp, pilot: Pilot[None], fleet: Any) -> None:
+        self.app, self.pilot, self.fleet = app, pilot, fleet
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+
+    async def until(self, true: Callable[[], object], what: str = "") -> None:
+        """Wait for something, at most ten seconds."""
+        end = time.monotonic() + 10
+        while not true():
+            assert time.monotonic() < end, f"did not come about: {what or true}; screen:\n{self.text}"
+            await asyncio.sleep(0.01)
+            await self.pilot.pause()
+
+    @property
+    def text(self) -> str:
+        """All that stands on the screen."""
+        strips = self.app.screen._compositor.render_strips()
+        return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
+
+    async def sees(self, text: str) -> None:
+        await self.until(lambda: text in self.text, f"{text!r} on the screen")
+
+
+@pytest.fixture
+def console(fakes: ModuleType) -> Callable[..., AbstractAsyncContextManager[Console]]:
+    @asynccontextmanager
+    async def run(
+        *servers: Any, size: tuple[int, int] = (120, 40), fleet: Any = None, **options: Any
+    ) -> AsyncIterator[Console]:
+        fleet = fleet or fakes.FakeFleet(*(servers or fakes.EVERY_STATE))
+        app = ConsoleApp(fleet, **{"refresh": 0.05, **options})
+        async with app.run_test(size=size) as pilot:
+            console = Console(app, pilot, fleet)
+            await console.until(lambda: app.snapshot is not None or fleet.look_error or not fleet.open.is_set())
+            await pilot.pause()
+            try:
+                yield console
+            finally:
+                fleet.open.set()
+
+    return run

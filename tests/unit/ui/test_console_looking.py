@@ -1,0 +1,94 @@
+"""The console looks in a thread: slow, failing and paused looks leave it usable."""
+
+from __future__ import annotations
+
+import pytest
+
+import vllm_console.ui.app as app_module
+from vllm_console.ui.app import ConsoleApp
+
+
+async def test_a_hanging_look_shows_its_age_and_keys_still_work(console, monkeypatch):
+    monkeypatch.setattr(app_module, "PATIENCE_SECONDS", 0.05)
+    async with console() as c:
+        c.fleet.open.clear()
+        await c.sees("last look")
+        await c.press("j")
+        await c.sees("▸ coder")
+        looks = c.fleet.looks
+        c.fleet.open.set()
+        await c.until(lambda: "last look" not in c.text)
+        await c.until(lambda: c.fleet.looks > looks)
+
+
+async def test_never_two_looks_at_once(console, fakes):
+    class Counting(fakes.FakeFleet):
+        now = most = 0
+
+        def snapshot(self, selected=None):
+            self.now += 1
+            self.most = max(self.most, self.now)
+            try:
+                return super().snapshot(selected)
+            finally:
+                self.now -= 1
+
+    fleet = Counting(fakes.chat)
+    async with console(fleet=fleet) as c:
+        fleet.open.clear()
+        for _ in range(5):
+            await c.press("j", "minus", "plus")
+        fleet.open.set()
+        await c.until(lambda: fleet.looks > 3)
+        assert fleet.most == 1
+
+
+async def test_a_failing_look_is_said_and_tried_again(console, fakes):
+    fleet = fakes.FakeFleet(fakes.chat)
+    fleet.look_error = OSError("the state folder is gone")
+    async with console(fleet=fleet) as c:
+        await c.sees("Could not look at the servers: the state folder is gone")
+        fleet.look_error = None
+        await c.sees("▸ chat")
+
+
+async def test_the_selected_server_is_looked_at_closely(console):
+    async with console() as c:
+        await c.press("j")
+        await c.until(lambda: c.app.snapshot.server("coder").series is not None)
+        assert c.app.snapshot.server("chat").series is None
+
+
+async def test_pause_stops_looking(console):
+    async with console() as c:
+        await c.press("space")
+        await c.sees("paused")
+        looks = c.fleet.looks
+        await c.press("j", "k")
+        assert c.fleet.looks <= looks + 1
+        looks = c.fleet.looks
+        await c.press("space")
+        await c.until(lambda: c.fleet.looks > looks)
+
+
+async def test_plus_and_minus_change_the_rate(console):
+    async with console(refresh=1.0) as c:
+        await c.press("plus")
+        await c.sees("0.5 s")
+        await c.press("minus", "minus")
+        await c.sees("2 s")
+
+
+def test_a_wrong_key_in_settings_is_refused_with_a_sentence(fakes):
+    with pytest.raises(ValueError, match="no action 'restrat'; did you mean 'restart'"):
+        ConsoleApp(fakes.FakeFleet(), keys={"restrat": "R"})
+    with pytest.raises(ValueError, match="'s' would mean both"):
+        ConsoleApp(fakes.FakeFleet(), keys={"restart": "s"})
+
+
+async def test_a_key_of_ones_own(console):
+    async with console(keys={"stop": "S"}) as c:
+        await c.press("s")
+        assert c.app.screen is c.app.operations
+        await c.press("S")
+        await c.sees("Stop chat?")

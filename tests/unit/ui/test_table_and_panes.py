@@ -1,0 +1,214 @@
+"""The table and the panes as text: which columns, which figures, which marks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from textual.strip import Strip
+
+from vllm_console.telemetry.model import EngineSample, Sample
+from vllm_console.ui import staging
+from vllm_console.ui.actions import actions, check_keys, keys_markdown
+from vllm_console.ui.panes.bars import Looking, footer_line, header_line, message_line, staged_line
+from vllm_console.ui.panes.kv_cache import kv_cache_lines
+from vllm_console.ui.panes.latency import latency_lines
+from vllm_console.ui.panes.preemptions import preemption_lines
+from vllm_console.ui.panes.state import share_of, state_lines
+from vllm_console.ui.panes.table import columns_for, counted, heading, row
+from vllm_console.ui.panes.throughput import throughput_lines
+from vllm_console.ui.screens.describe import describe_lines
+from vllm_console.ui.screens.help import help_lines
+
+
+def text(strips: object) -> str:
+    strips = [strips] if isinstance(strips, Strip) else strips
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
+
+
+def row_text(server: object, now: float, width: int) -> str:
+    return text(row(server, columns_for([server], width), now, width, False))
+
+
+def titles(servers: object, width: int) -> list[str]:
+    return [column.title for column in columns_for(servers, width)]
+
+
+def test_columns_drop_from_the_right(fakes):
+    servers = [maker(fakes.NOW) for maker in fakes.EVERY_STATE]
+    assert titles(servers, 80)[-2:] == ["RUN", "WAIT"]
+    assert titles(servers, 120)[-1] == "TOK/S"
+    assert titles(servers, 200)[-1] == "MODEL"
+    assert titles(servers, 40)[:3] == ["NAME", "PRESET", "STATE"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200, 300])
+def test_no_line_of_the_table_is_wider_than_the_screen(fakes, width):
+    servers = [replace(maker(fakes.NOW), name="模型" * 12) for maker in fakes.EVERY_STATE]
+    columns = columns_for(servers, width)
+    for strip in [heading(columns), *(row(server, columns, fakes.NOW, width, True) for server in servers)]:
+        assert strip.cell_length <= width
+
+
+def test_wide_names_break_no_column(fakes):
+    plain, wide = fakes.chat(fakes.NOW), replace(fakes.chat(fakes.NOW), name="日本😀")
+    columns = columns_for([plain, wide], 120)
+    ends = [row(server, columns, fakes.NOW, 120, False).cell_length for server in (plain, wide)]
+    assert ends[0] == ends[1]
+
+
+def test_a_row_marks_what_misses_its_objective(fakes):
+    shown = row_text(fakes.chat(fakes.NOW), fakes.NOW, 120)
+    assert "99%!" in shown
+    assert "17 !" in shown
+    calm = row_text(fakes.coder(fakes.NOW), fakes.NOW, 120)
+    assert "!" not in calm
+    assert "coder sim" in calm
+
+
+def test_rows_say_why_there_are_no_numbers(fakes):
+    now = fakes.NOW
+    assert "weights 61 % ━" in row_text(fakes.docs(now), now, 120)
+    assert "ValueError: No available memory" in row_text(fakes.broken(now), now, 160)
+    assert "/health has not answered" in row_text(fakes.hung(now), now, 120)
+    assert "by anna" in row_text(fakes.observed(now), now, 120)
+    assert "no metrics" in row_text(replace(fakes.chat(now), sample=None, window=None), now, 120)
+    stale = replace(fakes.chat(now), sample=Sample(now - 70, {"0": EngineSample()}))
+    assert "no answer from /metrics for 1m10s" in row_text(stale, now, 120)
+    waiting = replace(fakes.docs(now), attempt=2, next_attempt_at=now + 8, reason="exit code 1")
+    assert "attempt 2 failed; next in 8s: exit code 1" in row_text(waiting, now, 120)
+
+
+def test_what_was_not_reported_is_a_dash(fakes):
+    server = fakes.chat(fakes.NOW)
+    server = replace(server, window=replace(server.window, preemptions_per_minute=None, kv_cache_usage=None,
+                                            kv_cache_usage_max=None, kv_cache_tokens=None, latencies={}))  # fmt: skip
+    assert row_text(server, fakes.NOW, 120).count("–") == 4
+    assert "– of – tokens" in text(kv_cache_lines(server, fakes.NOW, 60, 12))
+    assert "–/min" in text(preemption_lines(server, fakes.NOW, 60, 12))
+    assert text(latency_lines(server, fakes.NOW, 60, 8)).count("–") == 18
+
+
+def test_states_are_counted(fakes):
+    servers = [maker(fakes.NOW) for maker in fakes.EVERY_STATE]
+    assert counted(servers) == "3 ready · 1 starting · 1 unresponsive · 1 failed · 1 stopped"
+
+
+def test_latencies_stand_beside_their_goals(fakes):
+    shown = text(latency_lines(fakes.chat(fakes.NOW), fakes.NOW, 60, 8)).splitlines()
+    assert shown[2].split() == ["TTFT", "767ms", "1.2s", "3.7s", "1.0s", "!"]
+    assert shown[7].split() == ["end-to-end", "3.9s", "6.3s", "19s"]
+
+
+@pytest.mark.parametrize("lines", [kv_cache_lines, preemption_lines, latency_lines, throughput_lines, state_lines])
+@pytest.mark.parametrize("size", [(80, 14), (38, 9), (66, 28), (12, 3), (1, 1)])
+def test_every_pane_keeps_to_its_height(fakes, lines, size):
+    for maker in fakes.EVERY_STATE:
+        server = replace(maker(fakes.NOW), series=fakes.series_at(fakes.NOW, 1.0))
+        assert len(lines(server, fakes.NOW, *size)) <= size[1]
+
+
+def test_old_numbers_show_their_age(fakes):
+    server = replace(fakes.chat(fakes.NOW), sample=Sample(fakes.NOW - 42, {"0": EngineSample()}))
+    assert "42s old" in text(kv_cache_lines(server, fakes.NOW, 60, 12))
+
+
+def test_stages_show_how_long_each_took(fakes):
+    shown = text(state_lines(fakes.docs(fakes.NOW), fakes.NOW, 80, 20))
+    assert "✓ config              3.1s" in shown
+    assert "● weights            30.5s" in shown
+    assert "61 %" in shown
+    assert "in all             34.0s" in shown
+    assert "last downtime      41.2s" in shown
+    assert "x forget it" in text(state_lines(fakes.broken(fakes.NOW), fakes.NOW, 80, 20))
+    assert share_of("61 %") == 0.61
+    assert share_of("15.0 GiB") is None
+    assert share_of("a %") is None
+
+
+def test_escape_codes_from_outside_do_not_reach_the_screen(fakes):
+    evil = "\x1b]0;gotcha\x07\x1b[31m[bold]x"
+    server = replace(fakes.broken(fakes.NOW), reason=evil, name=evil, preset=evil, notice=evil, model=evil)
+    drawn = [
+        row_text(server, fakes.NOW, 200),
+        text(state_lines(server, fakes.NOW, 80, 20)),
+        text(message_line(None, server, None, 120)),
+        text(describe_lines(server, fakes.NOW, 100)),
+    ]
+    for shown in drawn:
+        assert "\x1b" not in shown
+        assert "\x07" not in shown
+        assert "[bold]x" in shown
+
+
+def test_the_header_tells_how_the_console_looks(fakes):
+    snapshot = fakes.FakeFleet(*fakes.EVERY_STATE).snapshot()
+    shown = text(header_line(snapshot, Looking(1.0, hanging=12, read_only=True, demo=True), 120))
+    assert "gpubox · vLLM 0.33.0 cuda · simulated 0.33.0" in shown
+    assert "demo  read-only  last look 12s ago  1 s  12:41" in shown
+    assert "paused" in text(header_line(snapshot, Looking(1.0, paused=True), 80))
+    assert header_line(snapshot, Looking(1.0), 40).cell_length <= 40
+
+
+def test_the_staged_line_says_what_changes_and_how_many_more(fakes):
+    flags = fakes.chat(0).flags
+    staged = staging.staged_of(
+        staging.Changes(set={"max-num-seqs": 128, "enable-prefix-caching": False, "kv-cache-dtype": "fp8"})
+    )
+    wide = text(staged_line(flags, staged, 200))
+    assert "--max-num-seqs 256 → 128  --enable-prefix-caching on → off  --kv-cache-dtype unset → fp8" in wide
+    narrow = staged_line(flags, staged, 80)
+    assert narrow.cell_length <= 80
+    assert "+1" in text(narrow) or "+2" in text(narrow)
+    assert text(narrow).endswith("r restart")
+    assert "[ ] seqs" in text(staged_line(flags, (), 80))
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_help_and_quit_are_always_in_the_footer(width):
+    shown = footer_line(False, width)
+    assert shown.cell_length <= width
+    assert "? help" in text(shown)
+    assert "q quit" in text(shown)
+
+
+def test_help_names_every_action_once():
+    shown = text(help_lines(100, read_only=False))
+    for action in actions():
+        assert action.title[:60] in shown
+
+
+def test_ids_are_unique_and_the_registrys_own_keys_are_well():
+    ids = [action.id for action in actions()]
+    assert len(ids) == len(set(ids))
+    assert check_keys({}) == []
+    for scope in {action.scope for action in actions()} - {"app"}:
+        keys = [key for action in actions() if action.scope == scope for key in action.keys]
+        assert len(keys) == len(set(keys)), scope
+
+
+def test_the_table_of_keys_for_the_readme():
+    table = keys_markdown().splitlines()
+    assert table[0] == "| key | what it does |"
+    assert "| `r` | Restart the selected server with the staged flags |" in table
+    assert len(table) == len(actions()) + 2
+
+
+@pytest.mark.parametrize(("given", "number"), [("4k", 4000), ("4K", 4096), (8192, 8192), ("auto", None), (True, None)])
+def test_numbers_are_read_as_vllm_reads_them(given, number):
+    assert staging.whole_number(given) == number
+
+
+def test_utilization_stays_within_bounds_and_knows_the_old_default(fakes):
+    old = replace(fakes.VLLM, version="0.11.2")
+    server = replace(fakes.chat(0), flags={}, engine=old)
+    assert staging.raise_utilization(server, {}).value == 0.92
+    assert staging.raise_utilization(fakes.chat(0), {}).value == 0.94
+    assert staging.raise_utilization(server, {"gpu-memory-utilization": 0.98}).value == 0.98
+    assert staging.lower_utilization(server, {"gpu-memory-utilization": 0.11}).value == 0.1
+
+
+def test_changes_and_steps_are_two_views_of_one_thing():
+    changes = staging.Changes(set={"a": 1, "b": True}, unset=("c",))
+    assert staging.changes_of(staging.staged_of(changes)) == changes
+    assert staging.staged_flags({"a": 0, "c": 2, "d": 3}, staging.staged_of(changes)) == {"a": 1, "b": True, "d": 3}

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.app import App
+from textual.pilot import Pilot
+from textual.screen import Screen
+
+from vllm_console.ui.theme import CONSOLE_THEME
+
+
+class Host(App[None]):
+    """Shows one screen, and keeps what it was dismissed with."""
+
+    CSS = "Screen { background: ansi_default; color: ansi_default; }"
+
+    def __init__(self, make: Callable[[], Screen[Any]]) -> None:
+        super().__init__(ansi_color=True)
+        self.animation_level = "none"
+        self.register_theme(CONSOLE_THEME)
+        self.theme = CONSOLE_THEME.name
+        self._make = make
+        self.results: list[object] = []
+
+    def on_mount(self) -> None:
+        self.push_screen(self._make(), self.results.append)
+
+    def text(self) -> str:
+        """What stands on the screen."""
+        strips = self.screen._compositor.render_strips()
+        return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], object], what: str = "") -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 15
+    while not condition():
+        if time.monotonic() > deadline:
+            screen = pilot.app.text() if isinstance(pilot.app, Host) else ""
+            raise AssertionError(f"never came true: {what}\n{screen}")
+        await pilot.pause()
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def host() -> type[Host]:
+    return Host
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    return until
