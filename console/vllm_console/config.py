@@ -25,7 +25,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refresh_seconds: float = 1.0
     read_only: bool = False
     ascii: bool = False
-    theme: str | None = None
     keys: Mapping[str, str] = {}
 
 

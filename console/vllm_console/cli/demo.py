@@ -34,8 +34,8 @@ class DemoServer:
 
 
 SERVERS = (
-    DemoServer("chat", "chatbot", "RTX 3090", 3.0, Changes()),
-    DemoServer("coder", "code-generation", "RTX 4090", 0.8, Changes()),
+    DemoServer("chat", "chatbot", "L40S", 2.0, Changes(set={"gpu-memory-utilization": 0.4, "max-num-batched-tokens": 2048})),
+    DemoServer("coder", "code-generation", "RTX 4090", 0.3, Changes()),
 )
 
 

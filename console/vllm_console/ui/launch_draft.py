@@ -34,8 +34,15 @@ class LaunchDraft:
     engine: int | None = None
     """Index of the chosen engine; None is ``auto``."""
     fields: dict[str, str] = field(default_factory=dict)
+    _found: int | None = None
     _models: dict[str, str] = field(default_factory=dict)
     _edits: dict[str, FlagEdits] = field(default_factory=dict)
+
+    def found(self, engines: Sequence[Engine]) -> None:
+        """Take in which engines there are. Where no real vLLM is, the simulated one stands chosen for all to see."""
+        self.engines = engines
+        if self.engine is None and engines and all(engine.kind is EngineKind.SIMULATED for engine in engines):
+            self.engine = self._found = 0
 
     @property
     def edits(self) -> FlagEdits:
@@ -86,7 +93,7 @@ class LaunchDraft:
     def any_touched(self) -> bool:
         """Whether there is anything to lose."""
         return bool(
-            self.engine is not None
+            self.engine != self._found
             or any(self.fields.values())
             or any(self._models.values())
             or any(edits.edits for edits in self._edits.values())

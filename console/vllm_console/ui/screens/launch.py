@@ -97,7 +97,7 @@ class LaunchScreen(Screen[ServerView | None]):
                 chosen = next((preset for preset in self._presets if preset.name == self._wanted), self._presets[0])
                 self._draft = LaunchDraft(chosen)
                 self._plan_soon()
-                self._draft.engines = await in_thread(self._fleet.engines, "engines")
+                self._draft.found(await in_thread(self._fleet.engines, "engines"))
             else:
                 self._say("No preset can be used: see what is wrong with each file.", BAD)
         except FleetError as error:

@@ -1,0 +1,63 @@
+"""``vllm-console gpus --free N``: the best set of free GPUs, for scripts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from vllm_console.cli.common import Document, add_json, print_json
+from vllm_console.cli.host_source import add_host, load_host
+from vllm_console.fleet.api import FleetError, UsageError
+from vllm_console.text import plain
+from vllm_launchers.plan.placement import Placement
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    add_json(parser)
+    add_host(parser)
+    parser.add_argument("--free", type=int, required=True, metavar="N", help="how many GPUs")
+    parser.add_argument(
+        "--need-gib", type=float, metavar="G", help="GiB that must be free on each (default: idle GPUs)"
+    )
+    parser.add_argument("--uuid", action="store_true", help="print UUIDs, which mean the same in any order of devices")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the value for ``CUDA_VISIBLE_DEVICES`` on standard output, and why on standard error."""
+    from vllm_launchers.plan.placement import rank_placements
+
+    if args.free < 1:
+        raise UsageError(f"--free {args.free}: expected at least 1")
+    if args.need_gib is not None and not 0 <= args.need_gib < 1e6:
+        raise UsageError(f"--need-gib {args.need_gib}: expected GiB, from 0")
+    host = load_host(args)
+    ranking = rank_placements(host, args.free, need_gib=args.need_gib)
+    best = ranking.best
+    if args.json:
+        print_json({"problem": ranking.problem or None, "sets": [_document(found) for found in ranking.placements]})
+        return 0 if best else 1
+    if best is None:
+        raise FleetError(plain(ranking.problem))
+    print(best.visible_devices(by_uuid=args.uuid))
+    print(plain(best.reason), file=sys.stderr)
+    for index, uuid in zip(best.gpus, best.uuids, strict=True):
+        print(f"  GPU {index}  {plain(uuid or 'no UUID known')}", file=sys.stderr)
+    for warning in best.warnings:
+        print(plain(f"! {warning}"), file=sys.stderr)
+    if len({gpu.name for gpu in host.gpus}) > 1 and not (args.uuid or best.mig):
+        print("! GPUs differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID too, or use --uuid", file=sys.stderr)
+    return 0
+
+
+def _document(found: Placement) -> Document:
+    return {
+        "gpus": list(found.gpus),
+        "uuids": list(found.uuids),
+        "fits": found.fits,
+        "free_gib": found.free_gib,
+        "bandwidth_gbs": found.bandwidth_gbs,
+        "reason": found.reason,
+        "warnings": list(found.warnings),
+        "cuda_visible_devices": found.visible_devices(),
+    }

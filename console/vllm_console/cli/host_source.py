@@ -1,0 +1,83 @@
+"""Where commands about GPUs get their host from: this machine's driver, a recorded document, a saved matrix."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from vllm_console.fleet.api import FleetError, UsageError
+from vllm_launchers.machine.gpu.errors import HostError
+from vllm_launchers.machine.gpu.host import Host
+
+
+def add_host(parser: argparse.ArgumentParser) -> None:
+    """``--host FILE``."""
+    parser.add_argument(
+        "--host",
+        type=Path,
+        metavar="FILE",
+        help="a recorded host document in place of this machine, or the name of one that comes along, e.g. 8xh100",
+    )
+
+
+def load_host(args: argparse.Namespace) -> Host:
+    """The host that the command line asks for.
+
+    Raises:
+        UsageError: the file cannot be read, or is no host document.
+    """
+    if args.host is None:
+        return this_host(args)
+    from vllm_launchers.machine.gpu.document import read_host
+
+    try:
+        return read_host(args.host)
+    except HostError as error:
+        raise UsageError(str(error)) from error
+
+
+def this_host(args: argparse.Namespace) -> Host:
+    """This machine, processes of our servers named. Without a driver it says so in ``problem``."""
+    from vllm_launchers.machine.gpu.watch import read_once
+
+    roots = server_pids(args)
+    return read_once(lambda: roots)
+
+
+def server_pids(args: argparse.Namespace) -> Mapping[int, str]:
+    """Pids of our servers and of their keepers, each with its server's name."""
+    from vllm_launchers.keeper import client
+    from vllm_launchers.keeper.errors import KeeperError
+
+    try:
+        records, _ = client.list_records(args.state or client.default_root())
+    except (KeeperError, OSError):
+        return {}
+    alive = [record for record in records if record.state.alive]
+    owned = [(identity, record.name) for record in alive for identity in (record.server, record.keeper)]
+    return {identity.pid: name for identity, name in owned if identity is not None}
+
+
+def host_from_matrix(path: Path, gpu: str | None) -> Host:
+    """The host that a saved ``nvidia-smi topo -m`` describes; ``-`` reads standard input.
+
+    Raises:
+        FleetError: the file cannot be read.
+        UsageError: it holds no matrix, or the GPU is not known.
+    """
+    from vllm_launchers.machine.gpu.topo_text import MOST_BYTES, host_from_topo
+
+    try:
+        if str(path) == "-":
+            data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return host_from_topo(data.decode("utf-8", "replace"), gpu, hostname=path.stem if str(path) != "-" else "")
+    except HostError as error:
+        raise UsageError(f"{path}: {error}") from error
