@@ -38,7 +38,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     monkeypatch.setenv("TERM", "xterm-256color")
     time.tzset()
-    for name in ("NO_COLOR", "VLLM_CONSOLE_STATE", "VLLM_CONSOLE_CONFIG"):
+    for name in ("NO_COLOR", "VLLMCONSOLE_STATE"):
         monkeypatch.delenv(name, raising=False)
     yield
     monkeypatch.undo()
@@ -49,3 +49,9 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 def fakes() -> ModuleType:
     """The module with the fake fleet and its servers."""
     return load_fake("fake_fleet")
+
+
+@pytest.fixture
+def terminal_module() -> ModuleType:
+    """The module with `Terminal`, a pseudo-terminal whose screen can be read."""
+    return load_fake("terminal")

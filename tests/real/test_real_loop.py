@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,31 @@ def test_preset_launch_load_preempt_change_restart_fewer(program):
     stopped = program("stop", "chat")
     assert stopped["state"] == "stopped"
     assert processes_of(changed["pid"]) == []
+
+
+def test_the_console_shows_real_preemptions_and_its_keys_change_flags(program, terminal_module):
+    """The loop by keyboard on the real engine: preemptions, half the sequences, restart, next generation."""
+    program.start("chat", "--set", "max-num-seqs=16")
+    words = [sys.executable, "-m", "vllm_console"]
+    console = terminal_module.Terminal(words, 120, 40, program.env)
+    try:
+        console.wait_for("ready")
+        assert press_until_preempting(program, "chat") > 0
+        # The title of the preemptions pane says how many there are a minute.
+        console.wait_for(lambda text: re.search(r"2 Preemptions [^\n]*?[1-9]\d*/min", text))
+        console.press("[")
+        console.wait_for("max-num-seqs 16 → 8")
+        console.press("r")
+        until(lambda: console.pump() or program("status", "chat")["generation"] == 2, "the next generation")
+        console.wait_for("generation 2", 120)
+        console.wait_for("ready", 120)
+        argv = program("status", "chat")["argv"]
+        assert argv[argv.index("--max-num-seqs") + 1] == "8"
+        console.press("q")
+        assert console.wait_end() == 0
+        assert console.restored()
+    finally:
+        console.close()
 
 
 @pytest.mark.parametrize("moment", [0.5, 4.0, 7.0])

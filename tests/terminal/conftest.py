@@ -1,112 +1,17 @@
-"""The real program in a real pseudo-terminal, its screen read by an emulator."""
+"""The real program in a real pseudo-terminal, with a home of its own."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import json
 import os
-import pty
-import select
-import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-import pyte
 import pytest
-
-DEADLINE = 60.0
-
-
-class Terminal:
-    """A program in a pty of a given size. ``screen`` is what a person would see."""
-
-    def __init__(self, words: Sequence[str], columns: int, rows: int, env: dict[str, str]) -> None:
-        self.screen = pyte.Screen(columns, rows)
-        self._stream = pyte.ByteStream(self.screen)
-        self.raw = bytearray()
-        self.master, child = pty.openpty()
-        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.before = termios.tcgetattr(child)
-        self._child = child
-        self.process = subprocess.Popen(
-            list(words),
-            stdin=child,
-            stdout=child,
-            stderr=child,
-            env={**os.environ, **env, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-
-    def pump(self, seconds: float = 0.05) -> None:
-        """Read what the program wrote for up to ``seconds``."""
-        ready, _, _ = select.select([self.master], [], [], seconds)
-        if ready:
-            with contextlib.suppress(OSError):
-                data = os.read(self.master, 1 << 16)
-                self.raw += data
-                # The emulator does not know these requests of newer terminals and would print their tails.
-                self._stream.feed(data.replace(b"\x1b[>", b"\x1b[?"))
-
-    @property
-    def text(self) -> str:
-        """All rows of the screen."""
-        return "\n".join(line.rstrip() for line in self.screen.display)
-
-    def wait_for(self, wanted: str | Callable[[str], bool], seconds: float = DEADLINE) -> str:
-        """Read until the screen shows it; fails with the screen when it never does."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self.pump()
-            if wanted in self.text if isinstance(wanted, str) else wanted(self.text):
-                return self.text
-            if self.process.poll() is not None and not select.select([self.master], [], [], 0)[0]:
-                break
-        raise AssertionError(f"never saw {wanted!r} (exit {self.process.poll()}); the screen:\n{self.text}")
-
-    def press(self, keys: str) -> None:
-        """Type."""
-        os.write(self.master, keys.encode())
-
-    def resize(self, columns: int, rows: int) -> None:
-        """Change the size as a terminal would."""
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.screen.resize(rows, columns)
-        self.process.send_signal(signal.SIGWINCH)
-
-    def wait_end(self, seconds: float = DEADLINE) -> int:
-        """Read until the program ended; its exit code."""
-        deadline = time.monotonic() + seconds
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it did not end; the screen:\n{self.text}"
-            self.pump()
-        for _ in range(20):
-            self.pump(0.01)
-        return int(self.process.returncode)
-
-    def restored(self) -> bool:
-        """Whether the terminal's modes are what they were, and screen, cursor and mouse were given back."""
-        now = termios.tcgetattr(self._child)
-        flags = [(now[i], self.before[i]) for i in range(4)]
-        return (
-            all(a == b for a, b in flags)
-            and self.raw.rfind(b"\x1b[?1049l") > self.raw.rfind(b"\x1b[?1049h")
-            and self.raw.rfind(b"\x1b[?25h") > self.raw.rfind(b"\x1b[?25l")
-            and self.raw.rfind(b"\x1b[?1000l") >= self.raw.rfind(b"\x1b[?1000h")
-        )
-
-    def close(self) -> None:
-        """End the program if it still runs."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.master)
-        os.close(self._child)
 
 
 @pytest.fixture
@@ -122,13 +27,13 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def terminal(home: dict[str, str]) -> Iterator[Callable[..., Terminal]]:
+def terminal(home: dict[str, str], terminal_module: ModuleType) -> Iterator[Callable[..., Any]]:
     """Opens ``vllm-console`` with some words in a terminal of some size."""
-    opened: list[Terminal] = []
+    opened: list[Any] = []
 
-    def open_terminal(*words: str, columns: int = 120, rows: int = 40, env: dict[str, str] | None = None) -> Terminal:
+    def open_terminal(*words: str, columns: int = 120, rows: int = 40, env: dict[str, str] | None = None) -> Any:
         program = [sys.executable, "-m", "vllm_console", *words]
-        opened.append(Terminal(program, columns, rows, home | (env or {})))
+        opened.append(terminal_module.Terminal(program, columns, rows, home | (env or {})))
         return opened[-1]
 
     yield open_terminal
@@ -152,7 +57,5 @@ def command(home: dict[str, str]) -> Iterator[Callable[..., subprocess.Completed
         )
 
     yield run
-    import json
-
     for server in json.loads(run("list", "--ours", "--json").stdout or "[]"):
         run("stop", server["name"])

@@ -133,6 +133,10 @@ def changing(action_id: str) -> bool:
     return any(action.id == action_id and action.changes for action in _ACTIONS)
 
 
+SCREENS = {"launch": "On the launch screen", "flags": "On the flags screen", "log": "On the log screen"}
+"""Scopes of screens other than the operations screen, and their headings."""
+
+
 def check_keys(keys: Mapping[str, str]) -> list[str]:
     """What is wrong with a person's own keys (action's id to a key), one sentence each; empty when all is well.
 
@@ -156,11 +160,23 @@ def check_keys(keys: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
+def grouped(read_only: bool = False) -> dict[str, list[Action]]:
+    """All actions under the headings that help and README show, the operations screen's first."""
+    groups: dict[str, list[Action]] = {}
+    for action in actions():
+        if not (read_only and action.changes):
+            groups.setdefault(SCREENS.get(action.scope) or action.group, []).append(action)
+    return groups
+
+
 def keys_markdown() -> str:
-    """The table of keys for the README."""
-    rows = ["| key | what it does |", "|---|---|"]
-    for scope in dict.fromkeys(action.scope for action in actions()):
-        for action in scoped(scope):
-            keys = " ".join(f"`{key_label(key)}`" for key in action.keys)
-            rows.append(f"| {keys} | {action.title} |")
-    return "\n".join(rows) + "\n"
+    """The tables of keys for the README; those of the screens that one goes to and comes back from are folded."""
+    parts = []
+    for title, group in grouped().items():
+        rows = [f"| {' '.join(f'`{key_label(key)}`' for key in action.keys)} | {action.title} |" for action in group]
+        table = "\n".join(["| key | what it does |", "|---|---|", *rows])
+        if title in SCREENS.values():
+            parts.append(f"<details><summary>{title}</summary>\n\n{table}\n\n</details>\n")
+        else:
+            parts.append(f"**{title}**\n\n{table}\n")
+    return "\n".join(parts)

@@ -188,10 +188,9 @@ def test_ids_are_unique_and_the_registrys_own_keys_are_well():
 
 
 def test_the_table_of_keys_for_the_readme():
-    table = keys_markdown().splitlines()
-    assert table[0] == "| key | what it does |"
-    assert "| `r` | Restart the selected server with the staged flags |" in table
-    assert len(table) == len(actions()) + 2
+    lines = keys_markdown().splitlines()
+    assert "| `r` | Restart the selected server with the staged flags |" in lines
+    assert len([line for line in lines if line.startswith("| `")]) == len(actions())
 
 
 @pytest.mark.parametrize(("given", "number"), [("4k", 4000), ("4K", 4096), (8192, 8192), ("auto", None), (True, None)])

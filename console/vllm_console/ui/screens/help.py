@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from textual.strip import Strip
 
-from vllm_console.ui.actions import Action, actions
+from vllm_console.ui.actions import grouped
 from vllm_console.ui.screens.reading import ReadingScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import beside, fit
 from vllm_console.ui.widgets.lines import BLANK, line
 
-_SCOPES = {"launch": "On the launch screen", "flags": "On the flags screen", "log": "On the log screen"}
 _MARKS = (
     ("!", "misses the preset's objective"),
     ("–", "not reported"),
@@ -39,13 +38,11 @@ class HelpScreen(ReadingScreen):
 
 def help_lines(width: int, read_only: bool) -> list[Strip]:
     """Groups of keys, and what the marks mean."""
-    groups: dict[str, list[Action]] = {}
-    for action in actions():
-        if not (read_only and action.changes):
-            groups.setdefault(_SCOPES.get(action.scope) or action.group, []).append(action)
     column = width if width < 110 else width // 2
-    blocks = [_block(title, [(action.label, action.title) for action in group], column) for title, group in
-              groups.items()]  # fmt: skip
+    blocks = [
+        _block(title, [(action.label, action.title) for action in group], column)
+        for title, group in grouped(read_only).items()
+    ]
     blocks.append(_block("Marks", _MARKS, column))
     if column == width:
         return [strip for block in blocks for strip in block]

@@ -1,0 +1,106 @@
+"""A real pseudo-terminal with a program in it, its screen read by an emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Sequence
+
+import pyte
+
+DEADLINE = 60.0
+
+
+class Terminal:
+    """A program in a pty of a given size. ``screen`` is what a person would see."""
+
+    def __init__(self, words: Sequence[str], columns: int, rows: int, env: dict[str, str]) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.raw = bytearray()
+        self.master, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.before = termios.tcgetattr(child)
+        self._child = child
+        self.process = subprocess.Popen(
+            list(words),
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            env={**os.environ, **env, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+
+    def pump(self, seconds: float = 0.05) -> None:
+        """Read what the program wrote for up to ``seconds``."""
+        ready, _, _ = select.select([self.master], [], [], seconds)
+        if ready:
+            with contextlib.suppress(OSError):
+                data = os.read(self.master, 1 << 16)
+                self.raw += data
+                # The emulator does not know these requests of newer terminals and would print their tails.
+                self._stream.feed(data.replace(b"\x1b[>", b"\x1b[?"))
+
+    @property
+    def text(self) -> str:
+        """All rows of the screen."""
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def wait_for(self, wanted: str | Callable[[str], bool], seconds: float = DEADLINE) -> str:
+        """Read until the screen shows it; fails with the screen when it never does."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.pump()
+            if wanted in self.text if isinstance(wanted, str) else wanted(self.text):
+                return self.text
+            if self.process.poll() is not None and not select.select([self.master], [], [], 0)[0]:
+                break
+        raise AssertionError(f"never saw {wanted!r} (exit {self.process.poll()}); the screen:\n{self.text}")
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self.master, keys.encode())
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Change the size as a terminal would."""
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen.resize(rows, columns)
+        self.process.send_signal(signal.SIGWINCH)
+
+    def wait_end(self, seconds: float = DEADLINE) -> int:
+        """Read until the program ended; its exit code."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it did not end; the screen:\n{self.text}"
+            self.pump()
+        for _ in range(20):
+            self.pump(0.01)
+        return int(self.process.returncode)
+
+    def restored(self) -> bool:
+        """Whether the terminal's modes are what they were, and screen, cursor and mouse were given back."""
+        now = termios.tcgetattr(self._child)
+        flags = [(now[i], self.before[i]) for i in range(4)]
+        return (
+            all(a == b for a, b in flags)
+            and self.raw.rfind(b"\x1b[?1049l") > self.raw.rfind(b"\x1b[?1049h")
+            and self.raw.rfind(b"\x1b[?25h") > self.raw.rfind(b"\x1b[?25l")
+            and self.raw.rfind(b"\x1b[?1000l") >= self.raw.rfind(b"\x1b[?1000h")
+        )
+
+    def close(self) -> None:
+        """End the program if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+        os.close(self._child)
