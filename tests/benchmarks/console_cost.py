@@ -7,7 +7,7 @@ vllmstat 0.9.1 is installed into a temporary virtual environment (or named with 
 from __future__ import annotations
 
 import argparse
-import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--vllmstat", help="its executable, if it is installed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, bench() as box:
+        if others := len(box("list")):
+            print(f"{others} servers of others run here: the console watches them too, and costs more than alone")
         vllmstat = args.vllmstat or install_vllmstat(Path(folder))
         one_server(box, vllmstat, args.rounds, args.seconds)
         commands(box, args.rounds)
@@ -73,14 +75,13 @@ def commands(box: Bench, rounds: int) -> None:
     """CPU of ``list --json`` as a whole process, beside a Python that does nothing."""
 
     def cpu(words: list[str]) -> float:
-        before = os.times()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(words, env=box.env, stdout=subprocess.DEVNULL, check=True)
-        after = os.times()
-        return (after.children_user + after.children_system) - (before.children_user + before.children_system)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    listing = [box.words("list", "--json")] * (2 * rounds)
-    ours = 1000 * median([cpu(words) for words in listing])
-    floor = 1000 * median([cpu([sys.executable, "-c", ""]) for _ in range(2 * rounds)])
+    pairs = [(cpu(box.words("list", "--json")), cpu([sys.executable, "-c", ""])) for _ in range(2 * rounds)]
+    ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
     print(f"list --json: {ours:.0f} ms of CPU; a Python that does nothing: {floor:.0f} ms; ratio {ours / floor:.1f}")
 
 
@@ -96,8 +97,8 @@ def first_paint(box: Bench, rounds: int) -> None:
                 pass
             return cpu_seconds(process.pid)
 
-    ours = median([paint(box.words()) for _ in range(rounds)])
-    empty = median([paint([sys.executable, "-c", EMPTY_APP]) for _ in range(rounds)])
+    pairs = [(paint(box.words()), paint([sys.executable, "-c", EMPTY_APP])) for _ in range(rounds)]
+    ours, empty = (median(column) for column in zip(*pairs, strict=True))
     print(f"first paint: console {ours:.2f} s of CPU, empty Textual app {empty:.2f} s, ratio {ours / empty:.2f}")
 
 

@@ -231,3 +231,16 @@ def test_servers_of_others_are_shown_and_refused(program, tmp_path):
     finally:
         stranger.terminate()
         stranger.wait(30)
+
+
+def test_a_broken_record_is_named_and_hides_no_other(program):
+    start(program, name="good")
+    folder = program.home / "state/vllm-console/servers/bad"
+    folder.mkdir(mode=0o700)
+    (folder / "record.json").write_text("{ not json")
+    listed = program("list", "--ours", "--json")
+    assert [server["name"] for server in json.loads(listed.stdout)] == ["good"]
+    assert "record.json is not JSON" in listed.stderr
+    status = program("status", "bad")
+    assert status.returncode == 1
+    assert f"delete {folder}" in status.stderr

@@ -33,6 +33,9 @@ ROOMS = {
 }
 """Each room, whole, and what must not be loaded with it."""
 
+FOUNDATION = {"vllm_launchers.addresses", "vllm_launchers.procfs"}
+"""What stands below all rooms and needs the standard library only."""
+
 LOAD_A_ROOM = """
 import importlib, json, pkgutil, sys
 before = set(sys.modules)
@@ -96,7 +99,7 @@ def test_the_keeper_loads_the_standard_library_and_itself_only() -> None:
     modules = modules_of("vllm_launchers.keeper")
     assert tops(modules) <= {*sys.stdlib_module_names, "vllm_launchers"}
     others = {name for name in modules if name.startswith("vllm_launchers.")}
-    assert {name for name in others if not name.startswith("vllm_launchers.keeper")} == set()
+    assert {name for name in others if not name.startswith("vllm_launchers.keeper")} <= FOUNDATION
 
 
 def test_the_recorder_stays_small() -> None:

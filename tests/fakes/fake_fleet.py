@@ -231,6 +231,8 @@ class FakeFleet:
         self.error: Exception | None = None
         """Raised by the next verb."""
         self.look_error: Exception | None = None
+        self.gpus: dict[str, object] = {}
+        """What a snapshot says of the host: ``host``, ``host_problem``, ``host_recorded``, ``gpu_shares``."""
         self.open = threading.Event()
         """Cleared, looks hang until it is set."""
         self.open.set()
@@ -247,7 +249,7 @@ class FakeFleet:
             replace(view, series=series_at(self.at, pressure.get(view.name, 0.5))) if view.name == selected else view
             for view in views
         ]
-        return FleetSnapshot(self.at, "gpubox", tuple(views))
+        return FleetSnapshot(self.at, "gpubox", tuple(views), **self.gpus)  # type: ignore[arg-type]
 
     def _did(self, *call: object) -> None:
         self.calls.append(call)

@@ -25,6 +25,8 @@ async def settled(pilot: Pilot[Any]) -> None:
         if app.snapshot is not None and (server is None or server.series is not None):
             break
         await asyncio.sleep(0.01)
+    else:
+        pytest.fail("the first look never came")
     app.operations.redraw()
     await pilot.pause()
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 from textual.app import App
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from vllm_console.fleet.api import FleetError, PresetProblem
 from vllm_console.fleet.model import Changes
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen
+from vllm_console.ui.screens.launch_lines import Outcome
 from vllm_console.ui.screens.log import LogScreen
 from vllm_console.ui.theme import CONSOLE_THEME
 
@@ -50,6 +52,11 @@ class Host(App[None]):
         self.push_screen(self._make())
 
 
+def planning(screen: object) -> bool:
+    """Whether the launch screen still works out what its choices come to."""
+    return isinstance(screen, LaunchScreen) and screen._outcome == Outcome()
+
+
 def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
     """Press keys, and wait until a text stands on the screen and nothing moves any more."""
 
@@ -62,9 +69,12 @@ def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
         while ready not in text():
             assert time.monotonic() < deadline, text()
             await asyncio.sleep(0.02)
+        for field in pilot.app.screen.query(Input):
+            field.cursor_blink = False  # or the picture depends on the moment at which it is taken
         await pilot.press(*keys)
-        before = ""
-        while before != text():
+        before, deadline = "", time.monotonic() + 30
+        while before != text() or planning(pilot.app.screen):
+            assert time.monotonic() < deadline, text()
             before = text()
             await asyncio.sleep(0.6)
             await pilot.pause()

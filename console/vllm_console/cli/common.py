@@ -8,29 +8,53 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_console.fleet.api import Fleet, FleetError, UsageError
 from vllm_console.fleet.model import Changes, ServerView, State
 
+if TYPE_CHECKING:
+    from vllm_console.config import Config
+
 Document = dict[str, Any]
 
 
-def open_fleet(args: argparse.Namespace, *, charts: bool = False, observe: bool = True) -> Fleet:
-    """The person's servers, as the command line's global options say; ``observe`` looks for others' too.
+def settings(args: argparse.Namespace) -> Config:
+    """The person's config file, or the one that the command line names.
 
     Raises:
         UsageError: the config file is wrong.
     """
     from vllm_console.config import ConfigError, read_config
-    from vllm_console.fleet.service import LocalFleet
 
     try:
-        config = read_config(args.config)
+        return read_config(args.config)
     except ConfigError as error:
         raise UsageError(str(error)) from error
+
+
+def open_fleet(
+    args: argparse.Namespace, config: Config | None = None, *, charts: bool = False, observe: bool = True
+) -> Fleet:
+    """The person's servers, as the command line's global options say; ``observe`` looks for others' too.
+
+    Raises:
+        UsageError: the config file, which is read where ``config`` is not given, is wrong.
+    """
+    from vllm_console.config import gpu_shares
+    from vllm_console.fleet.service import LocalFleet
+
+    config = config or settings(args)
     read_only = args.read_only or config.read_only
-    return LocalFleet(args.state, read_only=read_only, vllm_paths=config.vllm, observe=observe, charts=charts)
+    return LocalFleet(
+        args.state,
+        read_only=read_only,
+        vllm_paths=config.vllm,
+        observe=observe,
+        charts=charts,
+        host_file=args.host_file,
+        shares=gpu_shares(config),
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +172,8 @@ def report(args: argparse.Namespace, server: ServerView, *, wanted: State | None
     else:
         mark = " (simulated)" if server.simulated else ""
         print(f"{server.name}{mark}: {server.state}, generation {server.generation}, {server.url}")
-        for notice in filter(None, (server.notice,)):
-            print(f"  note: {notice}")
+        if server.notice:
+            print(f"  note: {server.notice}")
     if server.state is State.FAILED or (wanted is not None and server.state is not wanted):
         print(f"vllm-console: {server.name} is {server.state}: {server.reason}", file=sys.stderr)
         return 1

@@ -5,20 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vllm_console.cli.common import open_fleet
-from vllm_console.config import Config, ConfigError, read_config
+from vllm_console.cli.common import open_fleet, settings
+from vllm_console.config import Config
 from vllm_console.fleet.api import Fleet, UsageError
 
 
 def run(args: argparse.Namespace) -> int:
     """Open the console on this person's servers."""
-    try:
-        config = read_config(args.config)
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+    config = settings(args)
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise UsageError("the console needs a terminal; for scripts there are commands, see 'vllm-console --help'")
-    return show(open_fleet(args, charts=True), config, args)
+    return show(open_fleet(args, config, charts=True), config, args)
 
 
 def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool = False) -> int:

@@ -87,7 +87,8 @@ def _gpu_lines(gpu: Gpu, at: float | None) -> Iterator[str]:
     if gpu.nvlinks:
         yield f"  NVLink  {_nvlinks(gpu)}"
     for part in gpu.mig:
-        yield f"  MIG     {part.profile or UNKNOWN:<10} {_gib(part.free_gib)} free of {_gib(part.memory_gib)}  {part.uuid}"
+        free = f"{_gib(part.free_gib)} free of {_gib(part.memory_gib)}"
+        yield f"  MIG     {part.profile or UNKNOWN:<10} {free}  {part.uuid}"
     for holder in gpu.holders:
         yield f"  held    {_holder(holder, at)}"
 

@@ -28,12 +28,13 @@ def load_host(args: argparse.Namespace) -> Host:
     Raises:
         UsageError: the file cannot be read, or is no host document.
     """
-    if args.host is None:
+    file = args.host if args.host is not None else args.host_file
+    if file is None:
         return this_host(args)
     from vllm_launchers.machine.gpu.document import read_host
 
     try:
-        return read_host(args.host)
+        return read_host(file)
     except HostError as error:
         raise UsageError(str(error)) from error
 
@@ -48,6 +49,7 @@ def this_host(args: argparse.Namespace) -> Host:
 
 def server_pids(args: argparse.Namespace) -> Mapping[int, str]:
     """Pids of our servers and of their keepers, each with its server's name."""
+    from vllm_console.fleet.gpus import roots
     from vllm_launchers.keeper import client
     from vllm_launchers.keeper.errors import KeeperError
 
@@ -55,9 +57,7 @@ def server_pids(args: argparse.Namespace) -> Mapping[int, str]:
         records, _ = client.list_records(args.state or client.default_root())
     except (KeeperError, OSError):
         return {}
-    alive = [record for record in records if record.state.alive]
-    owned = [(identity, record.name) for record in alive for identity in (record.server, record.keeper)]
-    return {identity.pid: name for identity, name in owned if identity is not None}
+    return roots(records)
 
 
 def host_from_matrix(path: Path, gpu: str | None) -> Host:

@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from vllm_console.cli.common import add_json, open_fleet, print_json, status_document
-from vllm_console.cli.table import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +23,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([status_document(server) for server in servers])
     elif servers:
+        from vllm_console.cli.table import table  # scripts that ask for JSON every second don't pay for it
+
         print("\n".join(table(servers, snapshot.at)))
     else:
         print("No servers. Start one with 'vllm-console start chatbot', or see how it looks with 'vllm-console demo'.")

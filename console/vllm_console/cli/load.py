@@ -7,7 +7,7 @@ import os
 import sys
 
 from vllm_console.cli.common import add_json, open_fleet, print_json
-from vllm_console.fleet.api import FleetError, NotFoundError, UsageError
+from vllm_console.fleet.api import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.fleet.model import State, Workload
 
 
@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
 def _target(args: argparse.Namespace) -> tuple[str, Workload]:
     """Where to send, and what: from the server's preset unless said otherwise."""
     fleet = open_fleet(args)
+    if fleet.read_only:
+        raise RefusedError("this command is read-only: it sends no load")
     workload: Workload | None = None
     url = args.server
     if not url.startswith(("http://", "https://")):

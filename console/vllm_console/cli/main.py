@@ -43,6 +43,9 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, metavar="DIR", help="keep servers' records here")
     parser.add_argument("--refresh", type=float, metavar="SECONDS", help="how often the console looks (default 1)")
     parser.add_argument("--ascii", action="store_true", help="draw the console with ASCII characters only")
+    parser.add_argument(
+        "--host", dest="host_file", type=Path, metavar="FILE", help="a recorded host in place of this machine's GPUs"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")

@@ -52,7 +52,7 @@ def describe_preset(preset: Preset) -> list[str]:
     lines = [f"{preset.title} ({preset.name})", f"  {preset.summary}", f"  model   {preset.model}"]
     lines += [f"  from    {preset.source}", "  flags"]
     for flag, setting in preset.flags.items():
-        lines.append(f"    {chr(32).join(flag_words({flag: setting.value}))}")
+        lines.append(f"    {' '.join(flag_words({flag: setting.value}))}")
         lines.append(f"        {setting.why}")
     for name, variable in preset.environment.items():
         lines.append(f"    {name}={variable.value}")

@@ -13,7 +13,7 @@ from vllm_console.text import plain
 COLUMNS = (
     ("NAME", 14),
     ("PRESET", 16),
-    ("STATE", 13),
+    ("STATE", 20),
     ("ENGINE", 22),
     ("PORT", 6),
     ("KV", 5),

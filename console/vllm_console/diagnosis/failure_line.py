@@ -46,6 +46,7 @@ _DYING = re.compile(
     r"|output_handler failed|Watchdog caught|Engine loop is (?:dead|not running)"
 )
 _CODE = re.compile(r"\s|File \"|Traceback |raise |return |[\^~]+$|$")
+_FIELD = re.compile(r"[a-z][a-z0-9_]*")
 _PYDANTIC = re.compile(r"\d+ validation errors? for (?P<model>\w+)")
 
 
@@ -92,7 +93,8 @@ def failure_line(lines: Sequence[str], exit_code: int | None = None) -> FailureL
         return None
     line = parsed[best.index]
     cause, explanation = (best.rule.cause, best.rule.explanation) if best.rule else (Cause.OTHER, None)
-    return FailureLine(line.number, line.message.strip(), cause, explanation)
+    field = _pydantic_field(parsed, best.index)
+    return FailureLine(line.number, field + line.message.strip(), cause, explanation)
 
 
 def _best(parsed: list[LogLine], candidates: list[_Candidate]) -> _Candidate | None:
@@ -212,6 +214,14 @@ def _told_by_pydantic(parsed: list[LogLine], index: int) -> int | None:
         if message.startswith("Value error,") or "[type=" in message:
             return below
     return None
+
+
+def _pydantic_field(parsed: list[LogLine], index: int) -> str:
+    """The flag that a line of a ValidationError is about, as ``--flag: ``: pydantic names it in the line above only."""
+    if "[type=" not in parsed[index].message or index == 0:
+        return ""
+    field = parsed[index - 1].message.strip()
+    return f"--{field.replace('_', '-')}: " if _FIELD.fullmatch(field) else ""
 
 
 def _invalid_value(message: str) -> Rule:

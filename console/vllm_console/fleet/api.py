@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from vllm_console.fleet.model import Changes, Engine, FleetSnapshot, LaunchRequest, Preset, ServerView
-from vllm_launchers.plan.model import Plan
+from vllm_console.fleet.model import Changes, Engine, Flags, FleetSnapshot, LaunchRequest, Preset, ServerView
+from vllm_launchers.plan.model import Plan, same_value
+
+if TYPE_CHECKING:
+    from vllm_launchers.plan.placement import Placement
 
 
 class FleetError(Exception):
@@ -32,6 +35,14 @@ class UsageError(FleetError):
     """What was asked for makes no sense as written."""
 
     exit_code = 2
+
+
+class NoPlaceError(FleetError):
+    """No set of GPUs will do. ``sets`` are what there is to choose from, the best first."""
+
+    def __init__(self, text: str, sets: Sequence[Placement] = ()) -> None:
+        super().__init__(text)
+        self.sets = tuple(sets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +95,7 @@ class Fleet(Protocol):
         """Let go of what this console holds (loads it sends, open files). Servers go on."""
 
 
-def flag_difference(before: Mapping[str, object], after: Mapping[str, object]) -> Changes:
+def flag_difference(before: Flags, after: Flags) -> Changes:
     """The change of flags that leads from ``before`` to ``after``."""
-    changed = {name: value for name, value in after.items() if name not in before or before[name] != value}
-    gone = tuple(sorted(name for name in before if name not in after))
-    return Changes(set=changed, unset=gone)  # type: ignore[arg-type]
+    changed = {name: value for name, value in after.items() if not same_value(before.get(name), value)}
+    return Changes(set=changed, unset=tuple(sorted(before.keys() - after.keys())))

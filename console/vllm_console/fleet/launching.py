@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vllm_console.fleet.api import FleetError, NotFoundError, UsageError
+from vllm_console.fleet.api import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.fleet.details import Details, pack
+from vllm_console.fleet.gpus import GpuSource
 from vllm_console.fleet.model import Changes, LaunchRequest, Preset
+from vllm_console.fleet.placing import AUTO, Place, Wanted, find_place, kept_slice
 from vllm_console.fleet.watched import HISTORY
+from vllm_launchers.addresses import base_url
 from vllm_launchers.keeper.records import LaunchSpec, RestartMode, RestartPolicy
 from vllm_launchers.machine.engines import EngineError, engine_at, find_engines, simulated_engine
+from vllm_launchers.machine.gpu.sharing import Share
 from vllm_launchers.machine.models import model_folder_problem
 from vllm_launchers.machine.ports import PortError, check_port, free_port, host_problem
 from vllm_launchers.plan.build import make_plan
@@ -38,10 +42,8 @@ class Launch:
     def spec(self, folder: Path, state: Path) -> LaunchSpec:
         """What the keeper runs: the plan's command, and the recorder beside it."""
         plan = self.plan
-        host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(plan.host, plan.host)
-        url = f"http://[{host}]:{plan.port}" if ":" in host else f"http://{host}:{plan.port}"
         recorder = (
-            *(sys.executable, "-m", "vllm_console.telemetry.recorder", "--url", url),
+            *(sys.executable, "-m", "vllm_console.telemetry.recorder", "--url", base_url(plan.host, plan.port)),
             *("--history", str(folder / HISTORY), "--generation", "{generation}"),
             *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
         )
@@ -63,8 +65,15 @@ class Launch:
 class Launcher:
     """Resolves launches on this machine. ``vllm_paths`` are installations named in the config."""
 
-    def __init__(self, config_folder: Path, vllm_paths: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config_folder: Path,
+        vllm_paths: Sequence[str] = (),
+        gpus: GpuSource | None = None,
+        shares: Sequence[Share] = (),
+    ) -> None:
         self._config_folder = config_folder
+        self._gpus, self._shares = gpus, tuple(shares)
         self._vllm_paths = tuple(vllm_paths)
 
     def presets(self) -> tuple[dict[str, Preset], list[PresetError]]:
@@ -128,6 +137,18 @@ class Launcher:
         if use := check_port(host, port):
             raise FleetError(f"port {port} is taken {use}; choose another, or leave --port out to get a free one")
 
+    def port(self, host: str, wanted: int, taken: Collection[int]) -> int:
+        """``wanted`` if it can be had, else the next free one.
+
+        Raises:
+            FleetError: there is none.
+        """
+        try:
+            self.claim(host, wanted, taken)
+        except FleetError:
+            return _free(host, taken)
+        return wanted
+
     def launch(self, request: LaunchRequest, taken: Collection[int]) -> Launch:
         """Resolve a request; ``taken`` are ports that other servers of ours hold or will hold.
 
@@ -151,6 +172,7 @@ class Launcher:
             environment=request.environment,
             gpus=request.gpus,
             restart=RestartPolicy(RestartMode(request.restart)),
+            place=request.place,
         )
 
     def relaunch(self, details: Details, spec: LaunchSpec, changes: Changes) -> Launch:
@@ -182,7 +204,7 @@ class Launcher:
             model=chosen.model,
             host=spec.host,
             port=spec.port,
-            environment={},
+            environment=kept_slice(details.environment),
             gpus=details.gpus,
             restart=spec.restart,
             secrets=spec.secret_names,
@@ -201,27 +223,62 @@ class Launcher:
         gpus: tuple[int, ...],
         restart: RestartPolicy,
         secrets: Sequence[str] = (),
+        place: str | None = None,
     ) -> Launch:
+        """``place`` is given for a launch that is still to get its GPUs; otherwise it keeps ``gpus``."""
         if engine.kind is EngineKind.VLLM and (problem := model_folder_problem(model)):
             raise FleetError(problem)
         plain, given = split_secrets(environment)
         values = {**inherited_secrets(os.environ), **given}
-        try:
-            plan = make_plan(
-                preset,
-                engine,
-                changes,
-                model=model,
-                host=host,
-                port=port,
-                environment=plain,
-                gpus=gpus,
-                secrets=tuple(sorted({*values, *secrets})),
-                inherited=os.environ,
-            )
-        except PlanError as error:
-            raise UsageError(str(error)) from error
+
+        def planned(environment: Mapping[str, str], gpus: tuple[int, ...]) -> Plan:
+            try:
+                return make_plan(
+                    preset,
+                    engine,
+                    changes,
+                    model=model,
+                    host=host,
+                    port=port,
+                    environment=environment,
+                    gpus=gpus,
+                    secrets=tuple(sorted({*values, *secrets})),
+                    inherited=os.environ,
+                )
+            except PlanError as error:
+                raise UsageError(str(error)) from error
+
+        if place is not None:
+            found = self._find_place(planned(plain, ()), place, gpus)
+            plan = _placed(planned({**plain, **found.environment}, () if found.environment else found.gpus), found)
+        elif kept_slice(plain):
+            plan = replace(planned(plain, ()), gpus=gpus)
+        else:
+            plan = planned(plain, gpus)
         return Launch(plan, preset, values, restart)
+
+    def _find_place(self, plan: Plan, place: str, gpus: tuple[int, ...]) -> Place:
+        """The GPUs for a launch. They are looked at where that costs nothing, or where it was asked for."""
+        source = self._gpus
+        limited = any(share.gpu in gpus for share in self._shares)
+        host = source.read() if source is not None and (place == AUTO or limited or source.watching) else None
+        found = find_place(Wanted(plan.flags, plan.engine), host, place, gpus, self._shares)
+        recorded = source is not None and source.recorded
+        if recorded and found.gpus and plan.engine.kind is EngineKind.VLLM:
+            warning = "these are the GPUs of a recorded host, not of this machine: it can be planned, not started, here"
+            found = replace(found, warnings=(warning, *found.warnings))
+        return found
+
+    def refuse_elsewhere(self, plan: Plan) -> None:
+        """A real server is not started on the GPUs of a recorded host.
+
+        Raises:
+            RefusedError: it would be.
+        """
+        if self._gpus is not None and self._gpus.recorded and plan.gpus and plan.engine.kind is EngineKind.VLLM:
+            raise RefusedError(
+                "its GPUs are those of a recorded host: leave --host out to start it here, or choose no GPUs"
+            )
 
     @staticmethod
     def _still_there(engine: Engine | None) -> Engine:
@@ -229,6 +286,18 @@ class Launcher:
             raise FleetError("its record does not say which engine ran it. Stop it and start it anew")
         # The simulated engine is part of this program: after an upgrade its path may be another one.
         return simulated_engine() if engine.kind is EngineKind.SIMULATED else engine
+
+
+def _placed(plan: Plan, place: Place) -> Plan:
+    told = "; ".join(filter(None, (place.reason, *place.warnings)))
+    return replace(
+        plan,
+        gpus=place.gpus,
+        reasons={**plan.reasons, "gpus": told} if told and place.gpus else plan.reasons,
+        warnings=(*place.warnings, *plan.warnings),
+        placement=place.reason,
+        sets=place.sets,
+    )
 
 
 def _free(host: str, taken: Collection[int]) -> int:

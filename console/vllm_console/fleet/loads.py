@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from vllm_console.format import seconds as latency
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 @dataclass(slots=True)
 class _Load:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
+    errors: IO[bytes]
     rate: float
     until: float
     result: str = ""
@@ -30,14 +32,21 @@ class Loads:
     def __init__(self) -> None:
         self._loads: dict[str, _Load] = {}
 
-    def start(self, name: str, state: Path, rate: float, seconds: float) -> None:
-        """Send the preset's workload at ``rate`` requests per second for ``seconds``; replaces one that runs."""
+    def start(self, name: str, state: Path, rate: float, seconds: float, concurrency: int | None = None) -> None:
+        """Send the preset's workload at ``rate`` requests per second for ``seconds``; replaces one that runs.
+
+        No more than ``concurrency`` requests are in flight at once; None leaves that to the command.
+        """
+        import subprocess  # most commands and consoles send no load
+        import tempfile
+
         self.stop(name)
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the load
+        output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - live as long as the load
         words = [sys.executable, "-m", "vllm_console", "--state", str(state), "load", name, "--json"]
         words += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}"]
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        self._loads[name] = _Load(process, output, rate, time.monotonic() + seconds)
+        words += ["--concurrency", str(concurrency)] if concurrency else []
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+        self._loads[name] = _Load(process, output, errors, rate, time.monotonic() + seconds)
 
     def running(self, name: str) -> bool:
         """Whether load is being sent to a server."""
@@ -53,8 +62,9 @@ class Loads:
             left = max(0, round(load.until - time.monotonic()))
             return f"load {load.rate:g}/s, {left} s left" if left else "load: waiting for the last answers"
         if not load.result:
-            load.result = _summary(load.output)
+            load.result = _summary(_read(load.output), _read(load.errors))
             load.output.close()
+            load.errors.close()
         return load.result
 
     def stop(self, name: str) -> None:
@@ -63,6 +73,8 @@ class Loads:
         if load is None:
             return
         if load.process.poll() is None:
+            import subprocess
+
             load.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 load.process.wait(5)
@@ -70,6 +82,7 @@ class Loads:
                 load.process.kill()
                 load.process.wait()
         load.output.close()
+        load.errors.close()
 
     def close(self) -> None:
         """End all of them."""
@@ -77,15 +90,18 @@ class Loads:
             self.stop(name)
 
 
-def _summary(output: IO[bytes]) -> str:
-    output.seek(0)
-    text = output.read(64 * 1024).decode(errors="replace")
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(64 * 1024).decode(errors="replace")
+
+
+def _summary(output: str, errors: str) -> str:
     try:
-        report = json.loads(text)
+        report = json.loads(output)
         ttft, itl = report["ttft_seconds"]["p99"], report["itl_seconds"]["p99"]
         return (
             f"load done: {report['completed']}/{report['sent']} answered, TTFT99 {latency(ttft)}, ITL99 {latency(itl)}"
         )
     except (ValueError, KeyError, TypeError):
-        lines = [line for line in text.splitlines() if line.strip()]
-        return f"load failed: {lines[-1]}" if lines else "load ended without a report"
+        lines = [line for line in errors.splitlines() if line.strip()]
+        return f"load failed: {lines[-1].removeprefix('vllm-console: ')}" if lines else "load ended without a report"

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from vllm_console.telemetry.model import Sample, Series, Stage, Window
+from vllm_launchers.addresses import base_url
 from vllm_launchers.keeper.records import Exit, State
 from vllm_launchers.plan.model import Changes, Engine, Flags
 from vllm_launchers.presets.model import FlagValue, Objectives, Preset, Workload
+
+if TYPE_CHECKING:
+    # Not needed to look at servers, and a good part of a command's start-up time.
+    from vllm_launchers.machine.gpu.host import Host
+    from vllm_launchers.machine.gpu.sharing import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +67,8 @@ class ServerView:
 
     @property
     def url(self) -> str:
-        """Base URL of its API."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        """Base URL of its API, as this machine reaches it."""
+        return base_url(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,14 @@ class FleetSnapshot:
     servers: tuple[ServerView, ...] = ()
     notices: tuple[str, ...] = ()
     """What went wrong while looking (an unreadable record, …), one sentence each."""
+    host: Host | None = None
+    """The machine with its GPUs; None where GPUs are not looked at or cannot be."""
+    host_problem: str = ""
+    """Why no GPU is shown, or why what is shown is not fresh, in one sentence."""
+    host_recorded: bool = False
+    """Whether the host is a recorded one, in place of this machine."""
+    gpu_shares: tuple[Share, ...] = ()
+    """The most of each GPU that this person's servers may hold."""
 
     def server(self, name: str | None) -> ServerView | None:
         """The server of that name, or None."""
@@ -95,6 +109,9 @@ class LaunchRequest:
     environment: Mapping[str, str] = field(default_factory=dict)
     restart: str = "never"
     gpus: tuple[int, ...] = ()
+    place: str = ""
+    """``auto``: the best set of GPUs; ``offered``: that where GPUs are known, else none; a MIG slice's UUID. When it
+    is empty ``gpus`` are taken as they stand."""
 
 
 __all__ = [

@@ -10,6 +10,7 @@ from vllm_console.fleet.model import ServerView, State
 from vllm_console.fleet.watched import CHART_POINTS, CHART_STEP_SECONDS
 from vllm_console.telemetry.scrape import ScrapeError, Scraper
 from vllm_console.telemetry.timeline import Timeline
+from vllm_launchers.addresses import base_url
 from vllm_launchers.machine.engines import simulated_engine
 from vllm_launchers.machine.processes import ObservedServer
 
@@ -65,8 +66,7 @@ class ObservedWatch:
         self._ended.set()
 
     def _look(self) -> None:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.server.host, self.server.host)
-        scraper = Scraper(f"http://[{host}]:{self.server.port}" if ":" in host else f"http://{host}:{self.server.port}")
+        scraper = Scraper(base_url(self.server.host, self.server.port or 0))
         while not self._ended.wait(self._interval if self.looked.is_set() else 0.0):
             try:
                 sample = scraper.sample(time.time())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import socket
+import contextlib
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +17,31 @@ from vllm_console.fleet.details import unpack
 from vllm_console.fleet.loads import Loads
 from vllm_console.fleet.model import Changes, Engine, FleetSnapshot, LaunchRequest, Preset, ServerView
 from vllm_console.fleet.observed import Observer
+from vllm_console.fleet.turns import turn
 from vllm_console.fleet.watched import WatchedServer
 from vllm_launchers.keeper import client
-from vllm_launchers.keeper.errors import BadNameError, KeeperError
-from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
+from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
 from vllm_launchers.plan.model import Plan
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.gpus import GpuSource
     from vllm_console.fleet.launching import Launch, Launcher
+    from vllm_console.fleet.releases import Releases
+    from vllm_launchers.machine.gpu.sharing import Share
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What the keeper's client refuses, as the fleet's own errors."""
+    try:
+        yield
+    except BadNameError as error:
+        raise UsageError(str(error)) from error
+    except NoSuchServerError as error:
+        raise NotFoundError(str(error)) from error
+    except KeeperError as error:
+        raise FleetError(str(error)) from error
 
 
 class LocalFleet:
@@ -36,6 +55,9 @@ class LocalFleet:
         vllm_paths: Sequence[str] = (),
         observe: bool = True,
         charts: bool = False,
+        host_file: Path | None = None,
+        gpus: bool = True,
+        shares: Sequence[Share] = (),
     ) -> None:
         self.read_only = read_only
         self._state = state or client.default_root()
@@ -43,15 +65,21 @@ class LocalFleet:
         self._loads = Loads()
         self._observer = Observer() if observe else None
         self._charts = charts
+        self._shares = tuple(shares)
+        self._host_file, self._with_gpus = host_file, gpus
+        self._gpus: GpuSource | None = None
+        self._releases: Releases | None = None
+        if gpus and (charts or host_file is not None):
+            self._watch_gpus()
         self._watched: dict[str, WatchedServer] = {}
         self._records: dict[str, tuple[object, ServerRecord]] = {}
-        self._hostname = socket.gethostname()
+        self._hostname = os.uname().nodename
 
     def snapshot(self, selected: str | None = None) -> FleetSnapshot:
         """Look once at everything; a server whose keeper died gets a new one on the way."""
         now = time.time()
         records, problems = self._read_records()
-        if any(record.state.alive and not client.keeper_alive(self._state, record.name) for record in records):
+        if any(record.needs_keeper and not client.keeper_alive(self._state, record.name) for record in records):
             problems += self._adopt()
             records, _ = self._read_records()
         for gone in self._watched.keys() - {record.name for record in records}:
@@ -60,7 +88,39 @@ class LocalFleet:
         if self._observer is not None:
             own = {record.server.pid for record in records if record.server and record.state.alive}
             views += self._observer.views(own, [view.name for view in views], selected)
-        return FleetSnapshot(at=now, hostname=self._hostname, servers=tuple(views), notices=tuple(problems))
+        found = FleetSnapshot(at=now, hostname=self._hostname, servers=tuple(views), notices=tuple(problems))
+        if self._gpus is None or not self._charts:
+            return found
+        self._gpus.tell(records, views)
+        seen = self._gpus.latest()
+        return replace(
+            found,
+            host=seen.host,
+            host_problem=seen.problem,
+            host_recorded=self._gpus.recorded,
+            gpu_shares=self._shares,
+        )
+
+    def _tell_gpus(self) -> None:
+        """Before a launch: which processes, and which GPUs of a recorded host, are whose."""
+        if self._gpus is None and self._with_gpus:
+            self._watch_gpus()
+        if self._gpus is not None and not self._charts:
+            records = self._read_records()[0]
+            views = [self._view(record, time.time(), None) for record in records] if self._gpus.recorded else []
+            self._gpus.tell(records, views)
+
+    def _watch_gpus(self) -> None:
+        """Have GPUs at hand; a console watches them, a command that launches looks once."""
+        from vllm_console.fleet.gpus import GpuSource
+
+        self._gpus = GpuSource(self._host_file)
+        if self._charts:
+            from vllm_console.fleet.releases import Releases
+
+            self._gpus.start()
+            # A recorded host's memory never comes back.
+            self._releases = None if self._gpus.recorded else Releases(self._gpus.host)
 
     def presets(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
         """All usable presets by name, and the files that are of no use."""
@@ -73,6 +133,7 @@ class LocalFleet:
 
     def plan(self, request: LaunchRequest) -> Plan:
         """Resolve a launch without doing it."""
+        self._tell_gpus()
         return self._launcher.launch(request, self._taken_ports()).plan
 
     def start(self, request: LaunchRequest) -> ServerView:
@@ -82,9 +143,11 @@ class LocalFleet:
             FleetError: it cannot be launched, or the name is taken.
         """
         self._refuse_read_only()
-        launch = self._launcher.launch(request, self._taken_ports())
-        name = request.name or self._free_name(launch.plan.preset)
-        try:
+        with turn(self._state), _told():
+            self._tell_gpus()
+            launch = self._launcher.launch(request, self._taken_ports())
+            self._launcher.refuse_elsewhere(launch.plan)
+            name = request.name or self._free_name(launch.plan.preset)
             existing = client.read(self._state, name) if client.exists(self._state, name) else None
             if existing is not None and not existing.state.alive:
                 # A stopped server of that name is the same server: it keeps its history and counts on.
@@ -92,58 +155,63 @@ class LocalFleet:
             else:
                 spec = launch.spec(client.folder(self._state, name), self._state)
                 record = client.launch(self._state, name, spec, launch.secrets)
-        except BadNameError as error:
-            raise UsageError(str(error)) from error
-        except KeeperError as error:
-            raise FleetError(str(error)) from error
         return self._view(record, time.time(), None)
 
     def restart(self, name: str, changes: Changes) -> ServerView:
-        """Stop and start again with a difference of flags: same name, port and GPUs, next generation."""
+        """Stop and start again with a difference of flags: same name, port and GPUs, next generation.
+
+        One that does not run gets another port if its own has been taken since.
+        """
         record = self._ours(name)
-        details, spec = unpack(record.current.spec.details), record.current.spec
-        return self._view(self._again(name, self._launcher.relaunch(details, spec, changes)), time.time(), name)
+        details = unpack(record.current.spec.details)
+        with turn(self._state):
+            launch = self._launcher.relaunch(details, self._placed(record), changes)
+            return self._view(self._again(name, launch), time.time(), name)
 
     def switch(self, name: str, preset: str) -> ServerView:
         """Hand the server's place (name, GPUs, port) to another preset."""
         record = self._ours(name)
-        details, spec = unpack(record.current.spec.details), record.current.spec
-        return self._view(self._again(name, self._launcher.handover(details, spec, preset)), time.time(), name)
+        details = unpack(record.current.spec.details)
+        with turn(self._state):
+            launch = self._launcher.handover(details, self._placed(record), preset)
+            return self._view(self._again(name, launch), time.time(), name)
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once."""
         record = self._ours(name)
         self._loads.stop(name)
-        if record.state.alive or record.next_attempt_at is not None:
-            try:
+        if record.needs_keeper:
+            if self._releases is not None:
+                self._releases.watch(name, lambda: self._has_ended(name))
+            with _told():
                 record = client.stop(self._state, name)
-            except KeeperError as error:
-                raise FleetError(str(error)) from error
         return self._view(record, time.time(), name)
 
     def forget(self, name: str) -> None:
         """Remove the record, log and history of a server that has stopped or failed."""
         self._ours(name)
         self._loads.stop(name)
+        self._forget_release(name)
         if (watched := self._watched.pop(name, None)) is not None:
             watched.close()
-        try:
+        with _told():
             client.remove(self._state, name)
-        except KeeperError as error:
-            raise FleetError(str(error)) from error
 
     def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
         """Send the preset's workload from a process of its own, bounded in count and time.
 
-        Without a rate, one that keeps about the preset's concurrency in flight is taken.
+        Without a rate, one that keeps about the preset's concurrency in flight is taken, and never more than that
+        many are: a server slower than the rate assumes is kept busy and not buried.
         """
         from vllm_console.load.shape import suggested_rate
 
         self._refuse_read_only()
         workload = unpack(self._ours(name).current.spec.details).workload
+        most = None
         if rate is None:
             rate = suggested_rate(workload) if workload is not None else 1.0
-        self._loads.start(name, self._state, rate, seconds)
+            most = workload.concurrency if workload is not None else None
+        self._loads.start(name, self._state, rate, seconds, most)
 
     def stop_load(self, name: str) -> None:
         """End the load that this console sends."""
@@ -152,6 +220,10 @@ class LocalFleet:
     def close(self) -> None:
         """Let go of loads, open files and observers. Servers go on."""
         self._loads.close()
+        if self._gpus is not None:
+            self._gpus.close()
+        if self._releases is not None:
+            self._releases.close()
         if self._observer is not None:
             self._observer.close()
         for watched in self._watched.values():
@@ -163,7 +235,7 @@ class LocalFleet:
         # Not needed to look at servers, and a good part of a command's start-up time.
         from vllm_console.fleet.launching import Launcher
 
-        return Launcher(config_folder(), self._vllm_paths)
+        return Launcher(config_folder(), self._vllm_paths, self._gpus, self._shares)
 
     def _read_records(self) -> tuple[list[ServerRecord], list[str]]:
         """All records; one that did not change since the last look is not read again."""
@@ -196,16 +268,35 @@ class LocalFleet:
         watched = self._watched.get(name)
         if watched is None:
             watched = self._watched[name] = WatchedServer(client.folder(self._state, name), charts=self._charts)
-        return watched.view(record, now, selected=selected == name, load=self._loads.describe(name))
+        view = watched.view(record, now, selected=selected == name, load=self._loads.describe(name))
+        held = self._releases.notice(name) if self._releases is not None else ""
+        return replace(view, notice="; ".join(filter(None, (held, view.notice)))) if held else view
+
+    def _has_ended(self, name: str) -> bool:
+        """Asked from another thread: reads the record and nothing else."""
+        try:
+            return not client.read(self._state, name).state.alive
+        except KeeperError:
+            return True
+
+    def _forget_release(self, name: str) -> None:
+        if self._releases is not None:
+            self._releases.forget(name)
+
+    def _placed(self, record: ServerRecord) -> LaunchSpec:
+        """Where it runs, or will: a server that has ended keeps its port unless somebody else has it by now."""
+        spec = record.current.spec
+        if record.state.alive:
+            return spec
+        return replace(spec, port=self._launcher.port(spec.host, spec.port, self._taken_ports()))
 
     def _again(self, name: str, launch: Launch) -> ServerRecord:
         spec = launch.spec(client.folder(self._state, name), self._state)
-        if not client.read(self._state, name).state.alive:
-            self._launcher.claim(spec.host, spec.port, self._taken_ports())
-        try:
+        self._forget_release(name)
+        with _told():
+            if not client.read(self._state, name).state.alive:
+                self._launcher.claim(spec.host, spec.port, self._taken_ports())
             return client.restart(self._state, name, spec, launch.secrets)
-        except KeeperError as error:
-            raise FleetError(str(error)) from error
 
     def _refuse_read_only(self) -> None:
         if self.read_only:
@@ -219,14 +310,10 @@ class LocalFleet:
             NotFoundError: there is none of that name.
         """
         self._refuse_read_only()
-        try:
+        with _told(), contextlib.suppress(BadNameError):  # names of observed servers look otherwise than ours
             if client.exists(self._state, name):
                 client.adopt_orphans(self._state)
                 return client.read(self._state, name)
-        except BadNameError:
-            pass  # names of observed servers look otherwise than ours
-        except KeeperError as error:
-            raise FleetError(str(error)) from error
         seen = self.snapshot().server(name)
         if seen is not None and not seen.ours:
             owner = seen.owner or "somebody else"

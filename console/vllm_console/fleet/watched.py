@@ -10,6 +10,7 @@ from vllm_console.fleet.model import ServerView, Stage, State
 from vllm_console.telemetry.history import HistoryError, HistoryMissingError, Reader
 from vllm_console.telemetry.timeline import Timeline
 from vllm_console.text import plain
+from vllm_launchers.addresses import is_wildcard
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.secrets import redact, redact_argv
 
@@ -28,8 +29,6 @@ START_LOG_BYTES = 4 << 20
 
 END_LOG_BYTES = 512 << 10
 """How much of a dead server's log is searched for the reason."""
-
-_WILDCARDS = ("0.0.0.0", "::")
 
 
 class WatchedServer:
@@ -126,10 +125,11 @@ class WatchedServer:
             code = record.exit.code if record.exit else None
             lines = _tail(self._folder / "server.log", record)
             found = failure_line(lines, code) if lines else None
-            parts = (found.text, found.explanation or "") if found else ()
-            self._failure = (key, " · ".join(filter(None, map(plain, parts))))
+            # What it means comes first and the exit code last: a row of a table shows only the beginning.
+            parts = ((found.explanation or "").removesuffix("."), found.text) if found else ()
+            self._failure = (key, ": ".join(filter(None, map(plain, parts))))
         line = self._failure[1]
-        return redact(plain(f"{record.reason}: {line}" if line else record.reason))
+        return redact(plain(f"{line} ({record.reason})" if line else record.reason))
 
     def _stages(self, record: ServerRecord, now: float) -> tuple[Stage, ...]:
         key = (record.current.number, record.attempt)
@@ -201,6 +201,6 @@ def _notice(record: ServerRecord) -> str:
     if record.adopted and record.state.alive:
         notes.append("a new keeper adopted it; how it ends will not be known")
     spec = record.current.spec
-    if spec.host in _WILDCARDS and "VLLM_API_KEY" not in spec.secret_names:
+    if is_wildcard(spec.host) and "VLLM_API_KEY" not in spec.secret_names:
         notes.append(f"it listens on all addresses ({spec.host}) without an API key: anybody who reaches it may use it")
     return "; ".join(notes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from vllm_console.load.report import Tally
 from vllm_console.load.shape import Request
 from vllm_console.load.stream import Answer, AnswerError, message_of
 from vllm_console.text import plain
+from vllm_launchers.addresses import is_loopback
 
 CONNECT_SECONDS = 10.0
 LARGEST_ERROR = 64 * 1024
@@ -53,18 +53,9 @@ def check_url(url: str, *, allow_remote: bool) -> str:
         raise LoadError(f"'{plain(url, 200)}' is no URL: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
         raise LoadError(f"'{plain(url, 200)}' is no URL of a server; give one such as http://127.0.0.1:8000")
-    if not allow_remote and not _is_loopback(host):
+    if not allow_remote and not is_loopback(host):
         raise LoadError(f"{plain(host, 200)} is not this machine; say --remote if load should really be sent there")
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def open_client(base: str, api_key: str | None, max_in_flight: int) -> httpx.AsyncClient:

@@ -7,13 +7,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
 from vllm_console.load.client import LoadError, Sender, Target, check_url, find_target, open_client, wait
 from vllm_console.load.report import LoadReport, Tally
-from vllm_console.load.run import stop_on_signals
 from vllm_console.load.shape import Shape, suggested_rate
 from vllm_launchers.presets.model import Workload
 
@@ -34,22 +32,24 @@ class Phase:
 
 
 def demo_phases(workload: Workload, rate: float | None = None) -> tuple[Phase, ...]:
-    """A calm stretch, a rush of more and longer prompts that strains the KV cache, and calm again (4 minutes in all).
+    """A calm stretch, a rush of short questions with long answers, and calm again (4 minutes in all).
 
-    ``rate`` is the calm one; left out, it keeps about half of the workload's concurrency busy.
+    The rush strains the KV cache as prompts cannot: many requests fit when they are let in, and grow until they do not.
+    So fewer sequences, or a KV cache of half the size per token, visibly help. ``rate`` is the calm one; left out, it
+    keeps about half of the workload's concurrency busy.
     """
     calm = rate if rate is not None else suggested_rate(workload) / 2
-    long = _longer(workload, 2.0, 1.5)
+    talk = _scaled(workload, 0.5, 2.4)
     return (
         Phase("calm", 60.0, calm, workload),
-        Phase("filling up", 30.0, calm * 1.8, workload),
-        Phase("rush of long prompts", 60.0, calm * 2.5, long),
-        Phase("after the rush", 90.0, calm * 0.8, workload),
+        Phase("filling up", 20.0, calm * 3.0, talk),
+        Phase("rush of long answers", 100.0, calm * 2.7, talk),
+        Phase("after the rush", 60.0, calm * 0.8, workload),
     )
 
 
-def _longer(workload: Workload, input_factor: float, output_factor: float) -> Workload:
-    """The same workload with longer prompts and outputs."""
+def _scaled(workload: Workload, input_factor: float, output_factor: float) -> Workload:
+    """The same workload with shorter or longer prompts and outputs."""
     return Workload(
         input_tokens_p95=max(1, round(workload.input_tokens_p95 * input_factor)),
         output_tokens_p95=max(1, round(workload.output_tokens_p95 * output_factor)),
@@ -98,17 +98,6 @@ async def run_scenario(
         finally:
             await sender.cancel("stopped before the answer was complete")
     return tally.report(time.perf_counter() - begin, tally.sent)
-
-
-def run_scenario_sync(url: str, phases: Sequence[Phase], **options: Any) -> LoadReport:
-    """`run_scenario` for code without an event loop; SIGINT and SIGTERM end it, with its report."""
-
-    async def main() -> LoadReport:
-        stop = asyncio.Event()
-        stop_on_signals(stop)
-        return await run_scenario(url, phases, stop=stop, **options)
-
-    return asyncio.run(main())
 
 
 class _Story:

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_console.telemetry.model import EngineSample, Histogram, Sample
+from vllm_console.telemetry.model import COUNTERS, GAUGES, LATENCIES, EngineSample, Histogram, Sample
 from vllm_console.telemetry.window import combine, in_order, quantiles
 
-_FIGURES = (
-    "requests_running",
-    "requests_waiting",
-    "kv_cache_usage",
-    "preemptions_total",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-)
-_LATENCIES = {
-    "ttft_seconds": "ttft",
-    "itl_seconds": "itl",
-    "e2e_seconds": "e2e",
-    "queue_seconds": "queue",
-    "prefill_seconds": "prefill",
-    "decode_seconds": "decode",
-}
+_FIGURES = tuple(name for name in (*GAUGES, *COUNTERS) if name != "requests_finished_total")
+"""What of a sample stands in the document under its own name."""
 
 
 def metrics_document(sample: Sample) -> dict[str, Any]:
@@ -45,8 +29,8 @@ def metrics_document(sample: Sample) -> dict[str, Any]:
 def _document(engine: EngineSample, kv_cache_tokens: int | None) -> dict[str, Any]:
     document: dict[str, Any] = {name: _plain_number(getattr(engine, name)) for name in _FIGURES}
     document["kv_cache_tokens"] = kv_cache_tokens
-    for name, key in _LATENCIES.items():
-        document[name] = _latency(engine.histograms.get(key))
+    for key in LATENCIES:
+        document[f"{key}_seconds"] = _latency(engine.histograms.get(key))
     return document
 
 

@@ -16,22 +16,12 @@ from typing import Any
 
 import msgspec
 
-from vllm_console.telemetry.model import EngineSample, Histogram, Sample
+from vllm_console.telemetry.model import COUNTERS, GAUGES, EngineSample, Histogram, Sample
 
-_SCALARS = (
-    "requests_running",
-    "requests_waiting",
-    "kv_cache_usage",
-    "preemptions_total",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "requests_finished_total",
-)
+_SCALARS = (*GAUGES, *COUNTERS)
+"""An engine's numbers in the order in which they are stored: another order is another `SCHEMA_VERSION`."""
+
 _LIMIT = 4 * 1024 * 1024
-
-
 _MILLION = 1_000_000
 _LARGEST = 2**61  # differences of two such numbers still fit into 64 bits
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vllm_console.telemetry.model import Sample
-from vllm_console.telemetry.window import combine
+from vllm_console.telemetry.window import combine, highest
 
 APPLICATION_ID = 0x764C4C68
 SCHEMA_VERSION = 1
@@ -177,12 +177,8 @@ def with_highest(sample: Sample, other: Sample) -> Sample:
         if before is not None:
             engines[label] = dataclasses.replace(
                 engine,
-                requests_running=_higher(engine.requests_running, before.requests_running),
-                requests_waiting=_higher(engine.requests_waiting, before.requests_waiting),
-                kv_cache_usage=_higher(engine.kv_cache_usage, before.kv_cache_usage),
+                requests_running=highest(engine.requests_running, before.requests_running),
+                requests_waiting=highest(engine.requests_waiting, before.requests_waiting),
+                kv_cache_usage=highest(engine.kv_cache_usage, before.kv_cache_usage),
             )
     return dataclasses.replace(sample, engines=engines)
-
-
-def _higher(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else max(one, other)

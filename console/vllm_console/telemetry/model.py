@@ -40,6 +40,19 @@ class EngineSample:
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
 
 
+GAUGES = ("requests_running", "requests_waiting", "kv_cache_usage")
+"""Fields of `EngineSample` that go up and down."""
+
+COUNTERS = (
+    "preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "requests_finished_total",
+)
+"""Fields of `EngineSample` that only grow while the engine lives."""
+
 LATENCIES = ("ttft", "itl", "e2e", "queue", "prefill", "decode")
 """Keys of latency histograms, in seconds."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from vllm_console.telemetry.history import Writer
 from vllm_console.telemetry.scrape import ScrapeError, Scraper
+from vllm_launchers.procfs import stat
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOCK_POLL_SECONDS = 0.2
@@ -26,13 +27,8 @@ _ADOPT_SECONDS = 30.0
 
 def process_lives(pid: int, start_time: int) -> bool:
     """Whether that very process still runs: its pid, its start time (field 22 of ``/proc/PID/stat``), no zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    # The second field is the command's name in brackets and may hold anything: count from the last bracket.
-    fields = stat[stat.rfind(b")") + 2 :].split()
-    return len(fields) > 19 and int(fields[19]) == start_time and fields[0] not in (b"Z", b"X")
+    found = stat(pid)
+    return found is not None and found.running and found.start_time == start_time
 
 
 class Schedule:
@@ -73,7 +69,7 @@ def only_writer(history: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-class Keeper:
+class KeeperWatch:
     """Watches whether the parent is still the keeper that started this recorder; when not, calls for a new one.
 
     From then on nobody's death can be seen from here, so it looks again every half minute: a look costs little.
@@ -114,7 +110,7 @@ def say(message: str) -> None:
 def record(scraper: Scraper, writer: Writer, options: argparse.Namespace) -> None:
     """Ask and write until the server is gone or a stop signal comes."""
     schedule = Schedule(options.interval, time.monotonic())
-    keeper = Keeper(options.state_root)
+    keeper = KeeperWatch(options.state_root)
     fault = trouble = notice = ""
     while process_lives(options.pid, options.start_time):
         try:

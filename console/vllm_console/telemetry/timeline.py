@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm_console.telemetry.model import EngineSample, Histogram, Sample, Series, Window
-from vllm_console.telemetry.window import combine, growths, merge, quantile, window
+from vllm_console.telemetry.window import combine, growths, highest, merge, quantile, window
 
 SERIES = (
     "kv_cache_usage",
@@ -30,10 +30,6 @@ SERIES = (
 _CHARTED = ("ttft", "itl")
 _Point = tuple[float | None, ...]
 _NOTHING: _Point = (None,) * len(SERIES)
-
-
-def _most(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else max(one, other)
 
 
 def _sum(one: float | None, other: float | None) -> float | None:
@@ -59,9 +55,9 @@ class _Step:
         """Take in a look's gauges; KV usage is the fullest engine's."""
         total = combine(sample.engines.values())
         usages = [e.kv_cache_usage for e in sample.engines.values() if e.kv_cache_usage is not None]
-        self.usage = _most(self.usage, max(usages, default=None))
-        self.running = _most(self.running, total.requests_running)
-        self.waiting = _most(self.waiting, total.requests_waiting)
+        self.usage = highest(self.usage, max(usages, default=None))
+        self.running = highest(self.running, total.requests_running)
+        self.waiting = highest(self.waiting, total.requests_waiting)
 
     def counts(self, grown: EngineSample, seconds: float, share: float) -> None:
         """Take in a ``share`` of what was counted in an interval, which covers ``seconds`` of this step."""
@@ -122,7 +118,6 @@ class Timeline:
         self._generation: int | None = None
         self._steps: dict[int, _Step] = {}
         self._columns: list[deque[float | None]] = [deque(maxlen=points) for _ in SERIES]
-        self._first: int | None = None
         self._last: int | None = None
 
     @property
@@ -156,7 +151,7 @@ class Timeline:
         self._steps.clear()
         for column in self._columns:
             column.clear()
-        self._first = self._last = None
+        self._last = None
 
     def window(self, seconds: float | None = None) -> Window | None:
         """What happened in the last ``seconds`` (at most ``window_seconds``, the default); None without a sample.

@@ -11,20 +11,16 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vllm_console.telemetry.model import LATENCIES, EngineSample, Histogram, Quantiles, Sample, Window
-
-COUNTER_FIELDS = (
-    "preemptions_total",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "requests_finished_total",
+from vllm_console.telemetry.model import (
+    COUNTERS,
+    GAUGES,
+    LATENCIES,
+    EngineSample,
+    Histogram,
+    Quantiles,
+    Sample,
+    Window,
 )
-"""Fields of `EngineSample` that only grow while the engine lives."""
-
-GAUGE_FIELDS = ("requests_running", "requests_waiting", "kv_cache_usage")
-"""Fields of `EngineSample` that go up and down."""
 
 
 def quantile(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> float | None:
@@ -81,7 +77,7 @@ def _only(histogram: Histogram, bounds: set[float]) -> Histogram:
 
 def restarted(before: EngineSample, after: EngineSample) -> bool:
     """Whether the engine began anew between two looks: some counter or histogram fell."""
-    for name in COUNTER_FIELDS:
+    for name in COUNTERS:
         old, new = getattr(before, name), getattr(after, name)
         if old is not None and new is not None and new < old:
             return True
@@ -98,8 +94,8 @@ def growth(before: EngineSample | None, after: EngineSample, keys: Iterable[str]
     An engine that was not there before, or that began anew, counted everything it shows now.
     """
     before_counters = None if before is None or restarted(before, after) else before
-    fields: dict[str, Any] = {name: getattr(after, name) for name in GAUGE_FIELDS}
-    for name in COUNTER_FIELDS:
+    fields: dict[str, Any] = {name: getattr(after, name) for name in GAUGES}
+    for name in COUNTERS:
         value = getattr(after, name)
         if value is not None and before_counters is not None:
             value -= getattr(before_counters, name) or 0.0
@@ -131,7 +127,7 @@ def combine(engines: Iterable[EngineSample]) -> EngineSample:
     if len(parts) == 1:
         return parts[0]
     fields: dict[str, Any] = {}
-    for name in (*GAUGE_FIELDS, *COUNTER_FIELDS):
+    for name in (*GAUGES, *COUNTERS):
         values = [value for part in parts if (value := getattr(part, name)) is not None]
         if values:
             total = math.fsum(values)
@@ -174,27 +170,17 @@ def window(before: Sample, after: Sample) -> Window:
     )
 
 
+def highest(one: float | None, other: float | None) -> float | None:
+    """The greater of two figures; one that was not reported does not count."""
+    return other if one is None else one if other is None else max(one, other)
+
+
 def _rate(amount: float | None, seconds: float) -> float | None:
     return amount / seconds if amount is not None and seconds > 0 else None
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
-
-
-def lifetime(sample: Sample) -> dict[str, float | Quantiles | None]:
-    """Totals of all engines since they started: the fields of `EngineSample` by name, and each of `LATENCIES`.
-
-    Gauges are as they are now. What was not reported is None.
-    """
-    total = combine(sample.engines.values())
-    figures: dict[str, float | Quantiles | None] = {
-        name: getattr(total, name) for name in (*GAUGE_FIELDS, *COUNTER_FIELDS)
-    }
-    for key in LATENCIES:
-        histogram = total.histograms.get(key)
-        figures[key] = quantiles(histogram) if histogram is not None else None
-    return figures
 
 
 def in_order(engines: Mapping[str, EngineSample]) -> dict[str, EngineSample]:

@@ -70,6 +70,7 @@ _ACTIONS: tuple[Action, ...] = (
     _action("pane_3", "3", "Latency; again: all panes", "operations", _VIEW),
     _action("pane_4", "4", "Requests and throughput; again: all panes", "operations", _VIEW),
     _action("pane_5", "5", "Log; again: all panes", "operations", _VIEW),
+    _action("pane_6", "6 g", "GPUs and their links; again: all panes", "operations", _VIEW),
     _action("next_pane", "tab", "Next pane", "operations", _VIEW),
     _action("previous_pane", "shift+tab", "Previous pane", "operations", _VIEW),
     _action("halve_sequences", "left_square_bracket", "Halve --max-num-seqs", "operations", _STAGE, changes=True),

@@ -10,7 +10,6 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from rich.style import Style
-from rich.text import Text
 from textual.app import App
 from textual.binding import BindingType
 
@@ -80,6 +79,7 @@ class ConsoleApp(App[None]):
         self.message: tuple[str, Style | None] | None = None
         """What was said last, while it stands."""
         self._message_until = 0.0
+        self._ended_by_signal = False
         self._seen_at = 0.0
         self._wake = asyncio.Event()
         self.operations = OperationsScreen()
@@ -101,16 +101,17 @@ class ConsoleApp(App[None]):
         self.run_worker(self._watch(), name="watch", exclusive=True, group="watch")
 
     def _told_to_end(self) -> None:
-        """SIGHUP, SIGTERM: leave as after ``q``. Textual handles neither."""
+        """SIGHUP, SIGTERM: leave as after ``q``, without a word: the terminal may be gone. Textual handles neither."""
+        self._ended_by_signal = True
         self.exit()
 
     def action_quit(self) -> None:  # type: ignore[override]
-        """Leave; servers stay up, and that is said."""
-        self.exit(message=Text(self.farewell()) if self.farewell() else None)
+        """Leave; servers stay up. Whoever ran the app says so (`farewell`)."""
+        self.exit()
 
     def farewell(self) -> str:
-        """What is said after the screen is gone."""
-        if self.looking.demo or self.snapshot is None:
+        """What is said after a person has left; empty when there is nothing to say or nobody to say it to."""
+        if self.looking.demo or self.snapshot is None or self._ended_by_signal:
             return ""
         names = [plain(server.name) for server in self.snapshot.servers if server.ours and server.state.alive]
         if not names:

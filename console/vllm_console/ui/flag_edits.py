@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 
 from vllm_console.fleet.model import Changes, Flags, FlagValue
 from vllm_launchers.plan.common_flags import COMMON_FLAGS, FlagKind, common_flag
-
-
-def same(left: FlagValue | None, right: FlagValue | None) -> bool:
-    """Whether two values are one to vLLM: ``1`` is not ``True``."""
-    return isinstance(left, bool) == isinstance(right, bool) and left == right
+from vllm_launchers.plan.model import same_value
 
 
 @dataclass(slots=True)
@@ -36,7 +32,7 @@ class FlagEdits:
     def put(self, name: str, value: FlagValue | None) -> None:
         """Set a flag, or leave it out; what leads back to the base is no edit."""
         present = name in self.base
-        if (present and value is not None and same(self.base[name], value)) or (not present and value is None):
+        if (present and value is not None and same_value(self.base[name], value)) or (not present and value is None):
             self.edits.pop(name, None)
         else:
             self.edits[name] = value

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vllm_console.fleet.api import UsageError
+from vllm_console.fleet.api import FleetError, NoPlaceError, UsageError
 from vllm_console.fleet.model import Engine, LaunchRequest, Preset
 from vllm_console.ui.flag_edits import FlagEdits
-from vllm_launchers.plan.model import EngineKind
+from vllm_launchers.plan.model import EngineKind, Plan
+from vllm_launchers.plan.placement import Placement
 
-FIELDS = ("model", "engine", "name", "host", "port")
-"""What is chosen besides flags, in the order shown."""
+FIELDS = ("model", "engine", "name", "host", "port", "gpus")
+"""What is chosen besides flags, in the order shown; GPUs only where some are known."""
 
-CHOSEN = {"engine": "auto", "name": "the preset's", "host": "127.0.0.1", "port": "first free"}
+CYCLED = ("engine", "gpus")
+"""Fields whose choices are gone through instead of typed."""
+
+NO_GPUS = "none"
+
+CHOSEN = {"engine": "auto", "name": "the preset's", "host": "127.0.0.1", "port": "first free", "gpus": "auto"}
 """What holds for a field that is left empty."""
 
 ABOUT = {
@@ -22,6 +28,7 @@ ABOUT = {
     "name": "what the server is called here",
     "host": "0.0.0.0 lets other machines in: then set VLLM_API_KEY",
     "port": "where clients reach it",
+    "gpus": "space takes the next set, the best first; auto is the best; none leaves it to vLLM",
 }
 
 
@@ -33,6 +40,10 @@ class LaunchDraft:
     engines: Sequence[Engine] = ()
     engine: int | None = None
     """Index of the chosen engine; None is ``auto``."""
+    sets: Sequence[Placement] = ()
+    """The sets of GPUs to choose from, the best first; none where GPUs are not known."""
+    chosen_set: Placement | str | None = None
+    """The chosen set, or `NO_GPUS`; None is ``auto``."""
     fields: dict[str, str] = field(default_factory=dict)
     _found: int | None = None
     _models: dict[str, str] = field(default_factory=dict)
@@ -43,6 +54,22 @@ class LaunchDraft:
         self.engines = engines
         if self.engine is None and engines and all(engine.kind is EngineKind.SIMULATED for engine in engines):
             self.engine = self._found = 0
+
+    def planned(self, plan: Plan) -> Plan:
+        """Take in what a plan says of GPUs; returns the plan."""
+        self.sets = plan.sets
+        return plan
+
+    def refused(self, error: FleetError) -> str:
+        """Take in what a refusal says of GPUs; returns its sentence."""
+        if isinstance(error, NoPlaceError):
+            self.sets = error.sets
+        return str(error).partition("\n")[0]
+
+    @property
+    def shown(self) -> Sequence[str]:
+        """The fields there are to fill in."""
+        return FIELDS if self.sets or self.chosen_set is not None else FIELDS[:-1]
 
     @property
     def edits(self) -> FlagEdits:
@@ -58,6 +85,8 @@ class LaunchDraft:
             return self._models.get(self.preset.name, "")
         if name == "engine":
             return self.engines[self.engine].label if self.engine is not None else ""
+        if name == "gpus":
+            return set_title(self.chosen_set)
         return self.fields.get(name, "")
 
     def put(self, name: str, text: str) -> None:
@@ -73,14 +102,21 @@ class LaunchDraft:
             raise UsageError(f"{name} cannot hold spaces")
         if name == "engine":
             self.engine = None
+        elif name == "gpus":
+            self.chosen_set = None
         elif name == "model":
             self._models[self.preset.name] = "" if text == self.preset.model else text
         else:
             self.fields[name] = text
 
-    def next_engine(self) -> None:
-        """Auto, then each engine in turn."""
-        if self.engines:
+    def next_choice(self, name: str) -> None:
+        """Auto, then each engine, or set of GPUs, in turn."""
+        if name == "gpus":
+            choices = [None, *self.sets, NO_GPUS]
+            titles = [set_title(choice) for choice in choices]
+            at = titles.index(self.text(name)) if self.text(name) in titles else 0
+            self.chosen_set = choices[(at + 1) % len(choices)]
+        elif self.engines:
             after = 0 if self.engine is None else self.engine + 1
             self.engine = after if after < len(self.engines) else None
 
@@ -94,6 +130,7 @@ class LaunchDraft:
         """Whether there is anything to lose."""
         return bool(
             self.engine != self._found
+            or self.chosen_set is not None
             or any(self.fields.values())
             or any(self._models.values())
             or any(edits.edits for edits in self._edits.values())
@@ -110,6 +147,11 @@ class LaunchDraft:
             port=int(self.text("port")) if self.text("port") else None,
             changes=self.edits.changes,
         )
+        if self.chosen_set is None:
+            request = replace(request, place="offered")
+        elif not isinstance(self.chosen_set, str):
+            slice_ = self.chosen_set.mig
+            request = replace(request, gpus=self.chosen_set.gpus, place=slice_.uuid if slice_ else "")
         if chosen is None:
             return request
         real = chosen.kind is EngineKind.VLLM
@@ -121,3 +163,16 @@ class LaunchDraft:
         if self.edits.changed(name):
             return "changed here" if setting is None else f"the preset has {setting.value}: {setting.why}"
         return setting.why if setting else reasons.get(name, "")
+
+
+def set_title(chosen: Placement | str | None) -> str:
+    """A choice of GPUs in a few words: indices, a slice's UUID, ``none``; empty for auto."""
+    if chosen is None or isinstance(chosen, str):
+        return chosen or ""
+    return chosen.mig.uuid if chosen.mig else ",".join(map(str, chosen.gpus))
+
+
+def set_devices(chosen: Placement) -> str:
+    """Which GPU has which UUID, so that indices leave nothing open."""
+    pairs = zip(chosen.gpus, chosen.uuids, strict=True)
+    return ", ".join(f"GPU {index} is {uuid}" if uuid else f"GPU {index}" for index, uuid in pairs)

@@ -13,7 +13,7 @@ def _action(id: str, keys: str, title: str, scope: str, short: str = "", *, chan
 LAUNCH_ACTIONS: tuple[Action, ...] = (
     _action("launch_start", "ctrl+s", "Launch what is shown", "launch", "launch", changes=True),
     _action("launch_open", "enter", "Edit the field or flag; on a preset: go to its fields", "launch", "edit"),
-    _action("launch_toggle", "space", "Switch a flag on or off, or take the next engine", "launch", "on/off"),
+    _action("launch_toggle", "space", "Switch a flag on or off; take the next engine or GPUs", "launch", "on/off"),
     _action("launch_add", "a", "Add a flag", "launch", "add flag"),
     _action("launch_remove", "delete backspace", "Leave the flag out, or empty the field", "launch", "remove"),
     _action("launch_undo", "u", "Take back the change of this flag or field", "launch", "undo"),

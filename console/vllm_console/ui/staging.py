@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_console.fleet.model import Changes, Flags, FlagValue, ServerView
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.model import same_value
 
 UTILIZATION_STEP = 0.02
 LARGEST_CONTEXT = 4 * 1024 * 1024
@@ -33,17 +35,6 @@ DEFAULTS: Flags = {
 
 Staged = tuple[Step, ...]
 """At most one step per flag, the newest last."""
-
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)$")
-_UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
-
-
-def whole_number(value: FlagValue | None) -> int | None:
-    """A flag's value as a whole number the way vLLM reads it (``4k`` is 4000, ``4K`` 4096); None if it is none."""
-    if isinstance(value, bool) or value is None:
-        return None
-    match = _NUMBER.match(str(value))
-    return int(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def changes_of(staged: Staged) -> Changes:
@@ -76,7 +67,7 @@ def stage(flags: Flags, staged: Staged, step: Step) -> Staged:
     """``staged`` with one more step; one that leads back to what the server runs with takes itself out."""
     kept = tuple(other for other in staged if other.flag != step.flag)
     present = flags[step.flag] if step.flag in flags else DEFAULTS.get(step.flag)
-    unchanged = step.value == present or (step.value is None and step.flag not in flags)
+    unchanged = same_value(step.value, present) or (step.value is None and step.flag not in flags)
     return kept if unchanged else (*kept, step)
 
 
@@ -144,7 +135,7 @@ STEPS: dict[str, Callable[[ServerView, Flags], Step]] = {
 
 
 def _sequences(flags: Flags) -> tuple[int, str]:
-    present = whole_number(flags.get("max-num-seqs"))
+    present = token_count(flags.get("max-num-seqs"))
     if present:
         return present, ""
     default = int(DEFAULTS["max-num-seqs"])
@@ -152,7 +143,7 @@ def _sequences(flags: Flags) -> tuple[int, str]:
 
 
 def _context(flags: Flags) -> tuple[int, str]:
-    present = whole_number(flags.get("max-model-len"))
+    present = token_count(flags.get("max-model-len"))
     if present:
         return present, ""
     return FALLBACK_CONTEXT, f"--max-model-len was not set (the model's own limit); counted from {FALLBACK_CONTEXT}"

@@ -153,7 +153,7 @@ def adopt_orphans(root: Path, *, tuning: Options = None) -> list[str]:
     adopted, problems = [], []
     for record in list_records(root)[0]:
         try:
-            if _is_orphan(record) and _adopt(folder(root, record.name), tuning):
+            if record.needs_keeper and _adopt(folder(root, record.name), tuning):
                 adopted.append(record.name)
         except KeeperError as error:
             problems.append(f"server {record.name} could not be adopted: {error}")
@@ -229,14 +229,13 @@ def _ask_or_start(
         answer = _ask(home, request)
         if answer is not None:
             return answer
-        orphan = _is_orphan(record)
-        if not orphan and request["do"] == "stop" and not keeper_alive(root, name):
+        if not record.needs_keeper and request["do"] == "stop" and not keeper_alive(root, name):
             return read(root, name)
         with _on_disk(home):
             lock = store.take_lock(home)
         if lock is not None:
             with _held(lock):
-                if _is_orphan(read(root, name)):
+                if read(root, name).needs_keeper:
                     _start_keeper(home, lock, {"do": "adopt", "secrets": request.get("secrets")}, tuning)
                 elif request["do"] == "restart":
                     secrets = fresh_secrets() if fresh_secrets else {}
@@ -257,11 +256,6 @@ def _ask(home: Path, request: Mapping[str, Any]) -> ServerRecord | None:
     return None if answer.get("gone") else _record(answer)
 
 
-def _is_orphan(record: ServerRecord) -> bool:
-    """Whether a record says that a keeper should be there: the server lives, or waits to be started again."""
-    return record.state.alive or record.next_attempt_at is not None
-
-
 def _adopt(home: Path, tuning: Options) -> bool:
     if store.lock_is_held(home):
         return False
@@ -270,7 +264,7 @@ def _adopt(home: Path, tuning: Options) -> bool:
     if lock is None:
         return False
     with _held(lock):
-        if not _is_orphan(store.read_record(home)):
+        if not store.read_record(home).needs_keeper:
             return False
         _start_keeper(home, lock, {"do": "adopt"}, tuning)
     return True

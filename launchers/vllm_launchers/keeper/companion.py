@@ -80,10 +80,6 @@ class Companion:
         self._wanted = wanted
         self._fresh = False
 
-    def reaped(self, pid: int) -> bool:
-        """Whether a pid that was just reaped is the companion's."""
-        return self.process is not None and self.process.pid == pid
-
     def tick(self, now: float) -> None:
         """Look at it and do what is due."""
         if self.process is not None and not processes.alive(self.process):

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_launchers.keeper import processes
-from vllm_launchers.keeper.processes import ProcessStat, Table
+from vllm_launchers.keeper.processes import Table
 from vllm_launchers.keeper.records import ProcessIdentity
+from vllm_launchers.procfs import ProcessStat, open_files, tcp_sockets
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Household:
         table = processes.table()
         found = self._by_descent(table, companion_pid) | self._by_session(table)
         found |= {member.pid for member in self.known if self._is(table, member)}
-        members = [table[pid].identity for pid in sorted(found) if table[pid].running]
+        members = [processes.identity_of(table[pid]) for pid in sorted(found) if table[pid].running]
         self.known = set(members)
         return sorted(members, key=lambda member: member != self.server)
 
@@ -74,7 +75,7 @@ class Household:
         )
 
     def _has_pipe(self, pid: int) -> bool:
-        return str(self.pipe) in (processes.open_files(pid) or ())
+        return str(self.pipe) in (open_files(pid) or ())
 
     @staticmethod
     def _is(table: Table, member: ProcessIdentity) -> bool:
@@ -89,7 +90,7 @@ def port_is_theirs(port: int, members: Iterable[ProcessIdentity]) -> bool | None
         return None
     seen_all = True
     for member in members:
-        files = processes.open_files(member.pid)
+        files = open_files(member.pid)
         seen_all = seen_all and files is not None
         if sockets.intersection(files or ()):
             return True
@@ -98,13 +99,4 @@ def port_is_theirs(port: int, members: Iterable[ProcessIdentity]) -> bool | None
 
 def listening_sockets(port: int) -> set[str]:
     """The sockets that listen on a TCP port here, in the form that ``/proc/PID/fd`` links have."""
-    suffix, found = f":{port:04X}", set()
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for words in map(str.split, lines):
-            if len(words) > 9 and words[1].endswith(suffix) and words[3] == "0A":
-                found.add(f"socket:[{words[9]}]")
-    return found
+    return {socket.link for socket in tcp_sockets() if socket.listening and socket.port == port}

@@ -11,10 +11,10 @@ import threading
 import time
 from dataclasses import dataclass
 
+from vllm_launchers.addresses import reachable
 from vllm_launchers.keeper.events import HelperFailed, Post, Probed
 
 DEADLINE_SECONDS = 2.0
-_EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1", "*": "127.0.0.1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,3 @@ def probe(host: str, port: int, deadline_seconds: float = DEADLINE_SECONDS) -> s
     if len(words) < 2 or not words[0].startswith(b"HTTP/"):
         return "an answer that is not HTTP"
     return "" if words[1] == b"200" else f"answer {words[1].decode('ascii', 'replace')}"
-
-
-def reachable(host: str) -> str:
-    """The address to ask a server that binds to ``host``."""
-    return _EVERYWHERE.get(host, host.strip("[]"))

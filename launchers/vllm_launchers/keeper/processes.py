@@ -10,35 +10,11 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from vllm_launchers.keeper.records import ProcessIdentity
-
-PROC = Path("/proc")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
-    """What ``/proc/PID/stat`` says. ``start_time`` in clock ticks since boot, ``state`` as one letter."""
-
-    pid: int
-    state: str
-    parent: int
-    session: int
-    start_time: int
-
-    @property
-    def running(self) -> bool:
-        """Whether it is more than a corpse that waits to be reaped."""
-        return self.state not in "ZXx"
-
-    @property
-    def identity(self) -> ProcessIdentity:
-        """Who it is, beyond its pid."""
-        return ProcessIdentity(self.pid, self.start_time, boot_id())
-
+from vllm_launchers.procfs import PROC, ProcessStat, pids, stat
 
 Table = Mapping[int, ProcessStat]
 
@@ -47,32 +23,20 @@ Table = Mapping[int, ProcessStat]
 def boot_id() -> str:
     """This boot's identity; start times are comparable only within one boot."""
     try:
-        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return Path(PROC, "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
-
-
-def stat(pid: int) -> ProcessStat | None:
-    """Look at one process; None where there is none."""
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-        try:
-            text = os.read(fd, 4096)
-        finally:
-            os.close(fd)
-    except OSError:
-        return None
-    # The command's name stands in parentheses and may hold anything, parentheses too.
-    words = text[text.rfind(b")") + 2 :].split()
-    if len(words) < 20:
-        return None
-    return ProcessStat(pid, words[0].decode(), int(words[1]), int(words[3]), int(words[19]))
 
 
 def identity(pid: int) -> ProcessIdentity | None:
     """Who has this pid now."""
     found = stat(pid)
-    return found.identity if found else None
+    return identity_of(found) if found else None
+
+
+def identity_of(process: ProcessStat) -> ProcessIdentity:
+    """Who a process is, beyond its pid."""
+    return ProcessIdentity(process.pid, process.start_time, boot_id())
 
 
 def alive(process: ProcessIdentity | None) -> bool:
@@ -85,8 +49,7 @@ def alive(process: ProcessIdentity | None) -> bool:
 
 def table() -> Table:
     """Every process that can be seen."""
-    found = (stat(int(entry.name)) for entry in os.scandir(PROC) if entry.name.isdigit())
-    return {process.pid: process for process in found if process is not None}
+    return {pid: process for pid in pids() if (process := stat(pid)) is not None}
 
 
 def descendants(processes: Table, ancestors: Iterable[int]) -> set[int]:
@@ -107,25 +70,12 @@ def descendants(processes: Table, ancestors: Iterable[int]) -> set[int]:
 def owner(pid: int) -> int | None:
     """Real uid of a process; None where it is gone. (The owner of ``/proc/PID`` is root for undumpable ones.)"""
     try:
-        for line in (PROC / str(pid) / "status").read_bytes().splitlines():
+        for line in Path(PROC, str(pid), "status").read_bytes().splitlines():
             if line.startswith(b"Uid:"):
                 return int(line.split()[1])
     except OSError:
         return None
     return None
-
-
-def open_files(pid: int) -> list[str] | None:
-    """What its descriptors lead to, as link texts; None where that may not be seen."""
-    folder = PROC / str(pid) / "fd"
-    found = []
-    try:
-        for entry in os.scandir(folder):
-            with contextlib.suppress(OSError):
-                found.append(str(Path(entry.path).readlink()))
-    except OSError:
-        return None
-    return found
 
 
 def open_pidfd(process: ProcessIdentity) -> int | None:

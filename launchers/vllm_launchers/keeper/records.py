@@ -136,6 +136,11 @@ class ServerRecord:
         return self.generations[-1]
 
     @property
+    def needs_keeper(self) -> bool:
+        """Whether a keeper should be there: the server lives, or waits to be started again."""
+        return self.state.alive or self.next_attempt_at is not None
+
+    @property
     def exit(self) -> Exit | None:
         """How the present generation's process ended, if it did."""
         return self.current.exit

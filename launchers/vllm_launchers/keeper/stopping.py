@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+from vllm_launchers import procfs
 from vllm_launchers.keeper import processes
 from vllm_launchers.keeper.ladder import Ladder
 from vllm_launchers.keeper.members import Household
@@ -57,6 +58,6 @@ class Stop:
             self._sent.add((process, self.ladder.step))
             if processes.send(process, number):
                 self._note(f"sent {processes.signal_name(number)} to pid {process.pid}")
-        found = processes.stat(process.pid)
+        found = procfs.stat(process.pid)
         if found is not None and found.state == "T":  # looked at every time: a stop may take effect late
             processes.send(process, signal.SIGCONT)

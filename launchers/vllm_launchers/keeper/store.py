@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_launchers.keeper import codec
-from vllm_launchers.keeper.errors import BadNameError, NoSuchServerError, NotOursError, RecordError
+from vllm_launchers.keeper.errors import BadNameError, NewerRecordError, NoSuchServerError, NotOursError, RecordError
 from vllm_launchers.keeper.records import ServerRecord
 
 STATE_VARIABLE = "VLLMCONSOLE_STATE"
@@ -110,7 +110,9 @@ def read_record(folder: Path) -> ServerRecord:
     try:
         return codec.loads(data)
     except RecordError as error:
-        raise type(error)(f"{path} {error}") from error
+        # Whether a server still runs cannot be told from such a record, so nothing is cleaned up by itself.
+        way_out = "" if isinstance(error, NewerRecordError) else f"; if its server has ended, delete {folder}"
+        raise type(error)(f"{path} {error}{way_out}") from error
 
 
 def write_record(folder: Path, record: ServerRecord) -> None:

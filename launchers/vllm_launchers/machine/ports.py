@@ -5,17 +5,17 @@ vLLM up to 0.24 binds with ``SO_REUSEPORT``: two servers can share a port withou
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import pwd
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_launchers.procfs import open_files, pids, tcp_sockets
+
 LAST_PORT = 65535
-_LISTEN = "0A"
 _GONE = frozenset({"04", "05", "06", "08", "09", "0B"})
 """States of connections that outlive their server: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING."""
 
@@ -52,15 +52,15 @@ def check_port(host: str, port: int) -> PortUse | None:
         return PortUse(reason="by the system: ports below 1024 need root")
     if number != errno.EADDRINUSE:
         return None
-    rows = [row for row in _sockets() if row.port == port]
-    listening = [row for row in rows if row.state == _LISTEN]
+    rows = [row for row in tcp_sockets() if row.port == port]
+    listening = [row for row in rows if row.listening]
     if not listening and any(row.state in _GONE for row in rows):
         if _bind(host, port, reuse=True) == 0:
             return None  # only connections of a server that has gone; vLLM binds over those
         return PortUse(reason="by connections of a server that has just ended; they are gone within a minute")
     for row in listening:
-        user = _user(row.uid)
-        if (pid := _holder(row.inode)) is not None:
+        user = user_name(row.uid)
+        if (pid := _holder(row.link)) is not None:
             return PortUse(pid, _command(pid), user)
         return PortUse(user=user)
     # vLLM binds its port at once and listens minutes later, when the model is loaded.
@@ -105,48 +105,16 @@ def _bind(host: str, port: int, *, reuse: bool) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A line of ``/proc/net/tcp``."""
-
-    port: int
-    state: str
-    uid: int
-    inode: str
-
-
-def _sockets() -> Iterator[_Row]:
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in (Path("/proc/net") / name).read_text(encoding="ascii", errors="replace").splitlines()[1:]:
-                words = line.split()
-                if len(words) > 9:
-                    yield _Row(int(words[1].rpartition(":")[2], 16), words[3], int(words[7]), words[9])
-
-
 def listening_ports(pid: int) -> tuple[int, ...]:
     """Ports on which a process listens, the lowest first; empty where its files cannot be read (another user's)."""
-    inodes = set(_socket_inodes(pid))
-    if not inodes:
+    files = set(open_files(pid) or ())
+    if not files:
         return ()
-    return tuple(sorted({row.port for row in _sockets() if row.state == _LISTEN and row.inode in inodes}))
+    return tuple(sorted({row.port for row in tcp_sockets() if row.listening and row.link in files}))
 
 
-def _socket_inodes(pid: int) -> Iterator[str]:
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as files:
-        for file in files:
-            with contextlib.suppress(OSError):
-                target = os.readlink(file.path)  # noqa: PTH115 - a process has thousands of files
-                if target.startswith("socket:["):
-                    yield target[8:-1]
-
-
-def _holder(inode: str) -> int | None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is wanted
-            if name.isdecimal() and inode in _socket_inodes(int(name)):
-                return int(name)
-    return None
+def _holder(socket_link: str) -> int | None:
+    return next((pid for pid in pids() if socket_link in (open_files(pid) or ())), None)
 
 
 def _command(pid: int) -> str | None:
@@ -157,7 +125,8 @@ def _command(pid: int) -> str | None:
     return "".join(character for character in text if character.isprintable()) or None
 
 
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """The name of a user, or ``uid 1234`` where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

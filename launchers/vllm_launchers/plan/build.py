@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vllm_launchers.plan.errors import PlanError
 from vllm_launchers.plan.flags import flag_words, normalise_setting, spellings
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, FlagValue, Plan
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, FlagValue, Plan, same_value
 from vllm_launchers.plan.warnings import warnings_for
 from vllm_launchers.presets.model import Preset
 
@@ -65,7 +65,7 @@ def make_plan(
     )
     chosen = dict(normalise_setting(name, value) for name, value in changes.set.items())
     for name, value in chosen.items():
-        if name not in draft.flags or not _same(draft.flags[name], value):
+        if name not in draft.flags or not same_value(draft.flags[name], value):
             draft.flags[name], draft.reasons[name] = value, YOU_SET_IT
     _keep_log_readable(draft, engine, unset)
     if engine.kind is EngineKind.VLLM and engine.build == "cpu":
@@ -86,11 +86,6 @@ def make_plan(
         gpus=tuple(gpus),
         warnings=tuple(draft.warnings),
     )
-
-
-def _same(one: FlagValue, other: FlagValue) -> bool:
-    """Equal and of one kind: True is not 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _keep_log_readable(draft: _Draft, engine: Engine, unset: set[str]) -> None:

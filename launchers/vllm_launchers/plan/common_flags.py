@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 
 from vllm_launchers.plan.errors import FlagError
-from vllm_launchers.plan.flags import normalise, parse_value
+from vllm_launchers.plan.flags import normalise, parse_value, token_count
 from vllm_launchers.presets.model import FlagValue
 from vllm_launchers.presets.rules import refused_flag
 
@@ -57,7 +57,8 @@ _B, _I, _L, _N, _S, _T, _J = FlagKind
 COMMON_FLAGS: tuple[CommonFlag, ...] = (
     # Memory and the KV cache
     _f("gpu-memory-utilization", _S, "0.92", "Share of each GPU's memory that vLLM may take; the rest stays free"),
-    _f("max-model-len", _L, "the model's", "Longest prompt plus answer of one request, in tokens; 'auto': what fits"),
+    _f("max-model-len", _L, "the model's", "Longest prompt plus answer of one request, in tokens; 'auto': what fits",
+       low=1),
     _f("kv-cache-dtype", _T, "auto", "Number format of the KV cache; fp8 holds about twice the tokens",
        "auto bfloat16 float16 fp8 fp8_e4m3 fp8_e5m2 fp8_inc fp8_ds_mla nvfp4 …"),
     _f("kv-cache-memory-bytes", _I, "by utilization", "Size of the KV cache per GPU in bytes, not a share", low=1),
@@ -155,7 +156,6 @@ COMMON_FLAGS: tuple[CommonFlag, ...] = (
 
 _BY_NAME = {flag.name: flag for flag in COMMON_FLAGS}
 _TRUE, _FALSE = ("true", "on", "yes"), ("false", "off", "no")
-_LENGTH = re.compile(r"\d+(?:\.\d+)?[kKmMgG]?$")
 
 
 def common_flag(name: str) -> CommonFlag | None:
@@ -206,10 +206,10 @@ def parse_flag_value(name: str, text: str) -> FlagValue:
     return value
 
 
-def flag_text(value: FlagValue | None) -> str:
-    """A flag's value as people read and type it: ``on``, ``off``, or the value."""
+def flag_text(value: FlagValue | None, unset: str = "–") -> str:
+    """A flag's value as people read and type it: ``on``, ``off``, or the value; ``unset`` where it has none."""
     if value is None:
-        return "–"
+        return unset
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
@@ -224,10 +224,10 @@ def _convert(flag: CommonFlag, text: str) -> FlagValue:
             if re.fullmatch(r"-?\d{1,18}", text):
                 return int(text)
         case FlagKind.LENGTH:
-            if re.fullmatch(r"\d{1,18}", text):
+            if re.fullmatch(r"[0-9]{1,18}", text):
                 return int(text)
-            if _LENGTH.match(text) or (flag.name == "max-model-len" and text in ("auto", "-1")):
-                return int(text) if text == "-1" else text
+            if token_count(text) is not None or (flag.name == "max-model-len" and text in ("auto", "-1")):
+                return text
         case FlagKind.FLOAT | FlagKind.SHARE:
             return _number(flag, text)
         case FlagKind.JSON:

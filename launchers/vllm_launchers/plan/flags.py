@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from vllm_launchers.plan.errors import FlagError
 from vllm_launchers.plan.model import Flags, FlagValue
-from vllm_launchers.presets.rules import FLAG_NAME, refused_flag
+from vllm_launchers.presets.rules import FLAG_NAME, LENGTH, refused_flag
 
 __all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_set", "parse_value", "token_count"]
 
@@ -58,8 +58,7 @@ TEXT_FLAGS: frozenset[str] = frozenset(
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"-?[0-9]{1,30}\.[0-9]{1,30}(?:[eE][+-]?[0-9]{1,3})?|-?[0-9]{1,30}[eE][+-]?[0-9]{1,3}")
-_LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKmMgG]?)")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def normalise(name: str) -> str:
@@ -109,6 +108,8 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
         value = not value
     elif negated:
         plain = f"no-{plain}"  # a flag that is really called so, or a mistake for vLLM to name
+    if plain == "max-model-len" and value == -1:
+        value = "-1"  # no length but another word for auto, and `rules` has it as a word
     if isinstance(value, float) and not math.isfinite(value):
         raise FlagError(f"--{plain}: {value} is no number that vLLM can use")
     if isinstance(value, str) and "\0" in value:
@@ -150,8 +151,9 @@ def token_count(value: object) -> int | None:
         return None
     if isinstance(value, int):
         return value if value > 0 else None
-    match = _LENGTH.fullmatch(value) if isinstance(value, str) else None
-    return int(float(match[1]) * _UNITS[match[2]]) if match else None
+    if not isinstance(value, str) or value in ("auto", "-1") or not LENGTH.fullmatch(value):
+        return None
+    return int(float(value[:-1]) * _UNITS[value[-1]]) if value[-1] in _UNITS else int(value)
 
 
 def flag_words(flags: Flags) -> tuple[str, ...]:

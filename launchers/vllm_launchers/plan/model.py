@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from vllm_launchers.machine.model import Engine, EngineKind
 from vllm_launchers.presets.model import FlagValue
 
-__all__ = ["Changes", "Engine", "EngineKind", "FlagValue", "Flags", "Plan"]
+if TYPE_CHECKING:
+    from vllm_launchers.plan.placement import Placement
+
+__all__ = ["Changes", "Engine", "EngineKind", "FlagValue", "Flags", "Plan", "same_value"]
 
 Flags = Mapping[str, FlagValue]
 """Flags without leading dashes, words joined by ``-``: ``{"max-num-seqs": 256}``."""
+
+
+def same_value(one: FlagValue | None, other: FlagValue | None) -> bool:
+    """Whether two values are one to vLLM: ``1`` is not ``True``."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +56,7 @@ class Plan:
     secrets: tuple[str, ...] = ()
     gpus: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    placement: str = ""
+    """Why it gets these GPUs, in one line."""
+    sets: tuple[Placement, ...] = ()
+    """The sets of GPUs that there are to choose from, the best first; none where GPUs are not known."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Iterator, Sequence
 
+from vllm_launchers.addresses import is_loopback
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Engine, Flags
 from vllm_launchers.presets.rules import FLAG_RULES
@@ -25,14 +25,6 @@ def warnings_for(
         *_watching(flags),
         *((engine.note,) if engine.note else ()),
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _exposure(host: str, secrets: Sequence[str]) -> Iterator[str]:

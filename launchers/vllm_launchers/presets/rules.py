@@ -14,8 +14,8 @@ FLAG_NAME_PATTERN = r"^[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_.-]+)?$"
 """vLLM's flags are words joined by ``-``; a dotted tail (``compilation-config.mode``) sets one key of a JSON flag."""
 
 ENVIRONMENT_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
-LENGTH_PATTERN = r"^(auto|-1|[0-9]+(\.[0-9]+)?[kKmMgG]?)$"
-"""``max-model-len`` as vLLM reads it: ``4k`` is 4,000 and ``4K`` 4,096."""
+LENGTH_PATTERN = r"^(auto|-1|[0-9]{1,18}[kKmMgGtT]?|[0-9]{1,18}\.[0-9]{1,18}[kmgt])$"
+"""``max-model-len`` as vLLM reads it: ``4k`` is 4,000, ``4K`` 4,096 and ``1.5k`` 1,500; there is no ``1.5K``."""
 
 FLAG_NAME = re.compile(FLAG_NAME_PATTERN)
 ENVIRONMENT_NAME = re.compile(ENVIRONMENT_NAME_PATTERN)

@@ -121,11 +121,6 @@ class BlockPool:
             del self._references[block]
             self._free[block] = None
 
-    def forget_all(self) -> None:
-        """Empty the prefix cache, as ``/reset_prefix_cache`` does."""
-        self._by_hash.clear()
-        self._hash_of.clear()
-
     def _forget(self, block: int) -> None:
         value = self._hash_of.pop(block, None)
         if value is not None:

@@ -56,7 +56,8 @@ def engine_failure(end: str, form: Form, **options: Sequence[str]) -> list[str]:
 def found(lines: Sequence[str], exit_code: int | None = 1) -> FailureLine:
     line = failure_line(lines, exit_code)
     assert line is not None
-    assert line.text in lines[line.number - 1]
+    written = lines[line.number - 1]
+    assert line.text in written or line.text.endswith(f": {written.strip()}")  # behind the flag that it is about
     return line
 
 
@@ -155,7 +156,7 @@ def test_pydantics_message_is_shown_and_not_its_headline() -> None:
         "    For further information visit https://errors.pydantic.dev/2/v/less_than_equal",
     ]
     line = found(lines)
-    assert line.text.startswith("Input should be less than or equal to 1")
+    assert line.text.startswith("--gpu-memory-utilization: Input should be less than or equal to 1")
     assert line.cause is Cause.INVALID_FLAG_VALUE
 
 

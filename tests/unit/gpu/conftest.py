@@ -163,6 +163,17 @@ class Stub:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run ``vllm-console`` with this driver."""
+        return subprocess.run(
+            [sys.executable, "-m", "vllm_console", *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
     def sample(self, *lines: str) -> Host:
         """The host as `GpuReader` reads it while the control file says ``lines``."""
         self.set(*lines)

@@ -3,7 +3,8 @@
  * A control file (NVML_STUB_CONTROL) is read again whenever it changes. Its lines:
  *   FUNCTION DEVICE CODE SECONDS   the function (or *) on the device (or -1) waits, then returns the code (0: goes on)
  *   xid DEVICE NUMBER              one Xid event
- *   counter_step KIB               NVLink counters grow by so much with every look
+ *   counter_step KIB               every NVLink counter grows by so much with every sample (events are waited for)
+ *   bytes_only                     NVLink counters are those of NVLink 5, in bytes
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -48,7 +49,8 @@ struct fault { char function[64]; int device, code; double seconds; };
 static struct fault faults[512];
 static int n_faults, xid_device = NONE;
 static u64 xid_number;
-static long long counter_step, counted;
+static long long counter_step;
+static int bytes_only;
 static struct timespec control_time;
 static long control_size = -1;
 
@@ -67,12 +69,14 @@ static void read_control(void) {
     FILE *file = fopen(getenv("NVML_STUB_CONTROL"), "r");
     char word[64];
     n_faults = 0;
-    counter_step = 0;
+    counter_step = bytes_only = 0;
     while (file && fscanf(file, "%63s", word) == 1) {
         if (!strcmp(word, "xid")) {
             if (fscanf(file, "%d %llu", &xid_device, &xid_number) != 2) break;
         } else if (!strcmp(word, "counter_step")) {
             if (fscanf(file, "%lld", &counter_step) != 1) break;
+        } else if (!strcmp(word, "bytes_only")) {
+            bytes_only = 1;
         } else {
             struct fault *fault = &faults[n_faults];
             strcpy(fault->function, word);
@@ -282,6 +286,7 @@ int nvmlDeviceGetNvLinkErrorCounter(struct device *h, unsigned link, unsigned wh
     *out = p->errors[which];
     return OK;
 }
+static int looks;
 struct field { uint32_t id, scope; int64_t at, latency; unsigned type, code; union { double d; unsigned ui; u64 ull; } value; };
 int nvmlDeviceGetFieldValues(struct device *h, int count, struct field *out) {
     ON(h);
@@ -291,11 +296,11 @@ int nvmlDeviceGetFieldValues(struct device *h, int count, struct field *out) {
         f->type = 1;
         if (f->id == 91 && g->n_ports) f->value.ui = g->n_ports;
         else if (f->id == 90 && g->speed != NONE) f->value.ui = g->speed;
-        else if ((f->id == 138 || f->id == 139) && (int)f->scope < g->n_ports) {
+        else if ((bytes_only ? f->id == 202 || f->id == 204 : f->id == 138 || f->id == 139) && (int)f->scope < g->n_ports) {
             struct port *p = &g->ports[f->scope];
             f->type = 3;
-            counted += counter_step;
-            f->value.ull = (f->id == 138 ? p->sent : p->received) + counted;
+            f->value.ull = (f->id == 138 || f->id == 202 ? p->sent : p->received) + counter_step * looks;
+            if (bytes_only) f->value.ull *= 1024;
         } else f->code = NOT_SUPPORTED;
     }
     return OK;
@@ -326,6 +331,7 @@ int nvmlEventSetFree(void *set) { (void)set; GATE(NONE); return OK; }
 int nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout) {
     (void)set; (void)timeout;
     GATE(NONE);
+    looks++;
     if (xid_device == NONE) return TIMEOUT;
     *out = (struct event){&devices[xid_device], 8, xid_number, 0, 0};
     xid_device = NONE;

@@ -73,7 +73,7 @@ LOSES = {
     "nvmlDeviceGetNvLinkRemoteDeviceType": {"switch"},  # of a port, and whether its pair goes by a switch
     "nvmlDeviceGetNvLinkErrorCounter": {"errors"},
     "nvmlDeviceGetFieldValues": {"nvlink_speed_mbs", "sent_kib", "received_kib"},
-    "nvmlDeviceGetTopologyCommonAncestor": set(),
+    "nvmlDeviceGetTopologyCommonAncestor": {"links"},
     "nvmlDeviceGetP2PStatus": {"p2p"},
 }
 """Keys of the document that each function alone gives. (Links follow from them: see the test.)"""
@@ -218,8 +218,9 @@ print(json.dumps(looked))
     assert sorted(make_stub(recorded("8xh100")).run(code)) == [48211, 51830, 51831]
 
 
+@pytest.mark.parametrize("lines", [("counter_step 1000000",), ("counter_step 1000000", "bytes_only")])
 def test_nvlink_traffic_is_a_rate_between_two_samples(
-    recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
+    lines: tuple[str, ...], recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     code = """
 import json
@@ -230,11 +231,11 @@ first, second = reader.sample(10.0), reader.sample(12.0)
 print(json.dumps([[gpu.nvlink_sent_gbs for gpu in host.gpus] for host in (first, second)]))
 """
     stub = make_stub(recorded("2xrtx3090"))
-    stub.set("counter_step 1000000")
+    stub.set(*lines)
     first, second = stub.run(code)
     assert first == [None, None]
-    # Per sample each of two GPUs reads 8 counters, so that every counter grows by 16 steps: 4 ports, 2 seconds.
-    assert second == [pytest.approx(4 * 16 * 1_000_000 * 1024 / 1e9 / 2, rel=1e-3)] * 2
+    # Four ports, a million KiB each in two seconds.
+    assert second == [pytest.approx(4 * 1_000_000 * 1024 / 1e9 / 2, rel=1e-3)] * 2
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,20 @@ def test_a_gpu_that_is_lost_at_the_start_does_not_hide_the_others(
     assert [bool(gpu.lost) for gpu in host.gpus] == [False, False, True, False]
     assert host.gpus[3].free_gib == pytest.approx(47.588)
     assert host.islands == ((0, 1), (2,), (3,))
+
+
+def test_commands_read_this_machine_by_its_driver(
+    recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
+) -> None:
+    stub = make_stub(recorded("4xa6000"))
+    assert stub.command("gpus", "--free", "2").stdout == "2,3\n"
+    assert len(json.loads(stub.command("host", "--json").stdout)["gpus"]) == 4
+    stub.set("* 3 15 0")
+    answer = stub.command("gpus", "--free", "2")
+    assert answer.stdout == "1,2\n"
+    assert "crosses the CPU interconnect" in answer.stderr
+    assert "! GPU 3" in stub.command("topology").stdout
+    assert "fell off the bus" in stub.command("host").stdout
 
 
 def test_documents_survive_being_written_and_read(recorded: Callable[[str], Host]) -> None:

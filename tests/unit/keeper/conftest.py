@@ -46,7 +46,7 @@ def until(condition: Callable[[], Any], what: str = "it") -> Any:
 def session(pid: int) -> list[ProcessIdentity]:
     """The living processes of a session."""
     table = processes.table()
-    return [process.identity for process in table.values() if process.session == pid and process.running]
+    return [processes.identity_of(process) for process in table.values() if process.session == pid and process.running]
 
 
 @dataclass

@@ -76,7 +76,7 @@ def test_a_killed_server_leaves_no_process_behind(bench, phase, own_session):
         bench.wait(State.READY)
     bench.until(lambda _: bench.log().count("child up") == 2)
     table = processes.table()
-    children = [table[pid].identity for pid in processes.descendants(table, [record.server.pid])]
+    children = [processes.identity_of(table[pid]) for pid in processes.descendants(table, [record.server.pid])]
     assert len(children) == 2
 
     os.kill(record.server.pid, signal.SIGKILL)

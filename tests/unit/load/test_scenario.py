@@ -84,5 +84,5 @@ async def test_no_phases_and_other_machines_are_refused(workload: Workload) -> N
 def test_the_demo_rises_to_a_rush_and_calms_down(workload: Workload) -> None:
     calm, *_, rush, after = demo_phases(workload, rate=2.0)
     assert rush.rate > calm.rate > after.rate
-    assert rush.workload.input_tokens_p95 > calm.workload.input_tokens_p95
+    assert rush.workload.output_tokens_p95 > calm.workload.output_tokens_p95
     assert demo_phases(workload)[0].rate > 0

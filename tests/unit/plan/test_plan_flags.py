@@ -20,7 +20,7 @@ from vllm_launchers.plan.model import FlagValue
         ("gpu-memory-utilization=0.90", "gpu-memory-utilization", 0.9),
         ("x=1e-3", "x", 0.001),
         ("max-model-len=4k", "max-model-len", "4k"),
-        ("max-model-len=-1", "max-model-len", -1),
+        ("max-model-len=-1", "max-model-len", "-1"),
         ("enforce-eager=true", "enforce-eager", True),
         ("enable-prefix-caching=False", "enable-prefix-caching", False),
         ("no-enable-prefix-caching=true", "enable-prefix-caching", False),
@@ -91,7 +91,11 @@ def test_flag_words() -> None:
 
 @pytest.mark.parametrize(
     ("value", "tokens"),
-    [(4096, 4096), ("4k", 4000), ("4K", 4096), ("1.5k", 1500), ("auto", None), (-1, None), (True, None), (None, None)],
+    [
+        *[(4096, 4096), ("4096", 4096), ("4k", 4000), ("4K", 4096), ("1.5k", 1500), ("1t", 10**12)],
+        *[("1.5K", None), ("1.5", None), ("auto", None), ("-1", None), (-1, None), (True, None), (None, None)],
+        *[("9" * 400, None), ("4x", None), ("", None)],
+    ],
 )
 def test_token_count(value: object, tokens: int | None) -> None:
     assert token_count(value) == tokens
@@ -139,3 +143,8 @@ def test_argparse_reads_what_we_wrote(name: str, value: str) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument(f"--{name}", dest="it")
     assert parser.parse_args(list(flag_words({name: value}))).it == value
+
+
+def test_a_context_of_minus_one_is_a_word_for_auto() -> None:
+    assert parse_set("max-model-len=-1") == ("max-model-len", "-1")
+    assert flag_words({"max-model-len": "-1"}) == ("--max-model-len=-1",)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from vllm_console.telemetry.model import Histogram, Sample
-from vllm_console.telemetry.window import combine, lifetime, merge, quantile, window
+from vllm_console.telemetry.window import combine, merge, quantile, window
 
 INF = math.inf
 
@@ -120,11 +120,9 @@ def test_changed_bounds_mean_a_new_histogram(engine, sample):
     assert window(before, after).latencies["ttft"].count == 3.0
 
 
-def test_lifetime_totals(engine, sample):
-    totals = lifetime(
-        sample(1.0, engine(generation=10.0, ttft=(0, 4, 4, 4)), engine(generation=5.0, ttft=(0, 4, 4, 4)))
-    )
-    assert totals["generation_tokens_total"] == 15.0
-    assert totals["ttft"].count == 8.0
-    assert totals["itl"] is None
+def test_engines_as_one(engine):
+    total = combine([engine(generation=10.0, ttft=(0, 4, 4, 4)), engine(generation=5.0, ttft=(0, 4, 4, 4))])
+    assert total.generation_tokens_total == 15.0
+    assert total.histograms["ttft"].count == 8.0
+    assert "itl" not in total.histograms
     assert combine([]).generation_tokens_total is None

@@ -75,8 +75,27 @@ def test_rows_say_why_there_are_no_numbers(fakes):
     assert "no metrics" in row_text(replace(fakes.chat(now), sample=None, window=None), now, 120)
     stale = replace(fakes.chat(now), sample=Sample(now - 70, {"0": EngineSample()}))
     assert "no answer from /metrics for 1m10s" in row_text(stale, now, 120)
-    waiting = replace(fakes.docs(now), attempt=2, next_attempt_at=now + 8, reason="exit code 1")
-    assert "attempt 2 failed; next in 8s: exit code 1" in row_text(waiting, now, 120)
+    waiting = replace(fakes.broken(now), attempt=2, next_attempt_at=now + 8, reason="exit code 1")
+    assert "starts again in 8s: exit code 1" in row_text(waiting, now, 120)
+
+
+def test_a_bad_figure_is_not_pushed_out_by_the_simulated_mark(fakes):
+    server = fakes.coder(fakes.NOW)
+    server = replace(server, window=replace(server.window, preemptions_per_minute=1234.0, preemption_share=1.5))
+    shown = text(preemption_lines(server, fakes.NOW, 38, 12))
+    assert "1234/min" in shown
+    assert " · sim " in shown
+    assert "1.5 ! per request" in shown, "more often than once per request is no percentage"
+
+
+def test_the_load_is_told_whole_in_a_narrow_pane(fakes):
+    sending = "load 49.3/s, 60 s left"
+    server = replace(fakes.chat(fakes.NOW), load=sending)
+    for width in (38, 80):
+        lines = throughput_lines(server, fakes.NOW, width, 16)
+        assert sending in text(lines)
+        assert all(strip.cell_length <= width for strip in lines)
+        assert len(lines) <= 16
 
 
 def test_what_was_not_reported_is_a_dash(fakes):
@@ -191,11 +210,6 @@ def test_the_table_of_keys_for_the_readme():
     lines = keys_markdown().splitlines()
     assert "| `r` | Restart the selected server with the staged flags |" in lines
     assert len([line for line in lines if line.startswith("| `")]) == len(actions())
-
-
-@pytest.mark.parametrize(("given", "number"), [("4k", 4000), ("4K", 4096), (8192, 8192), ("auto", None), (True, None)])
-def test_numbers_are_read_as_vllm_reads_them(given, number):
-    assert staging.whole_number(given) == number
 
 
 def test_utilization_stays_within_bounds_and_knows_the_old_default(fakes):

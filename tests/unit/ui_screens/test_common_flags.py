@@ -35,7 +35,7 @@ def test_table_is_sound():
         ("max-num-seqs", " 64 ", 64),
         ("max-model-len", "8K", "8K"),
         ("max-model-len", "auto", "auto"),
-        ("max-model-len", "-1", -1),
+        ("max-model-len", "-1", "-1"),
         ("gpu-memory-utilization", ".9", 0.9),
         ("gpu-memory-utilization", "1", 1.0),
         ("enforce-eager", "on", True),

@@ -67,7 +67,7 @@ async def test_launches_with_ctrl_s_and_gives_the_server_back(host, wait_until, 
         await wait_until(pilot, lambda: fleet.requests)
         await pilot.press("ctrl+s")
         await wait_until(pilot, lambda: app.results)
-    assert starts(fleet) == [LaunchRequest(preset="batch")]
+    assert starts(fleet) == [LaunchRequest(preset="batch", place="offered")]
     assert app.results[0].name == "docs"
 
 
@@ -87,7 +87,9 @@ async def test_edits_change_the_plan_and_are_launched(host, wait_until, fleet):
         await pilot.press("ctrl+s")
         await wait_until(pilot, lambda: app.results)
     assert starts(fleet) == [
-        LaunchRequest("code-generation", engine="simulated", port=8123, changes=Changes(set={"max-num-seqs": 64}))
+        LaunchRequest(
+            "code-generation", engine="simulated", port=8123, changes=Changes(set={"max-num-seqs": 64}), place="offered"
+        )
     ]
 
 
@@ -120,7 +122,7 @@ async def test_edits_of_a_preset_are_kept_while_others_are_looked_at(host, wait_
         await pilot.press("a")
         app.screen._input.value = "max-num-seqs=7"
         await pilot.press("enter", "shift+tab", "down")
-        await wait_until(pilot, lambda: fleet.requests[-1] == LaunchRequest("code-generation"))
+        await wait_until(pilot, lambda: fleet.requests[-1] == LaunchRequest("code-generation", place="offered"))
         await pilot.press("up")
         await wait_until(pilot, lambda: fleet.requests[-1].changes == Changes(set={"max-num-seqs": 7}))
 
@@ -182,10 +184,12 @@ async def test_escape_warns_once_before_changes_get_lost(host, wait_until, fleet
 
 
 async def test_files_that_cannot_be_used_are_named_and_disturb_nothing(host, wait_until, fleet):
-    fleet.problems = (PresetProblem("/home/me/p.toml", "key 'modle' is unknown; did you mean 'model'?"),)
+    path = "/home/me/" + "deep/" * 20 + "p.toml"
+    fleet.problems = (PresetProblem(path, f"{path}: key 'modle' is unknown; did you mean 'model'?"),)
     app = host(lambda: LaunchScreen(fleet))
     async with app.run_test(size=TALL) as pilot:
-        await wait_until(pilot, lambda: "/home/me/p.toml" in app.text())
+        await wait_until(pilot, lambda: "p.toml  /home/me/deep" in app.text())
+        assert app.text().count("/home/me") == 1, "the reason does not say the path again"
         assert "modle" in app.text()
         assert "chatbot" in app.text()
 

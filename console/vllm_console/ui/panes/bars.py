@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from textual.strip import Strip
 
-from vllm_console.fleet.model import Flags, FlagValue, FleetSnapshot, ServerView
+from vllm_console.fleet.model import Flags, FlagValue, FleetSnapshot, ServerView, State
 from vllm_console.format import duration
 from vllm_console.text import plain
 from vllm_console.ui.actions import key_label, scoped
+from vllm_console.ui.panes.gpus import host_words
 from vllm_console.ui.staging import Staged
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, keys_line
 from vllm_console.ui.widgets.lines import line
+from vllm_launchers.plan import common_flags
 
 STAGE_KEYS = (
     ("[ ]", "sequences"), ("{ }", "context"), ("< >", "GPU memory"), ("p", "prefix cache"),
@@ -44,6 +46,7 @@ def header_line(snapshot: FleetSnapshot | None, looking: Looking, width: int) ->
     left: list[Part] = [(" vllm-console", STRONG)]
     if snapshot:
         left.append((f" · {plain(snapshot.hostname)}", None))
+        left += [(f" · {words}", None) for words in host_words(snapshot)]
         left += [(f" · {label}", DIM) for label in _engines(snapshot.servers)]
     right: list[Part] = []
     if looking.demo:
@@ -77,24 +80,20 @@ def message_line(message: Part | None, server: ServerView | None, snapshot: Flee
     if message is not None:
         text, style = (message, None) if isinstance(message, str) else message
         return line((fit(f" {plain(text)}", width), style))
-    if server and server.reason:
+    if server and server.reason and not (server.notice and server.state is State.STOPPED):
         return line((fit(f" ! {plain(server.name)}: {plain(server.reason)}", width), WARN))
     if server and server.notice:
         return line((fit(f" {plain(server.name)}: {plain(server.notice)}", width), WARN))
     if snapshot and snapshot.notices:
         return line((fit(f" {plain(snapshot.notices[0])}", width), WARN))
     if server and server.load:
-        return line((fit(f" {plain(server.name)}: load: {plain(server.load)}", width), DIM))
+        return line((fit(f" {plain(server.name)}: {plain(server.load)}", width), DIM))
     return line()
 
 
 def flag_text(value: FlagValue | None) -> str:
-    """A flag's value for people: on, off, not set."""
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else plain(str(value))
+    """A flag's value for people: on, off, unset, or what it is."""
+    return plain(common_flags.flag_text(value, unset="unset"))
 
 
 def staged_line(flags: Flags, staged: Staged, width: int) -> Strip:

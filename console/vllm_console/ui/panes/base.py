@@ -10,7 +10,6 @@ from textual.strip import Strip
 from vllm_console.fleet.model import ServerView
 from vllm_console.format import duration
 from vllm_console.telemetry.model import Quantiles, Window
-from vllm_console.text import plain
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.draw import Part
 from vllm_console.ui.widgets.lines import LineView
@@ -73,8 +72,3 @@ def marked(text: str, missed: bool) -> Part:
 def quantile(window: Window | None, latency: str) -> Quantiles | None:
     """A latency's quantiles in a window, or None."""
     return window.latencies.get(latency) if window else None
-
-
-def said(text: str) -> str:
-    """Text from outside in one plain line."""
-    return plain(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
@@ -10,6 +12,9 @@ from vllm_console.text import plain
 from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.draw import rule
 from vllm_console.ui.widgets.lines import LineView, line
+
+if TYPE_CHECKING:
+    from vllm_console.ui.widgets.log_view import LogView
 
 
 class LogPane(Vertical):
@@ -26,6 +31,7 @@ class LogPane(Vertical):
         self._path: str | None = None
         self._title = LineView(id="log-title")
         self._none = LineView(id="log-none")
+        self._view: LogView | None = None
 
     def compose(self) -> ComposeResult:
         """Title, and the log once there is one."""
@@ -42,18 +48,21 @@ class LogPane(Vertical):
         if server.log_path != self._path:
             self._path = server.log_path
             self._open(server.log_path)
+        elif self._view is not None:
+            self._view.look()
 
     def _open(self, path: str) -> None:
         self._none.display = not path
         self._none.show([line((" no log: this console did not start the server", DIM))])
         if not path:
             self.query("#log-view").remove()
+            self._view = None
+            return
+        if self._view is not None:
+            self._view.open(path)
             return
         from vllm_console.ui.widgets.log_view import LogView
 
-        for view in self.query(LogView):
-            view.open(path)
-            return
-        view = LogView(id="log-view")
+        view = self._view = LogView(id="log-view")
         self.mount(view)
         self.call_after_refresh(view.open, path)

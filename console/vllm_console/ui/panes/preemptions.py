@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 
 from textual.strip import Strip
 
@@ -31,9 +30,15 @@ def preemption_lines(server: ServerView, now: float, width: int, height: int) ->
     goal = server.objectives.preemption_rate if server.objectives else None
     rate = count(window.preemptions_per_minute if window else None)
     right = age_note(server, now) or (f"{rate}/min",)
-    parts: list[Part] = [" ", marked(percent(share, 1), over(share, goal)), (" of requests", DIM)]
+    often = share is not None and share > 1
+    shown, of = (f"{share:.1f}", " per request") if often else (percent(share, 1), " of requests")
+    parts: list[Part] = [" ", marked(shown, over(share, goal)), (of, DIM)]
     if goal is not None:
         parts += [(" · goal ", DIM), percent(goal, 1 if goal < 0.01 else 0)]
     per_minute = 60.0 / server.series.step if server.series else 1.0
-    chart = chart_of(server.series, "preemptions", width, height - 2, count, how=fmean, scale=per_minute, style=WARN)
+    chart = chart_of(server.series, "preemptions", width, height - 2, count, how=_mean, scale=per_minute, style=WARN)
     return [rule(title_of(2, "Preemptions", server), width, right), line(*parts), *chart][:height]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)  # `statistics` would add milliseconds to the start of the console

@@ -113,6 +113,8 @@ def _name_parts(text: str, selected: bool) -> list[Part]:
 
 def _told(server: ServerView, now: float, width: int) -> Cell | None:
     """What a row says instead of metrics, and its style; None when it shows metrics."""
+    if server.next_attempt_at is not None and server.next_attempt_at > now:
+        return f"starts again in {duration(server.next_attempt_at - now)}: {server.reason}", STATE_STYLE[server.state]
     if server.state is State.STARTING:
         return _starting(server, now, width), ACCENT
     if server.state is State.READY:
@@ -129,8 +131,6 @@ def _told(server: ServerView, now: float, width: int) -> Cell | None:
 
 
 def _starting(server: ServerView, now: float, width: int) -> str:
-    if server.next_attempt_at is not None and server.next_attempt_at > now:
-        return f"attempt {server.attempt} failed; next in {duration(server.next_attempt_at - now)}: {server.reason}"
     stage = server.stages[-1] if server.stages else None
     if stage is None:
         return server.reason or "waiting for its first line of log"

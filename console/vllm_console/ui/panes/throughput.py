@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.fleet.model import ServerView
 from vllm_console.format import UNKNOWN, count
+from vllm_console.text import plain
 from vllm_console.ui.panes.base import Pane, age_note, title_of
 from vllm_console.ui.theme import ACCENT, DIM, WARN
 from vllm_console.ui.widgets.chart import chart_of
@@ -50,9 +52,11 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int) ->
         f" {count(out)}", (" out ", DIM), count(prompt), (" in tok/s · ", DIM), rate(requests), (" req/s", DIM)
     ]  # fmt: skip
     load: list[Part] = [f" {count(running)}", (" running · ", DIM), count(waiting), (" waiting", DIM)]
-    if server.load:
-        load += [(" · load: ", DIM), (server.load, ACCENT)]
     lines = [rule(title_of(4, "Requests", server), width, age_note(server, now)), line(*figures), line(*load)]
+    if server.load:
+        sent: list[Part] = [(plain(server.load), ACCENT)]
+        beside = lines[-1].cell_length + 3 + cell_len(server.load) <= width
+        lines[2:] = [line(*load, (" · ", DIM), *sent)] if beside else [lines[-1], line(" ", *sent)]
     room = height - len(lines)
     charts = [
         ("generation_tokens_per_second", "tokens/s out", ACCENT),

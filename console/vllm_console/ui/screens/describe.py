@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
-from vllm_console.fleet.model import ServerView
+from vllm_console.fleet.model import Flags, ServerView
 from vllm_console.format import UNKNOWN, count, duration
 from vllm_console.text import plain
 from vllm_console.ui.panes.bars import flag_text
@@ -20,6 +20,7 @@ from vllm_console.ui.screens.reading import ReadingScreen
 from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.lines import line
+from vllm_launchers.plan.model import same_value
 
 
 class DescribeScreen(ReadingScreen):
@@ -125,13 +126,13 @@ def _flags(server: ServerView, width: int) -> list[Strip]:
     return lines
 
 
-def _changed(before: Mapping[str, object], server: ServerView, width: int) -> list[Strip]:
+def _changed(before: Flags, server: ServerView, width: int) -> list[Strip]:
     after = server.flags
     lines = []
     for flag in sorted({*before, *after}):
         old, new = before.get(flag), after.get(flag)
-        if old != new:
-            text = f"  --{flag}  {flag_text(old)} → {flag_text(new)}"  # type: ignore[arg-type]
+        if not same_value(old, new):
+            text = f"  --{flag}  {flag_text(old)} → {flag_text(new)}"
             lines.append(line(fit(text, width).rstrip()))
     return lines or [line(("  nothing", DIM))]
 

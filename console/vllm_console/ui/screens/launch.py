@@ -22,7 +22,7 @@ from vllm_console.fleet.model import Preset, ServerView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.flag_edits import next_value
-from vllm_console.ui.launch_draft import FIELDS, LaunchDraft
+from vllm_console.ui.launch_draft import CYCLED, FIELDS, LaunchDraft
 from vllm_console.ui.screens.footing import footer
 from vllm_console.ui.screens.launch_lines import (
     Outcome,
@@ -181,9 +181,9 @@ class LaunchScreen(Screen[ServerView | None]):
             return
         try:
             plan = await in_thread(partial(self._fleet.plan, self._draft.request()), "plan")
-            self._outcome = Outcome(plan)
+            self._outcome = Outcome(self._draft.planned(plan))
         except FleetError as error:
-            self._outcome = Outcome(error=str(error).partition("\n")[0])
+            self._outcome = Outcome(error=self._draft.refused(error))
         except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen
             self._outcome = Outcome(error=f"this could not be planned: {error}")
         self._draw()
@@ -280,7 +280,7 @@ class LaunchScreen(Screen[ServerView | None]):
         elif name is not None and draft is not None:
             flag = common_flag(name)
             value = draft.edits.value(name) if name not in FIELDS else None
-            if name == "engine" or isinstance(value, bool) or (flag and flag.kind.name == "BOOL"):
+            if name in CYCLED or isinstance(value, bool) or (flag and flag.kind.name == "BOOL"):
                 self.action_launch_toggle()
             elif name in FIELDS:
                 self._open(name, draft.text(name) or (draft.preset.model if name == "model" else ""), ())
@@ -288,12 +288,12 @@ class LaunchScreen(Screen[ServerView | None]):
                 self._open(name, flag_text(value) if value is not None else "", flag.choices if flag else ())
 
     def action_launch_toggle(self) -> None:
-        """The next engine; a flag on or off, or its next choice."""
+        """The next engine or set of GPUs; a flag on or off, or its next choice."""
         name, draft = self._at, self._draft
         if name is None or draft is None:
             return
-        if name == "engine":
-            draft.next_engine()
+        if name in CYCLED:
+            draft.next_choice(name)
         elif name in FIELDS or (value := next_value(name, draft.edits.value(name))) is None:
             if name in FIELDS or not isinstance(draft.edits.value(name), bool):
                 self.action_launch_open()

@@ -6,6 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from rich.cells import cell_len
 from textual.strip import Strip
@@ -14,7 +15,7 @@ from vllm_console.fleet.api import PresetProblem
 from vllm_console.fleet.model import Preset
 from vllm_console.format import seconds
 from vllm_console.text import plain
-from vllm_console.ui.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft
+from vllm_console.ui.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft, set_devices
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_console.ui.widgets.lines import line
@@ -55,8 +56,9 @@ def preset_lines(
                             CURSOR if chosen and active else ACCENT if chosen else STRONG)))  # fmt: skip
         strips += _wrapped(preset.title, width, DIM, "   ")
     for problem in problems:
-        strips.append(line((fit(f" ! {plain(problem.path)}", width), WARN)))
-        strips += _wrapped(problem.message, width, WARN, "   ")
+        file = PurePath(problem.path)  # its name first, since a folder's may be longer than the line
+        strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
+        strips += _wrapped(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
     about = [line(), *_about_preset(draft.preset, width)]
     room = max(3, height - 1 - len(about)) if height > len(about) + 8 else height - 1
     first = min(max(0, at - room // 2), max(0, len(strips) - room))
@@ -81,7 +83,7 @@ def _about_preset(preset: Preset, width: int) -> list[Strip]:
 
 def setting_names(draft: LaunchDraft) -> list[str]:
     """What the lines of the settings are about: fields, then flags."""
-    return [*FIELDS, *draft.edits.names()]
+    return [*draft.shown, *draft.edits.names()]
 
 
 def setting_lines(
@@ -92,18 +94,18 @@ def setting_lines(
     settings = [_setting(draft, plan, name) for name in names]
     columns = (
         min(28, max(16, width // 3)),
-        min(24, max(8, *(len(value) for _, value, _ in settings[len(FIELDS) :]), 8)),
+        min(24, max(8, *(len(value) for _, value, _ in settings[len(draft.shown) :]), 8)),
     )
     rows = [
         _setting_row(name, setting, columns, width, index == cursor and active)
         for index, (name, setting) in enumerate(zip(names, settings, strict=True))
     ]
-    rows.insert(len(FIELDS), line((" Flags", DIM)))
+    rows.insert(len(draft.shown), line((" Flags", DIM)))
     at = min(cursor, len(names) - 1)
     detail = [line(), *_wrapped(about_setting(draft, names[at]), width, None, " ")]
     detail += _wrapped(settings[at][2], width, DIM, " ")
     room = max(4, height - 1 - len(detail))
-    at += at >= len(FIELDS)
+    at += at >= len(draft.shown)
     first = min(max(0, at - room // 2), max(0, len(rows) - room))
     count = len(draft.edits.edits)
     title = section_title("Settings", width, active, ((f"{count} changed", ACCENT),) if count else ())
@@ -128,6 +130,8 @@ def _setting(draft: LaunchDraft, plan: Plan | None, name: str) -> tuple[bool, st
         value = draft.edits.value(name)
         shown = flag_text(value) if value is not None else ("left out" if name in draft.edits.base else "no value yet")
         return draft.edits.changed(name), shown, draft.reason(name, plan.reasons if plan else {})
+    if name == "gpus":
+        return _gpus_setting(draft, plan)
     text = draft.text(name)
     if text:
         return True, text, ""
@@ -138,6 +142,19 @@ def _setting(draft: LaunchDraft, plan: Plan | None, name: str) -> tuple[bool, st
         return False, f"{CHOSEN[name]} ({draft.preset.name})", ""
     known = resolved.get(name, CHOSEN[name])
     return False, CHOSEN[name] if known == CHOSEN[name] else f"{CHOSEN[name]} → {known}", ""
+
+
+def _gpus_setting(draft: LaunchDraft, plan: Plan | None) -> tuple[bool, str, str]:
+    """The chosen set with the reason for it; beside it which GPUs these are, and what is wrong with them."""
+    chosen = draft.chosen_set
+    if isinstance(chosen, str):
+        return True, f"{chosen}: vLLM takes what it finds", ""
+    if chosen is None:
+        best = next((one for one in draft.sets if plan and one.reason == plan.placement), None)
+        if best is None:
+            return False, CHOSEN["gpus"], "" if plan is None else "no GPU is given to it"
+        return False, f"{CHOSEN['gpus']} → {best.reason}", "; ".join([set_devices(best), *best.warnings])
+    return True, chosen.reason, "; ".join([set_devices(chosen), *chosen.warnings])
 
 
 def about_setting(draft: LaunchDraft, name: str) -> str:
@@ -178,6 +195,8 @@ def plan_lines(outcome: Outcome, width: int, active: bool, busy: str) -> list[St
                         SIMULATED if simulated else None)))  # fmt: skip
     if simulated:
         strips.append(line((fit(" a simulation: no GPU, no real answers", width), SIMULATED)))
+    if plan.placement:
+        strips += _wrapped(f"GPU {plan.placement}", width, None, " ")
     for warning in plan.warnings:
         strips += _wrapped(f"! {warning}", width, WARN, " ")
     return [*strips, line(), *command_lines(plan, width)]

@@ -18,6 +18,7 @@ from vllm_console.fleet.model import FleetSnapshot, ServerView, State
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.panes.bars import footer_line, header_line, message_line, staged_line
+from vllm_console.ui.panes.gpus import GpusPane, wanted_height
 from vllm_console.ui.panes.kv_cache import KvCachePane
 from vllm_console.ui.panes.latency import LatencyPane
 from vllm_console.ui.panes.log import LogPane
@@ -32,8 +33,11 @@ from vllm_console.ui.widgets.lines import LineView, line
 GRID_WIDTH, GRID_HEIGHT = 110, 32
 """From this size on all panes are shown together; below, one at a time."""
 
-PANES, LOG = 5, 4
-"""How many panes there are, and which of them is the log."""
+PANES, LOG, GPUS = 6, 4, 5
+"""How many panes there are, and which of them are the log and the GPUs."""
+
+GPUS_HEIGHT = 50
+"""From this height on the GPUs stand beside the other panes."""
 
 MEASURED = (State.READY, State.UNRESPONSIVE)
 """States in which metric panes have something to say."""
@@ -66,6 +70,7 @@ class OperationsScreen(ServerVerbs):
             ThroughputPane(id="throughput"),
         )
         self._log = LogPane(id="log")
+        self._gpus = GpusPane(id="gpus")
         self._upper, self._lower = Horizontal(id="upper"), Horizontal(id="lower")
         self._field = Input(id="filter", placeholder="name, preset or state", compact=True, select_on_focus=False)
         self._message = LineView(id="message", classes="bar")
@@ -80,6 +85,7 @@ class OperationsScreen(ServerVerbs):
         yield self._state
         with self._upper:
             yield from self._panes[:3]
+        yield self._gpus
         with self._lower:
             yield self._panes[3]
             yield self._log
@@ -167,6 +173,8 @@ class OperationsScreen(ServerVerbs):
                     if pane.display:
                         pane.give(server, snapshot.at)
                 self._log.give_server(server)
+            if self._gpus.display:
+                self._gpus.give(snapshot)
         self.draw_foot()
 
     def draw_header(self) -> None:
@@ -221,14 +229,25 @@ class OperationsScreen(ServerVerbs):
         rows = max(1, len(self.servers)) + 2
         most = max(4, height // 3) if height < GRID_HEIGHT else height // 3
         _set_height(self._table, min(rows, most))
+        self._arrange_gpus(server, alone, height - min(rows, most) - 4)
         measured = server is not None and server.state in MEASURED
         for index, pane in enumerate((*self._panes, self._log)):
             wanted = server is not None and alone in (None, index) and (measured or pane is self._log)
             _set_display(pane, wanted)
         _set_display(self._upper, any(pane.display for pane in self._panes[:3]))
         _set_display(self._lower, self._panes[3].display or self._log.display)
-        _set_display(self._state, server is not None and not measured and alone != LOG)
-        _set_display(self._welcome, server is None)
+        _set_display(self._state, server is not None and not measured and alone not in (LOG, GPUS))
+        _set_display(self._welcome, server is None and alone != GPUS)
+
+    def _arrange_gpus(self, server: ServerView | None, alone: int | None, room: int) -> None:
+        """GPUs alone, beside the other panes where it is tall enough, or under the welcome."""
+        snapshot = self.console.snapshot
+        known = snapshot is not None and snapshot.host is not None and bool(snapshot.host.gpus)
+        beside = known and (server is None or (alone is None and self.app.size.height >= GPUS_HEIGHT))
+        _set_display(self._gpus, alone == GPUS or beside)
+        if self._gpus.display:
+            part = room // (2 if server is None else 3)
+            _set_height(self._gpus, room if alone == GPUS else min(part, wanted_height(snapshot)))
 
     def action_pane(self, number: int) -> None:
         """Show one pane alone; once more shows all again."""
@@ -254,6 +273,10 @@ class OperationsScreen(ServerVerbs):
     def action_pane_5(self) -> None:
         """Log."""
         self.action_pane(5)
+
+    def action_pane_6(self) -> None:
+        """GPUs."""
+        self.action_pane(6)
 
     def action_next_pane(self) -> None:
         """The next pane alone."""

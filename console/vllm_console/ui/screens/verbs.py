@@ -178,9 +178,13 @@ class ServerVerbs(TightScreen):
         def done(view: ServerView) -> str:
             if self.staged.get(name) == staged:
                 self._set_staged(name, ())
-            return f"{name} restarts as generation {view.generation}."
+            number = view.generation + (view.state is State.STOPPING)  # the old one is still being stopped then
+            moved = (
+                f" on port {view.port}: {before.port} is taken" if before and before.port not in (0, view.port) else ""
+            )
+            return f"{name} restarts as generation {number}{moved}."
 
-        fleet = self.console.fleet
+        fleet, before = self.console.fleet, self.selected
         self.console.act(f"Restarting {name} …", lambda: fleet.restart(name, staging.changes_of(staged)), done)
 
     def action_stop(self) -> None:

@@ -14,8 +14,11 @@ from vllm_console.ui.theme import BAD, DIM, OK
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.lines import line as strip_line
 
-_FILL = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
-"""Braille dots of a cell's left and right column, from the bottom up."""
+_LEFT, _RIGHT = (0, 0x40, 0x44, 0x46, 0x47), (0, 0x80, 0xA0, 0xB0, 0xB8)
+"""Braille dots of a cell's left and right column, filled from the bottom: none to four."""
+
+_CELLS = [[chr(0x2800 + left + right) for right in _RIGHT] for left in _LEFT]
+"""A cell's character by how many dots its columns show."""
 
 AXIS = 6
 """Cells left of a chart: a label and the axis."""
@@ -58,20 +61,14 @@ def braille_chart(
     heights = [
         0 if value is None else max(1, round(min(1.0, max(0.0, (value - lo) / span)) * height * 4)) for value in values
     ]
+    heights += [0] * (2 * width - len(heights))
     dotted = row_of(line, height, lo, hi)
     rows = []
     for row in range(height):
         base = (height - 1 - row) * 4
-        cells = []
-        for x in range(width):
-            code = 0
-            for side in (0, 1):
-                index = 2 * x + side
-                level = heights[index] - base if index < len(heights) else 0
-                for dot in range(min(4, max(0, level))):
-                    code |= _FILL[side][dot]
-            cells.append(chr(0x2800 + code) if code else ("┄" if row == dotted else " "))
-        rows.append("".join(cells))
+        dots = [0 if level <= base else min(4, level - base) for level in heights]
+        text = "".join([_CELLS[dots[at]][dots[at + 1]] for at in range(0, 2 * width, 2)])
+        rows.append(text.replace(_CELLS[0][0], "┄" if row == dotted else " "))
     return tuple(rows)
 
 

@@ -28,11 +28,16 @@ def fit(text: str, width: int, align: str = "<") -> str:
 
 
 def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRONG) -> Strip:
-    """A pane's top line: ``── title ─────── right ──``. What is at the right gives way to the title."""
+    """A pane's top line: ``── title ─────── right ──``. What is at the right gives way to the title.
+
+    A title that says ``simulated`` says ``sim`` first, as the servers' table does, when there is no room for both.
+    """
+    length = sum(cell_len(part if isinstance(part, str) else part[0]) for part in right)
+    if right and length + 3 >= width - cell_len(title) - 5:
+        title = title.replace(" · simulated", " · sim")
     title = fit(title, max(0, min(cell_len(title), width - 4)))
     room = width - cell_len(title) - 5
     tail: list[Part] = []
-    length = sum(cell_len(part if isinstance(part, str) else part[0]) for part in right)
     if right and length + 3 < room:
         tail = [" ", *right, " ", ("─", DIM)]
         room -= length + 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -21,11 +22,6 @@ JOIN_GAP = 6
 Cell = tuple[str, Style | None]
 
 
-def strip_of(*segments: Segment) -> Strip:
-    """A strip from segments, its length worked out."""
-    return Strip(segments)
-
-
 def line(*parts: str | tuple[str, Style | None]) -> Strip:
     """A strip from plain and styled pieces of text; empty ones are left out."""
     segments = [Segment(part) if isinstance(part, str) else Segment(*part) for part in parts]
@@ -38,8 +34,8 @@ def cells_of(strip: Strip) -> list[Cell]:
     for text, style, control in strip:
         if control:
             continue
-        if len(text) == cell_len(text):
-            cells.extend((char, style) for char in text)
+        if text.isascii() or len(text) == cell_len(text):
+            cells.extend(zip(text, repeat(style)))
             continue
         for char in text:
             width = cell_len(char)
@@ -56,22 +52,22 @@ def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
     if before is after or before._segments == after._segments:
         return
     old, new = cells_of(before), cells_of(after)
+    if old == new:
+        return
     length = max(len(old), len(new))
     blank: Cell = (" ", None)
     old.extend([blank] * (length - len(old)))
     new.extend([blank] * (length - len(new)))
-    start = end = -1
-    for index in range(length):
-        if old[index] == new[index]:
-            continue
-        if start >= 0 and index - end > JOIN_GAP:
+    changed = [index for index, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]]
+    if not changed:
+        return
+    start = end = changed[0]
+    for index in changed:
+        if index - end > JOIN_GAP:
             yield _whole(start, end, old, new)
             start = index
-        elif start < 0:
-            start = index
         end = index + 1
-    if start >= 0:
-        yield _whole(start, end, old, new)
+    yield _whole(start, end, old, new)
 
 
 def _whole(start: int, end: int, old: list[Cell], new: list[Cell]) -> tuple[int, int]:
@@ -113,7 +109,7 @@ class LineView(Widget):
             self._painted_width = -1
             self.refresh(layout=True)
             return
-        width, height = self.size
+        width, height = self.outer_size
         if not width:
             return
         regions = []
@@ -142,7 +138,7 @@ class LineView(Widget):
 
     def _paint(self, y: int) -> Strip:
         strip = self._lines[y] if y < len(self._lines) else BLANK
-        strip = strip.adjust_cell_length(self.size.width)
+        strip = strip.adjust_cell_length(self.outer_size.width)
         for line_filter in self.get_line_filters():
             strip = strip.apply_filter(line_filter, self.background_colors[1])
         return strip
@@ -153,7 +149,7 @@ class LineView(Widget):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The finished strips of a region. Textual asks for all of them at each update: they are kept."""
-        width, height = self.size
+        width, height = self.outer_size  # `size` works out borders, which this widget has none of
         if self._painted_width != width or len(self._painted) != height:
             self._painted = [self._paint(y) for y in range(height)]
             self._painted_width = width

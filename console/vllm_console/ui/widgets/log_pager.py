@@ -34,7 +34,6 @@ class Page:
     """Offset of the line found last."""
     note: str = ""
     """What came of a search or a read, when there is something to say."""
-    at_start: bool = False
     busy: bool = False
     """Whether `LogPager.step` has more to do."""
 
@@ -76,7 +75,6 @@ class LogPager:
             wanted=self._wanted,
             match=self._match,
             note=self.log.problem or self._note,
-            at_start=first == 0 and self._low <= self.log.start,
             busy=bool(self._owed) or self._search_at is not None or self._lacks_lines(),
         )
 

@@ -25,6 +25,9 @@ TICK_SECONDS = 0.25
 IDLE_SECONDS = 0.5
 """The time between two looks at one that does not."""
 
+PANE_SECONDS = 1.25
+"""The same for a pane, whose holder asks for a look with each of its own, so that both are painted at once."""
+
 SIDEWAYS = 16
 """Cells per step when scrolling sideways."""
 
@@ -41,8 +44,8 @@ _Command = Callable[[LogPager], Page]
 class LogView(LineView):
     """Shows a log file; all of it can be reached. It takes no focus: whoever holds it calls its methods.
 
-    ``compact`` is for a pane: the state stands in the view's own last row while it is paused. Without it, listen to
-    `Moved` and show `status` elsewhere.
+    ``compact`` is for a pane: the state stands in the view's own last row while it is paused, and it looks seldom
+    unless it is told to (`look`). Without it, listen to `Moved` and show `status` elsewhere.
     """
 
     DEFAULT_CSS = "LogView { height: 1fr; width: 1fr; }"
@@ -89,6 +92,10 @@ class LogView(LineView):
         self._path, self._selected, self._left = Path(path), None, 0
         self._commands.clear()
         self._rows_owed = 0
+        self._wake.set()
+
+    def look(self) -> None:
+        """Look now what came."""
         self._wake.set()
 
     def scroll_rows(self, rows: int) -> None:
@@ -200,6 +207,7 @@ class LogView(LineView):
                     await asyncio.sleep(0.01)
                     continue
                 pause = IDLE_SECONDS if self.page == before else TICK_SECONDS
+                pause = PANE_SECONDS if self._compact else pause
                 try:
                     await asyncio.wait_for(self._wake.wait(), pause)
                 except TimeoutError:

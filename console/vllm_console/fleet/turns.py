@@ -1,0 +1,50 @@
+"""One launch at a time: between choosing a port or a name and the record that claims it, nobody else may choose."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vllm_console.fleet.api import FleetError
+
+PATIENCE_SECONDS = 30.0
+"""Longer than a launch takes to be claimed (well under a second), by far."""
+
+
+@contextlib.contextmanager
+def turn(state: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
+    """Hold the launch lock of a state folder; it goes with the process that holds it.
+
+    Raises:
+        FleetError: somebody else holds it for longer than ``patience`` seconds, or the folder cannot be written.
+    """
+    path = state / "launch.lock"
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise FleetError(f"{path}: cannot be written: {os.strerror(error.errno or 0)}") from error
+    try:
+        deadline = time.monotonic() + patience
+        while not _locked(fd, path):
+            if time.monotonic() > deadline:
+                raise FleetError(f"another console has been launching a server for {patience:.0f} s; try again later")
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int, path: Path) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise FleetError(f"{path}: cannot be locked: {os.strerror(error.errno or 0)}") from error
+    return True

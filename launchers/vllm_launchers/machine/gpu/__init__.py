@@ -1,0 +1,1 @@
+"""The GPUs of this machine or of a recorded one: facts, owners, links."""

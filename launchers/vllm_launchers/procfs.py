@@ -1,0 +1,93 @@
+"""What ``/proc`` says of processes and sockets, read and taken apart. Standard library only: every room may use it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = "/proc"
+_LISTEN = "0A"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """What ``/proc/PID/stat`` says. ``start_time`` in clock ticks since boot, ``state`` as one letter."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    start_time: int
+
+    @property
+    def running(self) -> bool:
+        """Whether it is more than a corpse that waits to be reaped."""
+        return self.state not in "ZXx"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpSocket:
+    """A line of ``/proc/net/tcp``: local port, state as the two hexadecimal digits there, owner, inode."""
+
+    port: int
+    state: str
+    uid: int
+    inode: str
+
+    @property
+    def listening(self) -> bool:
+        """Whether it waits for connections."""
+        return self.state == _LISTEN
+
+    @property
+    def link(self) -> str:
+        """What a descriptor of it leads to, as `open_files` has it."""
+        return f"socket:[{self.inode}]"
+
+
+def stat(pid: int, proc: str = PROC) -> ProcessStat | None:
+    """Look at one process; None where there is none."""
+    try:
+        fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY)
+        try:
+            text = os.read(fd, 4096)
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+    # The command's name stands in parentheses and may hold anything, parentheses too.
+    words = text[text.rfind(b")") + 2 :].split()
+    if len(words) < 20:
+        return None
+    return ProcessStat(pid, words[0].decode(), int(words[1]), int(words[3]), int(words[19]))
+
+
+def pids(proc: str = PROC) -> list[int]:
+    """The pids of every process that can be seen."""
+    return [int(name) for name in os.listdir(proc) if name.isdecimal()]  # noqa: PTH208 - names are all that is wanted
+
+
+def open_files(pid: int) -> list[str] | None:
+    """What its descriptors lead to, as link texts; None where that may not be seen (another user's process)."""
+    found = []
+    try:
+        with os.scandir(f"{PROC}/{pid}/fd") as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    found.append(os.readlink(entry.path))  # noqa: PTH115 - a process has thousands of files
+    except OSError:
+        return None
+    return found
+
+
+def tcp_sockets() -> Iterator[TcpSocket]:
+    """Every TCP socket in this network namespace, over IPv4 and IPv6."""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            text = Path(f"{PROC}/net/{name}").read_text(encoding="ascii", errors="replace")
+            for words in map(str.split, text.splitlines()[1:]):
+                if len(words) > 9:
+                    yield TcpSocket(int(words[1].rpartition(":")[2], 16), words[3], int(words[7]), words[9])

@@ -1,0 +1,122 @@
+"""``host``, ``topology`` and ``gpus`` as scripts and people use them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MATRIX = (
+    "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+    "GPU0\t X \tNV4\t0-15\t0\t\tN/A\n"
+    "GPU1\tNV4\t X \t0-15\t0\t\tN/A\n"
+)
+
+
+def test_the_best_free_set_is_all_that_standard_output_holds(program: Callable[..., Any]) -> None:
+    answer = program("gpus", "--free", "2", "--host", "4xa6000")
+    assert (answer.returncode, answer.stdout) == (0, "2,3\n")
+    assert "2,3: NVLink ×4, 112 GB/s, both idle" in answer.stderr
+    assert "GPU 2  GPU-" in answer.stderr
+    by_uuid = program("gpus", "--free", "2", "--host", "4xa6000", "--uuid").stdout.strip().split(",")
+    assert [len(uuid) for uuid in by_uuid] == [40, 40]
+
+
+def test_when_no_set_is_free_nothing_is_printed_for_a_script_to_take(program: Callable[..., Any]) -> None:
+    answer = program("gpus", "--free", "4", "--host", "4xa6000")
+    assert (answer.returncode, answer.stdout) == (1, "")
+    assert "anna holds 20.5 GiB" in answer.stderr
+    shared = program("gpus", "--free", "4", "--host", "4xa6000", "--need-gib", "20")
+    assert shared.stdout == "0,1,2,3\n"
+    assert "anna holds 20.5 GiB" in shared.stderr
+    assert program("gpus", "--free", "0", "--host", "4xa6000").returncode == 2
+    assert program("gpus", "--free", "1", "--need-gib", "nan", "--host", "4xa6000").returncode == 2
+
+
+def test_the_ranking_is_had_as_json(program: Callable[..., Any]) -> None:
+    document = program.json("gpus", "--free", "1", "--host", "1xa100-mig")  # type: ignore[attr-defined]
+    first = document["sets"][0]
+    assert first["cuda_visible_devices"].startswith("MIG-")
+    assert first["fits"] is True
+
+
+def test_a_saved_matrix_becomes_a_host_to_plan_with(program: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "topo.txt").write_text(MATRIX)
+    made = program("host", "--from-topo", str(tmp_path / "topo.txt"), "--gpu", "RTX 3090")
+    document = json.loads(made.stdout)
+    assert document["islands"] == [[0, 1]]
+    assert document["links"][0] == {
+        "a": 0, "b": 1, "kind": "NV4", "bandwidth_gbs": 112.5, "switch": False, "p2p": None,
+    }  # fmt: skip
+    (tmp_path / "host.json").write_text(made.stdout)
+    answer = program("gpus", "--free", "2", "--host", str(tmp_path / "host.json"))
+    assert answer.stdout == "0,1\n"
+
+
+def test_a_recorded_host_is_printed_whole_and_told_to_people(program: Callable[..., Any]) -> None:
+    document = program.json("host", "--host", "8xh100")  # type: ignore[attr-defined]
+    assert {"hostname", "driver", "cuda", "cpu", "memory_gib", "gpus", "links", "islands"} <= document.keys()
+    assert {"index", "uuid", "name", "memory_gib", "free_gib", "used_by", "utilization"} <= document["gpus"][0].keys()
+    assert {"pid", "user", "gib", "server"} <= document["gpus"][0]["used_by"][0].keys()
+    told = program("host", "--host", "8xh100").stdout
+    assert "61.2 GiB by anna for 2h35m, pid 48211: python train.py" in told
+    assert "71.0 GiB by chat (yours)" in told
+    assert "18 of 18 up version 4.0 by NVSwitch" in told
+
+
+def test_the_topology_is_drawn_as_wide_as_asked(program: Callable[..., Any]) -> None:
+    drawn = program("topology", "--host", "4xa6000", "--width", "80").stdout
+    assert "  0    ·  NV4   SYS  SYS" in drawn
+    assert "NVLink islands: 0,1  2,3" in drawn
+    assert "GPU 0,1  NV4" in program("topology", "--host", "4xa6000", "--width", "20").stdout
+
+
+def test_files_that_are_of_no_use_end_in_a_sentence(program: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "wrong").write_text("\x1b[31m{")
+    for words in (
+        ("host", "--host", str(tmp_path / "wrong")),
+        ("topology", "--host", str(tmp_path / "missing")),
+        ("host", "--from-topo", str(tmp_path / "wrong")),
+        ("host", "--gpu", "H100"),
+        ("host", "--host", "8xh100", "--from-topo", str(tmp_path / "wrong")),
+    ):
+        answer = program(*words)
+        assert answer.returncode == 2, words
+        assert answer.stdout == ""
+        assert answer.stderr.startswith("vllm-console: ")
+        assert len(answer.stderr.splitlines()) == 1
+        assert "\x1b" not in answer.stderr
+
+
+def test_a_machine_without_a_driver_says_so_and_loses_nothing_else(program: Callable[..., Any]) -> None:
+    document = program.json("host")  # type: ignore[attr-defined]
+    assert document["memory_gib"]
+    assert bool(document["gpus"]) != bool(document["problem"])
+
+
+def test_a_server_gets_the_best_gpus_of_a_host_with_the_reason_said(program: Callable[..., Any]) -> None:
+    words = ("start", "chatbot", "--engine", "simulated", "--gpus", "auto", "--set", "tensor-parallel-size=2")
+    answer = program("--host", "4xa6000", *words)
+    assert answer.returncode == 0, answer.stderr
+    assert "GPU 2,3: NVLink ×4, 112 GB/s, both idle" in answer.stderr
+    again = program("--host", "4xa6000", *words, "--set", "gpu-memory-utilization=0.9")
+    assert again.returncode == 1
+    assert "no GPUs can be given to it" in again.stderr
+    assert "the best, 0,1, has 27.1 GiB to give: GPU 0: anna holds 20.5 GiB" in again.stderr
+
+
+def test_words_for_gpus_that_mean_nothing_are_refused(program: Callable[..., Any]) -> None:
+    wrong = program("start", "chatbot", "--gpus", "first")
+    assert wrong.returncode == 2
+    assert "expected auto, none, or indices" in wrong.stderr
+    missing = program("--host", "4xa6000", "start", "chatbot", "--engine", "simulated", "--gpus", "7")
+    assert missing.returncode == 2
+    assert "there is no GPU 7" in missing.stderr
+    nowhere = program("--host", "nowhere.json", "list")
+    assert nowhere.returncode == 2
+    assert "there is no such file" in nowhere.stderr
+
+
+def test_the_global_host_serves_the_commands_about_gpus_too(program: Callable[..., Any]) -> None:
+    assert program("--host", "4xa6000", "gpus", "--free", "2").stdout == "2,3\n"

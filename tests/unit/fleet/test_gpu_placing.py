@@ -1,0 +1,175 @@
+"""Which GPUs a launch gets, on recorded hosts: the best set, the one asked for, within one's share, or a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_console.config import Config, ConfigError, gpu_shares, read_config
+from vllm_console.fleet.api import NoPlaceError, RefusedError, UsageError
+from vllm_console.fleet.gpus import occupied
+from vllm_console.fleet.model import Changes, LaunchRequest
+from vllm_console.fleet.placing import Place, Wanted, find_place, kept_slice
+from vllm_console.fleet.service import LocalFleet
+from vllm_launchers.machine.gpu.document import read_host
+from vllm_launchers.machine.gpu.host import Host
+from vllm_launchers.machine.gpu.sharing import Share
+from vllm_launchers.plan.model import Engine, EngineKind
+
+VLLM = Engine(EngineKind.VLLM, ("/opt/vllm/bin/vllm",), "0.33.0", "cuda", "/opt/vllm/bin/vllm")
+OLD = replace(VLLM, version="0.20.0")
+CPU = replace(VLLM, build="cpu")
+
+
+def place(
+    host: Host | str | None, place: str = "auto", *gpus: int, shares: tuple[Share, ...] = (), engine: Engine = VLLM,
+    **flags: Any,
+) -> Place:  # fmt: skip
+    found = read_host(Path(host)) if isinstance(host, str) else host
+    named = {name.replace("_", "-"): value for name, value in flags.items()}
+    return find_place(Wanted(named, engine), found, place, gpus, shares)
+
+
+@pytest.mark.parametrize(
+    ("host", "size", "gpus"),
+    [
+        ("4xa6000", 1, (1,)),  # what leaves the other island whole
+        ("4xa6000", 2, (2, 3)),
+        ("8xh100", 4, (4, 5, 6, 7)),
+        ("8xl40s", 2, (0, 1)),
+        ("1xrtx4090", 1, (0,)),
+    ],
+)
+def test_auto_takes_the_best_set_for_the_tensor_parallel_size(host: str, size: int, gpus: tuple[int, ...]) -> None:
+    found = place(host, tensor_parallel_size=size, gpu_memory_utilization=0.9)
+    assert found.gpus == gpus
+    assert found.sets[0].gpus == gpus
+    assert found.reason == found.sets[0].reason
+    assert found.environment == {}
+
+
+def test_when_nothing_fits_it_is_refused_with_who_holds_it_and_the_sets_stay_to_be_chosen() -> None:
+    with pytest.raises(NoPlaceError, match=r"43\.2 GiB free on each.*anna holds 20\.5 GiB.*utilization 0\.56") as told:
+        place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.9)
+    assert told.value.sets[0].gpus == (0, 1, 2, 3)
+    assert place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.5).gpus == (0, 1, 2, 3)
+
+
+def test_tensor_parallelism_across_the_cpu_interconnect_is_warned_of_and_a_pipeline_over_it_is_not() -> None:
+    across = place("4xa6000", tensor_parallel_size=4, gpu_memory_utilization=0.5)
+    assert any("crosses the CPU interconnect" in text for text in across.warnings)
+    piped = place("4xa6000", tensor_parallel_size=2, pipeline_parallel_size=2, gpu_memory_utilization=0.5)
+    assert piped.gpus == (0, 1, 2, 3)
+    assert not any("crosses" in text for text in piped.warnings)
+    assert any("anna" in text for text in piped.warnings)
+
+
+def test_without_gpus_auto_is_refused_and_an_offer_is_not() -> None:
+    for host in (None, Host(problem="no NVIDIA driver was found")):
+        with pytest.raises(NoPlaceError, match="no GPUs can be chosen"):
+            place(host)
+        assert place(host, "offered") == Place()
+        assert place(host, "", 0, 1).gpus == (0, 1)
+
+
+def test_gpus_that_are_named_are_taken_with_all_there_is_to_say_of_them() -> None:
+    found = place("4xa6000", "", 0, gpu_memory_utilization=0.9)
+    assert found.gpus == (0,)
+    assert found.warnings[0] == (
+        "it takes 43.2 GiB of each GPU, and GPU 0 has 27.1 GiB to give: vLLM will not start"
+    )  # fmt: skip
+    assert any("anna holds 20.5 GiB" in text for text in found.warnings)
+    assert place("4xa6000", "", 3, 2, tensor_parallel_size=2).gpus == (3, 2)
+    with pytest.raises(UsageError, match="there is no GPU 9 here; there are 0-3"):
+        place("4xa6000", "", 9)
+    assert place("4xa6000", "").gpus == ()
+
+
+def test_a_share_holds_for_gpus_that_are_named_and_for_those_that_are_found() -> None:
+    shares = tuple(Share(index, gib=24.0) for index in range(4))
+    with pytest.raises(NoPlaceError, match=r"your share is 24\.0 GiB.*utilization 0\.5"):
+        place("4xa6000", "", 1, shares=shares, gpu_memory_utilization=0.9)
+    with pytest.raises(NoPlaceError, match=r"your share is 24\.0 GiB"):
+        place("4xa6000", shares=shares, gpu_memory_utilization=0.9)
+    assert place("4xa6000", "", 1, shares=shares, gpu_memory_utilization=0.5).gpus == (1,)
+    one = place("4xa6000", shares=(Share(1, gib=24.0),), gpu_memory_utilization=0.9)
+    assert one.gpus == (2,)
+
+
+def test_a_mig_slice_is_given_by_its_uuid_and_kept_over_restarts() -> None:
+    found = place("1xa100-mig")
+    assert found.gpus == (0,)
+    assert found.environment["CUDA_VISIBLE_DEVICES"].startswith("MIG-")
+    assert kept_slice(found.environment) == found.environment
+    other = found.sets[1].mig
+    assert other is not None
+    assert place("1xa100-mig", other.uuid).environment["CUDA_VISIBLE_DEVICES"] == other.uuid
+    assert any("may not start on a MIG slice" in text for text in place("1xa100-mig", engine=OLD).warnings)
+    with pytest.raises(NoPlaceError, match="no MIG slice MIG-none"):
+        place("1xa100-mig", "MIG-none")
+    assert kept_slice({"CUDA_VISIBLE_DEVICES": "0,1"}) == {}
+
+
+def test_a_cpu_build_is_given_none() -> None:
+    assert place("4xa6000", engine=CPU) == Place()
+
+
+def test_simulated_servers_hold_their_part_of_a_recorded_host(fakes: Any) -> None:
+    host = occupied(read_host(Path("4xa6000")), [fakes.coder(0.0)])
+    gpu = host.gpus[1]
+    assert [(holder.server, holder.gib) for holder in gpu.holders] == [("coder", 42.229)]
+    assert gpu.free_gib == pytest.approx(47.588 - 42.229)
+    assert host.gpus[0] == read_host(Path("4xa6000")).gpus[0]
+
+
+def test_a_fleet_on_a_recorded_host_plans_with_it_and_starts_no_real_server_there(tmp_path: Path) -> None:
+    fleet = LocalFleet(tmp_path, observe=False, host_file=Path("4xa6000"), charts=True)
+    snapshot = fleet.snapshot()
+    assert snapshot.host is not None
+    assert snapshot.host.driver == "580.95.05"
+    assert snapshot.host_recorded
+    two = Changes(set={"tensor-parallel-size": 2})
+    plan = fleet.plan(LaunchRequest("chatbot", engine="simulated", changes=two, place="auto"))
+    assert plan.gpus == (2, 3)
+    assert plan.environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert plan.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert plan.placement == "2,3: NVLink ×4, 112 GB/s, both idle"
+    assert plan.reasons["gpus"].startswith(plan.placement)
+    assert len(plan.sets) > 1
+    with pytest.raises(RefusedError, match="recorded host"):
+        fleet._launcher.refuse_elsewhere(replace(plan, engine=VLLM))
+    fleet.close()
+
+
+def test_a_fleet_without_gpus_shows_none_and_plans_as_ever(tmp_path: Path) -> None:
+    fleet = LocalFleet(tmp_path, observe=False, gpus=False, charts=True)
+    snapshot = fleet.snapshot()
+    assert (snapshot.host, snapshot.host_problem, snapshot.host_recorded) == (None, "", False)
+    plan = fleet.plan(LaunchRequest("chatbot", engine="simulated", place="offered"))
+    assert (plan.gpus, plan.sets) == ((), ())
+    fleet.close()
+
+
+def test_a_host_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no such file"):
+        LocalFleet(tmp_path, host_file=tmp_path / "missing.json")
+
+
+def test_shares_in_the_config_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[shares]\n0 = "24 GiB"\n1 = "50 %"\n2 = 0.25\n')
+    assert gpu_shares(read_config(path)) == (Share(0, gib=24.0), Share(1, fraction=0.5), Share(2, fraction=0.25))
+    assert gpu_shares(Config()) == ()
+    for line, told in (
+        ('first = "24 GiB"', "'first' is no GPU"),
+        ('0 = "a lot"', "is no share; write '24 GiB'"),
+        ("0 = true", "shares"),
+    ):
+        path.write_text(f"[shares]\n{line}\n")
+        with pytest.raises(ConfigError, match=told) as error:
+            read_config(path)
+        assert str(error.value).startswith(str(path))
+        assert "\n" not in str(error.value)

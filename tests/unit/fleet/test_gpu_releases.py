@@ -1,0 +1,103 @@
+"""After a stop: memory that comes back, memory that does not, memory that somebody else took at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vllm_console.fleet.releases import Releases
+from vllm_launchers.machine.gpu.document import read_host
+from vllm_launchers.machine.gpu.host import Gpu, Holder, Host
+
+CHAT = Holder(pid=10, user="ben", gib=40.0, server="chat")
+BARE = read_host(Path("1xrtx4090"))
+
+
+def on_gpu(free: float, *holders: Holder) -> Host:
+    gpu = Gpu(index=0, name="A6000", memory_gib=48.0, free_gib=free, used_gib=48.0 - free, used_by=holders)
+    return replace(BARE, gpus=(gpu,))
+
+
+class Machine:
+    """A host that a test changes, and a server that ends when it says so."""
+
+    def __init__(self) -> None:
+        self.host: Host | None = on_gpu(7.5, CHAT)
+        self.ended = threading.Event()
+        self.releases = Releases(lambda: self.host, patience=0.0)
+
+    def stop(self) -> None:
+        self.releases.watch("chat", self.ended.is_set)
+
+    def until(self, true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 10
+        while not true():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def threads(self) -> int:
+        return sum(thread.name == "release-chat" for thread in threading.enumerate())
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_memory_that_comes_back_is_not_mentioned(machine: Machine) -> None:
+    machine.stop()
+    machine.host = on_gpu(47.5)
+    machine.ended.set()
+    machine.until(lambda: not machine.threads())
+    assert machine.releases.notice("chat") == ""
+
+
+def test_memory_that_stays_names_who_holds_it_until_it_is_free(machine: Machine) -> None:
+    machine.stop()
+    machine.host = on_gpu(7.5, replace(CHAT, server=None))
+    machine.ended.set()
+    machine.until(lambda: machine.releases.notice("chat"))
+    assert machine.releases.notice("chat") == (
+        "it has ended, but GPU 0: 39.5 GiB did not come back; pid 10 of ben still holds 40.0 GiB"
+    )
+    machine.host = on_gpu(47.5)
+    machine.until(lambda: not machine.threads())
+    assert machine.releases.notice("chat") == ""
+
+
+def test_nothing_is_said_while_the_server_still_ends(machine: Machine) -> None:
+    machine.stop()
+    assert machine.threads() == 1
+    assert machine.releases.notice("chat") == ""
+    machine.releases.forget("chat")
+    machine.until(lambda: not machine.threads())
+
+
+def test_memory_that_somebody_new_took_at_once_did_come_back(machine: Machine) -> None:
+    machine.stop()
+    machine.host = on_gpu(10.0, Holder(pid=99, user="anna", gib=37.5))
+    machine.ended.set()
+    machine.until(lambda: not machine.threads())
+    assert machine.releases.notice("chat") == ""
+
+
+def test_a_start_of_the_same_name_ends_the_matter(machine: Machine) -> None:
+    machine.stop()
+    machine.ended.set()
+    machine.until(lambda: machine.releases.notice("chat"))
+    machine.releases.forget("chat")
+    assert machine.releases.notice("chat") == ""
+    machine.until(lambda: not machine.threads())
+    assert machine.releases.notice("chat") == ""
+
+
+def test_a_server_without_gpus_and_a_machine_without_them_start_no_thread(machine: Machine) -> None:
+    machine.releases.watch("other", machine.ended.is_set)
+    machine.host = None
+    machine.stop()
+    assert machine.threads() == 0

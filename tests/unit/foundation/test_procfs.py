@@ -1,0 +1,46 @@
+"""What ``/proc`` says, read from the real one and from lines that are odd."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from vllm_launchers import procfs
+
+
+def test_this_very_process() -> None:
+    found = procfs.stat(os.getpid())
+    assert found is not None
+    assert (found.pid, found.parent, found.session) == (os.getpid(), os.getppid(), os.getsid(0))
+    assert found.running
+    assert os.getpid() in procfs.pids()
+
+
+def test_a_name_may_hold_brackets_and_spaces(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    fields = " ".join(["Z", "1", "2", "3", *["0"] * 15, "99", "0"])
+    (tmp_path / "7" / "stat").write_text(f"7 (a) Z (b) c) {fields}\n")
+    assert procfs.stat(7, str(tmp_path)) == procfs.ProcessStat(7, "Z", 1, 3, 99)
+    assert not procfs.ProcessStat(7, "Z", 1, 3, 99).running
+
+
+@pytest.mark.parametrize("text", ["", "7 (a) S 1", "7"])
+def test_a_line_that_is_cut_off_is_no_process(tmp_path: Path, text: str) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(text)
+    assert procfs.stat(7, str(tmp_path)) is None
+    assert procfs.stat(8, str(tmp_path)) is None
+
+
+def test_a_listening_socket_and_who_holds_it() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        (found,) = [entry for entry in procfs.tcp_sockets() if entry.port == port and entry.listening]
+        assert found.uid == os.getuid()
+        assert found.link in (procfs.open_files(os.getpid()) or ())
+    assert not [entry for entry in procfs.tcp_sockets() if entry.port == port and entry.listening]
