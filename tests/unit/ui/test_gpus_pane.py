@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from vllm_console.fleet.model import FleetSnapshot
-from vllm_console.ui.panes.gpus import FREE, OTHERS, OURS, colours_of, gpus_lines, host_words
+from vllm_console.ui.panes.gpu_lines import FREE, OTHERS, OURS, colours_of, gpus_lines
+from vllm_console.ui.panes.gpus import host_words
 from vllm_launchers.machine.gpu.document import read_host, recorded_hosts
 from vllm_launchers.machine.gpu.host import Holder, Host
 

@@ -18,7 +18,7 @@ from vllm_console.fleet.model import FleetSnapshot, ServerView, State
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.panes.bars import footer_line, header_line, message_line, staged_line
-from vllm_console.ui.panes.gpus import GpusPane, wanted_height
+from vllm_console.ui.panes.gpus import GpusPane
 from vllm_console.ui.panes.kv_cache import KvCachePane
 from vllm_console.ui.panes.latency import LatencyPane
 from vllm_console.ui.panes.log import LogPane
@@ -247,7 +247,7 @@ class OperationsScreen(ServerVerbs):
         _set_display(self._gpus, alone == GPUS or beside)
         if self._gpus.display:
             part = room // (2 if server is None else 3)
-            _set_height(self._gpus, room if alone == GPUS else min(part, wanted_height(snapshot)))
+            _set_height(self._gpus, room if alone == GPUS else min(part, self._gpus.wanted_height(snapshot)))
 
     def action_pane(self, number: int) -> None:
         """Show one pane alone; once more shows all again."""
