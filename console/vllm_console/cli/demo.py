@@ -44,7 +44,7 @@ SERVERS = (
         1.2,
         Changes(set={"gpu-memory-utilization": 0.31, "max-num-seqs": 96, "max-num-batched-tokens": 768}),
     ),
-    DemoServer("coder", "code-generation", "H100 80GB", 1, 0.25, Changes(set={"max-num-batched-tokens": 1024})),
+    DemoServer("coder", "code-generation", "H100 80GB", 1, 0.25, Changes()),
 )
 """``chat`` shares its GPU: in the rush its KV cache holds about half of the sequences that its flags let in, so that
 halving them (``[``) ends the preemptions and FP8 (``v``) ends the queue too. ``coder`` has room and stays calm."""
