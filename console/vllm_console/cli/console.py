@@ -32,7 +32,11 @@ def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool =
     )
     try:
         app.run()
+    except KeyboardInterrupt:
+        if not app.ended_by_signal:
+            raise
     finally:
+        app.left.set()
         fleet.close()
     if not demo and (farewell := app.farewell()):
         print(farewell)

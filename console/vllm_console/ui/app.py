@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -24,6 +25,9 @@ from vllm_console.ui.theme import BAD, CONSOLE_THEME, wants_ascii
 from vllm_console.ui.threads import in_thread
 
 T = TypeVar("T")
+
+LEAVE_SECONDS = 3.0
+"""How long leaving may take after a signal before the main thread is interrupted."""
 
 RATES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between looks that ``+`` and ``-`` step through."""
@@ -79,7 +83,9 @@ class ConsoleApp(App[None]):
         self.message: tuple[str, Style | None] | None = None
         """What was said last, while it stands."""
         self._message_until = 0.0
-        self._ended_by_signal = False
+        self.ended_by_signal = False
+        self.left = threading.Event()
+        """Set by whoever ran the app, once it has returned."""
         self._seen_at = 0.0
         self._wake = asyncio.Event()
         self.operations = OperationsScreen()
@@ -102,8 +108,19 @@ class ConsoleApp(App[None]):
 
     def _told_to_end(self) -> None:
         """SIGHUP, SIGTERM: leave as after ``q``, without a word: the terminal may be gone. Textual handles neither."""
-        self._ended_by_signal = True
+        self.ended_by_signal = True
+        threading.Thread(target=self._see_it_end, name="leave", daemon=True).start()
         self.exit()
+
+    def _see_it_end(self) -> None:
+        """Interrupt the main thread when it does not leave: Textual's writer can wait for ever for a lost terminal.
+
+        Of two SIGINTs the first is asyncio's, which asks a loop to end that no longer runs; the second gets through.
+        """
+        wait = LEAVE_SECONDS
+        while not self.left.wait(wait):
+            os.kill(os.getpid(), signal.SIGINT)
+            wait = 0.5
 
     def action_quit(self) -> None:  # type: ignore[override]
         """Leave; servers stay up. Whoever ran the app says so (`farewell`)."""
@@ -111,7 +128,7 @@ class ConsoleApp(App[None]):
 
     def farewell(self) -> str:
         """What is said after a person has left; empty when there is nothing to say or nobody to say it to."""
-        if self.looking.demo or self.snapshot is None or self._ended_by_signal:
+        if self.looking.demo or self.snapshot is None or self.ended_by_signal:
             return ""
         names = [plain(server.name) for server in self.snapshot.servers if server.ours and server.state.alive]
         if not names:
