@@ -10,6 +10,9 @@ from vllm_launchers.machine.model import Engine, EngineKind
 from vllm_launchers.presets.model import FlagValue
 
 if TYPE_CHECKING:
+    from vllm_launchers.plan.budget.model import MemoryBudget
+    from vllm_launchers.plan.choices.model import Choice
+    from vllm_launchers.plan.findings import Finding
     from vllm_launchers.plan.placement import Placement
 
 __all__ = ["Changes", "Engine", "EngineKind", "FlagValue", "Flags", "Plan", "same_value"]
@@ -60,3 +63,9 @@ class Plan:
     """Why it gets these GPUs, in one line."""
     sets: tuple[Placement, ...] = ()
     """The sets of GPUs that there are to choose from, the best first; none where GPUs are not known."""
+    choices: tuple[Choice, ...] = ()
+    """Every flag that is set, with reason, price and source."""
+    memory: MemoryBudget | None = None
+    """What it will hold; None where too little is known of model or GPU."""
+    findings: tuple[Finding, ...] = ()
+    """What stands in its way, will hurt it or could be better, the worst first."""

@@ -1,0 +1,1 @@
+"""Memory of a launch, worked out before it runs."""

@@ -1,0 +1,1 @@
+"""From traffic, model and machine to flags, each with its reason and price."""

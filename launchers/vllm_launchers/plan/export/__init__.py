@@ -1,0 +1,1 @@
+"""A plan in other tools' forms: shell, config file, systemd, Compose, Kubernetes."""
