@@ -1,4 +1,4 @@
-"""What a plan may know besides what a person asked for. Gathered by `vllm_console.fleet`, so that planning stays pure."""
+"""What a plan may know besides what a person asked for; gathered by the fleet, so that planning itself stays pure."""
 
 from __future__ import annotations
 
