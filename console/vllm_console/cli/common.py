@@ -121,7 +121,16 @@ def status_document(server: ServerView) -> Document:
         "model": server.model or None,
         "downtime_seconds": server.downtime_seconds,
         "stages": [asdict(stage) for stage in server.stages],
+        "diagnosis": _diagnosis(server),
     }
+
+
+def _diagnosis(server: ServerView) -> Document | None:
+    if server.diagnosis is None:
+        return None
+    from vllm_console.diagnosis.document import diagnosis_document
+
+    return diagnosis_document(server.diagnosis)
 
 
 def wait_until(

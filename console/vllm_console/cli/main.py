@@ -22,6 +22,7 @@ COMMANDS = {
     "logs": "print or follow a server's log",
     "load": "send a preset's workload to a server and measure it",
     "metrics": "read a /metrics page from a URL or a file",
+    "diagnose": "name why a vLLM failed, from its log, and what would mend it",
     "host": "show this machine's GPUs and who holds them",
     "topology": "draw how the GPUs are wired",
     "gpus": "print the best set of free GPUs, for scripts",

@@ -34,6 +34,13 @@ from vllm_console.diagnosis.loglines import LogLine, parse_lines
 
 SIGKILL_CODES = (-9, 137)
 
+BEHIND = {
+    Cause.KV_CACHE_TOO_SMALL: Cause.WEIGHTS_DO_NOT_FIT,
+    Cause.OOM_RUNTIME: Cause.WEIGHTS_DO_NOT_FIT,
+    Cause.OOM_GRAPH_CAPTURE: Cause.WEIGHTS_DO_NOT_FIT,
+}
+"""What may lie behind a cause: a model that is too large for the GPU is often found out later than at its weights."""
+
 _EXCEPTION = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|NotFound|Failure)(?:\(\w+\))?)"
     r"(?:: (?P<text>.*))?$"
@@ -62,13 +69,16 @@ class _Rank(IntEnum):
 class FailureLine:
     """The line that shows why a server died: its number from 1, what it says (plain text), and what that means.
 
-    ``explanation`` is one sentence, or None for what is not known; ``cause`` is `Cause.OTHER` then.
+    ``explanation`` is one sentence, or None for what is not known; ``cause`` is `Cause.OTHER` then. ``confidence`` is
+    from 0 to 1, by how much the line says; ``also`` are other causes that are named in the same part of the log.
     """
 
     number: int
     text: str
     cause: Cause
     explanation: str | None
+    confidence: float = 0.0
+    also: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,24 @@ def failure_line(lines: Sequence[str], exit_code: int | None = None) -> FailureL
     line = parsed[best.index]
     cause, explanation = (best.rule.cause, best.rule.explanation) if best.rule else (Cause.OTHER, None)
     field = _pydantic_field(parsed, best.index)
-    return FailureLine(line.number, field + line.message.strip(), cause, explanation)
+    text = field + line.message.strip()
+    served = any(_SERVES in before.message for before in parsed[: best.index])
+    also = _also(candidates, best, cause, served)
+    return FailureLine(line.number, text, cause, explanation, _confidence(best, cause), also)
+
+
+def _confidence(best: _Candidate, cause: Cause) -> float:
+    """By what was found: a line that names its cause is nearly sure, a death without a word is not."""
+    if cause is Cause.OTHER:
+        return 0.3
+    return {_Rank.NAMED: 0.95, _Rank.DEATH: 0.6}.get(best.rank, 0.5)
+
+
+def _also(candidates: list[_Candidate], best: _Candidate, cause: Cause, served: bool) -> tuple[Cause, ...]:
+    """Other causes that lines after it name, and what usually lies behind this one at a start."""
+    named = [one.rule.cause for one in candidates if one.rank is _Rank.NAMED and one.rule and one.index >= best.index]
+    behind = [BEHIND[cause]] if cause in BEHIND and not served else []
+    return tuple(dict.fromkeys(other for other in (*behind, *named) if other not in (cause, Cause.OTHER)))
 
 
 def _best(parsed: list[LogLine], candidates: list[_Candidate]) -> _Candidate | None:

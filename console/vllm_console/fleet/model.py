@@ -13,6 +13,8 @@ from vllm_launchers.plan.model import Changes, Engine, Flags
 from vllm_launchers.presets.model import FlagValue, Objectives, Preset, Workload
 
 if TYPE_CHECKING:
+    from vllm_console.diagnosis.model import Diagnosis
+
     # Not needed to look at servers, and a good part of a command's start-up time.
     from vllm_launchers.machine.gpu.host import Host
     from vllm_launchers.machine.gpu.sharing import Share
@@ -42,6 +44,8 @@ class ServerView:
     attempt: int = 0
     reason: str = ""
     """Why it is in this state, in one sentence; for a failed server with the line from its log that shows it."""
+    diagnosis: Diagnosis | None = None
+    """For a failed server: the named cause, what shows it, and what would mend it."""
     notice: str = ""
     """What a person should know besides: adopted by a new keeper, bound to all addresses without a key, …"""
     exit: Exit | None = None
@@ -112,6 +116,14 @@ class LaunchRequest:
     place: str = ""
     """``auto``: the best set of GPUs; ``offered``: that where GPUs are known, else none; a MIG slice's UUID. When it
     is empty ``gpus`` are taken as they stand."""
+    workload: Workload | None = None
+    """Traffic to plan for in place of the preset's, such as what a running server has seen."""
+    force: bool = False
+    """Start in spite of errors that rest on an estimate or on what may pass; never of those that vLLM ends on."""
+    vllm_version: str | None = None
+    """Plan for this release, which need not be installed; such a plan can be shown and not started."""
+    from_hub: bool = False
+    """Ask the Hugging Face hub for facts of the model that are not on this machine."""
 
 
 __all__ = [

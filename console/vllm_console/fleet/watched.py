@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_console.fleet.details import Details, unpack
 from vllm_console.fleet.model import ServerView, Stage, State
@@ -12,7 +13,11 @@ from vllm_console.telemetry.timeline import Timeline
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_wildcard
 from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.plan.model import Flags
 from vllm_launchers.secrets import redact, redact_argv
+
+if TYPE_CHECKING:
+    from vllm_console.diagnosis.model import Diagnosis
 
 HISTORY = "history.sqlite"
 """The recorder's file in a server's folder."""
@@ -42,7 +47,7 @@ class WatchedServer:
         self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS)
         self._sequence: int | None = None
         self._startup: tuple[tuple[int, int], _StartLog] | None = None
-        self._failure: tuple[tuple[int, int], str] | None = None
+        self._failure: tuple[tuple[int, int], Diagnosis | None] | None = None
 
     def view(self, record: ServerRecord, now: float, *, selected: bool, load: str) -> ServerView:
         """The server as of ``now`` (Unix seconds)."""
@@ -68,7 +73,8 @@ class WatchedServer:
             previous_flags=unpack(earlier.spec.details).flags if earlier else None,
             generation=record.current.number,
             attempt=record.attempt,
-            reason=self._reason(record),
+            reason=self._reason(record, details.flags),
+            diagnosis=self._diagnosis(record, details.flags),
             notice="; ".join(filter(None, (_notice(record), history_problem))),
             exit=record.exit,
             next_attempt_at=record.next_attempt_at,
@@ -114,22 +120,31 @@ class WatchedServer:
             return str(error)
         return ""
 
-    def _reason(self, record: ServerRecord) -> str:
+    def _reason(self, record: ServerRecord, flags: Flags) -> str:
         """The keeper's sentence; for a failed server with the line from its log that shows why."""
-        if record.state is not State.FAILED:
+        found = self._diagnosis(record, flags)
+        if found is None or not found.evidence:
             return redact(plain(record.reason))
+        from vllm_console.diagnosis.diagnose import UNNAMED
+
+        # What it means comes first and the exit code last: a row of a table shows only the beginning.
+        meaning = "" if found.explanation == UNNAMED else found.explanation.removesuffix(".")
+        parts = (meaning, found.evidence)
+        line = ": ".join(filter(None, map(plain, parts)))
+        return redact(plain(f"{line} ({record.reason})"))
+
+    def _diagnosis(self, record: ServerRecord, flags: Flags) -> Diagnosis | None:
+        """Why it failed, worked out once per failure; None for a server that has not."""
+        if record.state is not State.FAILED:
+            return None
         key = (record.current.number, record.attempt)
         if self._failure is None or self._failure[0] != key:
-            from vllm_console.diagnosis.failure_line import failure_line
+            from vllm_console.diagnosis.diagnose import diagnose
 
             code = record.exit.code if record.exit else None
-            lines = _tail(self._folder / "server.log", record)
-            found = failure_line(lines, code) if lines else None
-            # What it means comes first and the exit code last: a row of a table shows only the beginning.
-            parts = ((found.explanation or "").removesuffix("."), found.text) if found else ()
-            self._failure = (key, ": ".join(filter(None, map(plain, parts))))
-        line = self._failure[1]
-        return redact(plain(f"{line} ({record.reason})" if line else record.reason))
+            lines = [redact(line) for line in _tail(self._folder / "server.log", record)]
+            self._failure = (key, diagnose(lines, code, flags) if lines else None)
+        return self._failure[1]
 
     def _stages(self, record: ServerRecord, now: float) -> tuple[Stage, ...]:
         key = (record.current.number, record.attempt)

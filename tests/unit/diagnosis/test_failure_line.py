@@ -145,7 +145,7 @@ def test_known_causes_are_named_and_explained(end: str, cause: Cause) -> None:
 )
 def test_what_the_flag_parser_refuses(line: str, cause: Cause) -> None:
     usage = ["usage: vllm serve [model_tag] [options]", "            [--dtype {auto,half}] [--port PORT]"]
-    assert found([*usage, line, ""], 2) == FailureLine(3, line, cause, found([line]).explanation)
+    assert found([*usage, line, ""], 2) == FailureLine(3, line, cause, found([line]).explanation, confidence=0.95)
 
 
 def test_pydantics_message_is_shown_and_not_its_headline() -> None:
@@ -263,7 +263,7 @@ def test_records_in_json_are_read() -> None:
         "message": "\n".join(traceback("ValueError: bad shape")),
     }
     line = failure_line([json.dumps({"levelname": "INFO", "message": "hello"}), json.dumps(message)], 1)
-    assert line == FailureLine(2, "ValueError: bad shape", Cause.OTHER, None)
+    assert line == FailureLine(2, "ValueError: bad shape", Cause.OTHER, None, confidence=0.3)
 
 
 def test_logs_of_containers_are_read() -> None:

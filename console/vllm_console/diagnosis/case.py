@@ -1,0 +1,106 @@
+"""What a failed start's log tells of it besides the line that shows why: flags, version, figures of memory. Pure."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from vllm_console.diagnosis.failure_line import FailureLine
+from vllm_console.diagnosis.loglines import LogLine
+from vllm_launchers.plan.errors import FlagError
+from vllm_launchers.plan.flags import normalise, token_count
+from vllm_launchers.plan.model import Flags
+from vllm_launchers.presets.model import FlagValue
+
+DEFAULT_UTILIZATION = 0.92
+"""``gpu-memory-utilization`` from vLLM 0.20 on; 0.9 before."""
+
+_ARGS = re.compile(r"non-default args: (?P<args>\{.*\})")
+_VERSION = re.compile(
+    r"vLLM (?:API )?server version (?P<version>\d+\.\d+[\w.+]*)|\bversion (?P<banner>\d+\.\d+\.\d+\S*)$"
+)
+_LENGTH = re.compile(r"Using max model len (?P<length>\d+)")
+_LONGEST_ARGS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A failure with what its remedies are worked out from.
+
+    ``flags`` are those that the server was started with, as far as they are known; ``text`` is the line that shows the
+    failure; ``max_model_len`` the context that was in force, in tokens.
+    """
+
+    failure: FailureLine
+    flags: Flags = field(default_factory=dict)
+    version: str | None = None
+    max_model_len: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The line that shows the failure."""
+        return self.failure.text
+
+    def number(self, name: str, default: float) -> float:
+        """A flag's value as a number, or the default where it is not set or is none."""
+        value = self.flags.get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    @property
+    def release(self) -> tuple[int, int] | None:
+        """Major and minor version, or None when the log does not say."""
+        found = re.match(r"(\d+)\.(\d+)", self.version or "")
+        return (int(found[1]), int(found[2])) if found else None
+
+    @property
+    def utilization(self) -> float:
+        """The share of the GPU's memory that was asked for."""
+        old = self.release is not None and self.release < (0, 20)
+        return self.number("gpu-memory-utilization", 0.9 if old else DEFAULT_UTILIZATION)
+
+
+def case_of(failure: FailureLine, lines: Iterable[LogLine], flags: Flags | None = None) -> Case:
+    """Read the case from the log's lines; ``flags`` take the place of what the log says of them."""
+    told: dict[str, FlagValue] = {}
+    version: str | None = None
+    length: int | None = None
+    for line in lines:
+        if found := _ARGS.search(line.message):
+            told = _read_args(found["args"])
+            length = None
+        elif found := _VERSION.search(line.message):
+            version = found["version"] or found["banner"]
+        elif found := _LENGTH.search(line.message):
+            length = int(found["length"])
+    known = flags if flags is not None else told
+    return Case(failure, known, version, length or token_count(known.get("max-model-len")))
+
+
+def _read_args(text: str) -> dict[str, FlagValue]:
+    """vLLM prints what it was given as a Python dictionary; values that are no plain values are left out."""
+    if len(text) > _LONGEST_ARGS:
+        return {}
+    try:
+        read = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return _read_pairs(text)
+    return _plain_values(read) if isinstance(read, dict) else {}
+
+
+def _read_pairs(text: str) -> dict[str, FlagValue]:
+    """The numbers, words and truths among them, where one value is an object that cannot be read back."""
+    pairs = re.findall(r"'(\w+)': (-?\d+(?:\.\d+)?|'[^']*'|True|False)(?=[,}])", text)
+    return _plain_values({name: ast.literal_eval(value) for name, value in pairs})
+
+
+def _plain_values(read: Mapping[object, object]) -> dict[str, FlagValue]:
+    values: dict[str, FlagValue] = {}
+    for name, value in read.items():
+        if isinstance(name, str) and isinstance(value, bool | int | float | str):
+            try:
+                values[normalise(name)] = value
+            except FlagError:
+                continue
+    return values

@@ -1,0 +1,51 @@
+"""``diagnose LOGFILE``: the document, the words for people, and files that cannot be read."""
+
+from __future__ import annotations
+
+LOG = """\
+INFO 11-20 10:00:00 [api_server.py:1] vLLM API server version 0.32.0
+Capturing CUDA graphs:  10%|#\rCapturing CUDA graphs: 100%|##########
+ERROR 11-20 10:00:09 [core.py:1] EngineCore failed to start.
+Traceback (most recent call last):
+  File "gpu_worker.py", line 1, in init_device
+ValueError: Free memory on device cuda:0 (12.00/24.00 GiB) on startup is less than desired GPU memory utilization (0.92, 22.08 GiB). Decrease GPU memory utilization.
+RuntimeError: Engine core initialization failed. See root cause above.
+"""  # noqa: E501
+
+
+def test_the_document_names_cause_line_and_remedy(program, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(LOG)
+    answer = program.json("diagnose", str(path))
+    assert set(answer) == {"cause", "confidence", "line", "evidence", "explanation", "remedies", "also"}
+    assert (answer["cause"], answer["line"]) == ("free_memory_below_utilization", 6)
+    assert answer["evidence"].startswith("ValueError: Free memory on device")
+    assert answer["remedies"][0]["set"] == {"gpu-memory-utilization": 0.49}
+    assert set(answer["remedies"][0]) == {"set", "unset", "why", "price"}
+
+
+def test_people_read_the_cause_first_and_the_change_as_they_would_type_it(program, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(LOG.replace("Decrease", "\x1b[31mDecrease [bold]") + "api key sk-aaaaaaaaaaaaaaaaaaaaaaaaaaaa\n")
+    answer = program("diagnose", str(path))
+    assert answer.returncode == 0
+    assert answer.stdout.startswith("free_memory_below_utilization: ")
+    assert "--gpu-memory-utilization 0.49" in answer.stdout
+    assert "[bold]" in answer.stdout
+    assert "\x1b" not in answer.stdout
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(program, tmp_path):
+    for name in (tmp_path / "none.log", tmp_path):
+        answer = program("diagnose", str(name))
+        assert answer.returncode == 1
+        assert answer.stderr.startswith(f"vllm-console: {name}: cannot be read: ")
+        assert answer.stderr.count("\n") == 1
+
+
+def test_bytes_that_are_no_text_and_an_empty_log_are_no_failure(program, tmp_path):
+    path = tmp_path / "x.log"
+    for data in (b"", b"\xff\x00\xfe" * 1000):
+        path.write_bytes(data)
+        answer = program.json("diagnose", str(path))
+        assert (answer["cause"], answer["confidence"], answer["remedies"]) == ("other", 0.0, [])

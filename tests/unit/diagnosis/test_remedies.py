@@ -1,0 +1,163 @@
+"""What is offered after a failure carries the figures of the log, and never what the server has already."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_console.diagnosis.causes import Cause
+from vllm_console.diagnosis.diagnose import NOTHING_SEEN, diagnose
+from vllm_console.diagnosis.document import change_words, diagnosis_document, diagnosis_lines
+from vllm_console.diagnosis.model import Diagnosis
+from vllm_launchers.plan.model import Changes, Flags
+
+SHORT = (
+    "ValueError: To serve at least one request with the model's max seq len (32768), (4.50 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (2.25 GiB)."
+)
+
+
+def of(end: str, flags: Flags | None = None, *before: str) -> Diagnosis:
+    return diagnose([*before, "Traceback (most recent call last):", '  File "a.py", line 1, in f', end], 1, flags)
+
+
+def first(end: str, flags: Flags | None = None, *before: str) -> Changes:
+    return of(end, flags, *before).remedies[0].changes
+
+
+def test_the_context_that_fits_is_vllms_own_estimate() -> None:
+    told = f"{SHORT} Based on the available memory, the estimated maximum model length is 16410. Try …"
+    assert first(told) == Changes({"max-model-len": 16400})
+
+
+def test_without_an_estimate_the_context_is_in_proportion_to_the_memory() -> None:
+    assert first(SHORT) == Changes({"max-model-len": 16384})
+
+
+def test_the_older_message_gives_the_tokens_that_the_cache_holds() -> None:
+    text = "ValueError: The model's max seq len (40960) is larger than the maximum number of tokens that can be stored in KV cache (35008). Try"  # noqa: E501
+    found = of(text)
+    assert found.cause is Cause.KV_CACHE_TOO_SMALL
+    assert found.remedies[0].changes == Changes({"max-model-len": 35008})
+
+
+def test_a_block_override_is_what_gives_way() -> None:
+    changes = [remedy.changes for remedy in of(SHORT, {"num-gpu-blocks-override": 40}).remedies]
+    assert changes == [Changes({"max-model-len": 16384}), Changes(unset=("num-gpu-blocks-override",))]
+
+
+def test_what_is_on_already_is_not_offered_again() -> None:
+    flags: Flags = {"kv-cache-dtype": "fp8", "gpu-memory-utilization": 0.95}
+    names = {name for remedy in of(SHORT, flags).remedies for name in remedy.changes.set}
+    assert names == {"max-model-len"}
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "fitting"),
+    [(13.58, 15.99, 0.84), (31.44, 47.38, 0.65), (79.0, 79.2, 0.99), (0.68, 31.35, None), (7.0, 24.0, None)],
+)
+def test_utilization_comes_down_to_what_is_free(free: float, total: float, fitting: float | None) -> None:
+    text = (
+        f"ValueError: Free memory on device cuda:0 ({free}/{total} GiB) on startup is less than desired GPU memory "
+        "utilization (0.92, 22 GiB). Decrease it."
+    )
+    found = of(text)
+    assert found.cause is Cause.FREE_MEMORY_BELOW_UTILIZATION
+    if fitting is None:
+        assert all(remedy.changes.empty for remedy in found.remedies)
+    else:
+        assert found.remedies[0].changes == Changes({"gpu-memory-utilization": fitting})
+        assert fitting * total < free
+
+
+@given(st.floats(0.1, 200), st.floats(1, 200))
+def test_an_offered_utilization_always_fits(free: float, total: float) -> None:
+    text = f"ValueError: Free memory on device ({free:.2f}/{total:.2f} GiB) on startup is less than desired GPU memory utilization (0.9, 1 GiB)"  # noqa: E501
+    for remedy in of(text).remedies:
+        value = remedy.changes.set.get("gpu-memory-utilization")
+        if value is not None:
+            assert float(value) * float(f"{total:.2f}") < float(f"{free:.2f}")
+
+
+def test_flags_are_read_from_the_log_where_nobody_gives_them() -> None:
+    args = "(APIServer pid=3) INFO 11-20 10:00:00 [u.py:1] non-default args: {'model': 'm', 'gpu_memory_utilization': 0.8, 'served_model_name': ['a'], 'x': <obj>}"  # noqa: E501
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert first(text, None, args) == Changes({"gpu-memory-utilization": 0.75})
+    assert first(text, {"gpu-memory-utilization": 0.5}, args) == Changes({"gpu-memory-utilization": 0.45})
+
+
+def test_the_default_utilization_is_that_of_the_release() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    old = "INFO 11-20 10:00:00 [api_server.py:1] vLLM API server version 0.11.2"
+    assert first(text, None, old) == Changes({"gpu-memory-utilization": 0.85})
+    assert first(text) == Changes({"gpu-memory-utilization": 0.87})
+
+
+def test_unknown_flags_are_left_out_as_they_were_written() -> None:
+    found = diagnose(["vllm: error: unrecognized arguments: --swap-space 4 --no-such-flag --x=1"], 2)
+    assert found.remedies[0].changes == Changes(unset=("swap-space", "no-such-flag", "x"))
+    assert "--swap-space, --no-such-flag, --x" in found.remedies[0].why
+
+
+def test_the_nearest_choice_is_offered_before_leaving_the_flag_out() -> None:
+    text = "vllm serve: error: argument --dtype/-d: invalid choice: 'bfloat' (choose from 'auto', 'bfloat16', 'half')"
+    changes = [remedy.changes for remedy in diagnose([text], 2).remedies]
+    assert changes == [Changes({"dtype": "bfloat16"}), Changes(unset=("dtype",))]
+
+
+def test_a_context_over_the_models_comes_down_to_it() -> None:
+    text = (
+        "  Value error, User-specified max_model_len (99999) is greater than the derived max_model_len "
+        "(max_position_embeddings=4096 or model_max_length=None in model's config.json). [type=value_error]"
+    )
+    log = ["pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", text]
+    assert diagnose(log, 1).remedies[0].changes == Changes({"max-model-len": 4096})
+
+
+def test_tensor_parallelism_comes_down_to_a_divisor_of_the_heads() -> None:
+    text = "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)."
+    changes = [remedy.changes for remedy in of(text).remedies]
+    assert changes == [
+        Changes({"tensor-parallel-size": 4}),
+        Changes({"tensor-parallel-size": 4, "pipeline-parallel-size": 2}),
+    ]
+
+
+@pytest.mark.parametrize(("size", "fitting"), [(8, 4), (1, None)])
+def test_tensor_parallelism_keeps_whole_blocks(size: int, fitting: int | None) -> None:
+    text = "ValueError: The output_size of gate's and up's weight = 192 is not divisible by weight quantization block_n = 128."  # noqa: E501
+    remedies = of(text, {"tensor-parallel-size": size}).remedies
+    assert remedies[0].changes == (Changes({"tensor-parallel-size": fitting}) if fitting else Changes())
+    assert remedies[1].changes == Changes({"enable-expert-parallel": True})
+
+
+def test_a_killed_process_is_said_to_be_killed() -> None:
+    found = diagnose(["INFO all is well"], -9)
+    assert found.cause is Cause.ENGINE_DIED
+    assert found.line is None
+
+
+def test_a_log_without_a_failure_is_no_failure() -> None:
+    found = diagnose(["INFO 11-20 10:00:00 [x.py:1] Application startup complete."], None)
+    assert (found.cause, found.confidence, found.explanation) == (Cause.OTHER, 0.0, NOTHING_SEEN)
+
+
+def test_what_ran_out_of_memory_at_its_start_may_be_too_large_a_model() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert Cause.WEIGHTS_DO_NOT_FIT in of(text).also
+    assert Cause.WEIGHTS_DO_NOT_FIT not in of(text, None, "INFO:     Application startup complete.").also
+
+
+@given(st.lists(st.text(), max_size=30), st.sampled_from([None, 0, 1, 2, -9, -15]))
+def test_any_text_gets_an_answer_that_is_json(lines: list[str], code: int | None) -> None:
+    found = diagnose(lines, code)
+    json.dumps(diagnosis_document(found))
+    assert diagnosis_lines(found)
+
+
+def test_changes_read_as_a_person_would_type_them() -> None:
+    changes = Changes({"max-num-seqs": 128, "enable-prefix-caching": False}, ("swap-space",))
+    assert change_words(changes) == "--max-num-seqs 128 --no-enable-prefix-caching, without --swap-space"
