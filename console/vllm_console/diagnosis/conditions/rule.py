@@ -1,0 +1,114 @@
+"""How a condition is found: a verdict on every frame, and from the verdicts since when it holds.
+
+A condition begins when three of the last four frames are bad and ends when three in a row are good, so that it does not
+flap; a frame that says neither leaves things as they are. Where nothing was reported for a while it is quiet. All of it
+is worked out from the frames anew at every look, so that every console and command says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from vllm_console.diagnosis.model import Condition
+from vllm_console.telemetry.frames import Frame
+from vllm_launchers.machine.gpu.host import Gpu
+from vllm_launchers.plan.model import Flags
+from vllm_launchers.presets.model import Objectives, Workload
+
+ENTER, OF = 3, 4
+LEAVE = 3
+QUIET_AFTER = 3
+"""Frames in a row without a report, after which nothing is said."""
+
+
+class Verdict(Enum):
+    """What one frame says of one condition."""
+
+    BAD = "bad"
+    BETWEEN = "between"
+    """Neither bad enough to begin nor good enough to end."""
+    GOOD = "good"
+    UNKNOWN = "unknown"
+    """What it is judged by was not reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMoment:
+    """The server's GPUs at one moment (Unix seconds), as far as they were looked at."""
+
+    at: float
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything that conditions are judged by. ``frames`` are those of the present generation, oldest first.
+
+    ``ready_at`` is when it began to serve. ``moments`` are looks at its GPUs, oldest first, empty where none is known.
+    ``link`` is how its GPUs reach each other (``NV4``, ``PIX``, ``SYS``, …), the slowest pair. ``silent_seconds`` is
+    how long a one-token request has been without an answer, None when none was sent, and 0 when it was answered.
+    """
+
+    now: float
+    ready_at: float
+    frames: Sequence[Frame]
+    flags: Flags = field(default_factory=dict)
+    objectives: Objectives | None = None
+    workload: Workload | None = None
+    preset: str = ""
+    release: tuple[int, int, int] | None = None
+    max_model_len: int | None = None
+    healthy: bool | None = None
+    moments: Sequence[GpuMoment] = ()
+    link: str = ""
+    server: str = ""
+    reserve_gib: Mapping[int, float] = field(default_factory=dict)
+    """Per GPU index, what is kept for other tenants."""
+    silent_seconds: float | None = None
+
+    @property
+    def objectives_source(self) -> str:
+        """Where the thresholds come from, as a person reads it."""
+        return f"objectives of preset {self.preset}" if self.preset else "objectives of its preset"
+
+
+class Rule(Protocol):
+    """One condition."""
+
+    code: str
+
+    def verdicts(self, situation: Situation) -> Sequence[Verdict]:
+        """One verdict per frame of the situation."""
+
+    def describe(self, situation: Situation, since: float) -> Condition:
+        """The condition as it stands now."""
+
+
+def holds_since(verdicts: Sequence[Verdict], frames: Sequence[Frame]) -> float | None:
+    """When the condition that holds at the end began (the start of its first bad frame), or None if none holds."""
+    begun: float | None = None
+    good = unknown = 0
+    for index, verdict in enumerate(verdicts):
+        unknown = unknown + 1 if verdict is Verdict.UNKNOWN else 0
+        if unknown >= QUIET_AFTER:
+            begun, good = None, 0
+        if begun is not None:
+            good = good + 1 if verdict is Verdict.GOOD else 0 if verdict is Verdict.BAD else good
+            if good >= LEAVE:
+                begun, good = None, 0
+        elif verdict is Verdict.BAD:
+            last = range(max(0, index - OF + 1), index + 1)
+            bad = [at for at in last if verdicts[at] is Verdict.BAD]
+            if len(bad) >= ENTER:
+                begun, good = frames[bad[0]].start, 0
+    return begun
+
+
+def above(value: float | None, begins: float, ends: float) -> Verdict:
+    """Bad above ``begins``, good up to ``ends``, neither between."""
+    if value is None:
+        return Verdict.UNKNOWN
+    return Verdict.BAD if value > begins else Verdict.GOOD if value <= ends else Verdict.BETWEEN
