@@ -15,8 +15,15 @@ from typing import Protocol
 from vllm_console.diagnosis.model import Condition
 from vllm_console.telemetry.frames import Frame
 from vllm_launchers.machine.gpu.host import Gpu
+from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Flags
 from vllm_launchers.presets.model import Objectives, Workload
+
+DEFAULT_OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+"""For servers whose launch says nothing of objectives."""
+
+DEFAULT_SEQUENCES = 256
+"""``max-num-seqs`` on a GPU of less than 70 GiB where the flag is not set."""
 
 ENTER, OF = 3, 4
 LEAVE = 3
@@ -67,12 +74,33 @@ class Situation:
     server: str = ""
     reserve_gib: Mapping[int, float] = field(default_factory=dict)
     """Per GPU index, what is kept for other tenants."""
+    build: str | None = None
+    """The engine's build: ``cuda``, ``cpu``, …; a CPU build has no GPU to tune for."""
+    compute_capability: tuple[int, int] | None = None
+    quantized: bool | None = None
+    """Whether its weights are quantized; None where that is not known."""
     silent_seconds: float | None = None
 
     @property
-    def objectives_source(self) -> str:
+    def goals(self) -> Objectives:
+        """The thresholds: its preset's, or for a server without one ours."""
+        return self.objectives or DEFAULT_OBJECTIVES
+
+    @property
+    def goals_source(self) -> str:
         """Where the thresholds come from, as a person reads it."""
+        if self.objectives is None:
+            return "our default, as it has no preset"
         return f"objectives of preset {self.preset}" if self.preset else "objectives of its preset"
+
+    @property
+    def max_num_seqs(self) -> int:
+        """How many sequences may run at once; vLLM's own default where the flag is not set."""
+        return token_count(self.flags.get("max-num-seqs")) or DEFAULT_SEQUENCES
+
+    def last(self, count: int) -> Sequence[Frame]:
+        """The newest frames."""
+        return self.frames[-count:]
 
 
 class Rule(Protocol):
