@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[\w.-]{1,96})?")
-_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[\w.-]{1,96})?")
+REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 CONFIGS = ("config.json", "params.json")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".tensors")
 
@@ -17,15 +17,15 @@ def model_folder_problem(model: str) -> str | None:
 
     Hub ids (``org/name``) and remote addresses pass: whether they exist is not known here.
     """
-    if _REMOTE.match(model):
+    if REMOTE.match(model):
         return None
     if model.startswith("~"):
         return f"model {model}: write the whole path, the server does not know '~': {_expanded(model)}"
     path = Path(model)
     if not path.is_absolute():
-        if not model.startswith(".") and not path.is_dir() and _HUB_ID.fullmatch(model):
+        if not model.startswith(".") and not path.is_dir() and HUB_ID.fullmatch(model):
             return None
-        if path.exists() and not _HUB_ID.fullmatch(model):
+        if path.exists() and not HUB_ID.fullmatch(model):
             return f"model {model}: write the whole path, the server runs in another folder: {path.absolute()}"
         if not path.exists():
             return f"model {model}: is neither a folder here nor a hub id such as Qwen/Qwen3-8B-AWQ"

@@ -18,6 +18,10 @@ class LayerKind(StrEnum):
     NONE = "none"
 
 
+class ModelFactsError(Exception):
+    """A model's facts cannot be had; the text is one sentence for a person: what, where, and what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """How a checkpoint's weights are stored. ``method`` as vLLM calls it (``awq``, ``gptq``, ``fp8``, …).
@@ -52,12 +56,18 @@ class ModelFacts:
     kv_heads: int | None = None
     head_dim: int | None = None
     v_head_dim: int | None = None
+    full_kv_heads: int | None = None
+    """KV heads of full-attention layers where they differ from those of the sliding ones (Gemma 4), else None."""
+    full_head_dim: int | None = None
+    """Head size of full-attention layers where it differs from that of the sliding ones, else None."""
     kv_lora_rank: int | None = None
     """Set for multi-head latent attention (MLA), whose cache is one vector per token and layer."""
     qk_rope_head_dim: int | None = None
     window: int | None = None
     experts: int | None = None
     experts_per_token: int | None = None
+    expert_intermediate_size: int | None = None
+    """Width of one expert; ``intermediate_size`` is that of dense layers where a model has both."""
     vocabulary: int | None = None
     max_context: int | None = None
     dtype: str | None = None
@@ -71,9 +81,14 @@ class ModelFacts:
     gated: bool | None = None
     files_missing: tuple[str, ...] = ()
     bytes_to_download: int | None = None
-    """What is still to be fetched before it can be loaded; 0 when all is here, None when not known."""
+    """What is still to be fetched before it can be loaded; 0 when all is here, None when not known.
+
+    Estimated by parameters × precision where the files' sizes are not known.
+    """
     state_bytes: int | None = None
     """Bytes of state per linear-attention layer and request, before any split over GPUs; None when not known."""
+    state_bytes_per_draft_token: int | None = None
+    """What each speculative token adds to ``state_bytes``: a row of the convolution's state."""
     missing: tuple[str, ...] = ()
 
     @property

@@ -1,0 +1,179 @@
+"""Measured traffic becomes a workload, with how sure it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from vllm_console.telemetry.history import Reader, Writer
+from vllm_console.telemetry.model import EngineSample, Histogram, Sample
+from vllm_console.telemetry.workload import FEWEST, SeenWorkload, seen_workload
+from vllm_launchers.presets.model import Workload
+
+BOUNDS = (1.0, 10.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, math.inf)
+BEFORE = Workload(input_tokens_p95=9999, output_tokens_p95=999, prefix_reuse=0.77, concurrency=33)
+
+
+class Look(NamedTuple):
+    generation: int
+    sample: Sample
+
+
+def lengths(seen: Sequence[float]) -> Histogram:
+    return Histogram(BOUNDS, tuple(float(sum(one <= bound for one in seen)) for bound in BOUNDS), float(sum(seen)))
+
+
+def engine(
+    prompts: Sequence[float] = (),
+    answers: Sequence[float] = (),
+    *,
+    cached: tuple[float, float] | None = (0.0, 0.0),
+    running: float | None = 0.0,
+    waiting: float | None = 0.0,
+) -> EngineSample:
+    hits, queries = cached if cached is not None else (None, None)
+    return EngineSample(
+        requests_running=running,
+        requests_waiting=waiting,
+        prefix_cache_hits_total=hits,
+        prefix_cache_queries_total=queries,
+        requests_finished_total=float(len(prompts)),
+        histograms={"prompt_tokens": lengths(prompts), "generation_tokens": lengths(answers)},
+    )
+
+
+def look(at: float, *engines: EngineSample, generation: int = 1) -> Look:
+    return Look(generation, Sample(at, {str(number): one for number, one in enumerate(engines)}))
+
+
+def seen(*looks: Look, longest: int | None = None) -> SeenWorkload:
+    return seen_workload(looks, BEFORE, longest=longest)
+
+
+def test_lengths_reuse_and_concurrency() -> None:
+    found = seen(
+        look(0, engine([5000] * 40, [3] * 40, cached=(900, 1000))),
+        look(1800, engine([5000] * 40 + [150] * 500, [3] * 40 + [50] * 500, cached=(1500, 2000), running=7, waiting=2)),
+        look(3600, engine([5000] * 40 + [150] * 1000, [3] * 40 + [50] * 1000, cached=(2100, 3000), running=3)),
+    )
+    # All that is in a bucket is taken to be spread evenly over it; what was there before does not count.
+    assert found.workload == Workload(input_tokens_p95=195, output_tokens_p95=96, prefix_reuse=0.6, concurrency=9)
+    assert (found.requests, found.minutes, found.kept, found.at_least) == (1000, 60.0, (), ())
+    assert found.sure
+    assert found.sentence == (
+        "1,000 requests in 60 minutes: prompts of 195 tokens (100 to 200) and answers of 96 tokens (10 to 100) at p95, "
+        "60% of prompt tokens reused, 9 in flight."
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, FEWEST - 1])
+def test_too_few_requests_say_how_many(count: int) -> None:
+    found = seen(look(0, engine()), look(600, engine([50] * count, [50] * count)))
+    assert found.workload is None
+    assert found.requests == count
+    assert ("No request" if count == 0 else f"{count} request") in found.sentence
+    assert "10 minutes" in found.sentence
+    assert str(FEWEST) in found.sentence
+    assert not found.sure
+
+
+def test_just_enough_is_rough() -> None:
+    found = seen(look(0, engine()), look(60, engine([50] * FEWEST, [50] * FEWEST, running=1)))
+    assert found.workload is not None
+    assert not found.sure
+    assert "rough" in found.sentence
+    assert "60 seconds" in found.sentence
+
+
+def test_nothing_was_recorded_or_reported() -> None:
+    assert seen().workload is None
+    assert "Nothing was recorded" in seen().sentence
+    silent = seen(look(0, EngineSample(requests_running=1)), look(60, EngineSample(requests_running=1)))
+    assert silent.workload is None
+    assert "does not report" in silent.sentence
+
+
+def test_the_last_bucket_is_open() -> None:
+    looks = look(0, engine()), look(60, engine([3000] * 600, [50] * 600, running=1))
+    open_ended = seen(*looks)
+    assert open_ended.workload is not None
+    assert open_ended.workload.input_tokens_p95 == 2000
+    assert open_ended.at_least == ("input_tokens_p95",)
+    assert "at least 2,000" in open_ended.sentence
+    assert not open_ended.sure
+    # With the server's longest request known the bucket ends there.
+    closed = seen(*looks, longest=4000)
+    assert closed.workload is not None
+    assert closed.workload.input_tokens_p95 == 3900
+    assert closed.at_least == ()
+    assert "2,000 to 4,000" in closed.sentence
+
+
+def test_prompt_and_answer_together_are_no_longer_than_the_longest_request() -> None:
+    looks = look(0, engine()), look(60, engine([3000] * 600, [900] * 600, running=1))
+    found = seen(*looks, longest=4000).workload
+    assert found is not None
+    assert found.output_tokens_p95 == 975
+    assert found.input_tokens_p95 + found.output_tokens_p95 == 4000
+
+
+def test_what_is_not_measured_stays() -> None:
+    none = engine([50] * 600, [50] * 600, cached=None, running=None, waiting=None)
+    found = seen(look(0, engine(cached=None, running=None, waiting=None)), look(60, none))
+    assert found.workload is not None
+    assert (found.workload.prefix_reuse, found.workload.concurrency) == (0.77, 33)
+    assert found.kept == ("prefix_reuse", "concurrency")
+    assert "reuse of prompts not measured" in found.sentence
+    off = seen(look(0, engine()), look(60, engine([50] * 600, [50] * 600, running=1)))  # no prompt was looked up
+    assert off.kept == ("prefix_reuse",)
+
+
+def test_idle_time_does_not_count_as_concurrency() -> None:
+    busy = [look(at, engine([50] * 600, [50] * 600, running=8)) for at in range(1, 4)]
+    idle = [look(at, engine([50] * 600, [50] * 600)) for at in range(4, 100)]
+    found = seen(look(0, engine()), *busy, *idle).workload
+    assert found is not None
+    assert found.concurrency == 8
+
+
+def test_restarts_and_several_engines_are_added() -> None:
+    found = seen(
+        look(0, engine([50] * 10, [50] * 10), engine()),
+        look(10, engine([50] * 110, [50] * 110, running=2), engine([50] * 100, [50] * 100, running=3)),
+        # A new generation that has already counted more than the old one.
+        look(20, engine([50] * 300, [50] * 300, running=1), engine(), generation=2),
+        # The same generation began anew by itself: its counters fell.
+        look(30, engine([50] * 40, [50] * 40, running=1), engine(), generation=2),
+    )
+    assert found.requests == 100 + 100 + 300 + 40
+    assert found.workload is not None
+    assert found.workload.concurrency == 5
+
+
+def test_buckets_may_change_with_a_restart() -> None:
+    short = Histogram((1.0, 100.0, math.inf), (0.0, 300.0, 300.0), 15_000.0)
+    other = EngineSample(requests_running=1, histograms={"prompt_tokens": short, "generation_tokens": short})
+    found = seen(look(0, engine()), look(9, engine([50] * 300, [50] * 300)), look(20, other, generation=2))
+    assert found.requests == 600
+    assert found.workload is not None
+    assert found.workload.input_tokens_p95 <= 100
+
+
+def test_from_the_history_on_disk(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "history.sqlite")
+    for second in range(0, 3000, 5):
+        count = second // 5
+        writer.append(Sample(1e9 + second, {"0": engine([150] * count, [50] * count, cached=(0, count), running=4)}), 1)
+    writer.close()
+    reader = Reader(tmp_path / "history.sqlite")
+    found = seen_workload(reader.range(1e9, 1e9 + 3000), BEFORE, longest=4096)
+    reader.close()
+    assert found.workload is not None
+    assert 550 <= found.requests <= 600
+    assert (found.workload.input_tokens_p95, found.workload.concurrency) == (195, 4)
+    assert found.workload.prefix_reuse == 0.0
+    assert found.sure
