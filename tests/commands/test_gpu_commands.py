@@ -41,6 +41,28 @@ def test_the_ranking_is_had_as_json(program: Callable[..., Any]) -> None:
     assert first["fits"] is True
 
 
+def test_the_set_stays_within_the_shares_of_the_config_and_says_so(program: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / "config" / "vllm-console" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[shares]\n1 = 0\n2 = "24 GiB"\n')
+    alone = program("gpus", "--free", "1", "--host", "4xa6000")
+    assert alone.stdout == "3\n"
+    assert "\n  GPU 1: your share is 0.0 GiB\n" in alone.stderr
+    pair = program("gpus", "--free", "2", "--host", "4xa6000")
+    assert pair.stdout == "2,3\n"
+    assert "\n! GPU 2: your share is 24.0 GiB\n" in pair.stderr
+    none = program("gpus", "--free", "2", "--host", "4xa6000", "--need-gib", "30")
+    assert (none.returncode, none.stdout) == (1, "")
+    assert "GPU 1: your share is 0.0 GiB" in none.stderr
+    assert "GPU 2: your share is 24.0 GiB" in none.stderr
+    document = program.json("gpus", "--free", "1", "--host", "4xa6000")  # type: ignore[attr-defined]
+    assert document["shares"] == [
+        {"gpu": 1, "limit_gib": 0.0, "left_gib": 0.0},
+        {"gpu": 2, "limit_gib": 24.0, "left_gib": 24.0},
+    ]
+    assert [found["gpus"] for found in document["sets"] if found["fits"]] == [[3], [2]]
+
+
 def test_a_saved_matrix_becomes_a_host_to_plan_with(program: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "topo.txt").write_text(MATRIX)
     made = program("host", "--from-topo", str(tmp_path / "topo.txt"), "--gpu", "RTX 3090")
@@ -68,7 +90,8 @@ def test_a_recorded_host_is_printed_whole_and_told_to_people(program: Callable[.
 def test_the_topology_is_drawn_as_wide_as_asked(program: Callable[..., Any]) -> None:
     drawn = program("topology", "--host", "4xa6000", "--width", "80").stdout
     assert "  0    ·  NV4   SYS  SYS" in drawn
-    assert "NVLink islands: 0,1  2,3" in drawn
+    assert "NVLink islands: 0,1 (112 GB/s)  2,3 (112 GB/s)" in drawn
+    assert "NVLinks: 4 of 4 up on 0-3, no errors" in drawn
     assert "GPU 0,1  NV4" in program("topology", "--host", "4xa6000", "--width", "20").stdout
 
 

@@ -30,12 +30,13 @@ class Terminal:
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.before = termios.tcgetattr(child)
         self._child = child
+        around = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             list(words),
             stdin=child,
             stdout=child,
             stderr=child,
-            env={**os.environ, **env, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            env={**around, **env, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
@@ -86,6 +87,11 @@ class Terminal:
             self.pump(0.01)
         return int(self.process.returncode)
 
+    def hang_up(self) -> None:
+        """Take the terminal away, as an SSH connection that breaks does; nothing can be read any more."""
+        os.close(self.master)
+        self.master = -1
+
     def restored(self) -> bool:
         """Whether the terminal's modes are what they were, and screen, cursor and mouse were given back."""
         now = termios.tcgetattr(self._child)
@@ -102,5 +108,6 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        os.close(self.master)
+        if self.master >= 0:
+            os.close(self.master)
         os.close(self._child)

@@ -19,6 +19,7 @@ from vllm_console.fleet.model import Changes, LaunchRequest
 from vllm_console.fleet.service import LocalFleet
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.machine.gpu.host import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("the demo needs a terminal; for a picture of it use --picture FILE.svg")
     root = (args.state or client.default_root()) / "demo"
     _sweep(root)
-    with _servers(root / str(os.getpid())) as fleet:
+    with _servers(root / str(os.getpid()), args.host_file) as fleet:
         if args.picture is not None:
             from vllm_console.ui.picture import take_picture
 
@@ -82,12 +83,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _servers(root: Path) -> Iterator[LocalFleet]:
-    """Both servers and their traffic, in a state folder of their own that is removed at the end."""
-    fleet = LocalFleet(root, observe=False, charts=True, host_file=HOST)
+def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
+    """Both servers and their traffic, in a state folder of their own that is removed at the end.
+
+    ``host_file`` is another recorded host to show them on.
+    """
+    fleet = LocalFleet(root, observe=False, charts=True, host_file=host_file or HOST)
+    places = emptiest(fleet.snapshot().host) if host_file is not None else [server.place for server in SERVERS]
     traffic: list[subprocess.Popen[bytes]] = []
     try:
-        for server in SERVERS:
+        for position, server in enumerate(SERVERS):
             view = fleet.start(
                 LaunchRequest(
                     preset=server.preset,
@@ -95,7 +100,7 @@ def _servers(root: Path) -> Iterator[LocalFleet]:
                     name=server.name,
                     changes=server.changes,
                     environment={"SIMULATED_GPU": server.gpu},
-                    gpus=(server.place,),
+                    gpus=(places[position % len(places)],) if places else (),
                 )
             )
             words = [sys.executable, "-m", "vllm_console.cli.demo_traffic", view.url, server.preset]
@@ -115,6 +120,12 @@ def _servers(root: Path) -> Iterator[LocalFleet]:
         _end(root)
         for process in traffic:
             process.wait()
+
+
+def emptiest(host: Host | None) -> list[int]:
+    """The GPUs of a host that can be used whole, those with the most free memory first."""
+    usable = [gpu for gpu in host.gpus if not gpu.lost and not gpu.mig_mode] if host is not None else []
+    return [gpu.index for gpu in sorted(usable, key=lambda gpu: -(gpu.free_gib or 0.0))]
 
 
 def _end(root: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 
-from vllm_console.cli.common import Document, add_json, print_json
+from vllm_console.cli.common import Document, add_json, print_json, settings
 from vllm_console.cli.host_source import add_host, load_host
 from vllm_console.fleet.api import FleetError, UsageError
 from vllm_console.text import plain
+from vllm_launchers.machine.gpu.host import Host
+from vllm_launchers.machine.gpu.sharing import Share, available_gib, share_words
 from vllm_launchers.plan.placement import Placement
 
 
@@ -25,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the value for ``CUDA_VISIBLE_DEVICES`` on standard output, and why on standard error."""
+    from vllm_console.config import gpu_shares
     from vllm_launchers.plan.placement import rank_placements
 
     if args.free < 1:
@@ -32,22 +36,35 @@ def run(args: argparse.Namespace) -> int:
     if args.need_gib is not None and not 0 <= args.need_gib < 1e6:
         raise UsageError(f"--need-gib {args.need_gib}: expected GiB, from 0")
     host = load_host(args)
-    ranking = rank_placements(host, args.free, need_gib=args.need_gib)
+    shares = gpu_shares(settings(args))
+    ranking = rank_placements(host, args.free, need_gib=args.need_gib, shares=shares)
     best = ranking.best
+    limits = [words for gpu in host.gpus if (words := share_words(gpu, shares))]
     if args.json:
-        print_json({"problem": ranking.problem or None, "sets": [_document(found) for found in ranking.placements]})
+        sets = [_document(found) for found in ranking.placements]
+        print_json({"problem": ranking.problem or None, "shares": _shares(host, shares), "sets": sets})
         return 0 if best else 1
     if best is None:
-        raise FleetError(plain(ranking.problem))
+        untold = [words for words in limits if words not in ranking.problem]
+        raise FleetError(plain("; ".join([ranking.problem, *untold])))
     print(best.visible_devices(by_uuid=args.uuid))
     print(plain(best.reason), file=sys.stderr)
     for index, uuid in zip(best.gpus, best.uuids, strict=True):
         print(f"  GPU {index}  {plain(uuid or 'no UUID known')}", file=sys.stderr)
     for warning in best.warnings:
         print(plain(f"! {warning}"), file=sys.stderr)
+    for words in limits:
+        if words not in best.warnings:
+            print(plain(f"  {words}"), file=sys.stderr)
     if len({gpu.name for gpu in host.gpus}) > 1 and not (args.uuid or best.mig):
         print("! GPUs differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID too, or use --uuid", file=sys.stderr)
     return 0
+
+
+def _shares(host: Host, shares: Iterable[Share]) -> list[Document]:
+    found = [(share, gpu) for share in shares if (gpu := host.gpu(share.gpu)) is not None]
+    return [{"gpu": gpu.index, "limit_gib": share.limit(gpu), "left_gib": available_gib(gpu, [share])}
+            for share, gpu in found]  # fmt: skip
 
 
 def _document(found: Placement) -> Document:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from vllm_console.fleet.api import FleetError, UsageError
 from vllm_launchers.machine.gpu.errors import HostError
 from vllm_launchers.machine.gpu.host import Host
+
+FIRST_LOOK_SECONDS = 5.0
+"""So long a command waits for a driver that wakes its GPUs, or hangs, before it goes on without."""
 
 
 def add_host(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +49,30 @@ def this_host(args: argparse.Namespace) -> Host:
 
     roots = server_pids(args)
     return read_once(lambda: roots)
+
+
+@contextlib.contextmanager
+def watched_gpus(args: argparse.Namespace) -> Iterator[Callable[[], Host] | None]:
+    """Looks at this machine's GPUs from a thread: gives what tells the newest look, or None where no driver is."""
+    import ctypes
+
+    from vllm_console.fleet.gpus import DRIVER_LIBRARY
+
+    try:
+        ctypes.CDLL(DRIVER_LIBRARY)
+    except OSError:
+        yield None
+        return
+    from vllm_launchers.machine.gpu.watch import GpuWatch
+
+    roots = server_pids(args)
+    watch = GpuWatch(lambda: roots, interval=0.25)
+    watch.start()
+    watch.wait(FIRST_LOOK_SECONDS)
+    try:
+        yield lambda: watch.latest().host
+    finally:
+        watch.close()
 
 
 def server_pids(args: argparse.Namespace) -> Mapping[int, str]:

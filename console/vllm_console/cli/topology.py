@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the matrix, its legend, and what is wrong with links."""
+    from vllm_console.host_words import islands_words, links_words
     from vllm_launchers.machine.gpu.concerns import concerns
     from vllm_launchers.machine.gpu.document import encode_host
     from vllm_launchers.machine.gpu.matrix import legend, row_text, topology_rows
@@ -35,9 +36,10 @@ def run(args: argparse.Namespace) -> int:
         print(plain(row_text(row)))
     if words := legend(host):
         print("\n" + " · ".join(words))
-    islands = [island for island in host.islands if len(island) > 1]
-    if islands:
-        print("NVLink islands: " + "  ".join(",".join(map(str, island)) for island in islands))
+    if islands := islands_words(host):
+        print("NVLink islands: " + "  ".join(islands))
+    if ports := links_words(host):
+        print(f"NVLinks: {ports}")
     for text in concerns(host):
         print(plain(f"! {text}"))
     return 0

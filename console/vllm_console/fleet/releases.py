@@ -17,6 +17,18 @@ PATIENCE_SECONDS = 30.0
 POLL_SECONDS = 0.25
 
 
+def still_held(name: str, before: Host, look: Callable[[], Host], patience: float = PATIENCE_SECONDS) -> str:
+    """Wait until a server that has ended gave its memory back; who holds it after ``patience`` seconds, or nothing.
+
+    ``before`` is the host as it was before the stop, ``look`` gives the newest.
+    """
+    wanted, pids = _held(before, name), _pids(before)
+    if not wanted:
+        return ""
+    release = wait_until_freed(look, wanted, pids, timeout=patience)
+    return "" if release.freed or _taken_by_others(look(), wanted, pids) else f"it has ended, but {release.reason}"
+
+
 class Releases:
     """Watches, in a thread per stop, that a server's memory comes back. `notice` never blocks.
 

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from vllm_console.telemetry.model import Stage
 from vllm_console.text import plain
+from vllm_launchers.plan.budget.report import GRAPHS, KV_MEMORY, KV_TOKENS, WEIGHTS, ReportReader
 
 __all__ = ["STAGES", "Stage", "StartupWatch", "stages"]
 
@@ -56,12 +57,11 @@ _AFTERWARDS = re.compile(r"(?:init engine \(|warmup run took|profiling takes|Gra
 _TIME = re.compile(r"(?:^|[ )m])(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:[.,]\d+)? ")
 _DETAILS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("weights", re.compile(r"checkpoint shards.*?(\d+)% Completed"), "{} %"),
-    ("weights", re.compile(r"Model loading took ([\d.]+) ?Gi?B"), "{} GiB"),
-    ("weights", re.compile(r"Loading model weights took ([\d.]+) ?Gi?B"), "{} GiB"),
-    ("kv cache", re.compile(r"KV cache size: ([\d,]+) tokens"), "{} tokens"),
-    ("kv cache", re.compile(r"Available KV cache memory: (-?[\d.]+) GiB"), "{} GiB"),
+    ("weights", WEIGHTS, "{} GiB"),
+    ("kv cache", KV_TOKENS, "{} tokens"),
+    ("kv cache", KV_MEMORY, "{} GiB"),
     ("graphs", re.compile(r"Capturing [^:]{0,60}?CUDA ?graph[^:]{0,60}:\s*(\d+)%"), "{} %"),
-    ("graphs", re.compile(r"Graph capturing finished in .*?took (-?[\d.]+) GiB"), "{} GiB"),
+    ("graphs", GRAPHS, "{} GiB"),
 )
 _FIGURE = re.compile(r"\d+(?:\.\d+)?")
 _BREAK = re.compile(rb"[\r\n]")
@@ -78,6 +78,8 @@ class StartupWatch:
         self.started_at = started_at
         self.complete = False
         """Whether the log says that the server is up; what comes after is not looked at."""
+        self.memory = ReportReader()
+        """What the engine has said of its memory so far."""
         self._tail = b""
         self._begun: dict[str, float] = {"process": started_at}
         self._details: dict[str, str] = {}
@@ -102,6 +104,7 @@ class StartupWatch:
             return
         text = plain(line)
         self._tell_time(text)
+        self.memory.line(text)
         found = _ANY.search(text)
         if found is None or found.lastgroup is None:
             return

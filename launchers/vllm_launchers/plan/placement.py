@@ -15,7 +15,7 @@ from vllm_launchers.machine.gpu.host import Gpu, Host, Link, MigInstance, connec
 from vllm_launchers.machine.gpu.links import Level, level_of, nvlinks_in, pcie_groups
 from vllm_launchers.machine.gpu.matrix import spans
 from vllm_launchers.machine.gpu.sharing import Share, available_gib, is_held, is_held_by_others, share_words
-from vllm_launchers.plan.placement_words import crossing, held_by, reason_for
+from vllm_launchers.plan.placement_words import crossing, held_by, need_words, reason_for
 
 MOST_SETS = 20_000
 """Up to so many sets are all looked at (16 GPUs, 8 of them: 12,870); beyond that, sets are grown from each GPU."""
@@ -26,11 +26,17 @@ IDLE_SHARE = 0.1
 FREE_STEPS = 4
 """Free memory is compared in quarters of a GiB, so that the order does not flicker."""
 
+BESIDES = 100
+"""So many GPUs behind one's PCIe switch count as much as one of an NVLink island."""
+
 ALIKE = 2
 """Of sets that are equally good so many are offered, to leave room for other kinds."""
 
 ALIKE_BY = 6
 """By so many leading parts of their keys sets are alike: all but what they leave behind, memory and indices."""
+
+Need = float | Callable[[Gpu], float | None] | None
+"""GiB that a server takes: the same of each GPU, or depending on the GPU; None where it is not known."""
 
 UUID_SINCE = (0, 32, 0)
 """vLLM 0.32 looks UUIDs up; of earlier ones 0.9 to 0.20 are known to end in a ValueError, those between are unknown."""
@@ -48,7 +54,8 @@ class Placement:
     ``free_gib`` is what the fullest of them has to give; ``bandwidth_gbs`` what the slowest pair exchanges. ``tier``
     is 0 where all are free (or have what was asked for with nobody else on them), 1 where somebody is on them, 2 where
     it does not fit. ``fits`` is whether it may be taken: what was asked for is free on each, or, where no amount was
-    asked for, nobody is on them. ``mig`` is set for a slice of a GPU.
+    asked for, nobody is on them. ``needs_gib`` is what is taken of each of ``gpus``; empty where it is not known.
+    ``mig`` is set for a slice of a GPU.
     """
 
     gpus: tuple[int, ...]
@@ -61,6 +68,7 @@ class Placement:
     reason: str
     warnings: tuple[str, ...] = ()
     mig: MigInstance | None = None
+    needs_gib: tuple[float, ...] = ()
 
     def visible_devices(self, *, by_uuid: bool = False) -> str:
         """The value for ``CUDA_VISIBLE_DEVICES``: indices in bus order, or UUIDs.
@@ -94,15 +102,15 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The question, and what is looked up again and again to answer it. ``tiers`` and ``frees`` are by GPU index."""
+    """The question, and what is looked up again and again to answer it: all but the rest by GPU index."""
 
     host: Host
     gpus: Mapping[int, Gpu]
     links: Mapping[tuple[int, int], Link]
     tiers: Mapping[int, int]
     frees: Mapping[int, float | None]
+    needs: Mapping[int, float | None]
     held: frozenset[int]
-    need: float | None
     shares: tuple[Share, ...]
 
     def link(self, a: int, b: int) -> Link | None:
@@ -117,11 +125,12 @@ class _Asked:
 
 
 def rank_placements(
-    host: Host, size: int, *, need_gib: float | None = None, shares: Iterable[Share] = (), most: int = 8
+    host: Host, size: int, *, need_gib: Need = None, shares: Iterable[Share] = (), most: int = 8
 ) -> Ranking:
     """The best sets of ``size`` GPUs for one tensor-parallel server, at most ``most`` of them.
 
-    ``need_gib`` is what the server takes of each GPU; without it a GPU counts as free when nearly all of it is.
+    ``need_gib`` is what the server takes of each GPU, or says so for a GPU (for a MIG slice it is given a GPU of the
+    slice's size); without it a GPU counts as free when nearly all of it is.
     Lost GPUs are left out; GPUs in MIG mode give their slices to servers on one GPU only.
     """
     if size < 1:
@@ -134,7 +143,7 @@ def rank_placements(
         sliced = [gpu for gpu in host.gpus if gpu.mig_mode and not gpu.lost]
         found += [_slice(need_gib, gpu, part) for gpu in sliced for part in gpu.mig]
     found.sort(key=lambda pair: pair[0])
-    choices = _different(found, most)
+    choices = _different(asked, found, most)
     placements = tuple(found if isinstance(found, Placement) else _placement(asked, found) for found in choices)
     return Ranking(placements, _problem(asked, size, placements))
 
@@ -142,29 +151,39 @@ def rank_placements(
 _Key = tuple[float, ...]
 
 
-def _different(ranked: Sequence[tuple[_Key, Placement | Sequence[int]]], most: int) -> list[Placement | Sequence[int]]:
+def _different(
+    asked: _Asked, ranked: Sequence[tuple[_Key, Placement | Sequence[int]]], most: int
+) -> list[Placement | Sequence[int]]:
     """The first ``most`` choices, of those that differ in nothing but which GPUs they name `ALIKE` each."""
     chosen: list[Placement | Sequence[int]] = []
-    seen: dict[_Key, int] = {}
+    seen: dict[tuple[object, ...], int] = {}
     for key, choice in ranked:
-        kind = key[:ALIKE_BY] if not isinstance(choice, Placement) else key
+        if isinstance(choice, Placement):
+            kind: tuple[object, ...] = key
+        else:
+            kind = (*key[:ALIKE_BY], *sorted(asked.gpus[index].name or "" for index in choice))
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= ALIKE and len(chosen) < most:
             chosen.append(choice)
     return chosen
 
 
-def _ask(host: Host, need: float | None, shares: tuple[Share, ...]) -> _Asked:
+def _needed(need: Need, gpu: Gpu) -> float | None:
+    return need(gpu) if callable(need) else need
+
+
+def _ask(host: Host, need: Need, shares: tuple[Share, ...]) -> _Asked:
     usable = {gpu.index: gpu for gpu in host.gpus if not gpu.lost and not gpu.mig_mode}
     frees = {index: available_gib(gpu, shares) for index, gpu in usable.items()}
+    needs = {index: _needed(need, gpu) for index, gpu in usable.items()}
     return _Asked(
         host=host,
         gpus=usable,
         links={(min(link.a, link.b), max(link.a, link.b)): link for link in host.links},
-        tiers={index: _tier(need, gpu, frees[index], shares) for index, gpu in usable.items()},
+        tiers={index: _tier(needs[index], gpu, frees[index], shares) for index, gpu in usable.items()},
         frees=frees,
+        needs=needs,
         held=frozenset(index for index, gpu in usable.items() if is_held(gpu)),
-        need=need,
         shares=shares,
     )
 
@@ -178,13 +197,19 @@ def _tier(need: float | None, gpu: Gpu, free: float | None, shares: Iterable[Sha
     whole = limit if limit is not None else gpu.memory_gib
     if free is None or whole is None:
         return int(is_held(gpu))
-    if free < whole * IDLE_SHARE:
+    if free <= 0 or free < whole * IDLE_SHARE:
         return 2
     return int(is_held(gpu) or free < whole * (1 - IDLE_SHARE))
 
 
-def _fits(need: float | None, tier: int) -> bool:
-    return tier == 0 or (tier == 1 and need is not None)
+def _all_known(needs: Iterable[float | None]) -> tuple[float, ...]:
+    """The needs, or none where one is not known."""
+    found = tuple(needs)
+    return tuple(need for need in found if need is not None) if None not in found else ()
+
+
+def _fits(needs: Sequence[float], tier: int) -> bool:
+    return tier == 0 or (tier == 1 and bool(needs))
 
 
 def _key(asked: _Asked, indices: Sequence[int]) -> _Key:
@@ -196,7 +221,7 @@ def _key(asked: _Asked, indices: Sequence[int]) -> _Key:
         float(len({asked.gpus[index].name for index in indices}) > 1),
         float(level if level is not None else 0),
         float(sum(asked.level(a, b) for a, b in combinations(indices, 2))),
-        -(bandwidth or 0.0),
+        -(bandwidth if bandwidth is not None else _fewest_nvlinks(asked, indices)),
         _broken(asked, indices),
         -math.floor(FREE_STEPS * min(asked.frees[index] or 0.0 for index in indices)),
         *map(float, indices),
@@ -212,6 +237,7 @@ def _placement(asked: _Asked, indices: Sequence[int]) -> Placement:
     least = min(known) if len(known) == len(frees) else None
     tier = max(asked.tiers[index] for index in indices)
     order = _in_groups(asked, indices)
+    needs = _all_known(asked.needs[index] for index in order)
     sentences = held_by(gpus)
     sentences += [words for gpu in gpus if (words := share_words(gpu, asked.shares))]
     if level is not None and level >= Level.SYS:
@@ -225,9 +251,10 @@ def _placement(asked: _Asked, indices: Sequence[int]) -> Placement:
         bandwidth_gbs=bandwidth,
         free_gib=least,
         tier=tier,
-        fits=_fits(asked.need, tier),
+        fits=_fits(needs, tier),
         reason=reason_for(gpus, level, _pair_links(asked, indices), bandwidth, least, tier),
         warnings=tuple(sentences),
+        needs_gib=needs,
     )
 
 
@@ -261,11 +288,21 @@ def _bandwidth(asked: _Asked, indices: Sequence[int]) -> float | None:
     return min((value for value in known if value is not None), default=None) if None not in known else None
 
 
+def _fewest_nvlinks(asked: _Asked, indices: Sequence[int]) -> float:
+    """NVLinks of the pair with the fewest, where nobody knows what one carries; 0 where a pair has none."""
+    return float(min((nvlinks_in(link.kind) for link in _pair_links(asked, indices)), default=0))
+
+
 def _broken(asked: _Asked, indices: Sequence[int]) -> float:
-    """How many free GPUs of the islands it touches a set leaves behind: free islands stay whole for the next server."""
+    """How many free GPUs it leaves behind in the islands it touches, then behind the PCIe switches.
+
+    Free islands, and free pairs behind a switch, stay whole for the next server.
+    """
     chosen = set(indices)
-    left = {i for island in asked.host.islands if chosen & set(island) for i in island if i not in chosen}
-    return float(sum(1 for index in left if asked.tiers.get(index) == 0 and index not in asked.held))
+    island = {i for found in asked.host.islands if chosen & set(found) for i in found}
+    left = [i for i in asked.gpus if i not in chosen and asked.tiers[i] == 0 and i not in asked.held]
+    switch = [i for i in left if i not in island and any(asked.level(i, c) <= Level.PXB for c in chosen)]
+    return sum(1.0 for i in left if i in island) + len(switch) / BESIDES
 
 
 def _near_groups(asked: _Asked, indices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -295,11 +332,12 @@ def _sets(asked: _Asked, usable: Sequence[int], size: int) -> Iterator[Sequence[
             yield found
 
 
-def _slice(need: float | None, gpu: Gpu, part: MigInstance) -> tuple[_Key, Placement]:
+def _slice(need: Need, gpu: Gpu, part: MigInstance) -> tuple[_Key, Placement]:
     """A MIG slice as a place for a server on one GPU."""
     holders = tuple(h for h in gpu.holders if h.instance is not None and h.instance == part.gpu_instance)
     seen = Gpu(index=gpu.index, name=gpu.name, memory_gib=part.memory_gib, free_gib=part.free_gib, used_by=holders)
-    tier = _tier(need, seen, part.free_gib)
+    needs = _all_known([_needed(need, seen)])
+    tier = _tier(needs[0] if needs else None, seen, part.free_gib)
     title = f"{gpu.index}: MIG slice {part.profile or part.uuid}"
     free = "free memory unknown" if part.free_gib is None else f"{part.free_gib:.1f} GiB free"
     key = (tier, float(bool(holders)), 0.0, 0.0, 0.0, 0.0, 0.0, -math.floor(part.free_gib or 0.0), float(gpu.index))
@@ -310,10 +348,11 @@ def _slice(need: float | None, gpu: Gpu, part: MigInstance) -> tuple[_Key, Place
         bandwidth_gbs=None,
         free_gib=part.free_gib,
         tier=tier,
-        fits=_fits(need, tier),
+        fits=_fits(needs, tier),
         reason=f"{title}, {free}",
         warnings=tuple(held_by([seen])),
         mig=part,
+        needs_gib=needs,
     )
 
 
@@ -332,6 +371,6 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
         return ""
     nearest = placements[0]
     free = "unknown" if nearest.free_gib is None else f"{nearest.free_gib:.1f} GiB"
-    wanted = f"{asked.need:g} GiB free on each" if asked.need is not None else "free"
+    wanted = f"{need_words(nearest.needs_gib)} free on each" if nearest.needs_gib else "free"
     held = f": {nearest.warnings[0]}" if nearest.warnings else ""
     return f"no set of {size} is {wanted}; the best, {spans(nearest.gpus)}, has {free} to give{held}"

@@ -53,6 +53,11 @@ def _state(gpus: Sequence[Gpu], free: float | None, tier: int) -> str:
     return f"{each}{free:.1f} GiB free" + ("" if tier < 2 else ", not enough")
 
 
+def need_words(needs: Sequence[float]) -> str:
+    """What is taken of each GPU: ``43.2 GiB``, or ``21.6 to 43.2 GiB`` of unlike ones."""
+    return " to ".join(f"{need:g}" for need in sorted({min(needs), max(needs)})) + " GiB"
+
+
 def held_by(gpus: Sequence[Gpu]) -> list[str]:
     """A sentence per GPU that is not empty: ``GPU 1: anna holds 38.2 GiB``."""
     return [text for gpu in gpus if is_held(gpu) and (text := held_words(gpu))]

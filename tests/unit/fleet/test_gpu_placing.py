@@ -12,7 +12,7 @@ from vllm_console.config import Config, ConfigError, gpu_shares, read_config
 from vllm_console.fleet.api import NoPlaceError, RefusedError, UsageError
 from vllm_console.fleet.gpus import occupied
 from vllm_console.fleet.model import Changes, LaunchRequest
-from vllm_console.fleet.placing import Place, Wanted, find_place, kept_slice
+from vllm_console.fleet.placing import Place, Wanted, find_place, find_place_again, kept_slice
 from vllm_console.fleet.service import LocalFleet
 from vllm_launchers.machine.gpu.document import read_host
 from vllm_launchers.machine.gpu.host import Host
@@ -111,6 +111,78 @@ def test_a_mig_slice_is_given_by_its_uuid_and_kept_over_restarts() -> None:
     with pytest.raises(NoPlaceError, match="no MIG slice MIG-none"):
         place("1xa100-mig", "MIG-none")
     assert kept_slice({"CUDA_VISIBLE_DEVICES": "0,1"}) == {}
+
+
+def test_on_unlike_gpus_each_is_asked_for_its_own_part() -> None:
+    host = read_host(Path("4xa6000"))
+    small = [replace(gpu, name="NVIDIA L4", memory_gib=22.5, free_gib=22.1, used_gib=0.4) for gpu in host.gpus[2:]]
+    mixed = replace(host, gpus=(*host.gpus[:2], *small))
+    assert place(mixed, gpu_memory_utilization=0.9).gpus == (1,)
+    assert place(mixed, tensor_parallel_size=2, gpu_memory_utilization=0.9).gpus == (2, 3)
+    # 0.55 of 48 GiB is free beside anna, and then the larger GPUs' pair stands before none of the smaller one's.
+    assert place(mixed, "", 0, gpu_memory_utilization=0.55).warnings == ("GPU 0: anna holds 20.5 GiB",)
+    with pytest.raises(NoPlaceError, match=r"19\.1 to 40\.8 GiB free on each.*anna.*utilization 0\.56"):
+        place(mixed, tensor_parallel_size=4, gpu_memory_utilization=0.85)
+
+
+def test_a_kv_cache_in_bytes_asks_for_no_less_than_the_utilization_and_for_no_less_than_itself() -> None:
+    cache = {"kv_cache_memory_bytes": 30 * 1024**3}
+    assert "27.1 GiB to give" in place("4xa6000", "", 0, gpu_memory_utilization=0.9, **cache).warnings[0]
+    assert (
+        place("4xa6000", "", 0, gpu_memory_utilization=0.3, **cache)
+        .warnings[0]
+        .startswith("it takes 30 GiB of each GPU")
+    )
+    assert place("4xa6000", "", 1, gpu_memory_utilization=0.3, **cache).warnings == ()
+
+
+def test_a_slice_has_what_its_own_size_asks_for_or_is_refused_with_the_way_out() -> None:
+    host = read_host(Path("1xa100-mig"))
+    gpu = host.gpus[0]
+    fuller = tuple(replace(part, free_gib=(part.free_gib or 0.0) * 0.7) for part in gpu.mig)
+    with pytest.raises(NoPlaceError, match=r"no set of 1 is .* free on each.*--gpu-memory-utilization 0\.6"):
+        place(replace(host, gpus=(replace(gpu, mig=fuller),)), gpu_memory_utilization=0.9)
+
+
+def again(gpus: tuple[int, ...], size: int, host: Host | None = None, *, chosen: bool = True, **more: Any) -> Place:
+    wanted = Wanted({"tensor-parallel-size": size, "gpu-memory-utilization": 0.9}, more.pop("engine", VLLM))
+    return find_place_again(wanted, host or read_host(Path("4xa6000")), gpus, chosen=chosen, **more)
+
+
+def test_a_restart_on_as_many_gpus_keeps_them_whatever_stands_on_them() -> None:
+    assert again((0,), 1) == Place((0,), chosen=True)
+    assert again((0, 1), 2, chosen=False) == Place((0, 1))
+    assert again((), 2) == Place((), chosen=True)
+
+
+def test_a_restart_on_another_number_of_gpus_is_placed_anew_where_its_gpus_were_found_for_it() -> None:
+    more = again((1,), 2)
+    assert more.gpus == (2, 3)
+    assert more.reason == "2,3: NVLink ×4, 112 GB/s, both idle"
+    assert more.warnings == ("it works on 2 now, so it moves from GPU 1 to 2,3",)
+    fewer = again((2, 3), 1)
+    assert fewer.gpus == (1,)
+    assert fewer.chosen
+    with pytest.raises(NoPlaceError, match=r"anna holds 20\.5 GiB"):
+        again((2, 3), 4)
+    shares = tuple(Share(index, gib=24.0) for index in (2, 3))
+    with pytest.raises(NoPlaceError, match=r"your share is 24\.0 GiB"):
+        again((1,), 3, shares=shares)
+
+
+def test_a_restart_on_more_gpus_than_a_person_named_is_refused_with_the_way_out() -> None:
+    with pytest.raises(NoPlaceError, match=r"it has GPU 0 and would work on 2 now: stop it .* --gpus auto"):
+        again((0,), 2, chosen=False)
+    with pytest.raises(NoPlaceError, match="--gpus auto"):
+        again((0,), 2, Host(problem="no driver"))
+    assert again((0, 1), 1, chosen=False) == Place((0, 1))
+    assert again((0,), 2, engine=CPU) == Place((0,), chosen=True)
+
+
+def test_what_was_found_is_told_apart_from_what_was_named() -> None:
+    assert place("4xa6000").chosen
+    assert place("4xa6000", "offered").chosen
+    assert not place("4xa6000", "", 1).chosen
 
 
 def test_a_cpu_build_is_given_none() -> None:

@@ -238,5 +238,5 @@ def recorded() -> Callable[[str], Host]:
 def stub_functions() -> list[str]:
     """Every NVML function that the stub has."""
     source = SOURCE.read_text()
-    named = r"\b(nvml[A-Z]\w+)\((?:void|struct|unsigned|char|int|u64)|^PROCESSES\((nvml\w+)"
+    named = r"\b(nvml[A-Z]\w+)\((?:const|void|struct|unsigned|char|int|u64)|^PROCESSES\((nvml\w+)"
     return sorted({one or other for one, other in re.findall(named, source, re.MULTILINE)})

@@ -5,6 +5,9 @@
  *   xid DEVICE NUMBER              one Xid event
  *   counter_step KIB               every NVLink counter grows by so much with every sample (events are waited for)
  *   bytes_only                     NVLink counters are those of NVLink 5, in bytes
+ *   reset DEVICE                   the GPU gets a new handle, the one before it is lost
+ *   reset_with_init DEVICE         the same, and it is to be had only after the library was initialised anew
+ *   holds DEVICE PID MIB           in place of the recorded processes this one holds so much (again: one more)
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -19,6 +22,7 @@
 #define NOT_FOUND 6
 #define TOO_SMALL 7
 #define TIMEOUT 10
+#define LOST 15
 #define NONE (-1)
 
 typedef unsigned long long u64;
@@ -38,11 +42,15 @@ struct gpu {
     struct mig *migs;
     struct port *ports;
 };
-struct device { struct gpu *gpu; struct mig *mig; };
+struct device { struct gpu *gpu; struct mig *mig; int generation; };
 
 #include "host_data.h" /* DRIVER, CUDA, N_GPUS, gpus[], ancestors[][], p2p[][] */
 
-static struct device devices[N_GPUS + 1], mig_devices[(N_GPUS + 1) * 8];
+#define HANDLES 8
+static struct device devices[(N_GPUS + 1) * HANDLES], mig_devices[(N_GPUS + 1) * 8];
+static struct gpu recorded[N_GPUS + 1];
+static struct process held[N_GPUS + 1][8];
+static int generations[N_GPUS + 1], waits_for_init[N_GPUS + 1];
 
 /* --- control file ------------------------------------------------------------------------------------------------ */
 struct fault { char function[64]; int device, code; double seconds; };
@@ -65,11 +73,26 @@ static int control_changed(void) {
     return 1;
 }
 
+/* GPU number i with what the control file says of its processes: what they hold is no longer free. */
+static void hold(int i, unsigned pid, u64 mib) {
+    struct gpu *g = &gpus[i];
+    if (g->processes != held[i]) {
+        for (int p = 0; p < g->n_processes; p++) g->free += g->processes[p].bytes;
+        g->processes = held[i];
+        g->n_processes = 0;
+    }
+    if (g->n_processes < 8) held[i][g->n_processes++] = (struct process){pid, mib << 20, 0xFFFFFFFF, 0};
+    g->free -= mib << 20;
+    g->used = g->total - g->free;
+}
+
 static void read_control(void) {
     FILE *file = fopen(getenv("NVML_STUB_CONTROL"), "r");
     char word[64];
+    int device;
     n_faults = 0;
     counter_step = bytes_only = 0;
+    memcpy(gpus, recorded, sizeof gpus);
     while (file && fscanf(file, "%63s", word) == 1) {
         if (!strcmp(word, "xid")) {
             if (fscanf(file, "%d %llu", &xid_device, &xid_number) != 2) break;
@@ -77,6 +100,15 @@ static void read_control(void) {
             if (fscanf(file, "%lld", &counter_step) != 1) break;
         } else if (!strcmp(word, "bytes_only")) {
             bytes_only = 1;
+        } else if (!strcmp(word, "reset") || !strcmp(word, "reset_with_init")) {
+            if (fscanf(file, "%d", &device) != 1) break;
+            generations[device]++;
+            waits_for_init[device] = !strcmp(word, "reset_with_init");
+        } else if (!strcmp(word, "holds")) {
+            unsigned pid;
+            u64 mib;
+            if (fscanf(file, "%d %u %llu", &device, &pid, &mib) != 3) break;
+            hold(device, pid, mib);
         } else {
             struct fault *fault = &faults[n_faults];
             strcpy(fault->function, word);
@@ -106,7 +138,8 @@ static int gate(const char *function, int device) {
 }
 
 #define GATE(index) do { int code = gate(__func__, index); if (code) return code; } while (0)
-#define ON(handle) struct device *d = (handle); struct gpu *g = d->gpu; (void)g; GATE(g->index)
+#define ON(handle) struct device *d = (handle); struct gpu *g = d->gpu; (void)g; GATE(g->index); \
+    if (d->generation != generations[g->index]) return LOST
 #define GIVE(value) do { if ((value) == NONE) return NOT_SUPPORTED; *out = (value); return OK; } while (0)
 
 static int text(char *out, unsigned size, const char *value) {
@@ -119,9 +152,10 @@ static int text(char *out, unsigned size, const char *value) {
 /* --- system ------------------------------------------------------------------------------------------------------ */
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
+    if (!recorded[0].total) memcpy(recorded, gpus, sizeof gpus);
     GATE(NONE);
     for (int i = 0; i < N_GPUS; i++) {
-        devices[i].gpu = &gpus[i];
+        waits_for_init[i] = 0;
         for (int m = 0; m < gpus[i].n_migs; m++) {
             mig_devices[i * 8 + m].gpu = &gpus[i];
             mig_devices[i * 8 + m].mig = &gpus[i].migs[m];
@@ -138,8 +172,17 @@ int nvmlDeviceGetCount_v2(unsigned *out) { GATE(NONE); *out = N_GPUS; return OK;
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **out) {
     if (index >= N_GPUS) return INVALID;
     GATE((int)index);
-    *out = &devices[index];
+    if (waits_for_init[index]) return LOST;
+    int number = index * HANDLES + generations[index] % HANDLES;
+    devices[number] = (struct device){&gpus[index], 0, generations[index]};
+    *out = &devices[number];
     return OK;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, struct device **out) {
+    GATE(NONE);
+    for (int i = 0; i < N_GPUS; i++)
+        if (gpus[i].bus && !strcmp(gpus[i].bus, bus)) return nvmlDeviceGetHandleByIndex_v2(i, out);
+    return NOT_FOUND;
 }
 
 /* --- one GPU ----------------------------------------------------------------------------------------------------- */
@@ -264,6 +307,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(struct device *h, unsigned index, struct
     ON(h);
     if ((int)index >= g->n_migs) return NOT_FOUND;
     *out = &mig_devices[(g - gpus) * 8 + index];
+    (*out)->generation = d->generation;
     return OK;
 }
 int nvmlDeviceGetGpuInstanceId(struct device *h, unsigned *out) { ON(h); if (!d->mig) return NOT_SUPPORTED; *out = d->mig->gi; return OK; }
@@ -326,14 +370,20 @@ int nvmlDeviceGetP2PStatus(struct device *h, struct device *other, unsigned whic
 /* --- events ------------------------------------------------------------------------------------------------------ */
 struct event { struct device *device; u64 type, data; unsigned gi, ci; };
 int nvmlEventSetCreate(void **out) { GATE(NONE); *out = devices; return OK; }
-int nvmlDeviceRegisterEvents(struct device *h, u64 types, void *set) { (void)types; (void)set; ON(h); return OK; }
+static int listens[N_GPUS + 1]; /* generation that is listened to, plus one */
+int nvmlDeviceRegisterEvents(struct device *h, u64 types, void *set) {
+    (void)types; (void)set;
+    ON(h);
+    listens[g->index] = d->generation + 1;
+    return OK;
+}
 int nvmlEventSetFree(void *set) { (void)set; GATE(NONE); return OK; }
 int nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout) {
     (void)set; (void)timeout;
     GATE(NONE);
     looks++;
-    if (xid_device == NONE) return TIMEOUT;
-    *out = (struct event){&devices[xid_device], 8, xid_number, 0, 0};
+    if (xid_device == NONE || listens[xid_device] != generations[xid_device] + 1) return TIMEOUT;
+    *out = (struct event){&devices[xid_device * HANDLES + generations[xid_device] % HANDLES], 8, xid_number, 0, 0};
     xid_device = NONE;
     return OK;
 }

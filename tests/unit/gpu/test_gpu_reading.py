@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from vllm_launchers.machine.gpu.document import decode_host, encode_host, recorded_hosts
-from vllm_launchers.machine.gpu.host import Holder, Host
+from vllm_launchers.machine.gpu.host import Holder, Host, NvLink
+from vllm_launchers.machine.gpu.nvlinks import LinkReader
+from vllm_launchers.machine.gpu.nvml import Nvml
 
 NOT_SUPPORTED, NO_PERMISSION, LOST, UNKNOWN = 3, 4, 15, 999
 ESSENTIAL = {"nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetHandleByIndex_v2"}
@@ -21,6 +23,7 @@ ESSENTIAL = {"nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetHandleByIndex_v2
 
 FOUND_ELSEWHERE = {
     "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetHandleByPciBusId_v2",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetTemperature",
@@ -228,14 +231,30 @@ from vllm_launchers.machine.gpu.reader import GpuReader
 reader = GpuReader()
 reader.open()
 first, second = reader.sample(10.0), reader.sample(12.0)
-print(json.dumps([[gpu.nvlink_sent_gbs for gpu in host.gpus] for host in (first, second)]))
+rates = [[[gpu.nvlink_sent_gbs, gpu.nvlink_received_gbs] for gpu in host.gpus] for host in (first, second)]
+ports = [[[port.sent_gbs, port.received_gbs] for port in host.gpus[0].nvlinks] for host in (first, second)]
+print(json.dumps([rates, ports]))
 """
     stub = make_stub(recorded("2xrtx3090"))
     stub.set(*lines)
-    first, second = stub.run(code)
-    assert first == [None, None]
+    (first, second), (ports_first, ports_second) = stub.run(code)
     # Four ports, a million KiB each in two seconds.
-    assert second == [pytest.approx(4 * 1_000_000 * 1024 / 1e9 / 2, rel=1e-3)] * 2
+    port = pytest.approx(1_000_000 * 1024 / 1e9 / 2, rel=2e-3)
+    assert ports_first == [[None, None]] * 4
+    assert ports_second == [[port, port]] * 4
+    assert first == [[None, None]] * 2
+    assert second == [[pytest.approx(4 * 1_000_000 * 1024 / 1e9 / 2, rel=2e-3)] * 2] * 2
+
+
+def test_a_counter_that_fell_is_no_rate_and_the_other_links_still_are() -> None:
+    ask: list[list[int | float | None]] = [[100.0, 100.0, 500.0, 500.0], [90.0, 100.0, 1_000_000.0, 500.0]]
+    links = LinkReader(Nvml())
+    links._links, links._wanted = (NvLink(0, True), NvLink(1, True)), [(1, 0), (2, 0), (1, 1), (2, 1)]
+    links._nvml.fields = lambda handle, wanted: ask.pop(0)  # type: ignore[method-assign]
+    links.often(None, 10.0)
+    links.often(None, 11.0)
+    assert [link.sent_gbs for link in links.links] == [None, pytest.approx(1.023, rel=1e-2)]
+    assert links.traffic == (pytest.approx(1.023, rel=1e-2), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from vllm_launchers.machine.gpu.errors import DriverError
 from vllm_launchers.machine.gpu.host import Gpu, Holder, Host
+from vllm_launchers.machine.gpu.reader import REOPEN_AFTER
 from vllm_launchers.machine.gpu.release import wait_until_freed
 from vllm_launchers.machine.gpu.watch import GpuWatch, RecordedReader, Watched
 
@@ -160,6 +162,79 @@ print(json.dumps([before, lost, back]))
     assert other["free_gib"] == before["gpus"][2]["free_gib"]
     assert lost["islands"] == [[0, 1], [2, 3]]
     assert back["gpus"][1]["free_gib"] == before["gpus"][1]["free_gib"]
+
+
+def test_a_gpu_that_was_reset_is_seen_again_by_its_new_handle(
+    recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
+) -> None:
+    source = (
+        WATCHED
+        + """
+watch.start()
+before = until(lambda w: w.host.gpus)
+say("* 1 15 0")
+until(lambda w: w.host.gpus[1].lost)
+say("reset 1")
+back = until(lambda w: w.host.gpus and not w.host.gpus[1].lost)
+say("xid 1 63")
+heard = until(lambda w: w.host.gpus[1].xid == 63)
+print(json.dumps([before, back, heard]))
+"""
+    )
+    before, back, heard = make_stub(recorded("4xa6000")).run(source)
+    assert [gpu["free_gib"] for gpu in back["gpus"]] == [gpu["free_gib"] for gpu in before["gpus"]]
+    assert [port["active"] for port in heard["gpus"][1]["nvlinks"]] == [True] * 4
+    assert back["links"] == before["links"]
+
+
+def test_for_a_gpu_that_stays_lost_the_driver_is_opened_more_and_more_seldom(
+    recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
+) -> None:
+    code = """
+import json
+import pynvml
+from vllm_launchers.machine.gpu.reader import REOPEN_AFTER, GpuReader
+opened = []
+init = pynvml.nvmlInit
+pynvml.nvmlInit = lambda: opened.append(at) or init()
+at = 0
+reader = GpuReader()
+reader.open()
+for at in range(1, 8 * REOPEN_AFTER):
+    host = reader.sample(float(at))
+print(json.dumps([opened, [bool(gpu.lost) for gpu in host.gpus]]))
+"""
+    stub = make_stub(recorded("4xa6000"))
+    stub.set("* 2 15 0")
+    opened, lost = stub.run(code)
+    gaps = [after - before for before, after in pairwise(opened)]
+    assert len(gaps) == 3
+    assert gaps[1] == 2 * REOPEN_AFTER
+    assert gaps[2] == 4 * REOPEN_AFTER
+    assert lost == [False, False, True, False]
+
+
+def test_a_reset_that_only_a_fresh_driver_sees_is_seen_too(
+    recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
+) -> None:
+    code = """
+import json, os
+from vllm_launchers.machine.gpu.reader import REOPEN_AFTER, GpuReader
+control = os.environ["NVML_STUB_CONTROL"]
+reader = GpuReader()
+reader.open()
+answers = [reader.sample(0.0)]
+with open(control, "w") as file:
+    file.write("reset_with_init 2\\n")
+answers += [reader.sample(float(at)) for at in range(1, REOPEN_AFTER + 1)]
+print(json.dumps([[[gpu.index, gpu.name, gpu.free_gib, bool(gpu.lost)] for gpu in host.gpus] for host in answers]))
+"""
+    first, *while_lost, last = make_stub(recorded("4xa6000")).run(code)
+    assert last == first
+    for seen in while_lost:
+        assert [gpu[3] for gpu in seen] == [False, False, True, False]
+        assert seen[2][:3] == [2, first[2][1], None]
+        assert seen[3] == first[3]
 
 
 @pytest.mark.parametrize(

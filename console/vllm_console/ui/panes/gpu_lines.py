@@ -11,7 +11,9 @@ from textual.strip import Strip
 
 from vllm_console.fleet.model import FleetSnapshot
 from vllm_console.format import UNKNOWN
+from vllm_console.host_words import links_words
 from vllm_console.text import plain
+from vllm_console.ui.panes.gpu_processes import process_count, process_lines
 from vllm_console.ui.theme import BAD, DIM, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_console.ui.widgets.lines import line
@@ -33,11 +35,15 @@ _ROLES = {"head": STRONG, "lost": BAD, "nvlink": None, "switch": None, "fact": N
 
 def wanted_height(host: Host) -> int:
     """Lines that say all there is to say of a machine."""
-    return len(matrix_rows(host)) + sum(len(gpu.mig) for gpu in host.gpus) + 4
+    listed = process_count(host)
+    return len(matrix_rows(host)) + sum(len(gpu.mig) for gpu in host.gpus) + 4 + (listed + 1 if listed else 0)
 
 
 def gpus_lines(snapshot: FleetSnapshot, width: int, height: int) -> list[Strip]:
-    """Title, a line per GPU with its row of the matrix, then traffic, concerns, shares, legend, as there is room."""
+    """Title, a line per GPU with its row of the matrix, then traffic, concerns, shares, processes, legend.
+
+    Processes get the room that all else leaves.
+    """
     host = snapshot.host
     mark: tuple[Part, ...] = (("recorded host", SIMULATED),) if snapshot.host_recorded else ()
     lines = [rule("6 GPUs", width, mark)]
@@ -45,19 +51,20 @@ def gpus_lines(snapshot: FleetSnapshot, width: int, height: int) -> list[Strip]:
         lines += _wrapped(snapshot.host_problem, width, WARN if host and host.gpus else DIM)
     if host is None or not host.gpus:
         return (lines if snapshot.host_problem else [*lines, line((" looking for GPUs …", DIM))])[:height]
-    rows = _rows(host, snapshot, width)
-    more = _below(host, snapshot, width)
+    colours = colours_of(snapshot)
+    rows = _rows(host, snapshot, width, colours)
+    more, words = _below(host, snapshot, width), _wrapped(" · ".join(legend(host)), width, DIM)
     room = height - len(lines)
+    listed = process_lines(host, snapshot.at, width, room - len(rows) - len(more) - len(words), colours)
     if len(rows) > room:
         rows = [row for row in rows if row.cell_length]
     if len(rows) > room:
         rows = [*rows[: max(0, room - 1)], line((f" {len(rows) - room + 1} more lines: make the window taller", DIM))]
-    return [*lines, *rows, *more][:height]
+    return [*lines, *rows, *more, *listed, *words][:height]
 
 
-def _rows(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
+def _rows(host: Host, snapshot: FleetSnapshot, width: int, colours: Mapping[str, Style]) -> list[Strip]:
     """The matrix with bars and figures at its right, or these alone where it is too wide."""
-    colours = colours_of(snapshot)
     placed = _placed(snapshot)
     matrix = matrix_rows(host)
     beside = max(map(row_width, matrix)) + 2
@@ -186,6 +193,8 @@ def _below(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
         if gpu.nvlink_sent_gbs is not None or gpu.nvlink_received_gbs is not None
     ]:
         lines += _wrapped(f"NVLink GB/s  {'  '.join(traffic)}", width, None)
+    if words := links_words(host):
+        lines += _wrapped(f"NVLinks      {words}", width, None)
     for text in concerns(host):
         lines += _wrapped(f"! {text}", width, WARN)
     for gpu in host.gpus:
@@ -193,7 +202,6 @@ def _below(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
             lines += _wrapped(text, width, None)
     if max(map(row_width, matrix_rows(host))) + 2 + LEAST_BESIDE > width:
         lines += [line((f" {fit(plain(row_text(row)), width - 1)}", None)) for row in list_rows(host)]
-    lines += _wrapped(" · ".join(legend(host)), width, DIM)
     return lines
 
 

@@ -40,6 +40,8 @@ KEPT_OF_A_LOST = (
 )  # fmt: skip
 """What stays true of a GPU that answers no more."""
 
+GONE = "is no longer listed by the driver: it comes back with a reset or a restart"
+
 _PROCESSES = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
@@ -53,6 +55,8 @@ class Device:
         self._nvml = nvml
         self.index = index
         self.handle: Any = None
+        self.listens = False
+        """Whether its Xid errors are heard; a new handle hears nothing yet."""
         self._gpu = Gpu(index=index)
         self._links = LinkReader(nvml)
 
@@ -65,11 +69,29 @@ class Device:
         """Find it and read what never changes. A lost one is marked so."""
         try:
             if self.handle is None:
-                self.handle = self._nvml.call("nvmlDeviceGetHandleByIndex", self.index)
+                self.handle = self._find()
             if self.handle is not None:
                 self._gpu = replace(self._gpu, **self._fixed(), lost="")
+            elif self._gpu.uuid is not None and not self._gpu.lost:
+                self._lose(GONE)
         except GpuLostError as error:
-            self._lose(error)
+            self._lose(str(error))
+
+    def let_go(self) -> None:
+        """Forget its handle, as of a driver that is closed; `seldom` finds it again."""
+        self.handle, self.listens = None, False
+
+    def _find(self) -> Any:
+        """Its handle. One that was known before is found by its bus id: without it others may have moved up."""
+        known = self._gpu
+        if known.pci_bus_id is not None:
+            handle = self._nvml.call("nvmlDeviceGetHandleByPciBusId", known.pci_bus_id)
+            if handle is not None:
+                return handle
+        handle = self._nvml.call("nvmlDeviceGetHandleByIndex", self.index)
+        if handle is None or known.uuid is None:
+            return handle
+        return handle if _text(self._nvml.call("nvmlDeviceGetUUID", handle)) == known.uuid else None
 
     def seldom(self, by_bus: dict[str, int]) -> None:
         """Read what changes seldom; also tries whether a lost GPU is back. ``by_bus``: indices by PCI bus id."""
@@ -81,7 +103,7 @@ class Device:
             self._links.seldom(self.handle, by_bus)
             self._gpu = replace(self._gpu, **self._slow(), nvlink_speed_mbs=self._links.speed_mbs, lost="")
         except GpuLostError as error:
-            self._lose(error)
+            self._lose(str(error))
 
     def often(self, at: float) -> None:
         """Read what changes every second, at ``at`` (Unix seconds)."""
@@ -91,7 +113,7 @@ class Device:
             changing = self._changing()
             self._links.often(self.handle, at)
         except GpuLostError as error:
-            self._lose(error)
+            self._lose(str(error))
             return
         sent, received = self._links.traffic
         self._gpu = replace(
@@ -106,10 +128,11 @@ class Device:
         """Its processes with what was found out about them."""
         self._gpu = replace(self._gpu, used_by=holders)
 
-    def _lose(self, error: GpuLostError) -> None:
-        """Keep what never changes, forget the rest."""
-        self._gpu = Gpu(**{name: getattr(self._gpu, name) for name in KEPT_OF_A_LOST}, lost=str(error))
+    def _lose(self, why: str) -> None:
+        """Keep what never changes, forget the rest; after a reset it has another handle."""
+        self._gpu = Gpu(**{name: getattr(self._gpu, name) for name in KEPT_OF_A_LOST}, lost=why)
         self._links = LinkReader(self._nvml)
+        self.let_go()
 
     def _fixed(self) -> dict[str, Any]:
         call, handle = self._nvml.call, self.handle

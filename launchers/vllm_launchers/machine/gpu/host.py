@@ -53,8 +53,8 @@ class NvLink:
     """One NVLink port of a GPU.
 
     ``remote`` is the index of the GPU at its other end, None for a switch (``switch`` is then True) or unknown.
-    ``sent_kib`` and ``received_kib`` count data since the driver was loaded. ``errors`` is keyed ``replay``,
-    ``recovery`` and ``crc``.
+    ``sent_kib`` and ``received_kib`` count data since the driver was loaded, ``sent_gbs`` and ``received_gbs`` are
+    GB/s since the look before. ``errors`` is keyed ``replay``, ``recovery`` and ``crc``.
     """
 
     number: int
@@ -65,6 +65,8 @@ class NvLink:
     sent_kib: int | None = None
     received_kib: int | None = None
     errors: Mapping[str, int] = field(default_factory=dict)
+    sent_gbs: float | None = None
+    received_gbs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

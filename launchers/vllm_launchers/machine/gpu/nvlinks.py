@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
@@ -31,6 +32,15 @@ _ERRORS = (
 _KIB_PER_GB = 1e9 / 1024
 
 
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """KiB sent and received by each port, at ``at`` (Unix seconds)."""
+
+    at: float
+    sent: list[int | None]
+    received: list[int | None]
+
+
 class LinkReader:
     """Keeps what was read last, to make rates of counters."""
 
@@ -39,7 +49,7 @@ class LinkReader:
         self._links: tuple[NvLink, ...] = ()
         self._wanted: list[tuple[int, int]] = []
         self._per_kib = 1
-        self._before: tuple[float, int | None, int | None] | None = None
+        self._before: _Counters | None = None
         self.speed_mbs: float | None = None
         self.traffic: tuple[float | None, float | None] = (None, None)
         """GB/s sent and received over all links since the look before."""
@@ -76,13 +86,19 @@ class LinkReader:
         read = self._nvml.fields(handle, self._wanted)
         values = [None if value is None else int(value) // self._per_kib for value in read]
         sent, received = values[::2], values[1::2]
+        before = self._before
+        if before is None or len(before.sent) != len(sent):
+            before = _Counters(at, sent, received)
+        sent_gbs = _rates(at - before.at, before.sent, sent)
+        received_gbs = _rates(at - before.at, before.received, received)
         self._links = tuple(
-            replace(link, sent_kib=out, received_kib=into)
-            for link, out, into in zip(self._links, sent, received, strict=True)
+            replace(link, sent_kib=out, received_kib=into, sent_gbs=out_gbs, received_gbs=into_gbs)
+            for link, out, into, out_gbs, into_gbs in zip(
+                self._links, sent, received, sent_gbs, received_gbs, strict=True
+            )
         )
-        now = (at, _sum(sent), _sum(received))
-        self.traffic = (None, None) if self._before is None else _rates(self._before, now)
-        self._before = now
+        self.traffic = _sum(sent_gbs), _sum(received_gbs)
+        self._before = _Counters(at, sent, received)
 
     def _link(
         self, handle: Any, number: int, active: int | None, version: int | None, by_bus: dict[str, int]
@@ -112,20 +128,16 @@ def bus_key(bus: str | bytes) -> str:
     return (bus.decode("ascii", "replace") if isinstance(bus, bytes) else bus).lower()[-12:]
 
 
-def _sum(values: list[int | None]) -> int | None:
+def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    return round(sum(known), 3) if known else None
 
 
-def _rates(
-    before: tuple[float, int | None, int | None], now: tuple[float, int | None, int | None]
-) -> tuple[float | None, float | None]:
-    seconds = now[0] - before[0]
-
-    def rate(old: int | None, new: int | None) -> float | None:
-        # A counter that fell was set back by a reset of the GPU.
-        if old is None or new is None or new < old or seconds <= 0:
-            return None
-        return round((new - old) / _KIB_PER_GB / seconds, 3)
-
-    return rate(before[1], now[1]), rate(before[2], now[2])
+def _rates(seconds: float, before: Sequence[int | None], now: Sequence[int | None]) -> list[float | None]:
+    """GB/s of each counter. One that fell was set back by a reset of the GPU."""
+    return [
+        None
+        if old is None or new is None or new < old or seconds <= 0
+        else round((new - old) / _KIB_PER_GB / seconds, 3)
+        for old, new in zip(before, now, strict=True)
+    ]

@@ -21,6 +21,10 @@ from vllm_launchers.machine.gpu.processes import ProcessDetails
 SELDOM_EVERY = 10
 """Samples between two looks at what changes seldom (link states, error counts, limits, lost GPUs)."""
 
+REOPEN_AFTER, MOST_REOPEN_AFTER = 60, 960
+"""Samples after which the driver is opened anew while a GPU stays lost, doubled each time up to the second: only a
+fresh one may see that it was reset, but opening it can take seconds."""
+
 MOST_EVENTS = 64
 MOST_GPUS = 64
 
@@ -59,6 +63,8 @@ class GpuReader:
         self._driver: str | None = None
         self._cuda: str | None = None
         self._sample = 0
+        self._waited, self._reopen_after = 0, REOPEN_AFTER
+        """Samples since a GPU was lost or the driver was last opened for it, and after how many it is again."""
         self._opened = False
 
     def open(self) -> None:
@@ -75,7 +81,7 @@ class GpuReader:
                 self._nvml.first(("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"))
             )
             self._devices = list(self._found())
-            self._register_events()
+            self._events = self._nvml.call("nvmlEventSetCreate")
         except GpuLostError as error:
             raise DriverError(f"the NVIDIA driver has lost its GPUs: {error}") from error
 
@@ -94,8 +100,10 @@ class GpuReader:
         machine = self._machine.host(at)
         if self._sample % SELDOM_EVERY == 0:
             by_bus = {bus_key(d.gpu.pci_bus_id): d.index for d in self._devices if d.gpu.pci_bus_id}
+            self._reopen_for_the_lost()
             for device in self._devices:
                 device.seldom(by_bus)
+            self._listen()
         self._sample += 1
         self._drain_events(at)
         for device in self._devices:
@@ -123,10 +131,26 @@ class GpuReader:
                 return
             yield device
 
-    def _register_events(self) -> None:
-        self._events = self._nvml.call("nvmlEventSetCreate")
+    def _reopen_for_the_lost(self) -> None:
+        """Now and then close and open the driver; all GPUs keep what is known of them and get new handles."""
+        if not any(device.gpu.lost for device in self._devices):
+            self._waited, self._reopen_after = 0, REOPEN_AFTER
+            return
+        self._waited += SELDOM_EVERY
+        if self._waited < self._reopen_after:
+            return
+        self._waited, self._reopen_after = 0, min(2 * self._reopen_after, MOST_REOPEN_AFTER)
+        self._nvml.close()
+        self._nvml.open()
         for device in self._devices:
-            if self._events is not None and device.handle is not None and not device.gpu.lost:
+            device.let_go()
+        self._events = self._nvml.call("nvmlEventSetCreate")
+
+    def _listen(self) -> None:
+        """Ask for the Xid errors of GPUs that are not listened to yet."""
+        for device in self._devices:
+            if self._events is not None and device.handle is not None and not device.listens and not device.gpu.lost:
+                device.listens = True
                 try:
                     kind = pynvml.nvmlEventTypeXidCriticalError
                     self._nvml.call("nvmlDeviceRegisterEvents", device.handle, kind, self._events)

@@ -1,0 +1,172 @@
+"""A machine and its GPUs in words for people: what the ``host`` command prints and the console's GPU screen shows."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from vllm_console.format import UNKNOWN, duration
+from vllm_launchers.machine.gpu.concerns import ERROR_NAMES, concerns
+from vllm_launchers.machine.gpu.host import Gpu, Holder, Host, NvLink
+from vllm_launchers.machine.gpu.links import nvlinks_in
+from vllm_launchers.machine.gpu.matrix import spans
+
+WIDTH = 100
+"""Columns after which lists of links are broken."""
+
+
+def describe(host: Host) -> Iterator[str]:
+    """The host, a line at a time: the machine, each GPU with its links and processes, and what is wrong."""
+    facts = [host.hostname or "a host", *_named("driver", host.driver), *_named("CUDA", host.cuda)]
+    yield " · ".join(facts)
+    cores = f", {host.cpu_cores} cores" if host.cpu_cores else ""
+    busy = f", {host.cpu_percent:.0f}% busy" if host.cpu_percent is not None else ""
+    yield f"  CPU     {host.cpu or UNKNOWN}{cores}{busy}"
+    yield f"  memory  {_gib(host.memory_free_gib)} free of {_gib(host.memory_gib)}{_swap(host)}"
+    if host.problem:
+        yield f"  GPUs    {host.problem}"
+    for gpu in host.gpus:
+        yield ""
+        yield from gpu_words(gpu, host.at)
+    found = concerns(host)
+    if found:
+        yield ""
+    yield from (f"! {text}" for text in found)
+
+
+def gpu_words(gpu: Gpu, at: float | None) -> Iterator[str]:
+    """One GPU; ``at`` (Unix seconds) is when it was looked at."""
+    facts = [*_named("compute", gpu.compute_capability), *_named("NUMA node", gpu.numa_node)]
+    yield " · ".join([gpu.label, *_named("", gpu.architecture), *facts])
+    if where := [*_named("", gpu.uuid), *_named("", gpu.pci_bus_id), *_named("CPUs", gpu.cpu_affinity)]:
+        yield "  " + "  ".join(where)
+    if gpu.lost:
+        yield f"  lost    {gpu.lost}"
+        return
+    yield (
+        f"  memory  {_gib(gpu.free_gib)} free of {_gib(gpu.memory_gib)}   used {_percent(gpu.utilization)}, "
+        f"its memory {_percent(gpu.memory_utilization)}"
+    )
+    yield (
+        f"  power   {_whole(gpu.power_w)} of {_whole(gpu.power_limit_w)} W   {_whole(gpu.temperature_c)} °C   "
+        f"{_whole(gpu.clock_mhz)} of {_whole(gpu.clock_max_mhz)} MHz"
+        + (f"   {', '.join(gpu.throttle)}" if gpu.throttle else "")
+    )
+    yield (
+        f"  PCIe    generation {_whole(gpu.pcie_generation)} of {_whole(gpu.pcie_generation_max)}, "
+        f"×{_whole(gpu.pcie_width)} of ×{_whole(gpu.pcie_width_max)}, {_whole(gpu.pcie_replays)} replays"
+    )
+    if health := _health(gpu):
+        yield f"  health  {health}"
+    if gpu.nvlinks:
+        yield f"  NVLink  {_nvlinks(gpu)}"
+        yield from _ports(gpu)
+    for part in gpu.mig:
+        free = f"{_gib(part.free_gib)} free of {_gib(part.memory_gib)}"
+        yield f"  MIG     {part.profile or UNKNOWN:<10} {free}  {part.uuid}"
+    for holder in gpu.holders:
+        yield f"  held    {_holder(holder, at)}"
+
+
+def links_words(host: Host) -> str:
+    """The NVLinks of all GPUs in a few words: ``4 of 4 up on 0-3, no errors``; empty where there are none."""
+    alike: dict[str, list[int]] = {}
+    for gpu in host.gpus:
+        if gpu.nvlinks:
+            up = sum(1 for link in gpu.nvlinks if link.active)
+            alike.setdefault(f"{up} of {len(gpu.nvlinks)} up", []).append(gpu.index)
+    words = [f"{text} on {spans(indices)}" for text, indices in alike.items()]
+    links = [link for gpu in host.gpus for link in gpu.nvlinks]
+    if any(link.errors for link in links):
+        total = sum(sum(link.errors.values()) for link in links)
+        words.append(f"{total} errors" if total else "no errors")
+    return ", ".join(words)
+
+
+def islands_words(host: Host) -> list[str]:
+    """The groups of GPUs that NVLinks join, with what their slowest linked pair exchanges: ``0,1 (112 GB/s)``."""
+    words = []
+    for island in host.islands:
+        links = [link for link in host.links if {link.a, link.b} <= set(island) and nvlinks_in(link.kind)]
+        rates = [link.bandwidth_gbs for link in links if link.bandwidth_gbs is not None]
+        if len(island) > 1:
+            words.append(spans(island) + (f" ({int(min(rates))} GB/s)" if rates else ""))
+    return words
+
+
+def who(holder: Holder) -> str:
+    """Whose process it is: a server of ours, a user, or nobody that is seen from here."""
+    return f"{holder.server} (yours)" if holder.server else holder.user or "a process not seen from here"
+
+
+def _holder(holder: Holder, at: float | None) -> str:
+    age = f" for {duration(at - holder.started_at)}" if at is not None and holder.started_at is not None else ""
+    size = f"{holder.gib:.1f} GiB" if holder.gib is not None else "memory"
+    return f"{size} by {who(holder)}{age}, pid {holder.pid}" + (f": {holder.command}" if holder.command else "")
+
+
+def _health(gpu: Gpu) -> str:
+    """Memory errors, the newest Xid, persistence: what was reported of them."""
+    parts = []
+    if gpu.ecc is not None:
+        counts = f", {_whole(gpu.ecc_corrected)} corrected and {_whole(gpu.ecc_uncorrected)} uncorrectable errors"
+        parts.append(f"ECC on{counts}" if gpu.ecc else "ECC off")
+    if gpu.xid is not None:
+        parts.append(f"Xid {gpu.xid}")
+    if gpu.persistence is not None:
+        parts.append(f"persistence mode {'on' if gpu.persistence else 'off'}")
+    return ", ".join(parts)
+
+
+def _nvlinks(gpu: Gpu) -> str:
+    up = [link for link in gpu.nvlinks if link.active]
+    version = next((link.version for link in gpu.nvlinks if link.version), None)
+    ends = sorted({link.remote for link in up if link.remote is not None})
+    where = ["by NVSwitch"] if any(link.switch for link in up) else []
+    where += [f"to GPU {','.join(map(str, ends))}"] if ends else []
+    words = [f"{len(up)} of {len(gpu.nvlinks)} up", *(["version " + version] if version else []), *where]
+    if gpu.nvlink_sent_gbs is not None or gpu.nvlink_received_gbs is not None:
+        words.append(f"↑{_rate(gpu.nvlink_sent_gbs)} ↓{_rate(gpu.nvlink_received_gbs)} GB/s")
+    return " ".join(words)
+
+
+def _ports(gpu: Gpu) -> Iterator[str]:
+    """The single links that have something to say: traffic, errors, or that they are down."""
+    told = [f"{link.number} {words}" for link in gpu.nvlinks if (words := _port(link))]
+    for row in textwrap.wrap(" · ".join(told), WIDTH - 10, break_long_words=False):
+        yield f"          {row}"
+
+
+def _port(link: NvLink) -> str:
+    if link.active is False:
+        return "down"
+    words = [f"{number} {ERROR_NAMES.get(name, name)}" for name, number in link.errors.items() if number]
+    if link.sent_gbs or link.received_gbs:
+        words.insert(0, f"↑{_rate(link.sent_gbs)} ↓{_rate(link.received_gbs)}")
+    return ", ".join(words)
+
+
+def _rate(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}"
+
+
+def _named(name: str, value: object) -> list[str]:
+    return [f"{name} {value}".strip()] if value is not None else []
+
+
+def _swap(host: Host) -> str:
+    if not host.swap_gib:
+        return ""
+    return f", swap {_gib(host.swap_used_gib)} used of {_gib(host.swap_gib)}"
+
+
+def _gib(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f} GiB"
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}%"
+
+
+def _whole(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}"

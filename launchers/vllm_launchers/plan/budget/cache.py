@@ -1,0 +1,215 @@
+"""How vLLM lays a model's KV cache out: groups of layers that share one pool of blocks of one size.
+
+After vLLM's ``v1/core/kv_cache_utils.py`` and ``v1/kv_cache_interface.py``. Layers of one kind form groups of as many
+layers as the rarest kind has; a block holds one page for each layer of a group, so groups that are not full waste some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vllm_launchers.machine.modelfacts.model import LayerKind, ModelFacts
+from vllm_launchers.plan.budget.settings import Settings
+
+_PACKED_MLA = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+_SPARSE_MLA = frozenset({"deepseek_v32", "glm_moe_dsa"})
+_INDEXER_BYTES = 132
+"""Sparse MLA: an index key of 128 bytes and its scale of 4, per token and layer."""
+_SCALED = {"int8_per_token_head": 1.0, "fp8_per_token_head": 1.0, "int4_per_token_head": 0.5}
+_BYTES = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0, "int8": 1.0}
+_STATE_ALIGNMENT = 16
+_TWO_KINDS_ALIKE = 1.5
+"""Kinds whose layer counts are nearer than this share groups as long as the larger, rather than pad many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers with one block table. ``layers`` are their places in the model, ``block_tokens`` tokens of one block."""
+
+    kind: LayerKind
+    layers: tuple[int, ...]
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """All groups of a model and the bytes that one layer takes of a block, on one GPU.
+
+    ``own_bytes`` gives each layer's where layers of several sizes are kept as one kind; it is empty otherwise.
+    """
+
+    groups: tuple[Group, ...]
+    page_bytes: int
+    settings: Settings
+    window: int
+    layer_bytes: Mapping[LayerKind, int]
+    own_bytes: tuple[int, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether every layer keeps every token."""
+        return all(group.kind is LayerKind.FULL for group in self.groups) and len(self.groups) == 1
+
+    def block_bytes(self, stage: range | None = None) -> int:
+        """Bytes of one block on a pipeline stage, given as its layers; of the whole model without one."""
+        if self.own_bytes:
+            return sum(self.own_bytes if stage is None else self.own_bytes[stage.start : stage.stop])
+        counts = [
+            len(group.layers) if stage is None else sum(layer in stage for layer in group.layers)
+            for group in self.groups
+        ]
+        return self.page_bytes * max(counts, default=0)
+
+    def request_blocks(self, length: int) -> int:
+        """Blocks that one request of so many tokens holds at most."""
+        return sum(self._blocks(group, length) for group in self.groups)
+
+    def _blocks(self, group: Group, length: int) -> int:
+        settings, block = self.settings, group.block_tokens
+        if group.kind is LayerKind.LINEAR:
+            if settings.states_per_block:
+                return _ceil(length, block) + settings.draft_tokens
+            return (2 if settings.keep_states else 1) + settings.draft_tokens
+        if group.kind is LayerKind.SLIDING:
+            # One block more, since a window seldom begins where a block does.
+            return _ceil(min(self.window - 1 + settings.in_flight, length), block) + 1
+        if group.kind is LayerKind.CHUNKED:
+            return _ceil(min(self.window + settings.in_flight, length), block)
+        return _ceil(_ceil(length, settings.decode_context), block)
+
+    def tokens(self, blocks: int, length: int | None) -> int:
+        """Tokens of the cache as vLLM's log has them: since 0.21 what requests of the full length make of it."""
+        if self.settings.release >= (0, 21, 0) and length is not None:
+            return int(blocks / self.request_blocks(length) * length)
+        attending = [group.block_tokens for group in self.groups if group.kind is not LayerKind.LINEAR]
+        return blocks // len(self.groups) * min(attending, default=length or 1) * self.settings.decode_context
+
+    def token_bytes(self, stage: range, length: int | None) -> float | None:
+        """Bytes per token of context on a stage; with bounded layers on average over a request of full length."""
+        if self.plain and self.own_bytes:
+            return self.block_bytes(stage) / self.groups[0].block_tokens
+        if self.plain:
+            return float(sum(layer in stage for layer in self.groups[0].layers) * self.layer_bytes[LayerKind.FULL])
+        if not length:
+            return None
+        return self.request_blocks(length) * self.block_bytes(stage) / length
+
+
+def layout(facts: ModelFacts, settings: Settings, assumed: list[str]) -> CacheLayout | None:
+    """Work the groups out, or None where layers or their sizes are not known (``assumed`` then says so)."""
+    apart = [*facts.layers, *(LayerKind.FULL for _ in range(settings.draft_layers))]
+    kinds = _one_kind(apart, settings, facts)
+    present = [kind for kind in dict.fromkeys(kinds) if kind is not LayerKind.NONE]
+    if not facts.layers or not present:
+        assumed.append("the model's layers are not known, so neither are the tokens that fit")
+        return None
+    sizes: dict[LayerKind, int] = {}
+    for kind in present:
+        if kind is not LayerKind.LINEAR:
+            size = attention_bytes(facts, settings, kind)
+            if size is None:
+                assumed.append("the size of the model's KV heads is not known, so neither are the tokens that fit")
+                return None
+            sizes[kind] = size
+    if facts.model_type not in _SPARSE_MLA:
+        assumed += [f"not known and not counted: {fact}" for fact in facts.missing if "KV cache" in fact]
+    state = _state(facts, settings, assumed) if LayerKind.LINEAR in present else 0
+    block, page = _page(settings, sizes, state)
+    groups = _groups(kinds, {kind: _block_tokens(block, page, sizes.get(kind)) for kind in present})
+    own = () if kinds == apart else _own_bytes(facts, settings, apart, block)
+    return CacheLayout(tuple(groups), page, settings, facts.window or 1, sizes, own)
+
+
+def _one_kind(kinds: Sequence[LayerKind], settings: Settings, facts: ModelFacts) -> list[LayerKind]:
+    """Windowed layers count as full ones where vLLM does not keep them apart, or their window is not known."""
+    windowed = (LayerKind.SLIDING, LayerKind.CHUNKED)
+    apart = settings.hybrid_cache and facts.window
+    if apart or (facts.window and LayerKind.FULL not in kinds):
+        return list(kinds)
+    return [LayerKind.FULL if kind in windowed else kind for kind in kinds]
+
+
+def _own_bytes(facts: ModelFacts, settings: Settings, kinds: Sequence[LayerKind], block: int) -> tuple[int, ...]:
+    """Bytes that each layer takes of a block, where they differ and one table serves all; else nothing."""
+    if LayerKind.LINEAR in kinds:
+        return ()
+    sizes = [0 if kind is LayerKind.NONE else attention_bytes(facts, settings, kind) or 0 for kind in kinds]
+    return tuple(block * size for size in sizes) if len(set(sizes) - {0}) > 1 else ()
+
+
+def attention_bytes(facts: ModelFacts, settings: Settings, kind: LayerKind = LayerKind.FULL) -> int | None:
+    """Bytes per token of one attention layer on one GPU; None where the heads are not known.
+
+    2 · max(1, kv_heads // TP) · head_dim · bytes of the format; MLA (kv_lora_rank + qk_rope_head_dim) · bytes, the same
+    on every GPU.
+    """
+    dtype = settings.dtype if settings.kv_dtype == "auto" else settings.kv_dtype
+    if facts.kv_lora_rank is not None:
+        sparse = facts.model_type in _SPARSE_MLA
+        packed = _PACKED_MLA.get("fp8_ds_mla" if sparse and dtype.startswith("fp8") else dtype)
+        rank = facts.kv_lora_rank + (facts.qk_rope_head_dim or 0)
+        return (packed or int(rank * _element(dtype))) + (_INDEXER_BYTES if sparse else 0)
+    heads, size = _heads(facts, kind)
+    if not heads or not size:
+        return None
+    both = size + (facts.v_head_dim or size)
+    here = max(1, heads // settings.tensor)
+    if dtype in _SCALED:
+        return int(here * (both * _SCALED[dtype] + 8))
+    return int(here * both * _element(dtype))
+
+
+def _heads(facts: ModelFacts, kind: LayerKind) -> tuple[int | None, int | None]:
+    """KV heads and their size; full layers between windowed ones may have their own (Gemma 4)."""
+    heads, size = facts.kv_heads or facts.heads, facts.head_dim
+    if size is None and facts.hidden_size and facts.heads:
+        size = facts.hidden_size // facts.heads
+    if kind is LayerKind.FULL and LayerKind.SLIDING in facts.layers:
+        return facts.full_kv_heads or heads, facts.full_head_dim or size
+    return heads, size
+
+
+def _element(dtype: str) -> float:
+    """Bytes of one number; 8 bits where the name says no other."""
+    return _BYTES.get(dtype, 0.5625 if "4bit" in dtype or dtype.startswith("nvfp4") else 1.0)
+
+
+def _state(facts: ModelFacts, settings: Settings, assumed: list[str]) -> int:
+    if facts.state_bytes is None:
+        assumed.append("the size of the model's linear-attention states is not known: 2 MiB per layer are taken")
+        return 2 * 2**20 // settings.tensor
+    drafts = settings.draft_tokens * (facts.state_bytes_per_draft_token or 0)
+    return (facts.state_bytes + drafts) // settings.tensor
+
+
+def _page(settings: Settings, sizes: Mapping[LayerKind, int], state: int) -> tuple[int, int]:
+    """Tokens of a block and bytes of a page: the block grows until a layer's tokens take as much as a state."""
+    block = settings.block_size
+    if not sizes:
+        return settings.max_model_len or block, max(1, state)
+    widest = max(sizes.values())
+    if state > block * widest:
+        block = _ceil(state, _STATE_ALIGNMENT * widest) * _STATE_ALIGNMENT
+    return block, block * widest
+
+
+def _block_tokens(block: int, page: int, size: int | None) -> int:
+    """Tokens of a block for layers of this size: more for smaller ones where that fills the page, else it is padded."""
+    return block if size is None or page % (block * size) else page // size
+
+
+def _groups(kinds: Sequence[LayerKind], block_tokens: Mapping[LayerKind, int]) -> list[Group]:
+    """Split the layers of each kind into groups alike in length, each n-th layer to the n-th group."""
+    places = {kind: [at for at, known in enumerate(kinds) if known is kind] for kind in block_tokens}
+    fewest, most = min(map(len, places.values())), max(map(len, places.values()))
+    size = most if most < fewest * _TWO_KINDS_ALIKE else fewest
+    groups: list[Group] = []
+    for kind, layers in places.items():
+        count = _ceil(len(layers), size)
+        groups += [Group(kind, tuple(layers[at::count]), block_tokens[kind]) for at in range(count)]
+    return groups
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)

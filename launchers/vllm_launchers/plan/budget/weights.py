@@ -1,0 +1,146 @@
+"""What a model's weights take on each GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vllm_launchers.machine.modelfacts.model import ModelFacts
+from vllm_launchers.plan.budget.settings import Settings, decimal
+from vllm_launchers.plan.model import Flags
+
+GIB = 2**30
+
+_ELEMENT = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0}
+_SCALE_BITS = {"mxfp4": 8.0, "gpt_oss_mxfp4": 8.0, "modelopt_fp4": 8.0, "mxfp8": 8.0, "modelopt_mxfp8": 8.0}
+_BITS = {"bitsandbytes": 4, "gguf": 5, "awq": 4, "awq_marlin": 4, "gptq": 4, "gptq_marlin": 4, "mxfp4": 4}
+_ONLINE = {"bitsandbytes": 4.5, "mxfp4": 4.25, "modelopt_fp4": 4.5, "nvfp4": 4.5}
+_ONLINE_8 = re.compile(r"fp8|mxfp8|ptpc_fp8|int8|experts_int8|fp8_per_(?:tensor|block|token|channel)\w*|int8_per_\w+")
+_IN_NAME = re.compile(r"(?<![A-Za-z\d.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([BM])(?![A-Za-z\d])", re.IGNORECASE)
+_BITS_IN_NAME = (
+    (re.compile(r"nvfp4|mxfp4|fp4", re.IGNORECASE), 4.5),
+    (re.compile(r"int4|w4a\d+|awq|gptq|4-?bit|q4", re.IGNORECASE), 4.25),
+    (re.compile(r"fp8|int8|w8a\d+|8-?bit", re.IGNORECASE), 8.0),
+)
+_SCALED_GROUP = 128
+_EXPERTS_SHARE = 0.9
+"""Taken where the experts' own width is not known: of published mixtures they are nine tenths or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Bytes of all weights as they will lie in GPU memory, and what of them is not spread like the rest.
+
+    ``embedding`` is one matrix of token embeddings; the output's is taken to be another. ``experts`` is a share.
+    """
+
+    total: float
+    embedding: float
+    experts: float
+    layers: int
+
+    def on_gpu(self, settings: Settings, stage: range) -> float:
+        """Bytes on each GPU of a pipeline stage, given as its layers.
+
+        vLLM's tensor parallelism splits embeddings too; experts are spread over all TP × DP ranks.
+        """
+        part = self.total
+        if settings.pipeline > 1:
+            ends = self.embedding * ((stage.start == 0) + (stage.stop >= self.layers))
+            part = (self.total - 2 * self.embedding) * len(stage) / max(self.layers, 1) + ends
+        spread = self.experts / (settings.tensor * settings.data) + (1 - self.experts) / settings.tensor
+        return part * spread
+
+
+def weights_of(facts: ModelFacts, flags: Flags, settings: Settings, assumed: list[str]) -> Weights | None:
+    """Real bytes where they are known, else parameters × precision; None where neither can be told."""
+    own = _ELEMENT.get(facts.dtype or "", 2.0)
+    embedding = (facts.vocabulary or 0) * (facts.hidden_size or 0) * own
+    loaded = _ELEMENT.get(settings.dtype, 2.0)
+    stored = facts.weight_bytes
+    if stored is None:
+        count = parameters(facts, assumed)
+        if count is None:
+            assumed.append("neither the size of the weights nor the number of parameters is known")
+            return None
+        # Taken as read in the checkpoint's precision; what the flags make of it comes below.
+        kept = min(embedding / own * (1 if count < 2e9 else 2), count / 3) if _bits(facts) < 16 else 0.0
+        stored = int(kept * 2 + (count - kept) * (_bits(facts) / 8 if facts.quantization else own))
+    embedding = min(embedding, stored / 4)
+    total = float(stored)
+    if facts.quantization is None:
+        bits = _online_bits(flags)
+        body, ends = total - 2 * embedding, 2 * embedding * loaded / own
+        total = ends + body * (bits / 8 / own if bits is not None else loaded / own)
+        embedding = ends / 2
+    return Weights(total, embedding, _experts_share(facts, total), len(facts.layers))
+
+
+def parameters(facts: ModelFacts, assumed: list[str]) -> int | None:
+    """How many parameters a model has: as stated, else as its name says (``7B``, ``8x7B``, ``500M``), or None."""
+    if facts.parameters is not None:
+        return facts.parameters
+    name = facts.model.rstrip("/").rpartition("/")[2]
+    found = _IN_NAME.search(name)
+    if found is None:
+        return None
+    count = int(float(found[2]) * int(found[1] or 1) * (10**9 if found[3] in "bB" else 10**6))
+    assumed.append(f"the size of the weights is not known: {found[0]} parameters are taken from the model's name")
+    return count or None
+
+
+def offloaded_bytes(flags: Flags) -> float:
+    """Bytes per GPU that ``cpu-offload-gb`` keeps in main memory (vLLM means GiB)."""
+    gib = decimal(flags.get("cpu-offload-gb")) or 0.0
+    return max(0.0, gib) * GIB
+
+
+def _bits(facts: ModelFacts) -> float:
+    """Bits of one weight with its scale, 16 or more for a checkpoint that is not quantized."""
+    quantization = facts.quantization
+    if quantization is None:
+        return 8 * _ELEMENT.get(facts.dtype or "", 2.0)
+    bits = quantization.bits or _BITS.get(quantization.method)
+    if bits is None:
+        return next((found for words, found in _BITS_IN_NAME if words.search(facts.model)), 8.0)
+    if bits > 8 or (bits == 8 and quantization.method not in _SCALE_BITS):
+        return float(bits)
+    group = quantization.group_size
+    # A scale of 16 bits and a zero point per group; formats of the MX family have scales of 8 bits.
+    return bits + _SCALE_BITS.get(quantization.method, 16.0 + bits) / (group if group and group > 0 else _SCALED_GROUP)
+
+
+def _online_bits(flags: Flags) -> float | None:
+    """Bits per weight that ``--quantization`` makes of a checkpoint that has none, or None."""
+    method = str(flags.get("quantization", ""))
+    return 8.0 if _ONLINE_8.fullmatch(method) else _ONLINE.get(method)
+
+
+def _experts_share(facts: ModelFacts, total: float) -> float:
+    """Share of the weights that are experts."""
+    if not facts.experts or total <= 0:
+        return 0.0
+    width, hidden = facts.expert_intermediate_size, facts.hidden_size
+    if not width or not hidden:
+        return _EXPERTS_SHARE
+    size = 3.0 * width * hidden * facts.experts * len(facts.layers) * _bits(facts) / 8
+    return min(size / total, 0.98)
+
+
+def pipeline_stages(layers: int, settings: Settings, environment: Mapping[str, str]) -> list[range]:
+    """Layers of each pipeline stage, as vLLM's ``get_pp_indices`` splits them.
+
+    What does not divide goes to the stages before the last, from the second-last backwards;
+    ``VLLM_PP_LAYER_PARTITION`` overrides it.
+    """
+    count = settings.pipeline
+    sizes = [layers // count] * count
+    for back in range(2, layers % count + 2):
+        sizes[-back] += 1
+    words = environment.get("VLLM_PP_LAYER_PARTITION", "").split(",")
+    if len(words) == count and all(word.strip().isdecimal() for word in words):
+        wanted = [int(word) for word in words]
+        sizes = wanted if sum(wanted) == layers else sizes
+    starts = [sum(sizes[:at]) for at in range(count)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
