@@ -160,7 +160,9 @@ def flag_words(flags: Flags) -> tuple[str, ...]:
     """Flags as words of argv, in their order."""
     words: list[str] = []
     for name, value in flags.items():
-        if value is True:
+        if isinstance(value, bool) and "." in name:
+            words += [f"--{name}", str(value).lower()]  # a key of a JSON flag takes a value, no `--no-`
+        elif value is True:
             words.append(f"--{name}")
         elif value is False:
             if name not in TRUE_ONLY:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from vllm_launchers.plan.choices.model import Choice, Source
 from vllm_launchers.plan.errors import PlanError
 from vllm_launchers.plan.model import Plan
 
@@ -20,7 +21,7 @@ def test_argv_of_a_preset(plan: MakePlan) -> None:
         *("--max-num-batched-tokens", "8192", "--enable-chunked-prefill", "--kv-cache-dtype", "fp8"),
         "--no-enable-prefix-caching",
     )
-    assert made.warnings == ()
+    assert made.findings == ()
     assert set(made.reasons) == set(made.flags)
 
 
@@ -60,9 +61,7 @@ def test_gpus(plan: MakePlan) -> None:
     made = plan(gpus=(2, 3), set={"tensor-parallel-size": 2}, environment={"A": "1"})
     assert made.environment == {"A": "1", "CUDA_VISIBLE_DEVICES": "2,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert made.gpus == (2, 3)
-    assert made.warnings == ()
-    assert "will use 1" in plan(gpus=(0, 1)).warnings[0]
-    assert "wants 4 GPUs" in plan(gpus=(0, 1), set={"tp": 4}).warnings[0]
+    assert made.findings == ()
     with pytest.raises(PlanError, match="different indices"):
         plan(gpus=(1, 1))
 
@@ -82,49 +81,34 @@ def test_on_a_cpu_build_the_utilization_would_be_ram(plan: MakePlan) -> None:
     made = plan(build="cpu")
     assert "gpu-memory-utilization" not in made.flags
     assert made.environment["VLLM_CPU_KVCACHE_SPACE"] == "2"
-    assert any("CPU build" in warning for warning in made.warnings)
+    assert [(found.code, found.level) for found in made.findings] == [("cpu_kv_cache", "advice")]
     for said in ({"environment": {"VLLM_CPU_KVCACHE_SPACE": "1"}}, {"inherited": {"VLLM_CPU_KVCACHE_SPACE": "1"}}):
         quiet = plan(build="cpu", **said)
-        assert quiet.warnings == ()
+        assert quiet.findings == ()
         assert quiet.environment.get("VLLM_CPU_KVCACHE_SPACE") != "2"
     mine = plan(build="cpu", set={"gpu-memory-utilization": 0.3})
     assert mine.flags["gpu-memory-utilization"] == 0.3
     assert "VLLM_CPU_KVCACHE_SPACE" not in mine.environment
-    assert "share of this machine's RAM" in mine.warnings[0]
-    assert "uses no GPU" in plan(build="cpu", gpus=(0,)).warnings[1]
+    assert [(found.code, found.level) for found in mine.findings] == [("cpu_utilization", "warning")]
+    assert "cpu_no_gpu" in [found.code for found in plan(build="cpu", gpus=(0,)).findings]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ({"host": "0.0.0.0"}, "without an API key"),
-        ({"host": "gpubox"}, "without an API key"),
-        ({"set": {"gpu-memory-utilization": 0.97}}, "leaves 3% of the GPU"),
-        ({"set": {"gpu-memory-utilization": 1.5}}, "vLLM will refuse --gpu-memory-utilization 1.5"),
-        ({"set": {"max-num-batched-tokens": 128}}, "each of 256 sequences"),
-        ({"set": {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}}, "without chunked prefill"),
-        ({"set": {"disable-log-stats": True}}, "cannot be watched"),
-        ({"set": {"ssl-keyfile": "/k"}}, "plain HTTP"),
-        ({"set": {"grpc": True}}, "never be seen ready"),
-    ],
-)
-def test_warnings(plan: MakePlan, arguments: dict[str, object], part: str) -> None:
-    (warning,) = plan(**arguments).warnings
-    assert part in warning
+def test_every_flag_has_its_source(plan: MakePlan) -> None:
+    made = plan(set={"max-num-seqs": 128})
+    sources = {choice.flag: choice.source for choice in made.choices}
+    assert sources["max-num-seqs"] == "you"
+    assert sources["max-model-len"] == "preset"
+    assert sources["disable-access-log-for-endpoints"] == "console"
+    assert {choice.flag for choice in made.choices if choice.value is not None} == set(made.flags)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"])
-def test_no_warning_on_loopback(plan: MakePlan, host: str) -> None:
-    assert plan(host=host).warnings == ()
-
-
-def test_no_warning_with_a_key(plan: MakePlan) -> None:
-    assert plan(host="0.0.0.0", secrets=("VLLM_API_KEY",)).warnings == ()
-
-
-@pytest.mark.parametrize("name", ["chatbot", "code-generation", "long-document", "batch"])
-def test_shipped_presets_warn_of_nothing(plan: MakePlan, name: str) -> None:
-    assert plan(name).warnings == ()
-    # Chunked prefill is switched off by one key: that must not lead to a refusal where the whole prompt fits.
-    if name in ("chatbot", "batch"):
-        assert plan(name, set={"enable-chunked-prefill": False}).warnings == ()
+def test_choices_made_before_are_taken_as_they_are(plan: MakePlan) -> None:
+    choices = (
+        Choice("max-num-seqs", 32, "few at once", Source.WORKLOAD),
+        Choice("kv-cache-dtype", None, "there is room", Source.MACHINE),
+    )
+    made = plan(choices=choices, version="0.15.0")
+    assert dict(made.flags) == {"max-num-seqs": 32}
+    assert made.reasons == {"max-num-seqs": "few at once"}
+    assert made.choices == choices
+    assert made.argv[-2:] == ("--max-num-seqs", "32")

@@ -76,6 +76,8 @@ def test_flag_words() -> None:
         "max-num-seqs": 4,
         "gpu-memory-utilization": 0.9,
         "chat-template": "-odd",
+        "compilation-config.x": True,
+        "compilation-config.y": False,
     }
     assert flag_words(flags) == (
         "--enforce-eager",
@@ -86,6 +88,10 @@ def test_flag_words() -> None:
         "--gpu-memory-utilization",
         "0.9",
         "--chat-template=-odd",
+        "--compilation-config.x",
+        "true",
+        "--compilation-config.y",
+        "false",
     )
 
 

@@ -1,1 +1,53 @@
-"""A plan in other tools' forms: shell, config file, systemd, Compose, Kubernetes."""
+"""A plan in other tools' forms: shell, config file, systemd, Compose, Kubernetes. Pure; no secret is ever in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from vllm_launchers.plan.export.compose import compose
+from vllm_launchers.plan.export.config_file import config_yaml
+from vllm_launchers.plan.export.errors import ExportError
+from vllm_launchers.plan.export.kubernetes import kubernetes
+from vllm_launchers.plan.export.shell import shell
+from vllm_launchers.plan.export.systemd import systemd_unit
+from vllm_launchers.plan.model import Plan
+
+__all__ = [
+    "ExportError",
+    "Form",
+    "compose",
+    "config_yaml",
+    "export",
+    "kubernetes",
+    "shell",
+    "systemd_unit",
+]
+
+
+class Form(StrEnum):
+    """What a plan can be exported as."""
+
+    SHELL = "shell"
+    CONFIG = "config"
+    SYSTEMD = "systemd"
+    SYSTEMD_USER = "systemd-user"
+    COMPOSE = "compose"
+    KUBERNETES = "kubernetes"
+
+
+def export(plan: Plan, form: Form, *, name: str = "") -> str:
+    """The plan in that form, as the text of a file. ``name`` is the server's, in place of the preset's.
+
+    Raises:
+        ExportError: it cannot be said in that form.
+    """
+    forms: dict[Form, Callable[[], str]] = {
+        Form.SHELL: lambda: shell(plan),
+        Form.CONFIG: lambda: config_yaml(plan),
+        Form.SYSTEMD: lambda: systemd_unit(plan, user=False, name=name),
+        Form.SYSTEMD_USER: lambda: systemd_unit(plan, user=True, name=name),
+        Form.COMPOSE: lambda: compose(plan, name=name),
+        Form.KUBERNETES: lambda: kubernetes(plan, name=name),
+    }
+    return forms[form]()

@@ -1,0 +1,137 @@
+"""Texts as other tools read them back: words of a shell, of a systemd unit, of YAML; names that they allow. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from vllm_launchers.plan.export.errors import ExportError
+
+Yaml = str | int | float | bool | Sequence["Yaml"] | Mapping[str, "Yaml"]
+"""What :func:`yaml_document` writes."""
+
+_PLAIN = re.compile(r"(?:--)?[A-Za-z/](?:[A-Za-z0-9_./@+=-]|:(?=[A-Za-z0-9_./@+-]))*", re.ASCII)
+_YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_DECIMAL = re.compile(r"-?[0-9]{1,9}\.[0-9]{1,9}")
+_SYSTEMD_PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+", re.ASCII)
+_NOT_IN_LABEL = re.compile(r"[^a-z0-9]+")
+
+
+def checked(text: str, what: str) -> str:
+    """``text``, if a UTF-8 file can hold it.
+
+    Raises:
+        ExportError: it cannot (a path of raw bytes), or holds a zero byte.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ExportError(f"{what} holds bytes that are no UTF-8, which a text file cannot say") from None
+    if "\0" in text:
+        raise ExportError(f"{what} holds a zero byte")
+    return text
+
+
+def label(name: str, *, prefix: str = "vllm") -> str:
+    """A name for units, services and objects: ``vllm-`` and small letters, digits and dashes; 50 characters at most."""
+    slug = _NOT_IN_LABEL.sub("-", name.lower()).strip("-")
+    whole = slug if slug == prefix or slug.startswith(f"{prefix}-") else f"{prefix}-{slug}"
+    return whole[:50].strip("-")
+
+
+def comment(*lines: str) -> str:
+    """Lines that YAML, systemd and shells skip."""
+    return "".join(f"# {line}".rstrip() + "\n" for text in lines for line in text.split("\n"))
+
+
+def comment_word(word: str) -> str:
+    """A word of a shell command on one printable line, so that it can stand in a comment (``$'…'`` where needed)."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = "".join(
+        f"\\{c}" if c in "\\'" else c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode())
+        for c in word
+    )
+    return f"$'{escaped}'"
+
+
+def systemd_word(word: str, *, program: bool = False) -> str:
+    """A word of ``ExecStart=``: quoted, with ``%`` and ``$`` doubled (``$`` not in the program's own path)."""
+    return _systemd(word if program else word.replace("$", "$$"))
+
+
+def systemd_assignment(name: str, value: str) -> str:
+    """What stands after ``Environment=``."""
+    return _systemd(f"{name}={value}")
+
+
+def _systemd(text: str) -> str:
+    if _SYSTEMD_PLAIN.fullmatch(text):
+        return text
+    named = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    escaped = "".join(named.get(c) or (f"\\x{ord(c):02x}" if c < " " or c == "\x7f" else c) for c in text)
+    return f'"{escaped}"'
+
+
+def yaml_number_or_text(word: str) -> str:
+    """A word that a reader turns back with ``str()``: as a number where nothing is lost, else as text."""
+    if _INTEGER.fullmatch(word) or (_DECIMAL.fullmatch(word) and str(float(word)) == word):
+        return word
+    return yaml_text(word)
+
+
+def yaml_text(text: str) -> str:
+    """A YAML scalar that is read back as just this text: plain where that is safe, else in quotes."""
+    if _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS:
+        return text
+    if '"' in text and all(map(_in_yaml, text)):
+        return "'" + text.replace("'", "''") + "'"  # JSON stays as it reads
+    named = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    return '"' + "".join(named.get(c) or (c if _in_yaml(c) else _yaml_escape(c)) for c in text) + '"'
+
+
+def _in_yaml(character: str) -> bool:
+    """Whether a character may stand as it is: printable ASCII, and letters that no reader takes for a line's end."""
+    return " " <= character <= "~" or (character >= "\xa0" and character.isprintable())
+
+
+def _yaml_escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def yaml_document(value: Mapping[str, Yaml]) -> str:
+    """Nested values as YAML in block style."""
+    return "".join(f"{line}\n" for line in _lines(value))
+
+
+def _lines(value: Yaml) -> list[str]:
+    """The lines of a non-empty mapping or sequence."""
+    lines: list[str] = []
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if _is_scalar(inner):
+                lines.append(f"{yaml_text(key)}: {_scalar(inner)}")
+            else:
+                lines += [f"{yaml_text(key)}:", *(f"  {line}" for line in _lines(inner))]
+    elif isinstance(value, Sequence):
+        for inner in value:
+            first, *rest = [_scalar(inner)] if _is_scalar(inner) else _lines(inner)
+            lines += [f"- {first}", *(f"  {line}" for line in rest)]
+    return lines
+
+
+def _is_scalar(value: Yaml) -> bool:
+    return isinstance(value, str) or not isinstance(value, Mapping | Sequence) or not value
+
+
+def _scalar(value: Yaml) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str):
+        return yaml_text(value)
+    return "{}" if isinstance(value, Mapping) else "[]"

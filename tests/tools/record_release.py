@@ -1,0 +1,92 @@
+"""Adds a release of vLLM to the project's table of releases, from its source: for who maintains the table.
+
+    python tests/tools/record_release.py VERSION FOLDER
+
+``FOLDER`` is the package itself, with ``engine/arg_utils.py`` in it (of an unpacked source or wheel, or of an
+installation); nothing of it is run. Afterwards add VERSION to ``RELEASES`` in ``machine/flags/releases.py``, what
+went to ``plan/retired``, and run ``tests/unit/releases``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_launchers.machine.flags import releases
+from vllm_launchers.machine.flags.learn import learn_folder
+from vllm_launchers.machine.flags.model import FlagSpec, FlagTable
+
+DATA = Path(releases.__file__).with_suffix(".json")
+LISTS = ("choices", "words", "aliases")
+SWITCHES = ("negatable", "many", "nullable", "bare", "closed")
+OPTIONAL = ("default", "minimum", "above", "maximum", "below")
+TEXTS = ("opposite", "group")
+
+
+def properties(spec: FlagSpec) -> dict[str, Any]:
+    """A flag as the table has it. Help texts stay vLLM's own."""
+    said: dict[str, Any] = {"kind": spec.kind.value}
+    said |= {name: " ".join(values) for name in LISTS if (values := getattr(spec, name))}
+    said |= {name: 1 for name in SWITCHES if getattr(spec, name)}
+    said |= {name: value for name in OPTIONAL if (value := getattr(spec, name)) is not None}
+    said |= {name: value for name in TEXTS if (value := getattr(spec, name))}
+    return said | ({"deprecated": "vLLM calls it deprecated"} if spec.deprecated else {})
+
+
+def with_release(data: Mapping[str, Any], table: FlagTable) -> dict[str, Any]:
+    """The table of releases with one more, the newest."""
+    index = len(data["releases"])
+    flags: dict[str, Any] = {name: list(history) for name, history in data["flags"].items()}
+    for name in sorted({*flags, *table.flags}):
+        history = flags.setdefault(name, [])
+        before = _at_the_end(history)
+        spec = table.get(name)
+        now = properties(spec) if spec is not None else None
+        if now is not None and before is not None and "deprecated" in before and "deprecated" in now:
+            now["deprecated"] = before["deprecated"]
+        if now != before:
+            gone = {key: None for key in before or {} if now and key not in now}
+            changed = {key: value for key, value in (now or {}).items() if not before or before.get(key) != value}
+            history.append([index, None if now is None else {**changed, **gone}])
+    variables = {name: list(span) for name, span in data["variables"].items()}
+    for name, span in variables.items():
+        if len(span) == 1 and name not in table.variables:
+            span.append(index)
+    new = table.variables - set(variables)
+    return {
+        "releases": [*data["releases"], table.version],
+        "flags": dict(sorted(flags.items())),
+        "variables": dict(sorted({**variables, **{name: [index] for name in new}}.items())),
+    }
+
+
+def _at_the_end(history: list[Any]) -> dict[str, Any] | None:
+    now: dict[str, Any] | None = None
+    for _, change in history:
+        now = None if change is None else {k: v for k, v in {**(now or {}), **change}.items() if v is not None}
+    return now
+
+
+def written(data: Mapping[str, Any]) -> str:
+    """The table's text: one line for each flag and variable."""
+    parts = [f'"releases": {json.dumps(data["releases"])}']
+    for kind in ("flags", "variables"):
+        lines = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in data[kind].items())
+        parts.append(f'"{kind}": {{\n' + ",\n".join(lines) + "\n}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main() -> None:
+    """Write the table with the release."""
+    version, folder = sys.argv[1:]
+    data = json.loads(DATA.read_text())
+    if version in data["releases"]:
+        sys.exit(f"{version} is in the table already")
+    DATA.write_text(written(with_release(data, learn_folder(Path(folder), version=version))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from vllm_launchers.plan.build import make_plan
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, FlagValue, Plan
+from vllm_launchers.presets.load import read_presets
+
+VLLM = "/opt/venv/bin/vllm"
+
+
+def plan_of(
+    flags: Mapping[str, FlagValue] | None = None,
+    *,
+    version: str | None = "0.33.0",
+    build: str | None = "cuda",
+    command: tuple[str, ...] = (VLLM,),
+    **other: Any,
+) -> Plan:
+    """A plan of the shipped chatbot preset with more flags."""
+    kind = EngineKind.SIMULATED if build == "simulated" else EngineKind.VLLM
+    engine = Engine(kind, command, version, build, command[0])
+    options: dict[str, Any] = {"host": "127.0.0.1", "port": 8000} | other
+    return make_plan(read_presets(None)[0]["chatbot"], engine, Changes(flags or {}), **options)
+
+
+@pytest.fixture
+def make() -> Callable[..., Plan]:
+    """``make({flag: value}, version=…, build=…, command=…, host=…, model=…, environment=…, gpus=…, secrets=…)``."""
+    return plan_of
