@@ -167,8 +167,8 @@ def flag_words(flags: Flags) -> tuple[str, ...]:
         elif value is False:
             if name not in TRUE_ONLY:
                 words.append(f"--no-{name}")
-        elif isinstance(value, str) and value.startswith("-"):
-            words.append(f"--{name}={value}")  # else argparse takes the value for a flag
+        elif str(value).startswith("-"):
+            words.append(f"--{name}={value}")  # else the parser takes the value for a flag, a negative number too
         else:
             words += [f"--{name}", str(value)]
     return tuple(words)

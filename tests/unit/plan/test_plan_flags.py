@@ -76,6 +76,7 @@ def test_flag_words() -> None:
         "max-num-seqs": 4,
         "gpu-memory-utilization": 0.9,
         "chat-template": "-odd",
+        "seed-shift": -0.5,
         "compilation-config.x": True,
         "compilation-config.y": False,
     }
@@ -88,6 +89,7 @@ def test_flag_words() -> None:
         "--gpu-memory-utilization",
         "0.9",
         "--chat-template=-odd",
+        "--seed-shift=-0.5",
         "--compilation-config.x",
         "true",
         "--compilation-config.y",

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+FlagValue = bool | int | float | str
+"""A flag's value as presets and plans hold it: a boolean becomes ``--flag`` or ``--no-flag``, all else one word."""
+
 
 class ValueKind(StrEnum):
     """What a flag's value is to vLLM's parser."""
@@ -18,6 +21,8 @@ class ValueKind(StrEnum):
     """A whole number that may be written 4k (4,000), 4K (4,096) or 1.5k; where ``words`` says so also 'auto'."""
     JSON = "json"
     """A JSON object; its keys may also be set one by one as ``--flag.key value``."""
+    JSON_LIST = "json_list"
+    """A JSON list, as one word."""
     OTHER = "other"
     """Something that could not be told from the source: every text passes."""
 
@@ -28,7 +33,9 @@ class FlagSpec:
 
     ``choices`` is all that the parser takes, empty where it takes anything of its kind. ``default`` is the default as
     text (``None`` where vLLM works it out itself). ``minimum`` and ``maximum`` are bounds that vLLM's configuration
-    checks (inclusive; ``above`` is exclusive). ``many`` takes several values; ``negatable`` has a ``--no-`` form.
+    checks (inclusive; ``above`` and ``below`` are exclusive). ``many`` takes several values; ``negatable`` has a
+    ``--no-`` form. ``nullable`` also takes ``None`` or nothing (``--flag ""``) for no value. ``words`` are values worth
+    offering where others pass as well. ``aliases`` are as typed: ``-tp``. ``deprecated`` is what vLLM says of it.
     """
 
     name: str
@@ -47,6 +54,14 @@ class FlagSpec:
     maximum: float | None = None
     below: float | None = None
     deprecated: str = ""
+    closed: bool = False
+    """The parser takes any text, but vLLM's configuration only ``words``, in small or capital letters."""
+    opposite: str = ""
+    """Another option that says the opposite: ``disable-x`` of ``enable-x``, as vLLM has it since 0.33."""
+    bare: bool = False
+    """May also stand without a value, as ``--hf-token`` does."""
+    parts: tuple[FlagSpec, ...] = ()
+    """The keys that a JSON object may have, where vLLM refuses others; empty where any key passes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,376 @@
+"""Flags that were learned from the source, and verdicts on them, against real vLLM's own parser and configuration."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from vllm_launchers.machine.engines import engine_at
+from vllm_launchers.machine.flags.judge import judge
+from vllm_launchers.machine.flags.learn import learn_flags
+from vllm_launchers.machine.flags.model import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.presets.model import FlagValue
+
+pytestmark = pytest.mark.real
+
+SECONDS = 300
+SETS = 160
+
+OWN_PARSER = """
+import json, sys
+sys.argv = ["vllm", "--help"]  # without it the texts of help are not made
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+options = {}
+for action in make_arg_parser(FlexibleArgumentParser())._actions:
+    if action.option_strings and action.option_strings != ["-h", "--help"]:
+        options[next(word for word in action.option_strings if word.startswith("--"))] = {
+            "options": action.option_strings,
+            "action": type(action).__name__,
+            "nargs": action.nargs,
+            "default": repr(action.default),
+            "choices": None if action.choices is None else [str(c) for c in action.choices if c not in (None, "None")],
+            "help": action.help or "",
+            "group": action.container.title,
+        }
+import vllm.envs
+print(json.dumps({"options": options, "variables": sorted(vllm.envs.environment_variables)}))
+"""
+
+VERDICTS = """
+import contextlib, copy, io, json, logging, os, sys, warnings
+requests = json.load(sys.stdin)
+sys.argv = ["vllm", "serve"]
+logging.disable(logging.CRITICAL)
+warnings.simplefilter("ignore")
+answers, sys.stdout = sys.stdout, sys.stderr
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+
+parser = FlexibleArgumentParser()
+ServeSubcommand().subparser_init(parser.add_subparsers(dest="subparser"))
+for argv in requests:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            # Defaults belong to the parser, and some are changed while a configuration is made.
+            args = copy.deepcopy(parser.parse_args(["serve", os.environ["MODEL_FOLDER"], *argv]))
+            validate_parsed_serve_args(args)
+            validate_api_server_args(args)
+            args.model = args.model_tag
+            AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        answer = ""
+    except SystemExit:
+        answer = "parser: " + said.getvalue().strip()[-300:]
+    except BaseException as error:
+        answer = f"{type(error).__name__}: {error}"[:300]
+    print(json.dumps(answer), file=answers, flush=True)
+"""
+
+
+def run_real(environment: Mapping[str, str], env: Mapping[str, str], code: str, given: object = None) -> list[Any]:
+    """What code in real vLLM's Python prints, line by line as JSON."""
+    done = subprocess.run(
+        [environment["python"], "-c", code],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, **env, "MODEL_FOLDER": environment["model"]},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", '"'))]
+
+
+@pytest.fixture(scope="module")
+def own(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> dict[str, Any]:
+    """The real parser's options, by their first long name, and the variables that real vLLM reads."""
+    answer: dict[str, Any] = run_real(real_environment, real_env, OWN_PARSER)[-1]
+    return answer
+
+
+@pytest.fixture(scope="module")
+def options(own: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name.removeprefix("--"): option for name, option in own["options"].items()}
+
+
+@pytest.fixture(scope="module")
+def learned(real_vllm: Path) -> FlagTable:
+    return learn_flags(engine_at(str(real_vllm)))
+
+
+def test_no_flag_is_missing_and_none_is_made_up(learned: FlagTable, options: dict[str, Any]) -> None:
+    assert set(learned.flags) == set(options)
+    assert len(options) > 300
+
+
+def own_default(text: str) -> object:
+    """A default as the table writes it, of what ``repr`` says of the real one; None where an object is worked out.
+
+    Tolerated: an enumeration's member is its value, a set is a list, a configuration's object and what is left out of
+    the namespace (``==SUPPRESS==``) are no default.
+    """
+    if text.startswith("<") and ": " in text:
+        text = text.partition(": ")[2].rstrip(">")
+    try:
+        value = [] if text == "set()" else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    if value == "==SUPPRESS==":
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, dict)):
+        return json.dumps(value)
+    return None if value is None else str(value)
+
+
+def test_defaults_are_equal(learned: FlagTable, options: dict[str, Any]) -> None:
+    own = {name: own_default(option["default"]) for name, option in options.items()}
+    # The one configuration whose ``repr`` is that of a dictionary.
+    own["compilation-config"] = None
+    assert {name: spec.default for name, spec in learned.flags.items()} == own
+
+
+def test_choices_are_equal(learned: FlagTable, options: dict[str, Any]) -> None:
+    own = {name: tuple(option["choices"] or ()) for name, option in options.items()}
+    assert {name: spec.choices for name, spec in learned.flags.items()} == own
+
+
+def test_forms_of_flags_are_equal(learned: FlagTable, options: dict[str, Any]) -> None:
+    for name, option in options.items():
+        spec = learned.flags[name]
+        assert spec.negatable == (option["action"] == "BooleanOptionalAction"), name
+        assert spec.many == (option["nargs"] == "+" or option["action"] == "_AppendAction"), name
+        assert spec.bare == (option["nargs"] == "?"), name
+        assert (spec.kind is ValueKind.BOOL) == (option["nargs"] == 0), name
+        assert {f"--{name}", *spec.aliases} == {o for o in option["options"] if not o.startswith("--no-")}, name
+        assert (spec.group or "options") == option["group"], name
+
+
+def test_help_is_equal(learned: FlagTable, options: dict[str, Any]) -> None:
+    def plain(text: str) -> str:
+        return " ".join(text.replace("%%%%", "%").replace("%%", "%").split())
+
+    for name, option in options.items():
+        # The parser adds how JSON and short numbers are written, and where the documentation is.
+        assert plain(option["help"]).startswith(plain(learned.flags[name].help)), name
+    assert sum(bool(spec.help) for spec in learned.flags.values()) > 300
+
+
+def test_variables_are_equal(learned: FlagTable, own: dict[str, Any]) -> None:
+    assert learned.variables == {name for name in own["variables"] if name.startswith("VLLM_")}
+
+
+NEEDS_MORE = {
+    *("model", "config", "host", "port", "uds", "api-key", "hf-token"),  # not a person's to set here
+    # Files, the network, a package or another model.
+    *("hf-config-path", "chat-template", "log-config-file", "logging-config", "show-hidden-metrics-for-version"),
+    *("tokenizer", "revision", "code-revision", "tokenizer-revision", "grpc-port", "grpc", "otlp-traces-endpoint"),
+    *("quantization", "quantization-config", "config-format", "default-mm-loras", "runner", "convert", "engram-config"),
+    *("enable-expert-parallel", "use-replayssm", "tokenizer-mode", "kv-offloading-size", "additional-config"),
+    *("enable-mamba-cache-stochastic-rounding", "kv-transfer-config", "ec-transfer-config", "weight-transfer-config"),
+    *("speculative-config", "spec-method", "spec-model", "watermark-config", "diffusion-config", "model-impl"),
+    *("model-class-overrides", "media-io-kwargs", "custom-histogram-buckets", "hf-overrides", "pooler-config"),
+    # A GPU, or another machine.
+    *("enable-return-routed-experts", "return-sampling-mask", "enable-trace-replay", "enable-sleep-mode", "nnodes"),
+    *("enable-cumem-allocator", "device-ids", "prefill-context-parallel-size", "enable-batch-sharded-sampling"),
+    *("ubatch-size", "enable-dbo", "kda-prefill-backend", "enable-eplb", "enable-elastic-ep", "numa-bind"),
+    *("distributed-executor-backend", "enable-fault-tolerance", "ray-workers-use-nsight", "node-rank"),
+    *("decode-context-parallel-size", "pipeline-parallel-size", "data-parallel-backend", "mamba-block-size"),
+    *("data-parallel-rank", "data-parallel-start-rank", "data-parallel-external-lb", "data-parallel-hybrid-lb"),
+    *("data-parallel-address", "data-parallel-multi-port-external-lb", "kv-cache-dtype", "enable-nccl-comm-suspend"),
+    # Refused here because a server could not use it, though its configuration can be made.
+    *("default-chat-template-kwargs", "allowed-origins", "allowed-methods", "allowed-headers"),
+}
+"""Flags whose verdict hangs on what the judge does not look at; of models that see images all (their own group)."""
+
+
+def few_values(name: str, spec: FlagSpec) -> st.SearchStrategy[FlagValue]:
+    """Values of a flag, right and wrong, that this small model on this machine would take if they are right."""
+    if name == "tensor-parallel-size":
+        return st.sampled_from([1, 2, 0, "x"])
+    if name == "data-parallel-size":
+        return st.sampled_from([1, 0, -1, "x"])
+    if name == "max-model-len":
+        return st.sampled_from([64, 512, "4k", "1K", "auto", "-1", 0, -2, "1.5K", "all"])
+    if spec.kind is ValueKind.BOOL:
+        return st.one_of(st.booleans(), st.sampled_from(["yes", 1]))
+    if spec.choices:
+        return st.sampled_from([*spec.choices, "nonsense", spec.choices[0].upper() + "x"])
+    if spec.closed:
+        return st.sampled_from(["nonsense", "auto-matic"])
+    if spec.kind is ValueKind.FLOAT:
+        return st.one_of(st.sampled_from([0.5, 0.0, 1.0, "0.25", "x", ""]), st.floats(0.125, 2, width=16))
+    if spec.kind in (ValueKind.INT, ValueKind.HUMAN_INT):
+        return st.one_of(st.integers(0, 4096), st.sampled_from(["16", "1k", "1.5K", 2.5, "x", "", "None", -1]))
+    if spec.kind is ValueKind.JSON:
+        keys = [part.name for part in spec.parts]
+        return st.sampled_from(["{}", "[]", "{", "text", "5", *(['{"nonsense_key": 1}'] if keys else [])])
+    return st.sampled_from(["text", "", True])
+
+
+TOGETHER = (
+    *("max-num-seqs", "max-num-batched-tokens", "max-model-len", "enable-chunked-prefill", "max-num-active-seqs"),
+    *("long-prefill-token-threshold", "enable-auto-tool-choice", "tool-call-parser", "enable-log-outputs"),
+    *("enable-log-requests", "enable-per-request-metrics", "disable-log-stats", "enable-lora", "max-loras"),
+    *("max-cpu-loras", "gpu-memory-utilization", "offload-group-size", "offload-num-in-group", "reasoning-parser"),
+)
+"""Flags between which there are conditions, so that sets often hold some of them."""
+
+
+RESOLVED: dict[str, FlagValue] = {"max-model-len": 4096, "max-num-seqs": 128, "max-num-batched-tokens": 2048}
+"""What real vLLM works out on a CPU for this model."""
+
+
+def flag_sets(table: FlagTable) -> st.SearchStrategy[dict[str, FlagValue]]:
+    """Sets of up to five flags: any of the judge's, with those of conditions more often; at times one unknown."""
+    known = {
+        name: spec
+        for name, spec in table.flags.items()
+        if name not in NEEDS_MORE and spec.group != "MultiModalConfig" and not spec.deprecated
+    }
+    names = st.one_of(st.sampled_from([n for n in TOGETHER if n in known]), st.sampled_from(sorted(known)))
+
+    @st.composite
+    def sets(draw: st.DrawFn) -> dict[str, FlagValue]:
+        chosen = draw(st.lists(names, min_size=1, max_size=5, unique=True))
+        flags = {name: draw(few_values(name, known[name])) for name in chosen}
+        if draw(st.integers(0, 15)) == 0:
+            flags["max-num-sequences"] = 4
+        return flags
+
+    return sets()
+
+
+def generated(table: FlagTable) -> list[dict[str, FlagValue]]:
+    """Flag sets for one run of real vLLM: always the same, half of them without a complaint of ours."""
+    found: dict[bool, list[dict[str, FlagValue]]] = {True: [], False: []}
+
+    @seed(4)
+    @settings(max_examples=SETS * 8, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(flags=flag_sets(table))
+    def collect(flags: dict[str, FlagValue]) -> None:
+        kind = found[bool(judge(table, flags, RESOLVED))]
+        if len(kind) < SETS // 2 and flags not in kind:
+            kind.append(flags)
+
+    collect()
+    return found[True] + found[False]
+
+
+CONDITIONS: list[dict[str, FlagValue]] = [
+    {"max-num-seqs": 64, "max-num-batched-tokens": 32},
+    {"max-num-seqs": 32, "max-num-batched-tokens": 32},
+    {"enable-chunked-prefill": False, "max-num-batched-tokens": 256, "max-model-len": 512},
+    {"enable-chunked-prefill": True, "max-num-batched-tokens": 256, "max-model-len": 512},
+    {"max-num-active-seqs": 9, "max-num-seqs": 8},
+    {"long-prefill-token-threshold": 600, "max-model-len": 512},
+    {"enable-lora": True, "max-loras": 4, "max-cpu-loras": 2},
+    {"max-loras": 4, "max-cpu-loras": 2},
+    {"enable-lora": True, "max-loras": 0},
+    {"data-parallel-size-local": 2},
+    {"enable-auto-tool-choice": True},
+    {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"},
+    {"enable-log-outputs": True},
+    {"enable-log-outputs": True, "enable-log-requests": True},
+    {"enable-per-request-metrics": True, "disable-log-stats": True},
+    {"sse-keep-alive-interval": -1},
+    {"tensor-parallel-size": 2, "decode-context-parallel-size": 3},
+    {"enable-eplb": True},
+    {"data-parallel-external-lb": True},
+    {"data-parallel-rank": 0},
+    {"data-parallel-hybrid-lb": True},
+    {"data-parallel-hybrid-lb": True, "data-parallel-external-lb": True, "data-parallel-size": 2},
+    {"data-parallel-multi-port-external-lb": True},
+    {"nnodes": 3, "tensor-parallel-size": 2},
+    {"nnodes": 2, "tensor-parallel-size": 2, "node-rank": 2},
+    {"nnodes": 2, "tensor-parallel-size": 2, "data-parallel-backend": "ray"},
+    {"enable-elastic-ep": True},
+    {"enable-fault-tolerance": True},
+    {"numa-bind-nodes": 0},
+    {"numa-bind-cpus": "0-1"},
+    {"collect-detailed-traces": "all"},
+    {"ray-workers-use-nsight": True},
+    {"offload-group-size": 2, "offload-num-in-group": 3},
+    {"offload-group-size": 2, "offload-prefetch-step": 0},
+    {"mamba-ssu-algorithm": "simple"},
+    {"attention-backend": "CPU_ATTN", "attention-config": '{"backend": "CPU_ATTN"}'},
+    {"attention-backend": "cpu_attn"},
+    {"cudagraph-capture-sizes": 8, "compilation-config.cudagraph_capture_sizes": "[8]"},
+    {"max-cudagraph-capture-size": 8, "compilation-config.max_cudagraph_capture_size": 8},
+    {"enable-flashinfer-autotune": False, "kernel-config.enable_flashinfer_autotune": False},
+    {"spec-tokens": 3},
+    {"per-request-spec-decode-metrics": "summary"},
+    {"lora-modules": "adapter"},
+    {"lora-modules": "name=/path"},
+    {"reasoning-parser": "deepseek"},
+    {"compilation-config": '{"mod": 3}'},
+    {"compilation-config.mode": 0},
+    {"compilation-config.modes": 0},
+    {"data-parallel-rpc-port": 0},
+    {"shutdown-timeout": -1},
+    {"data-parallel-backend": "gloo"},
+    {"gpu-mem": 0.5},
+    {"max-num": 5},
+    {"hf-overrides": "text"},
+    {"hf-overrides.max_position_embeddings": 4096},
+    {"seed": -1},
+    {"served-model-name": "1.10"},
+    {"quantization": "nonsense"},
+    {"optimization-level": "0"},
+    {"optimization-level": "9"},
+]
+
+
+@pytest.fixture(scope="module")
+def verdicts(
+    learned: FlagTable, real_environment: Mapping[str, str], real_env: Mapping[str, str]
+) -> tuple[list[dict[str, FlagValue]], list[str]]:
+    """All flag sets, those of conditions first, and real vLLM's answer to each, from one process."""
+    sets = [*CONDITIONS, *generated(learned)]
+    return sets, run_real(real_environment, real_env, VERDICTS, [list(flag_words(flags)) for flags in sets])
+
+
+def test_our_verdict_on_conditions_is_vllms(
+    learned: FlagTable, verdicts: tuple[list[dict[str, FlagValue]], list[str]]
+) -> None:
+    sets, answers = verdicts
+    check(learned, sets[: len(CONDITIONS)], answers[: len(CONDITIONS)])
+
+
+def test_our_verdict_on_generated_sets_is_vllms(
+    learned: FlagTable, verdicts: tuple[list[dict[str, FlagValue]], list[str]]
+) -> None:
+    sets, answers = verdicts
+    assert len(sets) - len(CONDITIONS) >= 100
+    check(learned, sets[len(CONDITIONS) :], answers[len(CONDITIONS) :])
+
+
+def check(table: FlagTable, sets: Sequence[dict[str, FlagValue]], answers: Sequence[str]) -> None:
+    """Both refuse, or neither does."""
+    assert len(answers) == len(sets)
+    ours = [judge(table, flags, RESOLVED) for flags in sets]
+    differing = [
+        f"{flags}\n  ours: {mine or 'takes it'}\n  vLLM: {answer or 'takes it'}"
+        for flags, mine, answer in zip(sets, ours, answers, strict=True)
+        if bool(mine) != bool(answer)
+    ]
+    assert not differing, "\n".join(differing)
+    assert any(ours)
+    assert not all(ours)
