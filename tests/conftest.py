@@ -52,6 +52,12 @@ def fakes() -> ModuleType:
 
 
 @pytest.fixture
+def made() -> ModuleType:
+    """The module with made runs and their minutes."""
+    return load_fake("made_runs")
+
+
+@pytest.fixture
 def terminal_module() -> ModuleType:
     """The module with `Terminal`, a pseudo-terminal whose screen can be read."""
     return load_fake("terminal")

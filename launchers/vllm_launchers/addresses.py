@@ -30,7 +30,7 @@ def reachable(host: str) -> str:
     return _WILDCARDS.get(host, host)
 
 
-def base_url(host: str, port: int) -> str:
-    """The URL at which this machine asks a server that binds to ``host`` and ``port``."""
-    asked = reachable(host)
-    return f"http://[{asked}]:{port}" if ":" in asked else f"http://{asked}:{port}"
+def base_url(host: str, port: int, *, tls: bool = False) -> str:
+    """The URL at which this machine asks a server that binds to ``host`` and ``port``, over TLS or not."""
+    asked, scheme = reachable(host), "https" if tls else "http"
+    return f"{scheme}://[{asked}]:{port}" if ":" in asked else f"{scheme}://{asked}:{port}"

@@ -35,6 +35,20 @@ def test_people_read_the_cause_first_and_the_change_as_they_would_type_it(progra
     assert "\x1b" not in answer.stdout
 
 
+def test_lines_are_counted_from_the_files_beginning_also_where_it_is_too_long_to_read_whole(program, tmp_path):
+    path = tmp_path / "long.log"
+    lines = 6000
+    path.write_bytes((b"x" * 5999 + b"\n") * lines + LOG.encode())
+    assert program.json("diagnose", str(path))["line"] == lines + 6
+
+
+def test_windows_line_ends_are_read(program, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_bytes(LOG.replace("\n", "\r\n").encode())
+    answer = program.json("diagnose", str(path))
+    assert (answer["cause"], answer["line"]) == ("free_memory_below_utilization", 6)
+
+
 def test_a_file_that_cannot_be_read_is_one_sentence(program, tmp_path):
     for name in (tmp_path / "none.log", tmp_path):
         answer = program("diagnose", str(name))

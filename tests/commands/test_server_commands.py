@@ -124,13 +124,13 @@ def test_load_measures_at_the_client(program):
 
 
 def test_failure_says_why_with_the_log_line(program):
-    answer = program("start", "chatbot", "--engine", "simulated", "--name", "bad", "--set", "no-such-flag=3", "--wait")
+    answer = program("start", "chatbot", "--engine", "simulated", "--name", "bad", "--env", "SIMULATED_GPU=x", "--wait")
     assert answer.returncode == 1
-    assert "unrecognized arguments: --no-such-flag" in answer.stderr
+    assert "SIMULATED_GPU names no known GPU" in answer.stderr
     status = program.json("status", "bad")
     assert status["state"] == "failed"
-    assert status["exit"]["code"] == 2
-    assert "unrecognized arguments" in status["reason"]
+    assert status["exit"]["code"] == 1
+    assert "SIMULATED_GPU names no known GPU" in status["reason"]
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ ROOMS = {
     "vllm_launchers.simulated": SCREEN | CONSOLE,
     "vllm_console.telemetry": SCREEN | WEB,
     "vllm_console.logs": SCREEN | WEB,
-    "vllm_console.diagnosis": SCREEN | WEB | {"msgspec", "asyncio"},
+    "vllm_console.diagnosis": SCREEN | WEB | {"asyncio"},
     "vllm_console.load": {"textual", "starlette", "uvicorn"},  # httpx loads rich, where it is installed
     "vllm_console.fleet": SCREEN | WEB,
+    "vllm_console.alerts": SCREEN | WEB | {"asyncio"},
     "vllm_console.ui": WEB,
 }
 """Each room, whole, and what must not be loaded with it."""

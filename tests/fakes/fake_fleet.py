@@ -9,12 +9,26 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from vllm_console.diagnosis.causes import Cause
+from vllm_console.diagnosis.model import Condition, Diagnosis, Measure, Remedy, Severity
 from vllm_console.fleet.api import FleetError, PresetProblem
 from vllm_console.fleet.model import Changes, Exit, FleetSnapshot, LaunchRequest, ServerView, Stage, State
 from vllm_console.telemetry.model import EngineSample, Quantiles, Sample, Series, Window
-from vllm_launchers.plan.model import Engine, EngineKind, Plan
+from vllm_console.telemetry.progress import Progress, Startup
+from vllm_launchers.machine.flags.model import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.plan.budget.model import EngineReport, GpuBudget, MemoryBudget
+from vllm_launchers.plan.choices.model import Choice, Source
+from vllm_launchers.plan.findings import Finding, by_weight
+from vllm_launchers.plan.flags import flag_words, token_count
+from vllm_launchers.plan.model import Engine, EngineKind, Flags, Plan
 from vllm_launchers.presets.model import FlagSetting, Objectives, Preset, Workload
+
+if TYPE_CHECKING:
+    from vllm_console.telemetry.comparison import Comparison
+    from vllm_console.telemetry.ledger import Run
+    from vllm_console.telemetry.workload import SeenWorkload
 
 NOW = 1_767_271_267.0
 """2026-01-01 12:41:07 UTC."""
@@ -197,6 +211,83 @@ def observed(at: float) -> ServerView:
     )  # fmt: skip
 
 
+PRESSED = (
+    Condition(
+        "preempting", Severity.CRITICAL, NOW - 300, "18 preemptions a minute, 7% of the requests.",
+        "The KV cache is full: requests lose their tokens and are computed again from the prompt on.",
+        (
+            Measure("requests preempted", "7.2%", "2.0%", "objectives of preset chatbot"),
+            Measure("preemptions", "18/min", "10/min", "fixed"),
+            Measure("ITL p99", "74ms, 3.1× its median"),
+        ),
+        (
+            Remedy(Changes({"kv-cache-dtype": "fp8"}), "Half the bytes per token: twice the tokens fit.",
+                   "A little precision; check the answers."),
+            Remedy(Changes({"max-num-seqs": 128}), "Fewer sequences hold fewer tokens.",
+                   "About 4 % less throughput at this load."),
+            Remedy(Changes(), "Send less traffic to it, or share the load with a second server."),
+        ),
+    ),
+    Condition(
+        "kv_cache_pressure", Severity.WARNING, NOW - 420, "91% of the KV cache is used and rising.",
+        "The running requests keep more tokens than the cache should hold; when it is full, some are preempted.",
+        (Measure("KV cache usage", "91%", "85%", "objectives of preset chatbot"),),
+        (Remedy(Changes({"max-num-seqs": 128}), "Fewer sequences hold fewer tokens."),),
+    ),
+)  # fmt: skip
+"""What is found of a server whose KV cache is too small for its traffic."""
+
+HEALTHY = (
+    Condition(
+        "healthy", Severity.GOOD, NOW - 1260, "Healthy.", "Nothing is found that would hold it up.",
+        (Measure("KV cache usage", "24%", "85%", "objectives of preset code-generation"),
+         Measure("ITL p99", "21ms", "100ms", "objectives of preset code-generation")),
+    ),
+)  # fmt: skip
+
+
+def pressed(at: float) -> ServerView:
+    """Ready, under KV cache pressure and preempting, with remedies."""
+    return replace(chat(at), conditions=PRESSED)
+
+
+def calm(at: float) -> ServerView:
+    """Ready, and found to be well."""
+    return replace(coder(at), conditions=HEALTHY)
+
+
+def diagnosed(at: float) -> ServerView:
+    """Failed, with a named cause."""
+    evidence = "ValueError: To serve at least one request with the models's max seq len (131072), 16.00 GiB is needed"
+    found = Diagnosis(
+        Cause.KV_CACHE_TOO_SMALL, 0.99, 143, evidence,
+        "One request of the full context length does not fit into the KV cache.",
+        (
+            Remedy(Changes({"max-model-len": 40960}), "The longest context that fits, by vLLM's own estimate.",
+                   "Longer requests are refused."),
+            Remedy(Changes({"kv-cache-dtype": "fp8"}), "Half the bytes per token.", "A little precision."),
+        ),
+        (Cause.FREE_MEMORY_BELOW_UTILIZATION,),
+    )  # fmt: skip
+    return replace(broken(at), diagnosis=found, flags={**CHAT_FLAGS, "max-model-len": 131072})
+
+
+def loading(at: float) -> ServerView:
+    """Starting, measured by an earlier start, with what its engine said of its memory so far."""
+    return replace(
+        docs(at),
+        stages=(*docs(at).stages[:2], Stage("download", NOW - 30.5, 20.0, "15.0 GiB, 812 MiB/s"),
+                Stage("weights", NOW - 10.5, None, "61 %")),
+        startup=Startup(Progress(0.4, 52.0, 86.0), None, EngineReport(weights_gib=15.0)),
+    )  # fmt: skip
+
+
+def silent(at: float) -> ServerView:
+    """Starting, and without a sign of life for longer than is usual."""
+    stages = (*docs(at).stages[:2], Stage("compile", NOW - 330, None))
+    return replace(docs(at), name="translate", startup=Startup(quiet_seconds=312.0), stages=stages)
+
+
 EVERY_STATE = (chat, coder, docs, broken, stopped, hung, observed)
 
 PRESETS = tuple(
@@ -217,6 +308,74 @@ PRESETS = tuple(
     )
 )
 
+FLAG_TABLE = FlagTable(
+    version="0.33.0",
+    source="installation",
+    flags={
+        spec.name: spec
+        for spec in (
+            FlagSpec(
+                "dtype", ValueKind.TEXT, "auto", ("auto", "half", "float16", "bfloat16", "float", "float32"),
+                help="Data type for model weights and activations.", group="ModelConfig",
+            ),
+            FlagSpec("enable-chunked-prefill", ValueKind.BOOL, None, group="SchedulerConfig", negatable=True,
+                     help="Prefill requests can be chunked."),
+            FlagSpec("enable-prefix-caching", ValueKind.BOOL, None, group="CacheConfig", negatable=True,
+                     help="Whether to enable prefix caching."),
+            FlagSpec("enforce-eager", ValueKind.BOOL, "False", group="ModelConfig", negatable=True,
+                     help="Always use eager-mode PyTorch, no CUDA graphs."),
+            FlagSpec("gpu-memory-utilization", ValueKind.FLOAT, "0.92", group="CacheConfig", above=0, maximum=1,
+                     help="The fraction of GPU memory to be used for the model executor."),
+            FlagSpec("kv-cache-dtype", ValueKind.TEXT, "auto", ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+                     help="Data type for the KV cache.", group="CacheConfig"),
+            FlagSpec("kv-transfer-config", ValueKind.JSON, None, group="VllmConfig", help="Distributed KV transfer."),
+            FlagSpec("max-model-len", ValueKind.HUMAN_INT, None, words=("auto",), group="ModelConfig",
+                     help="Model context length (prompt and output)."),
+            FlagSpec("max-num-batched-tokens", ValueKind.HUMAN_INT, None, group="SchedulerConfig", minimum=1,
+                     help="The most tokens processed in one step."),
+            FlagSpec("max-num-seqs", ValueKind.INT, None, group="SchedulerConfig", minimum=1,
+                     help="The most sequences processed in one step."),
+            FlagSpec("quantization", ValueKind.TEXT, None, ("awq", "awq_marlin", "fp8", "gptq", "gptq_marlin"),
+                     aliases=("q",), help="Method used to quantize the weights.", group="ModelConfig"),
+            FlagSpec("tensor-parallel-size", ValueKind.INT, "1", aliases=("tp",), group="ParallelConfig", minimum=1,
+                     help="Number of tensor parallel groups."),
+        )
+    },
+    variables=frozenset({"VLLM_API_KEY", "VLLM_LOGGING_LEVEL"}),
+)  # fmt: skip
+
+CARD_GIB = 23.99
+"""An RTX 4090."""
+KV_BYTES_PER_TOKEN = 131_072
+"""Llama 3.1 8B with a 16-bit cache."""
+
+
+def memory_of(flags: Flags) -> MemoryBudget:
+    """An 8B model in AWQ on one 24 GB GPU, as the flags leave it."""
+    share = flags.get("gpu-memory-utilization", 0.92)
+    weights, overhead, graphs = 5.35, 1.25, 0.45
+    kv = CARD_GIB * (share if isinstance(share, float) else 0.92) - weights - overhead - graphs
+    per_token = KV_BYTES_PER_TOKEN // (2 if str(flags.get("kv-cache-dtype", "")).startswith("fp8") else 1)
+    tokens = max(0, int(kv * 2**30 / per_token))
+    length = token_count(flags.get("max-model-len")) or 131_072
+    return MemoryBudget(
+        weights, overhead, graphs, kv, per_token, tokens, length, tokens / length, concurrency_p95=tokens / 1900,
+        per_gpu=(GpuBudget(0, CARD_GIB, weights, overhead, graphs, max(0.0, kv), others_gib=0.31),),
+        assumed=("no workload was measured yet",),
+    )  # fmt: skip
+
+
+def choices_of(flags: Flags) -> tuple[Choice, ...]:
+    """Each flag with its reason, and one that was left to vLLM."""
+    given = {
+        name: Choice(name, value, REASONS.get(name, "you set it"), Source.PRESET if name in REASONS else Source.YOU)
+        for name, value in flags.items()
+    }
+    given["max-model-len"] = replace(
+        given["max-model-len"], source=Source.WORKLOAD, price="Longer conversations are refused."
+    ) if "max-model-len" in given else Choice("max-model-len", None, "the model's own", Source.MODEL)  # fmt: skip
+    return (*given.values(), Choice("kv-cache-dtype", None, "There is room without FP8 KV.", Source.MACHINE))
+
 
 class FakeFleet:
     """Implements `vllm_console.fleet.api.Fleet` over a list of functions from the clock to a server."""
@@ -233,6 +392,28 @@ class FakeFleet:
         self.look_error: Exception | None = None
         self.gpus: dict[str, object] = {}
         """What a snapshot says of the host: ``host``, ``host_problem``, ``host_recorded``, ``gpu_shares``."""
+        self.flag_table: FlagTable | None = FLAG_TABLE
+        """What `flags` gives: set it to None for a vLLM that is still to be learned."""
+        self.workloads: dict[str, SeenWorkload] = {}
+        """What `seen_workload` gives, by server."""
+        self.suggestions: dict[str, tuple[Choice, ...]] = {}
+        """What `suggest` gives, by server."""
+        self.memory: MemoryBudget | str | None = "as flags say"
+        """Set to a budget, or to None for a model of which too little is known."""
+        self.choices: tuple[Choice, ...] | None = None
+        """Set to replace those of the flags."""
+        self.findings: tuple[Finding, ...] = ()
+        """What every plan finds."""
+        self.findings_after: tuple[Finding, ...] = ()
+        """What the plan of a restart with changes finds besides."""
+        self.planned: list[tuple[str, Changes]] = []
+        """Of which restarts the plan was asked for."""
+        self.plan_error: Exception | None = None
+        """Raised by the plan of a restart."""
+        self.known_runs: Sequence[Run] = ()
+        """What `runs` gives."""
+        self.comparison: Comparison | None = None
+        """What `compare` gives; None for a server without an earlier run."""
         self.open = threading.Event()
         """Cleared, looks hang until it is set."""
         self.open.set()
@@ -269,21 +450,51 @@ class FakeFleet:
     def engines(self) -> Sequence[Engine]:
         return (VLLM, SIMULATED)
 
+    def flags(self, engine: Engine | None = None) -> FlagTable | None:
+        return self.flag_table
+
+    def seen_workload(self, name: str) -> SeenWorkload | None:
+        return self.workloads.get(name)
+
+    def suggest(self, name: str, workload: Workload) -> Sequence[Choice]:
+        return self.suggestions.get(name, ())
+
     def plan(self, request: LaunchRequest) -> Plan:
-        flags = {**CHAT_FLAGS, **request.changes.set}
-        argv = ("/opt/vllm/bin/vllm", "serve", request.model or PRESETS[0].model)
-        return Plan(request.preset, argv[-1], VLLM, "127.0.0.1", 8000, argv, flags, REASONS, {})
+        flags = {name: value for name, value in CHAT_FLAGS.items() if name not in request.changes.unset}
+        flags |= request.changes.set
+        model = request.model or PRESETS[0].model
+        argv = ("/opt/vllm/bin/vllm", "serve", model, *flag_words(flags))
+        return Plan(
+            request.preset, model, VLLM, "127.0.0.1", 8000, argv, flags, REASONS, {},
+            gpus=request.gpus,
+            choices=self.choices if self.choices is not None else choices_of(flags),
+            memory=memory_of(flags) if isinstance(self.memory, str) else self.memory,
+            findings=by_weight(self.findings),
+        )  # fmt: skip
+
+    def plan_restart(self, name: str, changes: Changes) -> Plan:
+        self.planned.append((name, changes))
+        if self.plan_error is not None:
+            raise self.plan_error
+        view = self._view(name)
+        flags = {flag: value for flag, value in view.flags.items() if flag not in changes.unset} | dict(changes.set)
+        plan = self.plan(LaunchRequest(view.preset, changes=Changes(unset=tuple(CHAT_FLAGS))))
+        found = self.findings_after if not changes.empty else ()
+        return replace(
+            plan, flags=flags, findings=by_weight((*self.findings, *found)),
+            memory=memory_of(flags) if isinstance(self.memory, str) else self.memory,
+        )  # fmt: skip
 
     def start(self, request: LaunchRequest) -> ServerView:
         self._did("start", request)
         return docs(self.at)
 
-    def restart(self, name: str, changes: Changes) -> ServerView:
+    def restart(self, name: str, changes: Changes, *, force: bool = False) -> ServerView:
         self._did("restart", name, changes)
         view = self._view(name)
         return replace(view, generation=view.generation + 1)
 
-    def switch(self, name: str, preset: str) -> ServerView:
+    def switch(self, name: str, preset: str, *, force: bool = False) -> ServerView:
         self._did("switch", name, preset)
         return self._view(name)
 
@@ -299,6 +510,15 @@ class FakeFleet:
 
     def stop_load(self, name: str) -> None:
         self._did("stop_load", name)
+
+    def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
+        return self.known_runs, ()
+
+    def compare(self, before: str, after: str | None = None) -> Comparison:
+        self._did("compare", before, after)
+        if self.comparison is None:
+            raise FleetError(f"{before} has no earlier run that served: there is nothing to compare with")
+        return self.comparison
 
     def close(self) -> None:
         self._did("close")

@@ -48,6 +48,7 @@ def program(tmp_path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Ca
         )  # fmt: skip
 
     run.start = start
+    run.cpu_flags = cpu_flags
     run.env = env
     run.state = tmp_path / "state" / "vllm-console"
     yield run
@@ -200,22 +201,50 @@ def test_a_vllm_that_somebody_else_started_is_never_signalled(program, real_vllm
 
 
 @pytest.mark.parametrize(
-    ("sets", "text"),
+    ("sets", "code"),
     [
-        (("no-such-flag=1",), "unrecognized arguments"),
-        (("dtype=float7",), "invalid choice"),
-        (("max-model-len=4096", "num-gpu-blocks-override=4"), "KV cache"),
+        (("no-such-flag=1",), "flag_unknown"),
+        (("dtype=float7",), "flag_value"),
+        (("max-model-len=4096", "num-gpu-blocks-override=4"), "kv_too_small"),
     ],
 )
-def test_what_vllm_refuses_is_said_with_its_own_line(program, sets, text):
+def test_what_vllm_would_refuse_is_never_started(program, tiny_model, real_vllm, sets, code):
     words = [word for pair in sets for word in ("--set", pair)]
-    answer = program("status", "nobody", check=False)
-    assert answer.returncode == 3
+    launch = ("--model", str(tiny_model), "--vllm", str(real_vllm), *words)
+    planned = program("plan", "chatbot", *launch, check=False)
+    assert planned.returncode == 1
+    assert code in [found["code"] for found in json.loads(planned.stdout)["findings"] if found["level"] == "error"]
+    answer = program("start", "chatbot", *launch, "--name", "refused", check=False)
+    assert answer.returncode == 1
+    assert f"[{code}]" in answer.stderr
+    assert program("status", "refused", check=False).returncode == 3
+
+
+def test_what_is_forced_ends_with_vllms_own_line(program):
     with pytest.raises(AssertionError):
-        program.start("refused", *words)
-    status = program("status", "refused")
+        program.start("forced", "--set", "max-model-len=4096", "--set", "num-gpu-blocks-override=4", "--force")
+    status = program("status", "forced")
     assert status["state"] == "failed"
-    assert text in status["reason"]
+    assert "KV cache" in status["reason"]
+
+
+def test_what_a_start_reported_is_what_the_next_plan_says(program, tiny_model, real_vllm):
+    server = program.start("seen")
+    told = ("--model", str(tiny_model), "--vllm", str(real_vllm))
+    flags = [word for pair in program.cpu_flags for word in ("--set", pair)]
+    memory = program("plan", "chatbot", *told, *flags)["memory"]
+    assert server["state"] == "ready"
+    assert memory["source"] == "engine"
+    assert memory["kv_tokens"] > 0
+
+
+def test_a_refused_restart_leaves_the_server_alone(program):
+    before = program.start("steady")
+    answer = program("restart", "steady", "--set", "no-such-flag=1", "--force", check=False)
+    assert answer.returncode == 1
+    assert "[flag_unknown]" in answer.stderr
+    after = program("status", "steady")
+    assert (after["state"], after["generation"], after["pid"]) == ("ready", 1, before["pid"])
 
 
 def test_a_folder_that_is_no_model_and_a_program_that_is_no_vllm(program, tmp_path: Path, real_vllm):

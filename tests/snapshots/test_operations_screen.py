@@ -16,13 +16,15 @@ SIZES = [(80, 24), (120, 40), (200, 60)]
 
 
 async def settled(pilot: Pilot[Any]) -> None:
-    """Wait for the first look and until everything is drawn."""
+    """Wait for the first look, for the verdict on what is staged, and until everything is drawn."""
     app = pilot.app
     assert isinstance(app, ConsoleApp)
     for _ in range(500):
         await pilot.pause()
         server = app.operations.selected
-        if app.snapshot is not None and (server is None or server.series is not None):
+        verdict = app.operations.told(server).verdict if server is not None else None
+        judged = verdict is None or "checking" not in verdict.words
+        if app.snapshot is not None and judged and (server is None or server.series is not None):
             break
         await asyncio.sleep(0.01)
     else:

@@ -76,6 +76,11 @@ def test_a_tensor_parallel_server_with_its_traffic(snap_compare, app, fakes):
     assert snap_compare(app(fakes.chat, fakes.docs, **gpus), terminal_size=(80, 24), run_before=pressing("6"))
 
 
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_everything_about_the_gpus(snap_compare, app, size):
+    assert snap_compare(app(**recorded("8xl40s")), terminal_size=size, run_before=pressing("G"))
+
+
 def test_no_driver(snap_compare, app):
     from vllm_launchers.machine.gpu.errors import NO_DRIVER
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from textual.app import App
@@ -14,11 +15,16 @@ from textual.widgets import Input
 
 from vllm_console.fleet.api import FleetError, PresetProblem
 from vllm_console.fleet.model import Changes
+from vllm_console.fleet.placing import Wanted, find_place
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen
-from vllm_console.ui.screens.launch_lines import Outcome
 from vllm_console.ui.screens.log import LogScreen
 from vllm_console.ui.theme import CONSOLE_THEME
+from vllm_console.ui.traffic import Seen
+from vllm_launchers.machine.gpu.document import read_host
+from vllm_launchers.plan.budget.model import GpuBudget, MemoryBudget
+from vllm_launchers.plan.choices.model import Choice, Source
+from vllm_launchers.plan.findings import Finding, Level
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 
@@ -54,7 +60,7 @@ class Host(App[None]):
 
 def planning(screen: object) -> bool:
     """Whether the launch screen still works out what its choices come to."""
-    return isinstance(screen, LaunchScreen) and screen._outcome == Outcome()
+    return isinstance(screen, LaunchScreen) and not screen._fresh
 
 
 def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
@@ -82,20 +88,37 @@ def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
     return run
 
 
+FINDINGS = (
+    Finding("kv_small", Level.ERROR, "One request of 32,768 tokens needs 4.0 GiB of KV cache and there are 3.1 GiB: "
+            "lower --max-model-len to 25,000, or give it --kv-cache-dtype fp8.",
+            Changes(set={"max-model-len": 25_000}), surely=False),
+    Finding("memory_held", Level.WARNING, "GPU 2: anna holds 2.0 GiB (pid 4711), so that 0.92 of it is not free.",
+            Changes(set={"gpu-memory-utilization": 0.88})),
+    Finding("prefix_caching", Level.ADVICE, "60 % of a prompt was seen before: prefix caching saves its prefill."),
+)  # fmt: skip
+
+
 @pytest.fixture
 def fleet(fakes):
     fleet = fakes.FakeFleet(fakes.chat)
+    fleet.findings = FINDINGS
+    gpus = tuple(GpuBudget(index, 47.5, 33.8, 2.1, 0.7, 6.2, others_gib=2.0 * (index == 2)) for index in (2, 3))
+    assumed = ("the model's config has no head size: 128 was taken (hidden size / heads)",)
+    fleet.memory = MemoryBudget(33.8, 2.1, 0.7, 6.2, 163_840, 40_632, 32_768, 1.24, 21.4, gpus, assumed=assumed)
+    place = find_place(Wanted({"tensor-parallel-size": 2}, fakes.VLLM), read_host(Path("4xa6000")), "auto", ())
     plan = fleet.plan
 
     def planned(request):
-        words = [w for name, value in fakes.CHAT_FLAGS.items() for w in (f"--{name}", str(value))]
+        words = ("/opt/vllm/bin/vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--port", "8000")
+        made = plan(request)
         return replace(
-            plan(request),
-            argv=("/opt/vllm/bin/vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--port", "8000", *words),
+            made,
+            argv=(*words, *made.argv[3:]),
             environment={"VLLM_NO_USAGE_STATS": "1"},
             secrets=("HF_TOKEN",),
-            gpus=(0,),
-            warnings=("GPU 0 already has 2.0 GiB in use by anna: 0.92 of its memory may not be free",),
+            gpus=place.gpus,
+            placement=place.reason,
+            sets=place.sets,
         )
 
     fleet.plan = planned
@@ -113,6 +136,35 @@ def test_launch(snap_compare, fleet, size, section):
     )
 
 
+def test_launch_without_colour(snap_compare, fleet, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    run = settled("tab", "tab", "down", ready="long-document")
+    assert snap_compare(Host(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
+
+
+def test_launch_in_ascii(snap_compare, fleet):
+    app = Host(lambda: LaunchScreen(fleet))
+    app.ascii = True
+    assert snap_compare(app, terminal_size=(80, 24), run_before=settled("tab", "tab", ready="long-document"))
+
+
+def test_launch_typing(snap_compare, fleet):
+    """A value is planned while it is typed."""
+    run = settled("tab", *["down"] * 7, "enter", *"0.5", ready="long-document")
+    assert snap_compare(Host(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
+
+
+def test_launch_adding(snap_compare, fleet):
+    run = settled("a", *"cache", ready="long-document")
+    assert snap_compare(Host(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
+
+
+def test_launch_memory_not_known(snap_compare, fleet):
+    fleet.memory, fleet.findings = None, ()
+    run = settled("tab", "tab", ready="long-document")
+    assert snap_compare(Host(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
+
+
 def test_launch_refused(snap_compare, fleet):
     def refuse(request):
         raise FleetError("port 8000 is taken by python (pid 4242, owner anna): choose another with the port field")
@@ -125,12 +177,23 @@ def test_launch_refused(snap_compare, fleet):
 @pytest.mark.parametrize("size", SIZES)
 def test_flags(snap_compare, fakes, size):
     staged = Changes(set={"max-num-seqs": 128, "kv-cache-dtype": "fp8"}, unset=("enable-prefix-caching",))
-    app = Host(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged))
+    app = Host(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged, fakes.FakeFleet(fakes.chat)))
     assert snap_compare(app, terminal_size=size, run_before=settled("down", "down", ready="max-num-seqs"))
 
 
+@pytest.mark.parametrize("size", SIZES[:2])
+def test_flags_from_traffic(snap_compare, fakes, size):
+    choices = (
+        Choice("max-model-len", 1152, "95 % of requests stay below 1,100 tokens.", Source.WORKLOAD, "Longer: refused."),
+        Choice("max-num-seqs", 64, "40 requests are in flight at p95.", Source.WORKLOAD),
+    )
+    seen = Seen("2,400 requests in 60 minutes: prompts of 900 tokens at p95.", choices)
+    app = Host(lambda: FlagsScreen(fakes.chat(fakes.NOW), Changes(), fakes.FakeFleet(fakes.chat), seen))
+    assert snap_compare(app, terminal_size=size, run_before=settled(ready="max-num-seqs"))
+
+
 def test_flags_wrong_value(snap_compare, fakes):
-    app = Host(lambda: FlagsScreen(fakes.coder(fakes.NOW), Changes()))
+    app = Host(lambda: FlagsScreen(fakes.coder(fakes.NOW), Changes(), fakes.FakeFleet(fakes.coder)))
     keys = ("enter", "end", "backspace", "backspace", "backspace", "x", "enter")
     assert snap_compare(app, terminal_size=(80, 24), run_before=settled(*keys, ready="max-num-seqs"))
 

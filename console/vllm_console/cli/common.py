@@ -41,7 +41,7 @@ def open_fleet(
     Raises:
         UsageError: the config file, which is read where ``config`` is not given, is wrong.
     """
-    from vllm_console.config import gpu_shares
+    from vllm_console.config import gpu_reserves, gpu_shares
     from vllm_console.fleet.service import LocalFleet
 
     config = config or settings(args)
@@ -54,6 +54,7 @@ def open_fleet(
         charts=charts,
         host_file=args.host_file,
         shares=gpu_shares(config),
+        reserves=gpu_reserves(config),
     )
 
 
@@ -122,6 +123,7 @@ def status_document(server: ServerView) -> Document:
         "downtime_seconds": server.downtime_seconds,
         "stages": [asdict(stage) for stage in server.stages],
         "diagnosis": _diagnosis(server),
+        "conditions": _conditions(server),
     }
 
 
@@ -131,6 +133,14 @@ def _diagnosis(server: ServerView) -> Document | None:
     from vllm_console.diagnosis.document import diagnosis_document
 
     return diagnosis_document(server.diagnosis)
+
+
+def _conditions(server: ServerView) -> list[Document]:
+    if not server.conditions:
+        return []
+    from vllm_console.diagnosis.document import condition_document
+
+    return [condition_document(condition) for condition in server.conditions]
 
 
 def wait_until(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from typing import TYPE_CHECKING
 
 from vllm_console.cli.common import open_fleet, settings
 from vllm_console.config import Config
 from vllm_console.fleet.api import Fleet, UsageError
+
+if TYPE_CHECKING:
+    from vllm_console.alerts.notifier import Notifier
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,6 +27,7 @@ def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool =
     """Run the app until it is quit; says afterwards what goes on without it."""
     from vllm_console.ui.app import ConsoleApp
 
+    notifier = None if demo else _notifier(config, args)
     app = ConsoleApp(
         fleet,
         refresh=args.refresh or config.refresh_seconds,
@@ -29,6 +35,7 @@ def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool =
         ascii=args.ascii or config.ascii,
         demo=demo,
         keys=config.keys,
+        notifier=notifier,
     )
     try:
         app.run()
@@ -37,7 +44,16 @@ def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool =
             raise
     finally:
         app.left.set()
+        if notifier is not None:
+            notifier.close()
         fleet.close()
     if not demo and (farewell := app.farewell()):
         print(farewell)
     return app.return_code or 0
+
+
+def _notifier(config: Config, args: argparse.Namespace) -> Notifier:
+    from vllm_console.alerts.notifier import Notifier
+    from vllm_launchers.keeper.client import default_root
+
+    return Notifier(args.state or default_root(), config.alerts, environ=os.environ)

@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_changes(parser)
     parser.add_argument("--previous", action="store_true", help="go back to the previous generation's flags")
     parser.add_argument("--preset", help="hand its place (name, GPUs, port) to this preset")
+    parser.add_argument("--force", action="store_true", help="restart in spite of errors that may be wrong or may pass")
     parser.add_argument("--wait", action="store_true", help="return when it is ready again, or has failed")
     parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="how long to wait at most")
     add_json(parser)
@@ -36,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     if args.preset:
         if not changes.empty:
             raise UsageError("--preset brings its own flags; change them afterwards with --set")
-        server = fleet.switch(args.name, args.preset)
+        server = fleet.switch(args.name, args.preset, force=args.force)
     else:
-        server = fleet.restart(args.name, changes)
+        server = fleet.restart(args.name, changes, force=args.force)
     generation = before.generation if before else 0
 
     def begun(server: ServerView) -> bool:

@@ -91,7 +91,19 @@ def describe(server: ServerView, now: float) -> list[str]:
     if server.downtime_seconds is not None:
         lines.append(f"  downtime    {duration(server.downtime_seconds)} at the last restart")
     lines += _describe_window(server)
+    lines += _describe_conditions(server, now)
     return [plain(line) for line in lines]
+
+
+def _describe_conditions(server: ServerView, now: float) -> list[str]:
+    if not server.conditions:
+        return []
+    from vllm_console.diagnosis.document import condition_lines
+
+    lines = [""]
+    for condition in server.conditions:
+        lines += [f"  {line}" for line in condition_lines(condition, f"for {duration(now - condition.since)}")]
+    return lines
 
 
 def _describe_window(server: ServerView) -> list[str]:

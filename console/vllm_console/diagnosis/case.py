@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from vllm_console.diagnosis.failure_line import FailureLine
+from vllm_console.diagnosis.failure_line import SERVES, FailureLine
 from vllm_console.diagnosis.loglines import LogLine
 from vllm_launchers.plan.errors import FlagError
 from vllm_launchers.plan.flags import normalise, token_count
@@ -22,6 +22,8 @@ _VERSION = re.compile(
     r"vLLM (?:API )?server version (?P<version>\d+\.\d+[\w.+]*)|\bversion (?P<banner>\d+\.\d+\.\d+\S*)$"
 )
 _LENGTH = re.compile(r"Using max model len (?P<length>\d+)")
+_BATCHED = re.compile(r"max_num_batched_tokens=(?P<tokens>\d+)")
+_KV_TAKEN = re.compile(r"GPU KV cache size: |# (?:GPU|cuda) blocks: ")
 _LONGEST_ARGS = 20_000
 
 
@@ -30,13 +32,17 @@ class Case:
     """A failure with what its remedies are worked out from.
 
     ``flags`` are those that the server was started with, as far as they are known; ``text`` is the line that shows the
-    failure; ``max_model_len`` the context that was in force, in tokens.
+    failure; ``max_model_len`` the context that was in force, in tokens, and ``batched_tokens`` the tokens of one step,
+    where the log tells. ``kv_taken``: the KV cache had its memory already; ``served``: it was up.
     """
 
     failure: FailureLine
     flags: Flags = field(default_factory=dict)
     version: str | None = None
     max_model_len: int | None = None
+    batched_tokens: int | None = None
+    kv_taken: bool = False
+    served: bool = False
 
     @property
     def text(self) -> str:
@@ -66,16 +72,30 @@ def case_of(failure: FailureLine, lines: Iterable[LogLine], flags: Flags | None 
     told: dict[str, FlagValue] = {}
     version: str | None = None
     length: int | None = None
+    tokens: int | None = None
+    taken = served = False
     for line in lines:
+        if line.number > failure.number:
+            break
         if found := _ARGS.search(line.message):
             told = _read_args(found["args"])
-            length = None
+            length = tokens = None
+            taken = served = False
         elif found := _VERSION.search(line.message):
             version = found["version"] or found["banner"]
         elif found := _LENGTH.search(line.message):
             length = int(found["length"])
+        elif found := _BATCHED.search(line.message):
+            tokens = int(found["tokens"])
+        elif _KV_TAKEN.search(line.message):
+            taken = True
+        elif SERVES.search(line.message):
+            served = True
     known = flags if flags is not None else told
-    return Case(failure, known, version, length or token_count(known.get("max-model-len")))
+    length = length or token_count(known.get("max-model-len"))
+    return Case(
+        failure, known, version, length, token_count(known.get("max-num-batched-tokens")) or tokens, taken, served
+    )
 
 
 def _read_args(text: str) -> dict[str, FlagValue]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vllm_console.diagnosis.case import case_of
 from vllm_console.diagnosis.causes import Cause
-from vllm_console.diagnosis.failure_line import SIGKILL_CODES, failure_line
+from vllm_console.diagnosis.failure_line import SIGKILL_CODES, failure_in
 from vllm_console.diagnosis.loglines import parse_lines
 from vllm_console.diagnosis.model import Diagnosis
 from vllm_console.diagnosis.remedies import remedies_for
@@ -23,11 +23,12 @@ def diagnose(lines: Sequence[str], exit_code: int | None = None, flags: Flags | 
     ``exit_code`` is as Python gives it (negative: the signal), None if unknown. ``flags`` are those that it was started
     with; without them they are read from the log, where vLLM prints them.
     """
-    found = failure_line(lines, exit_code)
+    parsed = list(parse_lines(lines))
+    found = failure_in(parsed, exit_code)
     if found is None:
         if exit_code in SIGKILL_CODES:
             return Diagnosis(Cause.ENGINE_DIED, 0.6, None, "", KILLED)
         return Diagnosis(Cause.OTHER, 0.0, None, "", NOTHING_SEEN)
-    remedies = remedies_for(case_of(found, parse_lines(lines), flags))
+    remedies = remedies_for(case_of(found, parsed, flags))
     explanation = found.explanation or UNNAMED
     return Diagnosis(found.cause, found.confidence, found.number, found.text, explanation, remedies, found.also)

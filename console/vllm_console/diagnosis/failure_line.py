@@ -3,34 +3,45 @@
 The last line seldom does: the engine's own exception stands 25 to 180 lines above it, repeated by the processes that
 waited for the engine. So every line that could show a cause is ranked:
 
-1. lines that name a cause by themselves (`causes.RULES`), else
-2. the first exception that is not another's aftermath, else
-3. lines that say that something died, else
-4. other exceptions and error records.
+1. exceptions, and lines of no log record, that name a cause by themselves (`rules.RULES`), else
+2. error records that do, which may be complaints that it lived on with, else
+3. the first exception that is not another's aftermath, else
+4. lines that say that something died, else
+5. other exceptions and error records.
 
-Among equals the earliest counts, because those who wait fail after the one that they wait for. A log may hold several
-starts, and hours of service with errors of single requests: only the last start, and after it served only its end, is
-looked at first.
+Among equals the earliest counts, because those who wait fail after the one that they wait for. An interruption ends
+the story: it is the cause unless something failed before it, and what comes after it does not count. A log may hold
+several starts: the last one is looked at first. One that served had errors of single requests, which killed nobody:
+only how it ended is looked at, and if it did not end, nothing failed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from vllm_console.diagnosis.causes import (
+from vllm_console.diagnosis import tracebacks
+from vllm_console.diagnosis.causes import Cause, Rule
+from vllm_console.diagnosis.loglines import LogLine, parse_lines
+from vllm_console.diagnosis.rules import (
     AFTERMATH,
+    CONFIG_PLACES,
     DEATHS,
+    ENDS_A_SERVER,
+    INTERNAL_ADDRESS,
+    NOT_THE_TOKENIZER,
     OUT_OF_MEMORY,
     OUT_OF_MEMORY_ELSEWHERE,
     OUT_OF_MEMORY_PLACES,
+    OUT_OF_MEMORY_STAGES,
+    REFUSED,
     RULES,
-    Cause,
-    Rule,
+    TOKENIZER_PLACE,
+    TOKENIZER_PLACES,
 )
-from vllm_console.diagnosis.loglines import LogLine, parse_lines
+from vllm_console.diagnosis.words import names_a_flag
 
 SIGKILL_CODES = (-9, 137)
 
@@ -41,20 +52,19 @@ BEHIND = {
 }
 """What may lie behind a cause: a model that is too large for the GPU is often found out later than at its weights."""
 
-_EXCEPTION = re.compile(
-    r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Timeout|NotFound|Failure)(?:\(\w+\))?)"
-    r"(?:: (?P<text>.*))?$"
-)
-_CHAIN = re.compile(r"The above exception was the direct cause|During handling of the above exception")
-_START = re.compile(r"non-default args: |vLLM (?:API )?server version ")
-_SERVES = "Application startup complete"
+BEFORE_DEATH = 150
+"""Lines before the first word of a served engine's death in which its own exception may stand."""
+
+_STARTS = ("non-default args: ", "vLLM API server version ", "vLLM server version ")
+SERVES = re.compile(r"Application startup complete|Avg prompt throughput: |\"(?:GET|POST) /\S* HTTP/\d[.\d]*\" \d{3}")
 _DYING = re.compile(
     r"EngineCore encountered a fatal error|EngineDeadError|WorkerProc hit an exception|died unexpectedly"
-    r"|output_handler failed|Watchdog caught|Engine loop is (?:dead|not running)"
+    r"|output_handler failed|Watchdog caught|watchdog thread terminated"
+    r"|Engine loop (?:has|is) (?:died|dead|not running)|Segfault encountered|Fatal Python error|terminate called after"
 )
-_CODE = re.compile(r"\s|File \"|Traceback |raise |return |[\^~]+$|$")
-_FIELD = re.compile(r"[a-z][a-z0-9_]*")
+_ENGINE = re.compile(r"EngineCore|Worker|VllmWorker|RayWorker")
 _PYDANTIC = re.compile(r"\d+ validation errors? for (?P<model>\w+)")
+_NO_FAULT_OF_FLAGS = re.compile(r"Import|Module|OSError|Connection|HTTP|Runtime|Attribute")
 
 
 class _Rank(IntEnum):
@@ -62,7 +72,8 @@ class _Rank(IntEnum):
     AFTERMATH = 1
     DEATH = 2
     EXCEPTION = 3
-    NAMED = 4
+    NAMED_IN_A_RECORD = 4
+    NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,86 +98,139 @@ class _Candidate:
     rank: _Rank
     rule: Rule | None = None
 
+    @property
+    def cause(self) -> Cause:
+        return self.rule.cause if self.rule else Cause.OTHER
+
 
 def failure_line(lines: Sequence[str], exit_code: int | None = None) -> FailureLine | None:
+    """As :func:`failure_in`, from the lines as they were written."""
+    return failure_in(list(parse_lines(lines)), exit_code)
+
+
+def failure_in(parsed: Sequence[LogLine], exit_code: int | None = None) -> FailureLine | None:
     """The line that shows why the process that wrote this log died, or None if none does.
 
     ``exit_code`` is as Python gives it (negative: the signal), None if unknown. A process that was killed by SIGKILL
     did not write why, so that only a line which names a cause by itself counts then.
     """
-    parsed = list(parse_lines(lines))
-    candidates = _candidates(parsed)
-    if exit_code in SIGKILL_CODES:
-        candidates = [candidate for candidate in candidates if candidate.rank is _Rank.NAMED]
-    best = _best(parsed, candidates)
+    start, serves = _last_start(parsed)
+    if serves is None:
+        window, best = _of_a_start(parsed, start, exit_code)
+    else:
+        window, best = _of_a_service(parsed, serves, exit_code)
     if best is None:
         return None
     line = parsed[best.index]
-    cause, explanation = (best.rule.cause, best.rule.explanation) if best.rule else (Cause.OTHER, None)
-    field = _pydantic_field(parsed, best.index)
-    text = field + line.message.strip()
-    served = any(_SERVES in before.message for before in parsed[: best.index])
-    also = _also(candidates, best, cause, served)
-    return FailureLine(line.number, text, cause, explanation, _confidence(best, cause), also)
+    text = tracebacks.pydantic_field(parsed, best.index) + line.message.strip()
+    explanation = best.rule.explanation if best.rule else None
+    also = _also(window, best, serves is not None)
+    return FailureLine(line.number, text, best.cause, explanation, _confidence(best), also)
 
 
-def _confidence(best: _Candidate, cause: Cause) -> float:
+def _confidence(best: _Candidate) -> float:
     """By what was found: a line that names its cause is nearly sure, a death without a word is not."""
-    if cause is Cause.OTHER:
+    if best.rule is None or best.cause is Cause.OTHER:
         return 0.3
-    return {_Rank.NAMED: 0.95, _Rank.DEATH: 0.6}.get(best.rank, 0.5)
+    return round(best.rule.confidence * (0.8 if best.rank is _Rank.NAMED_IN_A_RECORD else 1.0), 2)
 
 
-def _also(candidates: list[_Candidate], best: _Candidate, cause: Cause, served: bool) -> tuple[Cause, ...]:
+def _also(window: Iterable[_Candidate], best: _Candidate, served: bool) -> tuple[Cause, ...]:
     """Other causes that lines after it name, and what usually lies behind this one at a start."""
-    named = [one.rule.cause for one in candidates if one.rank is _Rank.NAMED and one.rule and one.index >= best.index]
-    behind = [BEHIND[cause]] if cause in BEHIND and not served else []
-    return tuple(dict.fromkeys(other for other in (*behind, *named) if other not in (cause, Cause.OTHER)))
+    named = [one.cause for one in window if one.rank >= _Rank.NAMED_IN_A_RECORD and one.index >= best.index]
+    behind = [BEHIND[best.cause]] if best.cause in BEHIND and not served else []
+    alike = best.rule.also if best.rule else ()
+    return tuple(dict.fromkeys(other for other in (*alike, *behind, *named) if other not in (best.cause, Cause.OTHER)))
 
 
-def _best(parsed: list[LogLine], candidates: list[_Candidate]) -> _Candidate | None:
-    """The candidate of highest rank, the earliest of several, in the part of the log that matters most."""
-    for start in _windows(parsed):
-        window = [candidate for candidate in candidates if candidate.index >= start]
-        best = max(window, key=lambda candidate: (candidate.rank, -candidate.index), default=None)
-        if best is not None and (best.rank >= _Rank.EXCEPTION or start == 0):
-            return best
-    return None
-
-
-def _windows(parsed: list[LogLine]) -> list[int]:
-    """Where to begin to look: where it began to die after it served, where it was started last, the whole log."""
-    start = serves = 0
+def _last_start(parsed: Sequence[LogLine]) -> tuple[int, int | None]:
+    """Where it was started last, and where it served then, if it did."""
+    start = 0
+    serves: int | None = None
     for index, line in enumerate(parsed):
-        if _START.search(line.message):
-            start = index
-        elif _SERVES in line.message:
+        if any(words in line.message for words in _STARTS):
+            start, serves = index, None
+        elif serves is None and SERVES.search(line.message):
             serves = index
-    windows = [start, 0]
-    if serves > start:
-        dying = next((index for index in range(serves, len(parsed)) if _DYING.search(parsed[index].message)), None)
-        windows = [serves if dying is None else dying, serves, *windows]
-    return windows
+    return start, serves
 
 
-def _candidates(parsed: list[LogLine]) -> list[_Candidate]:
-    found = []
-    for index, line in enumerate(parsed):
-        if line.harmless or _CODE.match(line.message):
+def _of_a_start(
+    parsed: Sequence[LogLine], start: int, exit_code: int | None
+) -> tuple[list[_Candidate], _Candidate | None]:
+    """What ended a start, looked for in the last one first: an earlier one may say why the last says nothing."""
+    for first in dict.fromkeys((start, 0)):
+        window = list(_candidates(parsed, first))
+        best = _best(window, exit_code)
+        if best is not None and (best.rank >= _Rank.EXCEPTION or first == 0):
+            return window, best
+    return [], None
+
+
+def _of_a_service(
+    parsed: Sequence[LogLine], serves: int, exit_code: int | None
+) -> tuple[list[_Candidate], _Candidate | None]:
+    """What ended a server that had served; nothing, as far as the log tells, if nobody speaks of an end."""
+    dying = next((index for index in range(serves, len(parsed)) if _DYING.search(parsed[index].message)), None)
+    if dying is None:
+        window = [one for one in _candidates(parsed, serves) if one.rank is _Rank.DEATH or one.cause in ENDS_A_SERVER]
+        return window, _best(window, exit_code)
+    named = bool(parsed[dying].process)
+    window = [one for one in _candidates(parsed, dying) if not _of_a_request(parsed, one, named)]
+    best = _best(window, exit_code)
+    if best is None or best.rank < _Rank.EXCEPTION:
+        before = _candidates(parsed, max(serves, dying - BEFORE_DEATH), dying)
+        earlier = _best([one for one in before if _killed(parsed, one)], exit_code)
+        best = earlier if earlier is not None and earlier.rank >= _Rank.EXCEPTION else best
+    return window, best
+
+
+def _of_a_request(parsed: Sequence[LogLine], one: _Candidate, named: bool) -> bool:
+    """Whether it is what a request's handler makes of a dead engine. ``named``: this log says who writes."""
+    process = parsed[one.index].process
+    by_handler = process.startswith("APIServer") or (named and not process)
+    return by_handler and one.rank >= _Rank.EXCEPTION and one.cause not in ENDS_A_SERVER
+
+
+def _killed(parsed: Sequence[LogLine], one: _Candidate) -> bool:
+    """Whether what stands before the first word of death may have brought it about: the engine's own, or fatal."""
+    return one.cause in ENDS_A_SERVER or _ENGINE.match(parsed[one.index].process) is not None
+
+
+def _best(window: Sequence[_Candidate], exit_code: int | None) -> _Candidate | None:
+    """The candidate of highest rank, the earliest of several."""
+    if exit_code in SIGKILL_CODES:
+        window = [one for one in window if one.rank >= _Rank.NAMED_IN_A_RECORD]
+    stopped = next((at for at, one in enumerate(window) if one.cause is Cause.INTERRUPTED), None)
+    if stopped is not None:
+        before = [one for one in window[:stopped] if one.rank >= _Rank.EXCEPTION]
+        window = before or [window[stopped]]
+    best = max(window, key=lambda one: (one.rank, -one.index), default=None)
+    if best is None or best.rank is not _Rank.NAMED:
+        return best
+    told = (one for one in window if one.rank is _Rank.NAMED_IN_A_RECORD and one.cause is best.cause)
+    first = next(told, best)  # vLLM may have said it in its own words before
+    return best if first.index > best.index else _Candidate(first.index, best.rank, first.rule)
+
+
+def _candidates(parsed: Sequence[LogLine], first: int, end: int | None = None) -> Iterable[_Candidate]:
+    for index in range(first, len(parsed) if end is None else end):
+        line = parsed[index]
+        if line.harmless or tracebacks.CODE.match(line.message):
             continue
-        exception = _EXCEPTION.match(line.message)
-        candidate = _exception(parsed, index, exception) if exception else _record(line, index)
+        exception = tracebacks.EXCEPTION.match(line.message)
+        candidate = _exception(parsed, index, exception) if exception else _record(parsed, index)
         if candidate is not None:
-            found.append(candidate)
-    return found
+            yield candidate
 
 
-def _record(line: LogLine, index: int) -> _Candidate | None:
+def _record(parsed: Sequence[LogLine], index: int) -> _Candidate | None:
     """A line that is no exception: it counts if it names a cause, says that something died, or is an error record."""
-    if rule := _matching(RULES, line.message):
-        return _Candidate(index, _Rank.NAMED, rule)
+    line = parsed[index]
+    if rule := _named(line):
+        return _Candidate(index, _Rank.NAMED_IN_A_RECORD if line.level else _Rank.NAMED, rule)
     if OUT_OF_MEMORY.search(line.message):
-        return _Candidate(index, _Rank.NAMED, OUT_OF_MEMORY_ELSEWHERE)
+        return _Candidate(index, _Rank.NAMED_IN_A_RECORD, _out_of_memory(parsed, index, index))
     if rule := _matching(DEATHS, line.message):
         return _Candidate(index, _Rank.DEATH, rule)
     if line.level in ("ERROR", "CRITICAL") and not AFTERMATH.search(line.message):
@@ -174,82 +238,73 @@ def _record(line: LogLine, index: int) -> _Candidate | None:
     return None
 
 
-def _exception(parsed: list[LogLine], index: int, exception: re.Match[str]) -> _Candidate | None:
+def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) -> _Candidate | None:
     """The line that ends a traceback."""
     line = parsed[index]
-    above = _traceback_above(parsed, index)
-    if _ignored(parsed, above):
+    above = tracebacks.traceback_above(parsed, index)
+    if tracebacks.is_ignored(parsed, above):
         return None
-    if _PYDANTIC.search(exception["text"] or "") and (told := _told_by_pydantic(parsed, index)) is not None:
-        message = parsed[told].message
-        return _Candidate(told, _Rank.NAMED, _matching(RULES, message) or _invalid_value(message))
+    if _PYDANTIC.search(exception["text"] or "") and (told := tracebacks.told_by_pydantic(parsed, index)) is not None:
+        return _Candidate(told, _Rank.NAMED, _refused(parsed, told))
+    if rule := _named(line):
+        return _Candidate(index, _Rank.NAMED, rule)
     if OUT_OF_MEMORY.search(line.message):
         return _Candidate(index, _Rank.NAMED, _out_of_memory(parsed, above, index))
-    if rule := _matching(RULES, line.message):
-        return _Candidate(index, _Rank.NAMED, rule)
     death = _matching(DEATHS, line.message)
     if AFTERMATH.search(line.message):
         return _Candidate(index, _Rank.DEATH if death else _Rank.AFTERMATH, death)
-    if _wrapped_by_another(parsed, index):
+    if tracebacks.is_wrapped(parsed, index):
         return _Candidate(index, _Rank.AFTERMATH)
-    return _Candidate(index, _Rank.EXCEPTION, death)
+    return _Candidate(index, _Rank.EXCEPTION, death or _by_place(parsed, above, index, exception["type"]))
 
 
-def _matching(rules: Sequence[Rule], message: str) -> Rule | None:
+def _matching(rules: Iterable[Rule], message: str) -> Rule | None:
     return next((rule for rule in rules if rule.pattern.search(message)), None)
 
 
-def _traceback_above(parsed: list[LogLine], index: int) -> int:
-    """Where the traceback that ends at ``index`` begins, as far as this log shows it."""
-    process = parsed[index].process
-    first = index
-    for above in range(index - 1, -1, -1):
-        line = parsed[above]
-        if line.process != process:
-            continue  # processes write between each other's lines
-        if not _CODE.match(line.message):
-            break
-        first = above
-        if line.message.startswith("Traceback "):
-            break
-    return first
+def _named(line: LogLine) -> Rule | None:
+    """The rule that the line meets; the server's port is the API server's, whatever the words."""
+    rule = _matching(RULES, line.message)
+    inside = rule is not None and rule.cause is Cause.PORT_IN_USE and _ENGINE.match(line.process)
+    return INTERNAL_ADDRESS if inside else rule
 
 
-def _ignored(parsed: list[LogLine], first: int) -> bool:
-    """Whether Python says in front of the traceback that the exception has no effect."""
-    return any("Exception ignored in" in parsed[above].message for above in range(max(0, first - 2), first))
+def _refused(parsed: Sequence[LogLine], told: int) -> Rule | None:
+    """What pydantic's line means: a value of the wrong type or size, or what vLLM's own check says."""
+    message = parsed[told].message
+    if rule := _matching(RULES, message):
+        return rule
+    own = message.lstrip().startswith(("Value error,", "Assertion failed,"))
+    if own and not names_a_flag(message):
+        return None
+    return _invalid_value(message, 0.75 if own else 0.95)
 
 
-def _wrapped_by_another(parsed: list[LogLine], index: int) -> bool:
-    """Whether another exception was raised in its place, which then says more."""
-    process = parsed[index].process
-    following = [line for line in parsed[index + 1 : index + 40] if line.process == process and line.message.strip()]
-    return bool(following) and _CHAIN.search(following[0].message) is not None
-
-
-def _out_of_memory(parsed: list[LogLine], first: int, index: int) -> Rule:
-    """What running out of memory means, by where it happened."""
-    process = parsed[index].process
-    frames = "\n".join(line.message for line in parsed[first:index] if line.process == process)
-    return next((rule for place, rule in OUT_OF_MEMORY_PLACES if place.search(frames)), OUT_OF_MEMORY_ELSEWHERE)
-
-
-def _told_by_pydantic(parsed: list[LogLine], index: int) -> int | None:
-    """The line under a ValidationError that says what is wrong."""
-    for below in range(index + 1, min(index + 8, len(parsed))):
-        message = parsed[below].message.lstrip()
-        if message.startswith("Value error,") or "[type=" in message:
-            return below
+def _by_place(parsed: Sequence[LogLine], above: int, index: int, kind: str) -> Rule | None:
+    """What an exception that names no cause means where it was raised."""
+    places = tracebacks.functions(parsed, above, index)
+    if any(TOKENIZER_PLACES.fullmatch(place) for place in places) and not NOT_THE_TOKENIZER.search(kind):
+        return TOKENIZER_PLACE
+    checked = any(CONFIG_PLACES.fullmatch(place) for place in places)
+    if checked and not _NO_FAULT_OF_FLAGS.search(kind) and names_a_flag(parsed[index].message):
+        return _invalid_value(parsed[index].message, 0.7)
     return None
 
 
-def _pydantic_field(parsed: list[LogLine], index: int) -> str:
-    """The flag that a line of a ValidationError is about, as ``--flag: ``: pydantic names it in the line above only."""
-    if "[type=" not in parsed[index].message or index == 0:
-        return ""
-    field = parsed[index - 1].message.strip()
-    return f"--{field.replace('_', '-')}: " if _FIELD.fullmatch(field) else ""
+def _out_of_memory(parsed: Sequence[LogLine], first: int, index: int) -> Rule:
+    """What running out of memory means, by where it happened: its functions, else how far the start had come."""
+    places = tracebacks.functions(parsed, first, index)
+    for pattern, rule in OUT_OF_MEMORY_PLACES:
+        if any(pattern.fullmatch(place) for place in places):
+            return rule
+    if not places:
+        for above in range(index - 1, max(-1, index - tracebacks.LONGEST), -1):
+            message = parsed[above].message
+            stage = next((rule for pattern, rule in OUT_OF_MEMORY_STAGES if pattern.search(message)), None)
+            if stage is not None or SERVES.search(message):
+                return stage or OUT_OF_MEMORY_ELSEWHERE
+    return OUT_OF_MEMORY_ELSEWHERE
 
 
-def _invalid_value(message: str) -> Rule:
-    return Rule(re.compile(re.escape(message)), Cause.INVALID_FLAG_VALUE, "vLLM does not take this value for the flag.")
+def _invalid_value(message: str, confidence: float) -> Rule:
+    return Rule(re.compile(re.escape(message)), Cause.INVALID_FLAG_VALUE, REFUSED, confidence)

@@ -11,19 +11,29 @@ from vllm_console.text import plain
 
 LONGEST = 4000
 
-_PREFIXES = (
-    re.compile(r"[\w.-]+ +\| "),  # docker compose
-    re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? "),  # docker, kubernetes
-    re.compile(r"\((?P<process>[\w.-]+) pid=\d+(?:, ip=[^)]*)?\) ?"),  # vLLM's processes, Ray's workers
-    # vLLM's records; before 0.8 without the opening bracket
-    re.compile(r"(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[?[^\]\s]+:\d+\] ?"),
-    re.compile(r"\[rank\d+\]: ?"),  # torch, on an uncaught exception
-    # glog form, as torch and NCCL write it: E0716 18:21:22.792000 132331 torch/…/heuristics.py:874]
-    re.compile(r"\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d[.\d]*(?: \d+)? [^\]\s]+:\d+\] ?"),
-    re.compile(r"\[[\w.]+\.(?:py|cpp):\d+\] "),
-    re.compile(r"(?P<level>INFO|WARNING|ERROR|CRITICAL): {2,}"),  # uvicorn
-)
-_GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
+_COMPOSE = re.compile(r"[\w.-]+ +\| ")
+_KUBECTL = re.compile(r"\[pod/[^\]]+\] ")
+_KUBERNETES = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? (?:std(?:out|err) [FP] )?")
+_JOURNAL = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s:\[]+\[\d+\]: ")
+_PROCESS = re.compile(r"\((?P<process>[\w.-]+)(?: \w+=\S+)*? pid=\d+(?:, ip=[^)]*)?\) ?")  # vLLM's, Ray's workers
+_RAY = re.compile(r"\((?:(?P<process>raylet)|pid=\d+)(?:, ip=[^)]*)?\) ")
+# vLLM's records; before 0.8 without the opening bracket
+_RECORD = re.compile(r"(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[?[^\]\s]+:\d+\] ?")
+# Python's logging, as Ray and scripts around vLLM have it
+_LOGGING = re.compile(r"\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d+\]?(?: - [\w.]+)?(?: - | )(?P<level>[A-Z]+)(?: - | )")
+_RANK = re.compile(r"\[rank\d+\]: ?")  # torch, on an uncaught exception
+# glog form, as torch and NCCL write it: E0716 18:21:22.792000 132331 torch/…/heuristics.py:874]
+_GLOG = re.compile(r"\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d[.\d]*(?: \d+)? [^\]\s]+:\d+\] ?")
+_PLACE = re.compile(r"\[[\w.]+\.(?:py|cpp):\d+\] ")
+_UVICORN = re.compile(r"(?P<level>INFO|WARNING|ERROR|CRITICAL): {2,}")
+_WARNING = re.compile(r"\S+\.py:\d+: (?P<warning>\w*Warning): ")
+
+_OF_A_BRACKET = (_KUBECTL, _RANK, _GLOG, _PLACE, _LOGGING)
+_OF_A_CAPITAL = (_RECORD, _UVICORN, _GLOG, _JOURNAL, _COMPOSE)
+_OF_A_DIGIT = (_KUBERNETES, _LOGGING, _COMPOSE)
+_OF_OTHERS = (_COMPOSE, _WARNING)
+_MOST_PREFIXES = 6
+_GLOG_LEVELS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LEVELS = frozenset({"TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})
 
 
@@ -64,18 +74,43 @@ def parse_lines(lines: Iterable[str]) -> Iterator[LogLine]:
 def _parse(number: int, text: str) -> LogLine:
     process = level = ""
     at = 0
-    for prefix in _PREFIXES * 2:  # they nest in any order: (Worker pid=1) [rank0]:E0716 …
-        found = prefix.match(text, at)
+    for _ in range(_MOST_PREFIXES):  # they nest in any order: (Worker pid=1) [rank0]:E0716 …
+        found = _prefix(text, at)
         if found is None:
-            continue
-        groups = found.groupdict()
-        named = groups.get("level") or _GLOG.get(groups.get("glog") or "", "")
-        if "level" in groups and named not in _LEVELS:
-            continue
+            break
         at = found.end()
+        groups = found.groupdict()
         process = groups.get("process") or process
-        level = named or level
+        level = _level(groups) or level
     return LogLine(number, process, level, text[at:])
+
+
+def _prefix(text: str, at: int) -> re.Match[str] | None:
+    """What a writer put in front of what stands at ``at``. Only what its first character allows is tried."""
+    first = text[at : at + 1]
+    if first == "(":
+        return _PROCESS.match(text, at) or _RAY.match(text, at)
+    if not first or first.isspace():
+        return None
+    kinds: tuple[re.Pattern[str], ...]
+    if first == "[":
+        kinds = _OF_A_BRACKET
+    elif first.isdigit():
+        kinds = _OF_A_DIGIT
+    else:
+        kinds = _OF_A_CAPITAL if first.isupper() else _OF_OTHERS
+    for kind in kinds:
+        found = kind.match(text, at)
+        if found is not None and found.groupdict().get("level", "INFO") in _LEVELS:
+            return found
+    return None
+
+
+def _level(groups: dict[str, str | None]) -> str:
+    """How grave the prefix says that it is."""
+    if groups.get("warning"):
+        return "WARNING"
+    return groups.get("level") or _GLOG_LEVELS.get(groups.get("glog") or "", "")
 
 
 def _json_record(raw: str) -> tuple[str, str, str] | None:

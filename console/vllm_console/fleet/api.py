@@ -6,10 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from vllm_console.fleet.model import Changes, Engine, Flags, FleetSnapshot, LaunchRequest, Preset, ServerView
+from vllm_console.fleet.model import (
+    Changes,
+    Engine,
+    Flags,
+    FleetSnapshot,
+    LaunchRequest,
+    Preset,
+    ServerView,
+    Workload,
+)
 from vllm_launchers.plan.model import Plan, same_value
 
 if TYPE_CHECKING:
+    from vllm_console.telemetry.comparison import Comparison
+    from vllm_console.telemetry.ledger import Run
+    from vllm_console.telemetry.workload import SeenWorkload
+    from vllm_launchers.machine.flags.model import FlagTable
+    from vllm_launchers.plan.choices.model import Choice
+    from vllm_launchers.plan.findings import Finding
     from vllm_launchers.plan.placement import Placement
 
 
@@ -45,6 +60,14 @@ class NoPlaceError(FleetError):
         self.sets = tuple(sets)
 
 
+class UnfitError(FleetError):
+    """The plan of a launch finds errors. ``findings`` are these errors, ``forceable`` says whether ``force`` helps."""
+
+    def __init__(self, text: str, findings: Sequence[Finding] = (), *, forceable: bool = False) -> None:
+        super().__init__(text)
+        self.findings, self.forceable = tuple(findings), forceable
+
+
 @dataclass(frozen=True, slots=True)
 class PresetProblem:
     """A preset file that could not be used: where, and one sentence of what is wrong and what was expected."""
@@ -67,17 +90,39 @@ class Fleet(Protocol):
     def engines(self) -> Sequence[Engine]:
         """The engines that can be launched here, the best first, the simulated one last."""
 
+    def flags(self, engine: Engine | None = None) -> FlagTable | None:
+        """All flags of an engine; without one, of that which a launch would take.
+
+        Its own as learned from its files where that has been done, else those of its release, else None; learning
+        goes on in the background meanwhile, so that a later call may know more.
+        """
+
+    def seen_workload(self, name: str) -> SeenWorkload | None:
+        """The traffic that a server has had, as a workload; None where too little was measured."""
+
+    def suggest(self, name: str, workload: Workload) -> Sequence[Choice]:
+        """What traffic asks to change of a server's flags, each with its reason; nothing where they fit already."""
+
     def plan(self, request: LaunchRequest) -> Plan:
-        """Resolve a launch without doing it."""
+        """Resolve a launch without doing it: what stands in its way is in its findings."""
+
+    def plan_restart(self, name: str, changes: Changes) -> Plan:
+        """Resolve a restart with a difference of flags without doing it; what it holds now counts as free."""
 
     def start(self, request: LaunchRequest) -> ServerView:
-        """Launch; returns as soon as a keeper holds it (state ``starting``)."""
+        """Launch; returns as soon as a keeper holds it (state ``starting``).
 
-    def restart(self, name: str, changes: Changes) -> ServerView:
-        """Stop and start again with a difference of flags: same name, port and GPUs, next generation."""
+        A launch whose plan finds an error is refused with `UnfitError`, unless ``force`` is asked for and may be.
+        """
 
-    def switch(self, name: str, preset: str) -> ServerView:
-        """Hand the server's place (name, GPUs, port) to another preset."""
+    def restart(self, name: str, changes: Changes, *, force: bool = False) -> ServerView:
+        """Stop and start again with a difference of flags: same name, port and GPUs, next generation.
+
+        Refused with `UnfitError` as a start is; the server then goes on as it is.
+        """
+
+    def switch(self, name: str, preset: str, *, force: bool = False) -> ServerView:
+        """Hand the server's place (name, GPUs, port) to another preset; refused as a restart is."""
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once (state ``stopping``)."""
@@ -90,6 +135,12 @@ class Fleet(Protocol):
 
     def stop_load(self, name: str) -> None:
         """End the load that this console sends."""
+
+    def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
+        """The newest runs of one server or of all, newest first, also of servers that were removed; and notices."""
+
+    def compare(self, before: str, after: str | None = None) -> Comparison:
+        """Two runs side by side: numbers, ``NAME`` (its newest) or ``NAME@GENERATION``; with one name its last two."""
 
     def close(self) -> None:
         """Let go of what this console holds (loads it sends, open files). Servers go on."""

@@ -21,13 +21,29 @@ class Details:
     engine: Engine | None = None
     flags: Mapping[str, FlagValue] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Per flag who chose it (`Source`), where that was not the preset."""
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[int, ...] = ()
+    gpus_chosen: bool = False
+    """Whether these were chosen for it, so that a restart that works on another number of them may take others."""
     workload: Workload | None = None
     objectives: Objectives | None = None
+    gpu_kind: str = ""
+    """What kind of GPU it runs on, empty where that is not known."""
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    """Its memory as estimated before the start, uncorrected, to be set beside what the engine reports."""
 
     @classmethod
-    def of(cls, plan: Plan, preset: Preset) -> Details:
+    def of(
+        cls,
+        plan: Plan,
+        preset: Preset,
+        *,
+        gpu_kind: str = "",
+        gpus_chosen: bool = False,
+        predicted: Mapping[str, float] | None = None,
+    ) -> Details:
         """The details of a plan that was made from ``preset``."""
         return cls(
             preset=plan.preset,
@@ -35,10 +51,14 @@ class Details:
             engine=plan.engine,
             flags=dict(plan.flags),
             reasons=dict(plan.reasons),
+            sources={c.flag: str(c.source) for c in plan.choices if c.source != "preset" and c.flag in plan.flags},
             environment=dict(plan.environment),
             gpus=plan.gpus,
             workload=preset.workload,
             objectives=preset.objectives,
+            gpu_kind=gpu_kind,
+            gpus_chosen=gpus_chosen,
+            predicted=dict(predicted or {}),
         )
 
     def as_preset(self) -> Preset:

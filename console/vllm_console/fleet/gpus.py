@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,17 @@ class GpuSource:
         if self._recorded is not None:
             self._occupants = [view for view in views if view.ours and view.simulated and view.state.alive]
 
+    @cached_property
+    def has_driver(self) -> bool:
+        """Whether GPUs can be asked after at all; costs next to nothing."""
+        import ctypes
+
+        try:
+            ctypes.CDLL(DRIVER_LIBRARY)
+        except OSError:
+            return False
+        return True
+
     def latest(self) -> Seen:
         """What is known now."""
         if self._recorded is not None:
@@ -136,7 +148,7 @@ def _held(gpu: Gpu, servers: Sequence[ServerView]) -> Gpu:
         share = server.flags.get("gpu-memory-utilization")
         share = share if isinstance(share, int | float) else DEFAULT_UTILIZATION
         gib = round(min(gpu.free_gib, share * gpu.memory_gib), 3)
-        holder = Holder(pid=server.pid or 0, gib=gib, server=server.name)
+        holder = Holder(pid=server.pid or 0, gib=gib, server=server.name, command="simulated engine")
         gpu = replace(
             gpu,
             used_by=(*gpu.holders, holder),

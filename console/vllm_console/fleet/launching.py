@@ -5,23 +5,34 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from secrets import token_hex
 
 from vllm_console.fleet.api import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.fleet.details import Details, pack
 from vllm_console.fleet.gpus import GpuSource
-from vllm_console.fleet.model import Changes, LaunchRequest, Preset
-from vllm_console.fleet.placing import AUTO, Place, Wanted, find_place, kept_slice
+from vllm_console.fleet.knowing import Knowing
+from vllm_console.fleet.model import Changes, LaunchRequest, Preset, Workload
+from vllm_console.fleet.placing import VISIBLE, Place, Wanted, find_place, find_place_again, kept_slice
+from vllm_console.fleet.planning import Ask, Resolved, resolve, suggestions, without_server
 from vllm_console.fleet.watched import HISTORY
+from vllm_console.telemetry.ledger_file import FILE_NAME as LEDGER
+from vllm_console.telemetry.run_windows import WINDOW_SECONDS as RUN_WINDOW_SECONDS
 from vllm_launchers.addresses import base_url
 from vllm_launchers.keeper.records import LaunchSpec, RestartMode, RestartPolicy
 from vllm_launchers.machine.engines import EngineError, engine_at, find_engines, simulated_engine
+from vllm_launchers.machine.flags.releases import parse_release
+from vllm_launchers.machine.gpu.host import Host
 from vllm_launchers.machine.gpu.sharing import Share
-from vllm_launchers.machine.models import model_folder_problem
 from vllm_launchers.machine.ports import PortError, check_port, free_port, host_problem
-from vllm_launchers.plan.build import make_plan
-from vllm_launchers.plan.errors import PlanError
+from vllm_launchers.machine.reports import ReportBook
+from vllm_launchers.plan.budget.report import budget_figures
+from vllm_launchers.plan.checks.engine import engine_missing
+from vllm_launchers.plan.choices.model import Choice
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.knowledge import Knowledge
 from vllm_launchers.plan.model import Engine, EngineKind, Plan
 from vllm_launchers.plan.secrets import inherited_secrets, split_secrets
 from vllm_launchers.presets.load import PresetError, find_preset, read_presets
@@ -38,14 +49,26 @@ class Launch:
     preset: Preset
     secrets: Mapping[str, str]
     restart: RestartPolicy
+    gpu_kind: str = ""
+    gpus_chosen: bool = False
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    """Its memory as estimated, to be set beside what the engine will report."""
+
+    @classmethod
+    def of(cls, found: Resolved, preset: Preset, secrets: Mapping[str, str], restart: RestartPolicy) -> Launch:
+        """A launch that has been worked out."""
+        predicted = budget_figures(found.estimated) if found.estimated is not None else {}
+        return cls(found.plan, preset, secrets, restart, found.gpu_kind, found.chosen, predicted)
 
     def spec(self, folder: Path, state: Path) -> LaunchSpec:
         """What the keeper runs: the plan's command, and the recorder beside it."""
-        plan = self.plan
+        plan, tls = self.plan, _tls(self.plan)
+        url = base_url(plan.host, plan.port, tls=tls)
         recorder = (
-            *(sys.executable, "-m", "vllm_console.telemetry.recorder", "--url", base_url(plan.host, plan.port)),
+            *(sys.executable, "-m", "vllm_console.telemetry.recorder", "--url", url),
             *("--history", str(folder / HISTORY), "--generation", "{generation}"),
             *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
+            *("--ledger", str(state / LEDGER), "--run", token_hex(8), "--window", f"{RUN_WINDOW_SECONDS:g}"),
         )
         return LaunchSpec(
             argv=plan.argv,
@@ -55,10 +78,19 @@ class Launch:
             environment={"PYTHONUNBUFFERED": "1", **plan.environment},
             secret_names=plan.secrets,
             cwd=str(Path.home()) if Path.home().is_dir() else "/",
-            restart=self.restart,
+            restart=_wise(self.restart),
             drain_seconds=_drain(plan),
             companion=recorder,
-            details=pack(Details.of(plan, self.preset)),
+            tls=tls,
+            details=pack(
+                Details.of(
+                    plan,
+                    self.preset,
+                    gpu_kind=self.gpu_kind,
+                    gpus_chosen=self.gpus_chosen,
+                    predicted=self.predicted,
+                )
+            ),
         )
 
 
@@ -68,6 +100,8 @@ class Launcher:
     def __init__(
         self,
         config_folder: Path,
+        knowing: Knowing,
+        book: ReportBook,
         vllm_paths: Sequence[str] = (),
         gpus: GpuSource | None = None,
         shares: Sequence[Share] = (),
@@ -75,6 +109,7 @@ class Launcher:
         self._config_folder = config_folder
         self._gpus, self._shares = gpus, tuple(shares)
         self._vllm_paths = tuple(vllm_paths)
+        self.knowing, self._book = knowing, book
 
     def presets(self) -> tuple[dict[str, Preset], list[PresetError]]:
         """All usable presets by name, and what is wrong with the other files."""
@@ -149,125 +184,145 @@ class Launcher:
             return _free(host, taken)
         return wanted
 
-    def launch(self, request: LaunchRequest, taken: Collection[int]) -> Launch:
-        """Resolve a request; ``taken`` are ports that other servers of ours hold or will hold.
+    def launch(self, request: LaunchRequest, taken: Collection[int], starting: Sequence[str] = ()) -> Launch:
+        """Resolve a request; ``taken`` are ports that other servers of ours hold or will hold, ``starting`` the names
+        of those that are on their way up.
 
         Raises:
-            FleetError: preset, engine, model, port or a flag cannot be used.
+            FleetError: there is no such preset or host, no port is free, no GPUs can be given to it.
+            UsageError: a flag or a choice makes no sense as written.
         """
         preset = self.preset(request.preset)
         host = request.host or LOOPBACK
         if problem := host_problem(host):
             raise UsageError(problem)
+        found: list[Finding] = []
+        engine = self._engine(request, found)
+        if self._gpus is not None and self._gpus.recorded and engine.kind is EngineKind.VLLM:
+            text = "its GPUs are those of a recorded host, not of this machine: it can be planned, not started, here"
+            found.append(Finding("recorded_host", Level.ADVICE, text))
         port = request.port if request.port is not None else _free(host, taken)
-        if request.port is not None:
-            self.claim(host, port, taken)
-        return self._resolve(
+        if not 1 <= port <= 65535:
+            raise UsageError(f"--port {port}: a port lies between 1 and 65535")
+        if port in taken:
+            text = f"port {port} belongs to another server of yours, see 'vllm-console list'; leave --port out"
+            found.append(Finding("port_taken", Level.ERROR, text))
+        look_at = request.port if request.port is not None and port not in taken else None
+        plain, given = split_secrets(request.environment)
+        values = {**inherited_secrets(os.environ), **given}
+        ask = Ask(
             preset,
-            self.engine(request.engine, request.vllm),
+            engine,
             request.changes,
             model=_located(request.model) if request.model else preset.model,
             host=host,
             port=port,
-            environment=request.environment,
+            environment=plain,
             gpus=request.gpus,
-            restart=RestartPolicy(RestartMode(request.restart)),
-            place=request.place,
+            secrets=tuple(sorted(values)),
+            inherited=os.environ,
+            workload=request.workload,
+            find=partial(self._find_place, place=request.place, gpus=request.gpus),
+            found=tuple(found),
         )
+        knowledge = self.knowing.gather(ask, values, look_at, starting, place=request.place, from_hub=request.from_hub)
+        resolved = resolve(ask, knowledge, self._book)
+        return Launch.of(resolved, preset, values, RestartPolicy(RestartMode(request.restart)))
 
-    def relaunch(self, details: Details, spec: LaunchSpec, changes: Changes) -> Launch:
+    def relaunch(
+        self, name: str, details: Details, spec: LaunchSpec, changes: Changes, starting: Sequence[str]
+    ) -> Launch:
         """The same server with a difference of flags: same model, engine, address and GPUs."""
         try:
             preset = details.as_preset()
         except ValueError as error:
             raise FleetError(f"it cannot be restarted: {error}. Stop it and start it anew") from error
-        return self._resolve(
+        return self._again(name, preset, details, spec, changes, details.environment, starting, sources=details.sources)
+
+    def suggest(self, name: str, details: Details, spec: LaunchSpec, workload: Workload) -> tuple[Choice, ...]:
+        """What traffic asks to change of a server's flags: same model, engine, address and GPUs."""
+        try:
+            preset = details.as_preset()
+        except ValueError as error:
+            raise FleetError(f"its record cannot be read: {error}") from error
+        ask, values = self._asked_again(preset, details, spec, Changes(), details.environment)
+        return suggestions(replace(ask, workload=workload), self._know_again(name, ask, values, ()))
+
+    def handover(self, name: str, details: Details, spec: LaunchSpec, preset: str, starting: Sequence[str]) -> Launch:
+        """Another preset in the place of a server: its engine, address and GPUs."""
+        environment = kept_slice(details.environment)
+        return self._again(name, self.preset(preset), details, spec, Changes(), environment, starting)
+
+    def _again(
+        self,
+        name: str,
+        preset: Preset,
+        details: Details,
+        spec: LaunchSpec,
+        changes: Changes,
+        environment: Mapping[str, str],
+        starting: Sequence[str],
+        sources: Mapping[str, str] | None = None,
+    ) -> Launch:
+        ask, values = self._asked_again(preset, details, spec, changes, environment, sources)
+        knowledge = self._know_again(name, ask, values, starting)
+        return Launch.of(resolve(ask, knowledge, self._book), preset, values, spec.restart)
+
+    def _asked_again(
+        self,
+        preset: Preset,
+        details: Details,
+        spec: LaunchSpec,
+        changes: Changes,
+        environment: Mapping[str, str],
+        sources: Mapping[str, str] | None = None,
+    ) -> tuple[Ask, Mapping[str, str]]:
+        """A launch in the place of a server, and the values of its secrets."""
+        plain, given = split_secrets(environment)
+        values = {**inherited_secrets(os.environ), **given}
+        if details.gpus and not kept_slice(plain):
+            plain.pop(VISIBLE, None)  # follows from its GPUs, which may change with their number
+        ask = Ask(
             preset,
             self._still_there(details.engine),
             changes,
-            model=details.model,
+            model=preset.model,
             host=spec.host,
             port=spec.port,
-            environment=details.environment,
+            environment=plain,
             gpus=details.gpus,
-            restart=spec.restart,
-            secrets=spec.secret_names,
+            secrets=tuple(sorted({*values, *spec.secret_names})),
+            inherited=os.environ,
+            sources=sources,
+            find=partial(self._find_place_again, gpus=details.gpus, chosen=details.gpus_chosen),
         )
+        return ask, values
 
-    def handover(self, details: Details, spec: LaunchSpec, preset: str) -> Launch:
-        """Another preset in the place of a server: its engine, address and GPUs."""
-        chosen = self.preset(preset)
-        return self._resolve(
-            chosen,
-            self._still_there(details.engine),
-            Changes(),
-            model=chosen.model,
-            host=spec.host,
-            port=spec.port,
-            environment=kept_slice(details.environment),
-            gpus=details.gpus,
-            restart=spec.restart,
-            secrets=spec.secret_names,
-        )
+    def _know_again(self, name: str, ask: Ask, secrets: Mapping[str, str], starting: Sequence[str]) -> Knowledge:
+        """What that launch is checked against: what the server holds now is free then."""
+        others = tuple(other for other in starting if other != name)
+        knowledge = self.knowing.gather(ask, secrets, None, others)
+        return replace(knowledge, host=without_server(knowledge.host, name))
 
-    def _resolve(
-        self,
-        preset: Preset,
-        engine: Engine,
-        changes: Changes,
-        *,
-        model: str,
-        host: str,
-        port: int,
-        environment: Mapping[str, str],
-        gpus: tuple[int, ...],
-        restart: RestartPolicy,
-        secrets: Sequence[str] = (),
-        place: str | None = None,
-    ) -> Launch:
-        """``place`` is given for a launch that is still to get its GPUs; otherwise it keeps ``gpus``."""
-        if engine.kind is EngineKind.VLLM and (problem := model_folder_problem(model)):
-            raise FleetError(problem)
-        plain, given = split_secrets(environment)
-        values = {**inherited_secrets(os.environ), **given}
+    def _engine(self, request: LaunchRequest, found: list[Finding]) -> Engine:
+        """The engine to launch, or one that stands for a vLLM that is not installed here."""
+        if request.vllm_version is not None:
+            if request.vllm or request.engine == EngineKind.SIMULATED:
+                raise UsageError("--vllm-version names a release that need not be here: leave --vllm and --engine out")
+            return _release(request.vllm_version)
+        try:
+            return self.engine(request.engine, request.vllm)
+        except UsageError:
+            raise
+        except FleetError as error:
+            found.append(engine_missing(str(error)))
+            return Engine(EngineKind.VLLM, (request.vllm or "vllm",), None, None, "")
 
-        def planned(environment: Mapping[str, str], gpus: tuple[int, ...]) -> Plan:
-            try:
-                return make_plan(
-                    preset,
-                    engine,
-                    changes,
-                    model=model,
-                    host=host,
-                    port=port,
-                    environment=environment,
-                    gpus=gpus,
-                    secrets=tuple(sorted({*values, *secrets})),
-                    inherited=os.environ,
-                )
-            except PlanError as error:
-                raise UsageError(str(error)) from error
+    def _find_place(self, plan: Plan, host: Host | None, *, place: str, gpus: tuple[int, ...]) -> Place:
+        return find_place(Wanted(plan.flags, plan.engine), host, place, gpus, self._shares)
 
-        if place is not None:
-            found = self._find_place(planned(plain, ()), place, gpus)
-            plan = _placed(planned({**plain, **found.environment}, () if found.environment else found.gpus), found)
-        elif kept_slice(plain):
-            plan = replace(planned(plain, ()), gpus=gpus)
-        else:
-            plan = planned(plain, gpus)
-        return Launch(plan, preset, values, restart)
-
-    def _find_place(self, plan: Plan, place: str, gpus: tuple[int, ...]) -> Place:
-        """The GPUs for a launch. They are looked at where that costs nothing, or where it was asked for."""
-        source = self._gpus
-        limited = any(share.gpu in gpus for share in self._shares)
-        host = source.read() if source is not None and (place == AUTO or limited or source.watching) else None
-        found = find_place(Wanted(plan.flags, plan.engine), host, place, gpus, self._shares)
-        recorded = source is not None and source.recorded
-        if recorded and found.gpus and plan.engine.kind is EngineKind.VLLM:
-            warning = "these are the GPUs of a recorded host, not of this machine: it can be planned, not started, here"
-            found = replace(found, warnings=(warning, *found.warnings))
-        return found
+    def _find_place_again(self, plan: Plan, host: Host | None, *, gpus: tuple[int, ...], chosen: bool) -> Place:
+        return find_place_again(Wanted(plan.flags, plan.engine), host, gpus, chosen=chosen, shares=self._shares)
 
     def refuse_elsewhere(self, plan: Plan) -> None:
         """A real server is not started on the GPUs of a recorded host.
@@ -288,16 +343,15 @@ class Launcher:
         return simulated_engine() if engine.kind is EngineKind.SIMULATED else engine
 
 
-def _placed(plan: Plan, place: Place) -> Plan:
-    told = "; ".join(filter(None, (place.reason, *place.warnings)))
-    return replace(
-        plan,
-        gpus=place.gpus,
-        reasons={**plan.reasons, "gpus": told} if told and place.gpus else plan.reasons,
-        warnings=(*place.warnings, *plan.warnings),
-        placement=place.reason,
-        sets=place.sets,
-    )
+def _release(version: str) -> Engine:
+    """An engine that stands for a release of vLLM, which need not be installed.
+
+    Raises:
+        UsageError: it is no version.
+    """
+    if parse_release(version) is None:
+        raise UsageError(f"--vllm-version {version[:40]}: expected a release such as 0.33.0")
+    return Engine(EngineKind.VLLM, ("vllm",), version, "cuda", "")
 
 
 def _free(host: str, taken: Collection[int]) -> int:
@@ -311,6 +365,20 @@ def _located(model: str) -> str:
     """A folder as its whole path, since the server runs elsewhere; a hub id as it is."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.is_dir() else model
+
+
+def _tls(plan: Plan) -> bool:
+    """Whether the server will speak TLS: as uvicorn takes it, either file is enough."""
+    return any(plan.flags.get(name) for name in ("ssl-certfile", "ssl-keyfile"))
+
+
+def _wise(policy: RestartPolicy) -> RestartPolicy:
+    """The policy with what shows that another start would fail the same way."""
+    if policy.mode is RestartMode.NEVER:
+        return policy
+    from vllm_console.diagnosis.hopeless import HOPELESS
+
+    return replace(policy, hopeless=HOPELESS)
 
 
 def _drain(plan: Plan) -> float:

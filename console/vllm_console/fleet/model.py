@@ -13,7 +13,8 @@ from vllm_launchers.plan.model import Changes, Engine, Flags
 from vllm_launchers.presets.model import FlagValue, Objectives, Preset, Workload
 
 if TYPE_CHECKING:
-    from vllm_console.diagnosis.model import Diagnosis
+    from vllm_console.diagnosis.model import Condition, Diagnosis
+    from vllm_console.telemetry.progress import Startup
 
     # Not needed to look at servers, and a good part of a command's start-up time.
     from vllm_launchers.machine.gpu.host import Host
@@ -34,6 +35,7 @@ class ServerView:
     engine: Engine | None = None
     host: str = "127.0.0.1"
     port: int = 0
+    tls: bool = False
     pid: int | None = None
     gpus: tuple[int, ...] = ()
     argv: tuple[str, ...] = ()
@@ -46,6 +48,8 @@ class ServerView:
     """Why it is in this state, in one sentence; for a failed server with the line from its log that shows it."""
     diagnosis: Diagnosis | None = None
     """For a failed server: the named cause, what shows it, and what would mend it."""
+    conditions: tuple[Condition, ...] = ()
+    """What is the matter with it while it runs, the gravest first; `healthy` alone where nothing is."""
     notice: str = ""
     """What a person should know besides: adopted by a new keeper, bound to all addresses without a key, …"""
     exit: Exit | None = None
@@ -54,6 +58,8 @@ class ServerView:
     workload: Workload | None = None
     objectives: Objectives | None = None
     stages: tuple[Stage, ...] = ()
+    startup: Startup | None = None
+    """How far its way up is, its silence where that is too long, and what the engine said of its memory."""
     log_path: str = ""
     sample: Sample | None = None
     """The newest look at its metrics; its age is ``snapshot.at - sample.at``."""
@@ -72,7 +78,7 @@ class ServerView:
     @property
     def url(self) -> str:
         """Base URL of its API, as this machine reaches it."""
-        return base_url(self.host, self.port)
+        return base_url(self.host, self.port, tls=self.tls)
 
 
 @dataclass(frozen=True, slots=True)

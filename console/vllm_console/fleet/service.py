@@ -15,20 +15,24 @@ from vllm_console.config import config_folder
 from vllm_console.fleet.api import FleetError, NotFoundError, PresetProblem, RefusedError, UsageError
 from vllm_console.fleet.details import unpack
 from vllm_console.fleet.loads import Loads
-from vllm_console.fleet.model import Changes, Engine, FleetSnapshot, LaunchRequest, Preset, ServerView
+from vllm_console.fleet.model import Changes, Engine, FleetSnapshot, LaunchRequest, Preset, ServerView, Workload
 from vllm_console.fleet.observed import Observer
+from vllm_console.fleet.runs import RunBook, RunsVerbs
 from vllm_console.fleet.turns import turn
-from vllm_console.fleet.watched import WatchedServer
+from vllm_console.fleet.watched import Around, WatchedServer
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
-from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
+from vllm_launchers.keeper.records import LaunchSpec, ServerRecord, State
 from vllm_launchers.plan.model import Plan
 
 if TYPE_CHECKING:
     from vllm_console.fleet.gpus import GpuSource
     from vllm_console.fleet.launching import Launch, Launcher
     from vllm_console.fleet.releases import Releases
+    from vllm_console.telemetry.workload import SeenWorkload
+    from vllm_launchers.machine.flags.model import FlagTable
     from vllm_launchers.machine.gpu.sharing import Share
+    from vllm_launchers.plan.choices.model import Choice
 
 
 @contextlib.contextmanager
@@ -44,7 +48,7 @@ def _told() -> Iterator[None]:
         raise FleetError(str(error)) from error
 
 
-class LocalFleet:
+class LocalFleet(RunsVerbs):
     """`vllm_console.fleet.api.Fleet` on this machine. Not for use by two threads at once."""
 
     def __init__(
@@ -58,6 +62,7 @@ class LocalFleet:
         host_file: Path | None = None,
         gpus: bool = True,
         shares: Sequence[Share] = (),
+        reserves: Sequence[Share] = (),
     ) -> None:
         self.read_only = read_only
         self._state = state or client.default_root()
@@ -65,12 +70,13 @@ class LocalFleet:
         self._loads = Loads()
         self._observer = Observer() if observe else None
         self._charts = charts
-        self._shares = tuple(shares)
+        self._shares, self._reserves = tuple(shares), tuple(reserves)
         self._host_file, self._with_gpus = host_file, gpus
         self._gpus: GpuSource | None = None
         self._releases: Releases | None = None
         if gpus and (charts or host_file is not None):
             self._watch_gpus()
+        self._runs = RunBook(self._state, 0.0 if charts else time.time(), read_only=read_only)
         self._watched: dict[str, WatchedServer] = {}
         self._records: dict[str, tuple[object, ServerRecord]] = {}
         self._hostname = os.uname().nodename
@@ -85,6 +91,7 @@ class LocalFleet:
         for gone in self._watched.keys() - {record.name for record in records}:
             self._watched.pop(gone).close()
         views = [self._view(record, now, selected) for record in records]
+        problems += self._runs.look(records, views)
         if self._observer is not None:
             own = {record.server.pid for record in records if record.server and record.state.alive}
             views += self._observer.views(own, [view.name for view in views], selected)
@@ -131,22 +138,49 @@ class LocalFleet:
         """The engines found here, the simulated one last."""
         return self._launcher.engines()
 
-    def plan(self, request: LaunchRequest) -> Plan:
-        """Resolve a launch without doing it."""
+    def flags(self, engine: Engine | None = None) -> FlagTable | None:
+        """All flags of an engine, as far as they are known by now; what is not is learned in the background."""
+        return self._launcher.knowing.flags(engine or self._launcher.engine("auto", None))
+
+    def seen_workload(self, name: str) -> SeenWorkload | None:
+        """The traffic that a server of ours has had in the last hour, as a workload; None for others' servers."""
+        from vllm_console.fleet.traffic import seen_traffic
+
+        if name not in client.names(self._state):
+            return None
+        with _told():
+            return seen_traffic(client.folder(self._state, name), client.read(self._state, name), time.time())
+
+    def suggest(self, name: str, workload: Workload) -> Sequence[Choice]:
+        """What traffic asks to change of a server's flags, each with its reason; nothing where they fit already."""
+        record = self._ours(name)
         self._tell_gpus()
-        return self._launcher.launch(request, self._taken_ports()).plan
+        return self._launcher.suggest(name, unpack(record.current.spec.details), self._placed(record), workload)
+
+    def plan(self, request: LaunchRequest) -> Plan:
+        """Resolve a launch without doing it; what stands in its way is in its findings."""
+        self._tell_gpus()
+        return self._launcher.launch(request, self._taken_ports(), self._starting()).plan
 
     def start(self, request: LaunchRequest) -> ServerView:
         """Launch; returns as soon as a keeper holds it.
 
         Raises:
+            UnfitError: its plan finds errors that ``force`` does not or may not pass over.
             FleetError: it cannot be launched, or the name is taken.
         """
+        from vllm_console.fleet.refusing import refuse_unfit
+
         self._refuse_read_only()
+        if request.vllm_version is not None:
+            raise UsageError(
+                "a release that is not installed can be planned for, not started: leave --vllm-version out"
+            )
         with turn(self._state), _told():
             self._tell_gpus()
-            launch = self._launcher.launch(request, self._taken_ports())
+            launch = self._launcher.launch(request, self._taken_ports(), self._starting())
             self._launcher.refuse_elsewhere(launch.plan)
+            refuse_unfit(launch.plan, force=request.force)
             name = request.name or self._free_name(launch.plan.preset)
             existing = client.read(self._state, name) if client.exists(self._state, name) else None
             if existing is not None and not existing.state.alive:
@@ -157,24 +191,46 @@ class LocalFleet:
                 record = client.launch(self._state, name, spec, launch.secrets)
         return self._view(record, time.time(), None)
 
-    def restart(self, name: str, changes: Changes) -> ServerView:
+    def restart(self, name: str, changes: Changes, *, force: bool = False) -> ServerView:
         """Stop and start again with a difference of flags: same name, port and GPUs, next generation.
 
-        One that does not run gets another port if its own has been taken since.
+        One that does not run gets another port if its own has been taken since. One that runs goes on when its plan
+        finds errors.
+
+        Raises:
+            UnfitError: its plan finds errors that ``force`` does not or may not pass over.
+        """
+        record = self._ours(name)
+        with turn(self._state):
+            return self._take_over(name, self._relaunch(record, changes), force)
+
+    def plan_restart(self, name: str, changes: Changes) -> Plan:
+        """What a restart with a difference of flags would come to, without doing it."""
+        return self._relaunch(self._ours(name), changes).plan
+
+    def _relaunch(self, record: ServerRecord, changes: Changes) -> Launch:
+        details = unpack(record.current.spec.details)
+        self._tell_gpus()
+        return self._launcher.relaunch(record.name, details, self._placed(record), changes, self._starting())
+
+    def switch(self, name: str, preset: str, *, force: bool = False) -> ServerView:
+        """Hand the server's place (name, GPUs, port) to another preset.
+
+        Raises:
+            UnfitError: the preset's plan finds errors; the server that runs goes on.
         """
         record = self._ours(name)
         details = unpack(record.current.spec.details)
         with turn(self._state):
-            launch = self._launcher.relaunch(details, self._placed(record), changes)
-            return self._view(self._again(name, launch), time.time(), name)
+            self._tell_gpus()
+            launch = self._launcher.handover(name, details, self._placed(record), preset, self._starting())
+            return self._take_over(name, launch, force)
 
-    def switch(self, name: str, preset: str) -> ServerView:
-        """Hand the server's place (name, GPUs, port) to another preset."""
-        record = self._ours(name)
-        details = unpack(record.current.spec.details)
-        with turn(self._state):
-            launch = self._launcher.handover(details, self._placed(record), preset)
-            return self._view(self._again(name, launch), time.time(), name)
+    def _take_over(self, name: str, launch: Launch, force: bool) -> ServerView:
+        from vllm_console.fleet.refusing import refuse_unfit
+
+        refuse_unfit(launch.plan, force=force)
+        return self._view(self._again(name, launch), time.time(), name)
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once."""
@@ -189,7 +245,7 @@ class LocalFleet:
 
     def forget(self, name: str) -> None:
         """Remove the record, log and history of a server that has stopped or failed."""
-        self._ours(name)
+        self._runs.enter(self._ours(name))
         self._loads.stop(name)
         self._forget_release(name)
         if (watched := self._watched.pop(name, None)) is not None:
@@ -233,9 +289,13 @@ class LocalFleet:
     @cached_property
     def _launcher(self) -> Launcher:
         # Not needed to look at servers, and a good part of a command's start-up time.
+        from vllm_console.fleet.knowing import Knowing
         from vllm_console.fleet.launching import Launcher
+        from vllm_console.fleet.remembering import report_book
 
-        return Launcher(config_folder(), self._vllm_paths, self._gpus, self._shares)
+        knowing = Knowing(self._gpus, self._shares, patient=not self._charts)
+        book = report_book(self._state)
+        return Launcher(config_folder(), knowing, book, self._vllm_paths, self._gpus, self._shares)
 
     def _read_records(self) -> tuple[list[ServerRecord], list[str]]:
         """All records; one that did not change since the last look is not read again."""
@@ -265,10 +325,11 @@ class LocalFleet:
 
     def _view(self, record: ServerRecord, now: float, selected: str | None) -> ServerView:
         name = record.name
-        watched = self._watched.get(name)
-        if watched is None:
-            watched = self._watched[name] = WatchedServer(client.folder(self._state, name), charts=self._charts)
-        view = watched.view(record, now, selected=selected == name, load=self._loads.describe(name))
+        if name not in self._watched:
+            self._watched[name] = WatchedServer(client.folder(self._state, name), charts=self._charts)
+        around = Around(self._gpus, self._shares, self._reserves, may_ask=not self.read_only)
+        load, chosen = self._loads.describe(name), selected == name
+        view = self._watched[name].view(record, now, selected=chosen, load=load, around=around)
         held = self._releases.notice(name) if self._releases is not None else ""
         return replace(view, notice="; ".join(filter(None, (held, view.notice)))) if held else view
 
@@ -323,6 +384,9 @@ class LocalFleet:
 
     def _taken_ports(self) -> set[int]:
         return {record.current.spec.port for record in self._read_records()[0] if record.state.alive}
+
+    def _starting(self) -> list[str]:
+        return [record.name for record in self._read_records()[0] if record.state is State.STARTING]
 
     def _free_name(self, wanted: str) -> str:
         """The preset's name, or the first of ``name-2``, ``name-3``, … that no live server of ours has."""

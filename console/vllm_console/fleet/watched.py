@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_console.fleet.details import Details, unpack
 from vllm_console.fleet.model import ServerView, Stage, State
-from vllm_console.telemetry.history import HistoryError, HistoryMissingError, Reader
+from vllm_console.telemetry.history import Entry, HistoryError, HistoryMissingError, Reader
 from vllm_console.telemetry.timeline import Timeline
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_wildcard
@@ -17,7 +19,13 @@ from vllm_launchers.plan.model import Flags
 from vllm_launchers.secrets import redact, redact_argv
 
 if TYPE_CHECKING:
-    from vllm_console.diagnosis.model import Diagnosis
+    from vllm_console.diagnosis.model import Condition, Diagnosis
+    from vllm_console.fleet.gpus import GpuSource
+    from vllm_console.fleet.judging import Judge
+    from vllm_console.fleet.way_up import WayUp
+    from vllm_console.telemetry.progress import Startup
+    from vllm_launchers.machine.gpu.host import Host
+    from vllm_launchers.machine.gpu.sharing import Share
 
 HISTORY = "history.sqlite"
 """The recorder's file in a server's folder."""
@@ -29,11 +37,31 @@ CHART_POINTS = 180
 RECENT_SECONDS = 65.0
 """How far back every single look is read: the window of a minute, and the look before it."""
 
-START_LOG_BYTES = 4 << 20
-"""How much of a generation's log is read for its way up."""
+JUDGED_SECONDS = 300.0
+"""How far back every single look is read of a server that is judged; before that one in ten seconds will do."""
+
+JUDGED_POINTS = 360
 
 END_LOG_BYTES = 512 << 10
 """How much of a dead server's log is searched for the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What servers are judged by besides: GPUs, and how this person shares them with others.
+
+    ``reserves`` are what is kept for other tenants. ``may_ask`` is whether a server may be sent a request of ours.
+    """
+
+    gpus: GpuSource | None = None
+    shares: Sequence[Share] = ()
+    reserves: Sequence[Share] = ()
+    may_ask: bool = True
+
+    @property
+    def host(self) -> Host | None:
+        """The machine's GPUs as they were seen last."""
+        return self.gpus.host() if self.gpus is not None else None
 
 
 class WatchedServer:
@@ -46,16 +74,24 @@ class WatchedServer:
         self._history: Reader | None = None
         self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS)
         self._sequence: int | None = None
-        self._startup: tuple[tuple[int, int], _StartLog] | None = None
+        self._startup: tuple[tuple[int, int], WayUp] | None = None
         self._failure: tuple[tuple[int, int], Diagnosis | None] | None = None
+        self._judge: Judge | None = None
 
-    def view(self, record: ServerRecord, now: float, *, selected: bool, load: str) -> ServerView:
-        """The server as of ``now`` (Unix seconds)."""
+    def view(
+        self, record: ServerRecord, now: float, *, selected: bool, load: str, around: Around | None = None
+    ) -> ServerView:
+        """The server as of ``now`` (Unix seconds); a selected one, and in a console each, is judged too."""
         spec = record.current.spec
         details = self._read_details(spec.details)
+        if self._judge is None and around is not None and (selected or self._charts):
+            from vllm_console.fleet.judging import Judge
+
+            self._judge, self._sequence = Judge(record.name), None
         history_problem = self._read_history(now)
         earlier = record.generations[-2] if len(record.generations) > 1 else None
         window = self._timeline.window() if record.state.alive else None
+        stages, startup = self._way_up(record, details, now, selected=selected)
         return ServerView(
             name=record.name,
             state=record.state,
@@ -65,6 +101,7 @@ class WatchedServer:
             engine=details.engine,
             host=spec.host,
             port=spec.port,
+            tls=spec.tls,
             pid=record.server.pid if record.server and record.state.alive else None,
             gpus=details.gpus,
             argv=redact_argv(spec.argv),
@@ -81,12 +118,14 @@ class WatchedServer:
             downtime_seconds=record.downtime_seconds,
             workload=details.workload,
             objectives=details.objectives,
-            stages=self._stages(record, now) if selected or record.state is State.STARTING else (),
+            stages=stages,
+            startup=startup,
             log_path=str(self._folder / "server.log"),
             sample=self._timeline.latest if record.state.alive else None,
             window=window,
             series=self._timeline.series(now) if selected else None,
             load=load,
+            conditions=self._conditions(record, details, around, now),
         )
 
     def close(self) -> None:
@@ -106,19 +145,39 @@ class WatchedServer:
             if self._history is None:
                 self._history = Reader(self._folder / HISTORY)
             if self._sequence is None:
-                span = CHART_POINTS * CHART_STEP_SECONDS if self._charts else 0.0
-                older = self._history.range(now - span, now - RECENT_SECONDS, CHART_POINTS) if span else []
-                entries = older + self._history.since(now - RECENT_SECONDS)
+                entries = self._read_past(self._history, now)
             else:
                 entries = self._history.after(self._sequence)
             for entry in entries:
                 self._timeline.append(entry.sample, entry.generation)
+                if self._judge is not None:
+                    self._judge.append(entry.sample, entry.generation)
                 self._sequence = entry.sequence
         except HistoryMissingError:
             return ""
         except HistoryError as error:
             return str(error)
         return ""
+
+    def _read_past(self, history: Reader, now: float) -> list[Entry]:
+        """What a first look needs: half an hour to judge by, a quarter for charts, else a minute."""
+        span = CHART_POINTS * CHART_STEP_SECONDS if self._charts else 0.0
+        recent, points = RECENT_SECONDS, CHART_POINTS
+        if self._judge is not None:
+            from vllm_console.fleet.judging import HISTORY_SECONDS
+
+            span, recent, points = max(span, HISTORY_SECONDS), JUDGED_SECONDS, JUDGED_POINTS
+        older = history.range(now - span, now - recent, points) if span else []
+        return older + history.since(now - recent)
+
+    def _conditions(
+        self, record: ServerRecord, details: Details, around: Around | None, now: float
+    ) -> tuple[Condition, ...]:
+        if self._judge is None or around is None:
+            return ()
+        self._judge.look(around.host, details.gpus, now)
+        # A command looks once, and waits for the answer of a server that seems to hang.
+        return self._judge.conditions(record, details, around, now, wait=not self._charts)
 
     def _reason(self, record: ServerRecord, flags: Flags) -> str:
         """The keeper's sentence; for a failed server with the line from its log that shows why."""
@@ -146,52 +205,20 @@ class WatchedServer:
             self._failure = (key, diagnose(lines, code, flags) if lines else None)
         return self._failure[1]
 
-    def _stages(self, record: ServerRecord, now: float) -> tuple[Stage, ...]:
+    def _way_up(
+        self, record: ServerRecord, details: Details, now: float, *, selected: bool
+    ) -> tuple[tuple[Stage, ...], Startup | None]:
+        """Its stages and what is to be said of them, where somebody looks."""
+        if not selected and record.state is not State.STARTING:
+            return (), None
         key = (record.current.number, record.attempt)
         if self._startup is None or self._startup[0] != key:
-            self._startup = (key, _StartLog(self._folder / "server.log", record))
-        return self._startup[1].stages(record, now)
+            from vllm_console.fleet.remembering import earlier_times
+            from vllm_console.fleet.way_up import WayUp
 
-
-class _StartLog:
-    """Reads a generation's log from its beginning, as far as its way up goes, each byte once."""
-
-    def __init__(self, path: Path, record: ServerRecord) -> None:
-        self._path = path
-        self._inode = record.log_inode
-        self._offset = record.log_offset
-        self._left = START_LOG_BYTES
-        from vllm_console.telemetry.startup import StartupWatch
-
-        self._watch = StartupWatch(record.current.started_at)
-        self._complete: tuple[Stage, ...] | None = None
-
-    def stages(self, record: ServerRecord, now: float) -> tuple[Stage, ...]:
-        """The stages so far; nothing is read any more once the server is ready."""
-        if self._complete is not None:
-            return self._complete
-        self._feed()
-        current = record.current
-        ended = current.ended_at is not None
-        stages = self._watch.stages(current.ended_at or now, ready_at=current.ready_at, ended=ended)
-        if current.ready_at is not None or ended:
-            self._complete = stages
-        return stages
-
-    def _feed(self) -> None:
-        try:
-            with self._path.open("rb") as file:
-                if self._inode is None or _inode(file.fileno()) == self._inode:
-                    file.seek(self._offset)
-                    data = file.read(self._left)
-                else:
-                    # Rotated away meanwhile: the way up stands in an older file, and is not worth the search.
-                    data = b""
-        except OSError:
-            return
-        self._offset += len(data)
-        self._left -= len(data)
-        self._watch.feed(data)
+            earlier = earlier_times(self._folder.parents[1], details)
+            self._startup = (key, WayUp(self._folder / "server.log", record, details, earlier))
+        return self._startup[1].look(record, now)
 
 
 def _inode(descriptor: int) -> int:
@@ -212,7 +239,7 @@ def _tail(path: Path, record: ServerRecord) -> list[str]:
 
 
 def _notice(record: ServerRecord) -> str:
-    notes = []
+    notes = [f"{record.unwritten}; what is shown comes from its keeper's memory"] if record.unwritten else []
     if record.adopted and record.state.alive:
         notes.append("a new keeper adopted it; how it ends will not be known")
     spec = record.current.spec

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vllm_console.telemetry.history import Writer
+from vllm_console.telemetry.ledger_log import RunLog, RunName
+from vllm_console.telemetry.run_windows import WINDOW_SECONDS
 from vllm_console.telemetry.scrape import ScrapeError, Scraper
 from vllm_launchers.procfs import stat
 
@@ -107,25 +109,43 @@ def say(message: str) -> None:
         print(f"recorder: {message}", file=sys.stderr, flush=True)
 
 
-def record(scraper: Scraper, writer: Writer, options: argparse.Namespace) -> None:
+class Told:
+    """Says what becomes of a store (its ``trouble`` and ``notice``), each once."""
+
+    def __init__(self, store: Writer | RunLog, words: str) -> None:
+        self._store, self._words = store, words
+        self._trouble = self._notice = ""
+
+    def look(self) -> None:
+        """Say what is new."""
+        store = self._store
+        if store.trouble and store.trouble != self._trouble:
+            say(f"{self._words} in memory: {store.trouble}")
+        if store.notice and store.notice != self._notice:
+            say(store.notice)
+        self._trouble, self._notice = store.trouble, store.notice
+
+
+def record(scraper: Scraper, writer: Writer, runs: RunLog | None, options: argparse.Namespace) -> None:
     """Ask and write until the server is gone or a stop signal comes."""
     schedule = Schedule(options.interval, time.monotonic())
     keeper = KeeperWatch(options.state_root)
-    fault = trouble = notice = ""
+    told = [Told(writer, "history waits"), *([Told(runs, "minutes of this run wait")] if runs is not None else [])]
+    fault = ""
     while process_lives(options.pid, options.start_time):
         try:
-            writer.append(scraper.sample(time.time()), options.generation)
+            sample = scraper.sample(time.time())
+            writer.append(sample, options.generation)
+            if runs is not None:
+                runs.append(sample)
             fault = ""
         except ScrapeError as error:
             # Refused is normal while vLLM loads: it listens only when it is ready.
             if error.kind != "refused" and error.kind != fault:
                 say(str(error))
             fault = error.kind
-        if writer.trouble and writer.trouble != trouble:
-            say(f"history waits in memory: {writer.trouble}")
-        if writer.notice and writer.notice != notice:
-            say(writer.notice)
-        trouble, notice = writer.trouble, writer.notice
+        for each in told:
+            each.look()
         keeper.look(time.monotonic())
         if stopped_within(schedule.wait_from(time.monotonic())):
             return
@@ -137,19 +157,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        scraper = Scraper(options.url, timeout=min(2.0, max(0.5, options.interval * 2)))
+        scraper = Scraper(options.url, timeout=min(2.0, max(0.5, options.interval * 2)), own=True)
         with only_writer(options.history) as ours:
             if ours:
                 writer = Writer(options.history)
+                runs = _run_log(options)
                 try:
-                    record(scraper, writer, options)
+                    record(scraper, writer, runs, options)
                 finally:
                     writer.close()
+                    if runs is not None:
+                        runs.flush()
                     scraper.close()
     except (ScrapeError, OSError) as error:
         say(str(error))
         return 1
     return 0
+
+
+def _run_log(options: argparse.Namespace) -> RunLog | None:
+    if options.ledger is None or options.run is None:
+        return None
+    run = RunName(options.run, options.history.resolve().parent.name, options.generation)
+    return RunLog(options.ledger, run, options.window)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -163,6 +193,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--start-time", required=True, type=int, help="its start time, field 22 of /proc/PID/stat")
     parser.add_argument("--interval", type=_interval, default=1.0, help="seconds between looks (default 1)")
     parser.add_argument("--state-root", type=Path, help="where keepers keep their records; to call for a new keeper")
+    parser.add_argument("--ledger", type=Path, help="the ledger of runs; with --run the run's minutes go there")
+    parser.add_argument("--run", help="the key of the run that this is")
+    parser.add_argument("--window", type=_interval, default=WINDOW_SECONDS, help="seconds that are summed up at a time")
     return parser.parse_args(arguments)
 
 

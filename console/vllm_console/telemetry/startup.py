@@ -20,6 +20,7 @@ STAGES = (
     "process",
     "imports",
     "config",
+    "download",
     "weights",
     "compile",
     "memory profile",
@@ -30,8 +31,8 @@ STAGES = (
 )
 """All stages in their usual order. Between weights and server vLLM's versions differ in it; the log decides."""
 
-_PHASE = {"process": 0, "imports": 1, "config": 2, "weights": 3, "server": 5}
-_ENGINE_PHASE = 4
+_PHASE = {"process": 0, "imports": 1, "config": 2, "download": 3, "weights": 4, "server": 6}
+_ENGINE_PHASE = 5
 
 _MARKERS: tuple[tuple[str, str], ...] = (
     ("imports", r"Automatically detected platform|Triton is installed|Triton is not installed|Triton not available"
@@ -63,6 +64,7 @@ _DETAILS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("graphs", re.compile(r"Capturing [^:]{0,60}?CUDA ?graph[^:]{0,60}:\s*(\d+)%"), "{} %"),
     ("graphs", GRAPHS, "{} GiB"),
 )
+_DOWNLOADED = re.compile(r"Time spent downloading weights for \S+: (\d+(?:\.\d+)?) seconds")
 _FIGURE = re.compile(r"\d+(?:\.\d+)?")
 _BREAK = re.compile(rb"[\r\n]")
 _TAIL_LIMIT = 64 * 1024
@@ -109,6 +111,8 @@ class StartupWatch:
         if found is None or found.lastgroup is None:
             return
         name = _MARKERS[int(found.lastgroup[1:])][0]
+        if (spent := _DOWNLOADED.search(text)) and float(spent[1]) >= 1:
+            self._download(self._time - float(spent[1]))
         over = _AFTERWARDS.search(text)
         took = float(over[1]) if over is not None and _FIGURE.fullmatch(over[1]) else 0.0
         self._reach(name, max(self._marked_at, self._time - took))
@@ -118,6 +122,17 @@ class StartupWatch:
                 self._note(stage, form.format(_short(match[1])))
         if "Application startup complete" in text:
             self.complete = True
+
+    def downloaded(self, at: float, detail: str) -> None:
+        """The model's cache was seen to grow (Unix seconds): vLLM itself says nothing while it downloads.
+
+        Ignored once weights are being read: then it grows for somebody else.
+        """
+        begun_later = any(_PHASE.get(name, _ENGINE_PHASE) > _PHASE["weights"] for name in self._begun)
+        if self.complete or begun_later or "weights" in self._details:
+            return
+        self._download(at)
+        self._note("download", detail)
 
     def stages(self, now: float, ready_at: float | None = None, ended: bool = False) -> tuple[Stage, ...]:
         """The stages seen so far, in the order they began.
@@ -145,6 +160,12 @@ class StartupWatch:
         reached = max(_PHASE.get(known, _ENGINE_PHASE) for known in self._begun)
         if _PHASE.get(name, _ENGINE_PHASE) >= reached:
             self._begun[name] = at
+
+    def _download(self, at: float) -> None:
+        """What vLLM calls loading the model begins with the download, where there is one."""
+        loading = self._begun.pop("weights", None)
+        if "download" not in self._begun:
+            self._begun["download"] = max(self.started_at, at if loading is None else min(at, loading))
 
     def _note(self, stage: str, detail: str) -> None:
         if stage not in self._begun:

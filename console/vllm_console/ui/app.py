@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from rich.style import Style
 from textual.app import App
@@ -23,6 +23,9 @@ from vllm_console.ui.panes.bars import Looking
 from vllm_console.ui.screens.operations import OperationsScreen
 from vllm_console.ui.theme import BAD, CONSOLE_THEME, wants_ascii
 from vllm_console.ui.threads import in_thread
+
+if TYPE_CHECKING:
+    from vllm_console.alerts.notifier import Notifier
 
 T = TypeVar("T")
 
@@ -42,7 +45,8 @@ PATIENCE_SECONDS = 3.0
 class ConsoleApp(App[None]):
     """The console. It starts nothing and stops nothing by itself; servers outlive it.
 
-    ``refresh`` is in seconds; ``keys`` maps an action's id to a person's own key; ``demo`` marks a demonstration.
+    ``refresh`` is in seconds; ``keys`` maps an action's id to a person's own key; ``demo`` marks a demonstration;
+    ``notifier`` is told of every look.
 
     Raises:
         ValueError: ``keys`` names an unknown action or gives two actions one key; the text says which.
@@ -66,6 +70,7 @@ class ConsoleApp(App[None]):
         ascii: bool = False,
         demo: bool = False,
         keys: Mapping[str, str] | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         problems = check_keys(keys or {})
         if problems:
@@ -75,6 +80,7 @@ class ConsoleApp(App[None]):
         self.register_theme(CONSOLE_THEME)
         self.theme = CONSOLE_THEME.name
         self.fleet = fleet
+        self.notifier = notifier
         self.read_only = read_only
         self.ascii = ascii or wants_ascii(os.environ)
         self.snapshot: FleetSnapshot | None = None
@@ -83,6 +89,7 @@ class ConsoleApp(App[None]):
         self.message: tuple[str, Style | None] | None = None
         """What was said last, while it stands."""
         self._message_until = 0.0
+        self._untold = ""
         self.ended_by_signal = False
         self.left = threading.Event()
         """Set by whoever ran the app, once it has returned."""
@@ -104,6 +111,8 @@ class ConsoleApp(App[None]):
             for number in (signal.SIGHUP, signal.SIGTERM):
                 loop.add_signal_handler(number, self._told_to_end)
         self._seen_at = loop.time()
+        if self.notifier is not None:
+            self.notifier.write = self._ring
         self.run_worker(self._watch(), name="watch", exclusive=True, group="watch")
 
     def _told_to_end(self) -> None:
@@ -153,9 +162,7 @@ class ConsoleApp(App[None]):
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        look = asyncio.ensure_future(
-            in_thread(partial(self.fleet.snapshot, self.operations.selected_name), "look at servers")
-        )
+        look = asyncio.ensure_future(in_thread(partial(self._see, self.operations.selected_name), "look at servers"))
         while not (await asyncio.wait({look}, timeout=max(PATIENCE_SECONDS, self.looking.refresh)))[0]:
             self._set_looking(hanging=loop.time() - self._seen_at)
         self._forget_message(loop.time())
@@ -165,9 +172,29 @@ class ConsoleApp(App[None]):
             self.say(f"Could not look at the servers: {sentence(error)}", BAD)
             return
         self._seen_at = loop.time()
+        self._say_untold()
         self.looking = _with(self.looking, hanging=None)
         if self.screen_stack:
             self.operations.show_snapshot()
+
+    def _see(self, selected: str | None) -> FleetSnapshot:
+        """In a thread: look, and tell what begins and ends."""
+        snapshot = self.fleet.snapshot(selected)
+        if self.notifier is not None:
+            self.notifier.look(snapshot)
+        return snapshot
+
+    def _say_untold(self) -> None:
+        """What could not be told, once."""
+        trouble = self.notifier.trouble if self.notifier is not None else ""
+        if trouble and trouble != self._untold:
+            self.say(trouble, BAD)
+        self._untold = trouble
+
+    def _ring(self, data: bytes) -> None:
+        """Write to the terminal between two pictures; from any thread."""
+        if self._driver is not None and not self.is_headless:
+            self._driver.write(data.decode("ascii"))
 
     def look_now(self) -> None:
         """Look at once instead of at the next turn."""

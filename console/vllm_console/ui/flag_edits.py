@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from vllm_console.fleet.model import Changes, Flags, FlagValue
-from vllm_launchers.plan.common_flags import COMMON_FLAGS, FlagKind, common_flag
 from vllm_launchers.plan.model import same_value
 
 
@@ -37,6 +35,10 @@ class FlagEdits:
         else:
             self.edits[name] = value
 
+    def leave_out(self, name: str) -> None:
+        """See that a flag is not given, also one that is not in the base but would be chosen."""
+        self.edits[name] = None
+
     def undo(self, name: str) -> None:
         """Take back the edit of a flag."""
         self.edits.pop(name, None)
@@ -62,35 +64,3 @@ class FlagEdits:
     def names(self) -> list[str]:
         """Flags that are set or edited: those of the base first, in their order."""
         return list(dict.fromkeys([*self.base, *self.edits, *self.added]))
-
-
-def next_value(name: str, value: FlagValue | None) -> FlagValue | None:
-    """What space makes of a flag: on ↔ off, or the next choice; None when there is nothing to step through."""
-    flag = common_flag(name)
-    if isinstance(value, bool):
-        return not value
-    if flag is not None and flag.kind is FlagKind.BOOL:
-        return flag.default != "on"
-    if flag is None or not flag.choices:
-        return None
-    if value is None:
-        others = [choice for choice in flag.choices if choice != flag.default]
-        chosen = others[0] if others else flag.choices[0]
-    else:
-        at = flag.choices.index(str(value)) if str(value) in flag.choices else -1
-        chosen = flag.choices[(at + 1) % len(flag.choices)]
-    return int(chosen) if flag.kind is FlagKind.INT else chosen
-
-
-def matching_names(edits: FlagEdits, text: str, only_set: bool) -> list[str]:
-    """The flags to list: set and edited ones first, then the common ones; all words of ``text`` must occur."""
-    names: Sequence[str] = edits.names()
-    if not only_set:
-        names = list(dict.fromkeys([*names, *(flag.name for flag in COMMON_FLAGS)]))
-    words = text.lower().replace("--", "").replace("_", "-").split()
-    return [name for name in names if all(word in _searched(name) for word in words)]
-
-
-def _searched(name: str) -> str:
-    flag = common_flag(name)
-    return f"{name} {flag.meaning.lower()} {' '.join(flag.choices).lower()}" if flag else name

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from vllm_console.fleet.api import FleetError, NoPlaceError, UsageError
 from vllm_console.fleet.model import Engine, LaunchRequest, Preset
 from vllm_console.ui.flag_edits import FlagEdits
-from vllm_launchers.plan.model import EngineKind, Plan
+from vllm_launchers.plan.choices.model import Choice, Source
+from vllm_launchers.plan.common_flags import flag_text
+from vllm_launchers.plan.model import Changes, EngineKind, Flags, FlagValue, Plan
 from vllm_launchers.plan.placement import Placement
 
 FIELDS = ("model", "engine", "name", "host", "port", "gpus")
@@ -45,6 +47,11 @@ class LaunchDraft:
     chosen_set: Placement | str | None = None
     """The chosen set, or `NO_GPUS`; None is ``auto``."""
     fields: dict[str, str] = field(default_factory=dict)
+    planned_flags: Flags = field(default_factory=dict)
+    """All flags of the newest plan."""
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    """Why each of them is set, and what was thought about and left to vLLM."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
     _found: int | None = None
     _models: dict[str, str] = field(default_factory=dict)
     _edits: dict[str, FlagEdits] = field(default_factory=dict)
@@ -56,9 +63,16 @@ class LaunchDraft:
             self.engine = self._found = 0
 
     def planned(self, plan: Plan) -> Plan:
-        """Take in what a plan says of GPUs; returns the plan."""
+        """Take in what a plan says of GPUs and flags; returns the plan."""
         self.sets = plan.sets
+        self.planned_flags, self.reasons = plan.flags, plan.reasons
+        self.choices = {choice.flag: choice for choice in plan.choices}
         return plan
+
+    def look_at(self, preset: Preset) -> None:
+        """Take another preset; what was planned for the one before holds no longer."""
+        self.preset = preset
+        self.planned_flags, self.choices, self.reasons = {}, {}, {}
 
     def refused(self, error: FleetError) -> str:
         """Take in what a refusal says of GPUs; returns its sentence."""
@@ -70,6 +84,50 @@ class LaunchDraft:
     def shown(self) -> Sequence[str]:
         """The fields there are to fill in."""
         return FIELDS if self.sets or self.chosen_set is not None else FIELDS[:-1]
+
+    @property
+    def names(self) -> list[str]:
+        """What there is to set, in the order shown: fields, flags of the preset and the person, then chosen ones."""
+        mine = [*self.shown, *self.edits.names()]
+        chosen = [choice.flag for choice in self.choices.values() if choice.value is not None]
+        left = [choice.flag for choice in self.choices.values() if choice.value is None]
+        return list(dict.fromkeys([*mine, *self.planned_flags, *chosen, *left]))
+
+    def value(self, name: str) -> FlagValue | None:
+        """What a flag would be: as edited, as in the preset, or as it was chosen."""
+        if self.edits.changed(name):
+            return self.edits.value(name)
+        if name in self.choices:
+            return self.choices[name].value
+        return self.edits.base.get(name, self.planned_flags.get(name))
+
+    def leave_out(self, name: str) -> None:
+        """See that a flag is not given; one that was only added here is forgotten."""
+        if name in self.edits.base or (name in self.planned_flags and not self.edits.changed(name)):
+            self.edits.leave_out(name)
+        else:
+            self.edits.undo(name)
+
+    def apply(self, changes: Changes) -> None:
+        """Make a change of flags that somebody proposed."""
+        for name, value in changes.set.items():
+            self.edits.put(name, value)
+        for name in changes.unset:
+            self.edits.leave_out(name)
+
+    def tried(self, name: str, value: FlagValue) -> LaunchDraft:
+        """A draft with one more flag or field; this one stays as it is.
+
+        Raises:
+            UsageError: the text cannot stand in that field.
+        """
+        edits = {preset: FlagEdits(one.base, dict(one.edits), list(one.added)) for preset, one in self._edits.items()}
+        draft = replace(self, fields=dict(self.fields), _models=dict(self._models), _edits=edits)
+        if name in FIELDS:
+            draft.put(name, str(value))
+        else:
+            draft.edits.put(name, value)
+        return draft
 
     @property
     def edits(self) -> FlagEdits:
@@ -136,8 +194,8 @@ class LaunchDraft:
             or any(edits.edits for edits in self._edits.values())
         )
 
-    def request(self) -> LaunchRequest:
-        """What the fleet is asked for."""
+    def request(self, force: bool = False) -> LaunchRequest:
+        """What the fleet is asked for; ``force`` starts in spite of errors that may be wrong."""
         chosen = self.engines[self.engine] if self.engine is not None else None
         request = LaunchRequest(
             preset=self.preset.name,
@@ -146,6 +204,7 @@ class LaunchDraft:
             host=self.text("host") or None,
             port=int(self.text("port")) if self.text("port") else None,
             changes=self.edits.changes,
+            force=force,
         )
         if self.chosen_set is None:
             request = replace(request, place="offered")
@@ -157,12 +216,29 @@ class LaunchDraft:
         real = chosen.kind is EngineKind.VLLM
         return replace(request, engine=chosen.kind.value, vllm=chosen.path if real else None)
 
-    def reason(self, name: str, reasons: Mapping[str, str]) -> str:
-        """Why a flag is set: the preset's reason; for a changed one, what it was."""
-        setting = self.preset.flags.get(name)
+    def reason(self, name: str) -> str:
+        """Why a flag is as it is: the preset's reason, or that of whoever chose; for a changed one, what it was."""
+        setting, choice = self.preset.flags.get(name), self.choices.get(name)
         if self.edits.changed(name):
-            return "changed here" if setting is None else f"the preset has {setting.value}: {setting.why}"
-        return setting.why if setting else reasons.get(name, "")
+            if setting is None:
+                return "changed here" if self.edits.value(name) is not None else "left out here"
+            return f"the preset has {flag_text(setting.value)}: {setting.why}"
+        if choice is not None:
+            return choice.reason
+        return setting.why if setting is not None else self.reasons.get(name, "")
+
+    def price(self, name: str) -> str:
+        """What a flag's present value costs; empty when nothing is said of that."""
+        choice = self.choices.get(name)
+        return choice.price if choice is not None else ""
+
+    def source(self, name: str) -> str:
+        """Who chose a flag's value, in a word."""
+        if self.edits.changed(name):
+            return Source.YOU
+        if name in self.choices:
+            return self.choices[name].source
+        return Source.PRESET if name in self.preset.flags else ""
 
 
 def set_title(chosen: Placement | str | None) -> str:

@@ -14,13 +14,15 @@ LAUNCH_ACTIONS: tuple[Action, ...] = (
     _action("launch_start", "ctrl+s", "Launch what is shown", "launch", "launch", changes=True),
     _action("launch_open", "enter", "Edit the field or flag; on a preset: go to its fields", "launch", "edit"),
     _action("launch_toggle", "space", "Switch a flag on or off; take the next engine or GPUs", "launch", "on/off"),
-    _action("launch_add", "a", "Add a flag", "launch", "add flag"),
+    _action("launch_fix", "f", "Make the change that mends the finding shown", "launch", "mend"),
+    _action("launch_add", "a", "Search all flags and add one", "launch", "add flag"),
     _action("launch_remove", "delete backspace", "Leave the flag out, or empty the field", "launch", "remove"),
     _action("launch_undo", "u", "Take back the change of this flag or field", "launch", "undo"),
     _action("launch_next", "tab", "Next section", "launch", "section"),
     _action("launch_previous", "shift+tab", "Previous section", "launch"),
-    _action("launch_down", "down j", "Next line", "launch"),
-    _action("launch_up", "up k", "Previous line", "launch"),
+    _action("launch_copy", "y", "Copy the command line", "launch"),
+    _action("launch_down", "down j", "Next line; on the plan: next finding", "launch"),
+    _action("launch_up", "up k", "Previous line or finding", "launch"),
     _action("launch_page_down", "pagedown", "A page down", "launch"),
     _action("launch_page_up", "pageup", "A page up", "launch"),
     _action("launch_back", "escape q", "Back, without launching", "launch", "back"),
@@ -33,6 +35,8 @@ FLAGS_ACTIONS: tuple[Action, ...] = (
     _action("flags_unset", "delete backspace", "Leave the flag out: vLLM's default holds", "flags", "unset"),
     _action("flags_undo", "u", "Take back the change of this flag", "flags", "undo"),
     _action("flags_search", "slash", "Search names and meanings; a name not listed can be added", "flags", "search"),
+    _action("flags_traffic", "t", "Set from what was seen: what the measured traffic asks for, with reasons", "flags",
+            "set by traffic"),
     _action("flags_changed", "c", "Show only flags that are set or changed", "flags", "only set"),
     _action("flags_down", "down j", "Next flag", "flags"),
     _action("flags_up", "up k", "Previous flag", "flags"),
@@ -41,7 +45,7 @@ FLAGS_ACTIONS: tuple[Action, ...] = (
     _action("flags_first", "home", "First flag", "flags"),
     _action("flags_last", "end", "Last flag", "flags"),
     _action("flags_back", "escape q", "Back; asks when there are changes", "flags", "back"),
-)
+)  # fmt: skip
 
 LOG_ACTIONS: tuple[Action, ...] = (
     _action("log_search", "slash", "Search upwards from here", "log", "search"),

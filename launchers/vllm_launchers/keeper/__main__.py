@@ -23,7 +23,7 @@ from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.keeper import Keeper, failure
 from vllm_launchers.keeper.lifecycle import Tuning
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
-from vllm_launchers.keeper.server import Surroundings
+from vllm_launchers.keeper.surroundings import Surroundings
 
 
 def main(folder: Path, lock_fd: int) -> None:
@@ -41,7 +41,7 @@ def main(folder: Path, lock_fd: int) -> None:
         problem = error if isinstance(error, KeeperError) else KeeperError(f"the keeper cannot begin: {error}")
         _answer(answer_fd, failure(problem))
         return
-    _answer(answer_fd, {"record": codec.to_plain(keeper.server.record)})
+    _answer(answer_fd, {"record": codec.to_plain(keeper.server.ledger.told())})
     del order
     keeper.run()
 

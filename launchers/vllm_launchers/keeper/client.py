@@ -53,6 +53,7 @@ Options = Mapping[str, Any] | None
 
 START_SECONDS = 20.0
 RETRY_SECONDS = 10.0
+READ_SECONDS = 2.0
 
 
 def folder(root: Path, name: str) -> Path:
@@ -82,8 +83,13 @@ def names(root: Path) -> list[str]:
 
 
 def read(root: Path, name: str) -> ServerRecord:
-    """The record of a server. Raises `NoSuchServerError`, `RecordError`, `NotOursError`."""
-    return store.read_record(folder(root, name))
+    """The record of a server; from its keeper where the file lags behind what that knows (a full disk).
+
+    Raises `NoSuchServerError`, `RecordError`, `NotOursError`.
+    """
+    home = folder(root, name)
+    told = _ask(home, {"do": "read"}, READ_SECONDS) if store.lags(home) else None
+    return told or store.read_record(home)
 
 
 def list_records(root: Path) -> tuple[list[ServerRecord], list[str]]:
@@ -173,12 +179,16 @@ def remove(root: Path, name: str) -> None:
     if not home.is_dir():
         raise NoSuchServerError(f"there is no server named {name}")
     store.check_ours(home)
+    told = None
     with _on_disk(home):
         lock = store.take_lock(home)
+        if lock is None and store.lags(home):  # its keeper may stay only because the record cannot be written
+            told = _ask(home, {"do": "forget"})
+            lock = store.take_lock(home, patience=RETRY_SECONDS)
     if lock is None:
         raise StillAliveError(f"{name} is still held by its keeper; stop it first")
     with _held(lock):
-        if _may_run(root, name):
+        if told is None and _may_run(root, name):
             raise StillAliveError(f"{name} has not been stopped (its keeper died); stop it first")
         # Out of sight in one step, so that nobody meets a half-deleted server.
         grave = home.with_name(f".removed-{name}-{os.getpid()}-{time.monotonic_ns()}")
@@ -245,12 +255,12 @@ def _ask_or_start(
         time.sleep(0.02)
 
 
-def _ask(home: Path, request: Mapping[str, Any]) -> ServerRecord | None:
+def _ask(home: Path, request: Mapping[str, Any], seconds: float | None = None) -> ServerRecord | None:
     """Ask the living keeper; None where there is none, or where it is just ending."""
     from vllm_launchers.keeper import wire
 
     try:
-        answer = wire.ask(home, request)
+        answer = wire.ask(home, request, seconds or wire.ANSWER_SECONDS)
     except wire.UnreachableError:
         return None
     return None if answer.get("gone") else _record(answer)

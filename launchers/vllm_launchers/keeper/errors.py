@@ -39,5 +39,9 @@ class NewerRecordError(RecordError):
     """A record that a newer version wrote: what it says is not for this one to judge."""
 
 
+class UnwrittenError(KeeperError):
+    """A record cannot be written (disk full, quota, read-only), and what was asked must not be done without."""
+
+
 class WaitTimeoutError(KeeperError):
     """A server did not get to the awaited state in time."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 
 from vllm_launchers.keeper import codec, store
-from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.errors import KeeperError, StillAliveError
 from vllm_launchers.keeper.events import (
     AdoptedEnded,
     Asked,
@@ -26,7 +26,8 @@ from vllm_launchers.keeper.events import (
 )
 from vllm_launchers.keeper.logfile import LogPump, RotatingLog, open_pipe
 from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
-from vllm_launchers.keeper.server import Server, Surroundings
+from vllm_launchers.keeper.server import Server
+from vllm_launchers.keeper.surroundings import Surroundings
 from vllm_launchers.keeper.wire import Listener
 
 FLUSH_SECONDS = 5.0
@@ -50,14 +51,21 @@ class Keeper:
             thread.start()
 
     def run(self) -> None:
-        """Go on until the server is stopped or has failed for good, or the keeper is told to let go."""
-        while not self.server.over and not self._let_go:
+        """Go on until the server is stopped or has failed for good, or the keeper is told to let go.
+
+        A keeper whose record cannot be written stays: else nobody would know how its server ended.
+        """
+        while not self._let_go and not self._done():
             try:
                 self._turn()
             except Exception as error:  # noqa: BLE001 - the loop's boundary: a fault in it must not leave a server alone
                 self.server.note(f"fault in the keeper: {error!r}")
                 time.sleep(0.1)
         self._end()
+
+    def _done(self) -> bool:
+        ledger = self.server.ledger
+        return self.server.over and (not ledger.trouble or ledger.homeless)
 
     def _turn(self) -> None:
         try:
@@ -66,7 +74,9 @@ class Keeper:
             pass
         else:
             self._handle(event)
-        if not self.server.over:
+        if self.server.over:
+            self.server.ledger.catch_up()
+        else:
             self.server.tick(time.monotonic())
 
     def _handle(self, event: Event) -> None:
@@ -96,6 +106,10 @@ class Keeper:
         request = event.request
         try:
             match request.get("do"):
+                case "read":
+                    pass
+                case "forget":
+                    self._forget()
                 case "stop":
                     self.server.stop()
                 case "restart":
@@ -105,13 +119,19 @@ class Keeper:
         except KeeperError as error:
             event.reply(failure(error))
         else:
-            event.reply({"record": codec.to_plain(self.server.record)})
+            event.reply({"record": codec.to_plain(self.server.ledger.told())})
+
+    def _forget(self) -> None:
+        """The server's folder is about to be removed: nobody needs its record any more."""
+        if not self.server.over:
+            raise StillAliveError(f"{self.server.record.name} has not been stopped; stop it first")
+        self._let_go = True
 
     def _end(self) -> None:
         """Let the log have its last lines and every console its answer."""
         self._listener.close()
         self._pump.drain(FLUSH_SECONDS)
-        if self.server.ledger.behind:
+        if self.server.ledger.trouble:
             self.server.ledger.write()
         with contextlib.suppress(queue.Empty):
             while True:

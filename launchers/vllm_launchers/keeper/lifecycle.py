@@ -17,6 +17,8 @@ Races between what can happen at once, and what settles them (all in `Keeper`, w
 - *An answer or a death of an earlier process arrives late.* Every start has a number (epoch); events carry it.
 - *The process dies while a stop begins.* The exit counts as requested if the stop was accepted first.
 - *A restart is asked during a stop, or a stop during a restart.* The last word counts; one ladder serves both.
+- *A keeper dies during a restart, or while it waits to start again.* The record says what was to be started next, how
+  often it was tried and until when it waits; the keeper that adopts goes on from there.
 - *A request comes while the keeper ends.* It is answered "gone"; the console takes the lock and starts a new keeper.
 - *A pid is given to somebody else.* Own children keep their pid until reaped; all others are signalled by pidfd.
 """

@@ -34,13 +34,26 @@ class RestartMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Hopeless:
+    """A line of the log that matches ``pattern`` (a regular expression, upper and lower case alike) shows that another
+    start would fail the same way; ``reason`` is one sentence for people."""
+
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Restart by itself: when, how often at most in a row, and the first back-off (doubled up to the cap)."""
+    """Restart by itself: when, how often at most in a row, and the first back-off (doubled up to the cap).
+
+    A server that ends before it was ever ready is not started again when its log shows one of ``hopeless``.
+    """
 
     mode: RestartMode = RestartMode.NEVER
     limit: int = 3
     backoff_seconds: float = 2.0
     backoff_cap_seconds: float = 60.0
+    hopeless: tuple[Hopeless, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,8 @@ class LaunchSpec:
     log_bytes: int = 64 * 1024 * 1024
     log_files: int = 4
     companion: tuple[str, ...] = ()
+    tls: bool = False
+    """Whether it answers over TLS (https) in place of plain HTTP."""
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -111,6 +126,8 @@ class ServerRecord:
     ``generations`` holds the last ones, oldest first; the last of them is the present one. ``log_inode`` and
     ``log_offset`` say where in the log the present generation begins. ``attempt`` counts automatic restarts within
     a generation. ``downtime_seconds`` is how long the last requested restart kept the server from answering.
+    ``then`` is what a restart under way will start once the present generation is gone. ``unwritten`` says why
+    ``record.json`` could not be written: only what a keeper answers over its socket has it, the file never does.
     """
 
     name: str
@@ -128,6 +145,8 @@ class ServerRecord:
     downtime_seconds: float | None = None
     log_inode: int | None = None
     log_offset: int = 0
+    then: LaunchSpec | None = None
+    unwritten: str = ""
     version: int = RECORD_VERSION
 
     @property

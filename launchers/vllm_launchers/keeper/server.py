@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from vllm_launchers.keeper import credentials, processes, spawn
-from vllm_launchers.keeper.companion import Companion, Wanted, fill
-from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.companion import Companion
+from vllm_launchers.keeper.errors import KeeperError, UnwrittenError
 from vllm_launchers.keeper.events import Post, Probed
 from vllm_launchers.keeper.health import Health
 from vllm_launchers.keeper.ladder import Ladder
@@ -23,31 +23,21 @@ from vllm_launchers.keeper.lifecycle import (
     KEPT_GENERATIONS,
     LIVE,
     Transition,
-    Tuning,
     exit_of,
     exit_unknown,
-    retry_delay,
 )
-from vllm_launchers.keeper.logfile import LogPump, open_pipe
+from vllm_launchers.keeper.logfile import LogPump
 from vllm_launchers.keeper.members import Household
 from vllm_launchers.keeper.prober import Prober, Target
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
 from vllm_launchers.keeper.stopping import Stop
+from vllm_launchers.keeper.surroundings import Surroundings
+from vllm_launchers.keeper.verdict import judge, remaining
 from vllm_launchers.keeper.watch import watch
 
 ADOPTED = "a new keeper adopted it after the old one died; its exit code will be unknown"
 ADOPTED_EXIT = "it was adopted by a new keeper, which is not its parent"
 DRAIN_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a keeper was started with, and hands on to its server."""
-
-    folder: Path
-    environment: Mapping[str, str]
-    umask: int
-    tuning: Tuning
 
 
 class Server:
@@ -82,34 +72,34 @@ class Server:
         """Seconds until `tick` has something to do, at most."""
         if self._stop is not None:
             return 0.1
-        seconds = 0.25 if self._companion.busy else 5.0
-        if self._retry_at is not None:
+        seconds = 0.25 if self._companion.busy or self.ledger.trouble else 5.0
+        if self._retry_at is not None and not self.ledger.trouble:
             seconds = min(seconds, max(self._retry_at - time.monotonic(), 0.0))
         return seconds
 
     # -- beginnings ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the present generation's process for the first time."""
+        """Start the present generation's process for the first time. Raises `UnwrittenError`."""
         self._start_process("")
 
     def start_next(self, spec: LaunchSpec) -> None:
-        """Start the next generation; nothing of the one before is left."""
+        """Start the next generation; nothing of the one before is left. Raises `UnwrittenError`: all is as before."""
         record = self.record
         generation = Generation(record.current.number + 1, spec, started_at=time.time())
-        kept = (*record.generations, generation)[-KEPT_GENERATIONS:]
-        self.ledger.record = replace(record, generations=kept, attempt=0, downtime_seconds=None)
+        # What makes a restart hopeless is of use to the present generation only, and not small.
+        past = replace(record.current.spec, restart=replace(record.current.spec.restart, hopeless=()))
+        earlier = (*record.generations[:-1], replace(record.current, spec=past))
+        kept = (*earlier, generation)[-KEPT_GENERATIONS:]
+        self._start_process("", generations=kept, attempt=0, downtime_seconds=None)
         self._pump.log.resize(spec.log_bytes, spec.log_files)
-        self._start_process("")
 
     def adopt(self) -> None:
         """Take over a server whose keeper died, wherever it stands."""
         record, server = self.record, self.record.server
         self.note(f"adopting: {record.state}, pid {server.pid if server else 'none'}")
         if not record.state.alive:
-            why = f"{record.reason}; its keeper died while it waited, so it is not started again"
-            self.ledger.change(next_attempt_at=None, reason=why, keeper=None)
-            self.over = True
+            self._adopt_waiting()
             return
         self.ledger.change(keeper=processes.identity(os.getpid()))
         self._epoch += 1
@@ -124,73 +114,90 @@ class Server:
         self.ledger.change(adopted=True, reason=ADOPTED)
         self._adopt_companion()
         if record.state is State.STOPPING:
-            self._stop = Stop(self._fresh_ladder(), self.note, requested=True)
+            self._stop = Stop(self._fresh_ladder(), self.note, requested=True, then=record.then)
             self._companion.want(None)
         else:
             self._aim()
 
+    def _adopt_waiting(self) -> None:
+        """It failed and waits to be started again: the wait goes on, with what is left of it."""
+        record = self.record
+        if record.keeper is not None and record.keeper.boot_id != processes.boot_id():
+            why = f"{record.reason}; the machine was restarted since, so it is not started again"
+            self.ledger.change(next_attempt_at=None, reason=why, keeper=None)
+            self.over = True
+            return
+        seconds = remaining(record, time.time())
+        self.note(f"it waits {seconds:.1f} s more to be started again")
+        self._retry_at = time.monotonic() + seconds
+        self.ledger.change(keeper=processes.identity(os.getpid()), next_attempt_at=time.time() + seconds)
+
     def _adopt_dead(self) -> None:
         """It ended (or was never started) while no keeper watched: write that down, and end what it left."""
         record = self.record
-        why = "it ended while no keeper watched"
+        why, then = "it ended while no keeper watched", record.then
         if record.server is None:
             why = "its keeper died before it was started"
         elif record.server.boot_id != processes.boot_id():
             why = "the machine was restarted since"
+            if then is not None:  # nothing starts by itself after that
+                why, then = f"{why}; it was to start again with other flags, which was not done", None
         ended = record.current.exit or exit_unknown(record.state is State.STOPPING, why, time.time())
         self._ended = True
         self._adopt_companion()
         self._companion.want(None)
         ladder = Ladder.left_over(time.monotonic(), self._around.tuning.patience)
-        self._stop = Stop(ladder, self.note, requested=ended.requested)
+        # How it ended was seen: the policy applies. Of an end that nobody saw it is not known who wanted it.
+        retry = record.current.exit is not None and not ended.requested
+        self._stop = Stop(ladder, self.note, requested=ended.requested, then=then, retry=retry)
         self._write_exit(ended)
 
     def _adopt_companion(self) -> None:
         companion = self.record.companion
         if companion is not None and processes.alive(companion):
-            self._companion.adopt(companion, self._companion_wanted())
+            self._companion.adopt(companion, self._around.companion(self.record))
         elif not self._ended:
-            self._companion.want(self._companion_wanted())
+            self._companion.want(self._around.companion(self.record))
 
     # -- starting --------------------------------------------------------------------------------------------------
 
-    def _start_process(self, reason: str) -> None:
-        self._epoch += 1
-        self._health.reset()
-        record, spec = self.record, self.record.current.spec
+    def _start_process(self, reason: str, **fields: Any) -> None:
+        """Start the last of the generations; ``fields`` change with it. Raises `UnwrittenError`: all is as before.
+
+        A server that no record knows would be nobody's, should this keeper die: none is started without one.
+        """
+        record = self.record
         inode, offset = self._pump.log.position()
-        generation = replace(record.current, started_at=time.time(), ready_at=None, ended_at=None, exit=None)
-        fields: dict[str, Any] = {
+        begun = (fields.get("generations") or record.generations)[-1]
+        generation = replace(begun, started_at=time.time(), ready_at=None, ended_at=None, exit=None)
+        fields |= {
             "server": None,
             "keeper": processes.identity(os.getpid()),
             "adopted": False,
             "next_attempt_at": None,
             "log_inode": inode,
             "log_offset": offset,
+            "then": None,
         }
         if record.state is State.STARTING:  # the very first start
-            self.ledger.change(generations=(*record.generations[:-1], generation), reason=reason, **fields)
+            generations = (*record.generations[:-1], generation)
+            self.ledger.change(insist=True, reason=reason, **fields | {"generations": generations})
         else:
-            self.ledger.move(Transition.LAUNCHED, reason, generation, **fields)
+            self.ledger.move(Transition.LAUNCHED, reason, generation, insist=True, **fields)
+        self.over = False
+        self._epoch += 1
+        self._health.reset()
         try:
-            server = self._spawn(spec)
+            server = self._around.spawn(
+                begun.spec, self._secrets, lambda server: self.ledger.change(insist=True, server=server)
+            )
         except (spawn.SpawnError, KeeperError, OSError) as error:
             self._could_not_start(f"could not be started: {error}")
             return
         self._ended = False
         self._household = Household((self._around.folder / "server.pipe").resolve(), server, os.getpid())
         self._aim()
-        self._companion.want(self._companion_wanted())
-
-    def _spawn(self, spec: LaunchSpec) -> ProcessIdentity:
-        secrets = credentials.complete(spec, self._secrets, self._around.environment)
-        environment = {**self._around.environment, **spec.environment, **secrets}
-        output = open_pipe(self._around.folder, blocking=True)
-        try:
-            command = spawn.Command(spec.argv, environment, spec.cwd, output, self._around.umask)
-            return spawn.start(command, lambda server: self.ledger.change(server=server))
-        finally:
-            os.close(output)
+        self._companion.want(self._around.companion(self.record))
 
     def _could_not_start(self, reason: str) -> None:
         at = time.time()
@@ -201,19 +208,12 @@ class Server:
         self.ledger.move(Transition.LOST, reason, generation, server=None, keeper=None)
         self.over = True
 
-    def _companion_wanted(self) -> Wanted | None:
-        record = self.record
-        if record.server is None:
-            return None
-        argv = fill(record.current.spec.companion, record.server, record.current.number)
-        return Wanted(argv, self._around.environment, str(self._around.folder), self._around.umask) if argv else None
-
     # -- health ----------------------------------------------------------------------------------------------------
 
     def _aim(self) -> None:
         spec, tuning = self.record.current.spec, self._around.tuning
         interval = tuning.probe_starting if self.record.state is State.STARTING else tuning.probe_ready
-        self.prober.aim(Target(self._epoch, spec.host, spec.port, interval))
+        self.prober.aim(Target(self._epoch, spec.host, spec.port, interval, spec.tls))
 
     def probed(self, event: Probed) -> None:
         """The prober heard something, or nothing."""
@@ -227,7 +227,7 @@ class Server:
                 now = time.time()
                 downtime = record.downtime_seconds
                 if self._left_ready_at is not None:
-                    downtime, self._left_ready_at = now - self._left_ready_at, None
+                    downtime, self._left_ready_at = max(now - self._left_ready_at, 0.0), None
                 generation = replace(record.current, ready_at=now)
                 self.ledger.move(transition, standing, generation, downtime_seconds=downtime)
                 self._aim()
@@ -287,27 +287,30 @@ class Server:
     def stop(self, then: LaunchSpec | None = None, secrets: Mapping[str, str] | None = None) -> None:
         """A stop was asked for; ``then`` is what to start afterwards. The last word counts.
 
-        Raises `SecretMissingError` before anything is done.
+        Raises `SecretMissingError`, and for a restart `UnwrittenError`, before anything is done.
         """
         if then is not None:
             given = {**self._secrets, **(secrets or {})}
             self._secrets.update(credentials.complete(then, given, self._around.environment))
         reason = "stopping as asked" if then is None else "stopping, to start again"
         record, stop = self.record, self._stop
+        insist = then is not None
         if stop is not None:
-            stop.then, stop.retry = then, False
             if stop.requested:
-                self.ledger.change(reason=reason)
+                self.ledger.change(insist=insist, reason=reason, then=then)
+            else:
+                self.ledger.change(insist=insist, then=then)
+            stop.then, stop.retry = then, False
         elif record.state in LIVE:
+            self.ledger.move(Transition.STOP_ASKED, reason, insist=insist, then=then)
             if record.state is not State.STARTING:
                 self._left_ready_at = time.time() if record.state is State.READY else record.state_since
             self._stop = Stop(self._fresh_ladder(), self.note, requested=True, then=then)
             self.prober.aim(None)
-            self.ledger.move(Transition.STOP_ASKED, reason)
         elif then is not None:  # failed, and waiting to be started again
-            self._retry_at = None
             self.start_next(then)
-        else:
+            self._retry_at = None
+        elif not self.over:
             self._retry_at = None
             reason = "stopped as asked while it waited to be started again"
             self.ledger.move(Transition.CANCELLED, reason, next_attempt_at=None, keeper=None)
@@ -320,8 +323,8 @@ class Server:
         return Ladder.serving(now, patience, self.record.current.spec.drain_seconds)
 
     def _gone(self, stop: Stop) -> None:
-        """Nothing of the server is left."""
-        self._stop = self._household = None
+        """Nothing of the server is left. Raises `UnwrittenError` when what comes next has to wait for the record."""
+        self._household = None
         if not self._pump.drain(DRAIN_SECONDS):
             self.note(f"the rest of the log could not be read within {DRAIN_SECONDS:g} s")
         ended = self.record.current.exit
@@ -329,45 +332,45 @@ class Server:
         if stop.then is not None:
             self.start_next(stop.then)
         elif stop.requested:
-            self.ledger.move(Transition.GONE, reason, server=None, keeper=None)
+            self.ledger.move(Transition.GONE, reason, server=None, keeper=None, then=None)
             self.over = True
         else:
             self._lost(reason, stop.retry)
+        self._stop = None
 
     def _lost(self, reason: str, retry: bool) -> None:
-        policy, attempt = self.record.current.spec.restart, self.record.attempt
-        delay = retry_delay(policy, attempt) if retry else None
-        if delay is None:
-            if retry and attempt:
-                reason += f"; gave up after {attempt} automatic restart{'s' if attempt > 1 else ''}"
+        verdict = judge(self.record, self._around.folder / "server.log", self.note) if retry else None
+        if verdict is None or verdict.delay is None:
+            if verdict is not None and verdict.why:
+                reason += f"; {verdict.why}"
             self.ledger.move(Transition.LOST, reason, server=None, keeper=None)
             self.over = True
             return
-        self._retry_at = time.monotonic() + delay
-        self.ledger.move(Transition.LOST, reason, server=None, next_attempt_at=time.time() + delay)
+        self._retry_at = time.monotonic() + verdict.delay
+        self.ledger.move(Transition.LOST, reason, server=None, next_attempt_at=time.time() + verdict.delay)
 
     def _retry(self) -> None:
-        self._retry_at = None
         record = self.record
         attempt, limit = record.attempt + 1, record.current.spec.restart.limit
         before = record.current.exit.reason if record.current.exit else "it failed"
-        self.ledger.record = replace(record, attempt=attempt)
-        self._start_process(f"started again by itself ({attempt} of {limit}) after: {before}")
+        self._start_process(f"started again by itself ({attempt} of {limit}) after: {before}", attempt=attempt)
+        self._retry_at = None
 
     # -- the passing of time ---------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Look at everything that is not told by an event, and do what is due."""
         record = self.record
-        if self.ledger.behind:
-            self.ledger.write()
+        self.ledger.catch_up()
         if record.adopted and not self._ended and not processes.alive(record.server):
             self._process_ended(None)
         self._companion.tick(now)
         if self._stop is not None:
             self._climb(self._stop, now)
         elif self._retry_at is not None and now >= self._retry_at:
-            self._retry()
+            if not self.ledger.trouble:  # else it waits until its record can be written
+                with contextlib.suppress(UnwrittenError):
+                    self._retry()
         elif record.adopted and not self._ended:
             self._look()
         elif record.attempt and record.state is State.READY and self._is_steady():
@@ -379,7 +382,9 @@ class Server:
     def _climb(self, stop: Stop, now: float) -> None:
         clean = stop.advance(self._household, self._companion_pid(), self._ended, now)
         if clean and self._companion.gone:
-            self._gone(stop)
+            if stop.then is None or not self.ledger.trouble:  # else it waits until its record can be written
+                with contextlib.suppress(UnwrittenError):
+                    self._gone(stop)
         elif stop.stuck:
             pids = ", ".join(map(str, stop.stuck))
             reason = f"cannot be ended even by SIGKILL (pid {pids}): the kernel or a driver holds it"

@@ -9,6 +9,8 @@ Races, and what settles them:
 - A folder is removed while somebody waits for its lock: the waiter finds that the path no longer leads to the file
   it has locked, and opens anew.
 - A reader meets a writer: a record is replaced by rename, so a reader sees the old one or the new one, whole.
+- A record cannot be written (disk full, quota, read-only): its keeper goes on in memory and marks the file as lagging,
+  by a lock on it; readers then ask the keeper. It goes on trying, and stays until the file is true again.
 - `lock_is_held` must take the lock for an instant to learn whether it is free; takers therefore try for a moment.
 """
 
@@ -29,6 +31,7 @@ from vllm_launchers.keeper.records import ServerRecord
 
 STATE_VARIABLE = "VLLMCONSOLE_STATE"
 """Overrides where records live. Not in the ``VLLM_`` namespace: vLLM warns about names there that it does not know."""
+RECORD = "record.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 LOCK_PATIENCE = 0.3
 
@@ -96,7 +99,7 @@ def check_ours(path: Path) -> None:
 
 def read_record(folder: Path) -> ServerRecord:
     """Read the record of a server. Raises `NoSuchServerError`, `RecordError`, `NotOursError`."""
-    path = folder / "record.json"
+    path = folder / RECORD
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError as error:
@@ -117,7 +120,7 @@ def read_record(folder: Path) -> ServerRecord:
 
 def write_record(folder: Path, record: ServerRecord) -> None:
     """Replace the record in one step, on disk before it is seen. Raises OSError (disk full, folder gone)."""
-    replace_file(folder / "record.json", codec.dumps(record))
+    replace_file(folder / RECORD, codec.dumps(record))
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -142,12 +145,41 @@ def sweep(folder: Path) -> None:
 
 
 def stamp(folder: Path) -> Stamp | None:
-    """What changes whenever the record does; None where there is no record."""
+    """What changes whenever the record does; None where there is no record. Never twice the same while it lags."""
     try:
-        status = (folder / "record.json").stat()
+        status = (folder / RECORD).stat()
     except OSError:
         return None
+    if lags(folder):
+        return (time.monotonic_ns(), 0, 0)
     return (status.st_mtime_ns, status.st_ino, status.st_size)
+
+
+def mark_lagging(folder: Path) -> int | None:
+    """Mark the record's file as behind what its keeper knows; returns the mark, to be closed, or None if it must wait.
+
+    The mark is a lock on the file: it needs no room on a full disk, ends with its keeper, and is gone as soon as
+    another file takes the place of this one.
+    """
+    path = folder / RECORD
+    try:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # a read-only file system
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # a reader looks at it this instant
+        os.close(fd)
+        return None
+    return fd
+
+
+def lags(folder: Path) -> bool:
+    """Whether a keeper has marked the record's file as behind what it knows."""
+    return _locked(folder / RECORD)
 
 
 def take_lock(folder: Path, patience: float = LOCK_PATIENCE) -> int | None:
@@ -175,8 +207,13 @@ def take_lock(folder: Path, patience: float = LOCK_PATIENCE) -> int | None:
 
 def lock_is_held(folder: Path) -> bool:
     """Whether a keeper lives for this folder."""
+    return _locked(folder / "keeper.lock")
+
+
+def _locked(path: Path) -> bool:
+    """Whether somebody holds a file's lock for himself alone."""
     try:
-        fd = os.open(folder / "keeper.lock", os.O_RDONLY | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

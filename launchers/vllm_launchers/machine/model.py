@@ -1,8 +1,9 @@
-"""What the machine room finds: engines that can be launched."""
+"""What the machine room finds: engines that can be launched, and the machine beside its GPUs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -55,3 +56,24 @@ class Engine:
     @property
     def _build_label(self) -> str:
         return "" if self.build in (None, "simulated") else str(self.build)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The machine beside its GPUs, at one moment. None is 'not known', and what is not known is not complained of.
+
+    ``port_holder`` says who has the port (``pid 4711, anna``), empty for a free one. ``starting`` are names of servers
+    of ours that are on their way up this second. ``open_files`` is the soft limit (``ulimit -n``). Sizes in GiB.
+    """
+
+    port_holder: str = ""
+    starting: tuple[str, ...] = ()
+    open_files: int | None = None
+    shm_free_gib: float | None = None
+    memory_free_gib: float | None = None
+    model_disk: str = ""
+    """The folder that a download would go to."""
+    model_disk_free_gib: float | None = None
+    has_hub_token: bool | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the server inherits, without secrets."""

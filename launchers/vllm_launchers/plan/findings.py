@@ -38,4 +38,8 @@ class Finding:
 def by_weight(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Errors first, then warnings, then advice; otherwise in the order they came; nothing twice."""
     order = list(Level)
-    return tuple(sorted(dict.fromkeys(findings), key=lambda finding: order.index(finding.level)))
+    once: list[Finding] = []
+    for finding in findings:  # a change of flags holds a mapping and cannot be hashed
+        if finding not in once:
+            once.append(finding)
+    return tuple(sorted(once, key=lambda finding: order.index(finding.level)))

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm_launchers.machine.flags.model import FlagTable
 from vllm_launchers.machine.gpu.host import Host
 from vllm_launchers.machine.gpu.sharing import Share
+from vllm_launchers.machine.model import Surroundings
 from vllm_launchers.machine.modelfacts.model import ModelFacts
 from vllm_launchers.plan.budget.model import EngineReport
 
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The machine beside its GPUs, at one moment. None is 'not known', and what is not known is not complained of.
-
-    ``port_holder`` says who has the port (``pid 4711, anna``), empty for a free one. ``starting`` are names of servers
-    of ours that are on their way up this second. ``open_files`` is the soft limit (``ulimit -n``). Sizes in GiB.
-    """
-
-    port_holder: str = ""
-    starting: tuple[str, ...] = ()
-    open_files: int | None = None
-    shm_free_gib: float | None = None
-    memory_free_gib: float | None = None
-    model_disk: str = ""
-    """The folder that a download would go to."""
-    model_disk_free_gib: float | None = None
-    has_hub_token: bool | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """What the server inherits, without secrets."""
+__all__ = ["Knowledge", "Learned", "Surroundings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +34,5 @@ class Knowledge:
     shares: tuple[Share, ...] = ()
     surroundings: Surroundings = field(default_factory=Surroundings)
     learned: Learned | None = None
+    model_problem: str = ""
+    """Why there is no such model, in one sentence; empty where there may be one."""

@@ -58,7 +58,6 @@ class Plan:
     environment: Mapping[str, str]
     secrets: tuple[str, ...] = ()
     gpus: tuple[int, ...] = ()
-    warnings: tuple[str, ...] = ()
     placement: str = ""
     """Why it gets these GPUs, in one line."""
     sets: tuple[Placement, ...] = ()
@@ -67,5 +66,7 @@ class Plan:
     """Every flag that is set, with reason, price and source."""
     memory: MemoryBudget | None = None
     """What it will hold; None where too little is known of model or GPU."""
+    estimated: MemoryBudget | None = None
+    """What was estimated before an earlier start's report corrected it, or took its place."""
     findings: tuple[Finding, ...] = ()
     """What stands in its way, will hurt it or could be better, the worst first."""

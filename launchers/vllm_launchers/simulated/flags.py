@@ -101,6 +101,8 @@ def _add_modelled(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, default=8000)
     add("--api-key", nargs="+", default=None)
     add("--served-model-name", nargs="+", default=None)
+    add("--ssl-certfile", default=None)
+    add("--ssl-keyfile", default=None)
     add("--uvicorn-log-level", choices=("critical", "debug", "error", "info", "trace", "warning"), default="info")
     add("--disable-uvicorn-access-log", action=switch, default=False)
     add("--disable-access-log-for-endpoints", default=None)

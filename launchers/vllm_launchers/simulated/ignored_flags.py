@@ -70,8 +70,8 @@ pt-load-map-location quantization-config reasoning-config reasoning-effort-map r
 reasoning-parser-plugin renderer-num-workers replayssm-buffer-len response-role revision root-path runner
 safetensors-load-strategy safetensors-prefetch-block-size safetensors-prefetch-num-threads scheduler-cls
 scheduling-policy seed show-hidden-metrics-for-version sleep-mode-backend sparse-indexer-topk-backend spec-method
-spec-model spec-tokens speculative-config sse-keep-alive-interval ssl-ca-certs ssl-cert-reqs ssl-certfile
-ssl-ciphers ssl-keyfile stream-interval structured-outputs-config tokenizer tokenizer-mode tokenizer-revision
+spec-model spec-tokens speculative-config sse-keep-alive-interval ssl-ca-certs ssl-cert-reqs
+ssl-ciphers stream-interval structured-outputs-config tokenizer tokenizer-mode tokenizer-revision
 tool-call-parser tool-parser-plugin tool-server tool-strict-level ubatch-size uds video-pruning-method
 video-pruning-rate watchdog-config watermark watermark-config weight-transfer-config worker-cls worker-extension-cls
 """

@@ -57,10 +57,13 @@ async def run(
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         quiet_paths=frozenset(filter(None, (args.disable_access_log_for_endpoints or "").split(","))),
+        certificate=args.ssl_certfile,
+        key=args.ssl_keyfile,
         log_stats=statistics and settings.data_parallel == 1,  # vLLM writes none with several API servers
     )
     host, port = sock.getsockname()[:2]
-    log.api("entry.py:140", f"Starting vLLM server on http://{f'[{host}]' if ':' in host else host}:{port}")
+    scheme = "https" if args.ssl_certfile or args.ssl_keyfile else "http"
+    log.api("entry.py:140", f"Starting vLLM server on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
     await serve(Api(api, engines, metrics, log).application(), sock, engines, log, options)
 
 
@@ -87,6 +90,9 @@ class ServeOptions:
     access_log: bool = True
     quiet_paths: frozenset[str] = frozenset()
     log_stats: bool = True
+    certificate: str | None = None
+    """PEM files: with them it speaks TLS."""
+    key: str | None = None
 
 
 def bind(host: str | None, port: int) -> socket.socket:
@@ -137,6 +143,8 @@ async def serve(app: Any, sock: socket.socket, engines: Engines, log: Log, optio
         timeout_keep_alive=5,
         lifespan="on",
         ws="none",
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
     )
     if options.quiet_paths:
         logging.getLogger("uvicorn.access").addFilter(_Quiet(options.quiet_paths))

@@ -227,6 +227,112 @@ def test_errors_of_single_requests_hours_ago_did_not_kill_it() -> None:
     assert found(served([*request, *death, *dead]), 0).text == "RuntimeError: the sampler broke"
 
 
+REQUEST = [record("APIServer", line) for line in traceback("ValueError: the chat template must not be empty")]
+ACCESS = 'INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK'
+
+
+def test_requests_that_failed_are_no_failure_of_the_server() -> None:
+    assert failure_line(served([*REQUEST, ACCESS]), None) is None
+    assert failure_line([ACCESS, *REQUEST, ACCESS], None) is None  # the head of the log is missing
+
+
+def test_requests_that_failed_do_not_name_the_cause_of_a_death_without_words() -> None:
+    death = record("APIServer", "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.")
+    line = found(served([*REQUEST, ACCESS, death, *traceback("EngineDeadError: see above"), *REQUEST]), 0)
+    assert line.text.startswith("Engine core proc")
+    assert line.cause is Cause.ENGINE_DIED
+    assert line.confidence < 0.8
+
+
+def test_what_the_engine_said_right_before_its_death_is_found() -> None:
+    crash = [record("EngineCore", line) for line in traceback("torch.OutOfMemoryError: CUDA out of memory.")]
+    death = record("APIServer", "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.")
+    assert found(served([*REQUEST, *crash, death]), 0).cause is Cause.OOM_RUNTIME
+
+
+def test_an_interruption_is_the_cause_unless_something_failed_before_it() -> None:
+    after = traceback("OSError: [Errno 28] No space left on device")
+    assert found([*traceback("KeyboardInterrupt"), *after]).cause is Cause.INTERRUPTED
+    assert found([*traceback("TypeError: odd"), *traceback("KeyboardInterrupt")]).text == "TypeError: odd"
+
+
+@pytest.mark.parametrize(
+    ("before", "cause"),
+    [
+        ("INFO 11-20 10:00:00 [g.py:1] Starting to load model some/model...", Cause.WEIGHTS_DO_NOT_FIT),
+        ("INFO 11-20 10:00:00 [g.py:1] Model loading took 14.2 GiB", Cause.OOM_RUNTIME),
+        ("Capturing CUDA graphs (decode, FULL):   9%|9   | 3/35", Cause.OOM_GRAPH_CAPTURE),
+    ],
+)
+def test_without_a_traceback_the_last_step_tells_where_memory_ran_out(before: str, cause: Cause) -> None:
+    assert found([before, "torch.OutOfMemoryError: CUDA out of memory."]).cause is cause
+
+
+def test_a_frame_in_a_file_of_that_name_is_no_graph_capture() -> None:
+    lines = traceback("torch.OutOfMemoryError: CUDA out of memory.", functions=["profile_run", "__call__"])
+    assert found([line.replace("core.py", "cuda_graph.py") for line in lines]).cause is Cause.OOM_RUNTIME
+
+
+def test_a_traceback_that_lost_its_indentation_is_read() -> None:
+    lines = traceback("torch.OutOfMemoryError: CUDA out of memory.", functions=["load_model", "__init__"])
+    assert found([record("EngineCore", line.strip()) for line in lines]).cause is Cause.WEIGHTS_DO_NOT_FIT
+
+
+def test_an_error_record_counts_less_than_the_exception_that_follows() -> None:
+    complaint = "Cannot use this: it is only supported on GPUs with compute capability of at least 9.0"
+    lines = [record("EngineCore", complaint), *traceback("OSError: [Errno 28] No space left on device")]
+    assert found(lines).cause is Cause.DISK_FULL
+    assert found(lines[:1]).confidence < 0.8
+
+
+def test_an_address_among_the_processes_is_not_the_servers_port() -> None:
+    lines = [record("EngineCore", line) for line in traceback("OSError: [Errno 98] Address already in use")]
+    assert found(lines).cause is Cause.OTHER
+
+
+@pytest.mark.parametrize(
+    ("function", "end", "cause"),
+    [
+        ("get_tokenizer", "AttributeError: 'list' object has no attribute 'keys'", Cause.TOKENIZER),
+        ("get_tokenizer", "ModuleNotFoundError: No module named 'something'", Cause.OTHER),
+        ("create_model_config", "ValueError: max_num_seqs must not be odd", Cause.INVALID_FLAG_VALUE),
+        ("create_model_config", "ValueError: layers must not be odd", Cause.OTHER),
+        ("forward", "ValueError: max_num_seqs must not be odd", Cause.OTHER),
+    ],
+)
+def test_an_exception_without_a_name_is_known_by_its_place(function: str, end: str, cause: Cause) -> None:
+    line = found(traceback(end, functions=["run_server", function, "inner"]))
+    assert line.cause is cause
+    assert line.confidence <= 0.75
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("  Value error, max_num_seqs must not be odd [type=value_error, input_value=3]", Cause.INVALID_FLAG_VALUE),
+        ("  Value error, this model cannot be inspected [type=value_error, input_value=3]", Cause.OTHER),
+    ],
+)
+def test_what_vllm_checks_itself_in_pydantic_is_a_flags_fault_only_if_it_names_one(text: str, cause: Cause) -> None:
+    lines = [*traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"), text]
+    assert found(lines).cause is cause
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "OSError: [Errno 99] error while attempting to bind on address ('10.1.1.1', 8000): cannot assign it",
+        "ValueError: query heads must be divisible by key heads",
+        "If you are trying to access a private or gated repo, make sure you are authenticated.",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        "/env/torch/cuda/__init__.py:61: UserWarning: The NVIDIA driver on your system is too old",
+    ],
+)
+def test_what_only_sounds_like_a_cause_is_not_named(end: str) -> None:
+    line = failure_line(traceback(end), 1)
+    assert line is None or (line.cause is Cause.OTHER and line.confidence <= 0.3)
+
+
 def test_only_the_last_start_in_a_log_counts() -> None:
     lines = [
         *engine_failure("ValueError: No available memory for the cache blocks.", from_031),

@@ -85,21 +85,86 @@ def test_an_offered_utilization_always_fits(free: float, total: float) -> None:
 def test_flags_are_read_from_the_log_where_nobody_gives_them() -> None:
     args = "(APIServer pid=3) INFO 11-20 10:00:00 [u.py:1] non-default args: {'model': 'm', 'gpu_memory_utilization': 0.8, 'served_model_name': ['a'], 'x': <obj>}"  # noqa: E501
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    assert first(text, None, args) == Changes({"gpu-memory-utilization": 0.75})
-    assert first(text, {"gpu-memory-utilization": 0.5}, args) == Changes({"gpu-memory-utilization": 0.45})
+    args += "\nINFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
+    assert first(text, None, *args.split("\n")) == Changes({"gpu-memory-utilization": 0.75})
+    assert first(text, {"gpu-memory-utilization": 0.5}, *args.split("\n")) == Changes({"gpu-memory-utilization": 0.45})
 
 
 def test_the_default_utilization_is_that_of_the_release() -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     old = "INFO 11-20 10:00:00 [api_server.py:1] vLLM API server version 0.11.2"
-    assert first(text, None, old) == Changes({"gpu-memory-utilization": 0.85})
-    assert first(text) == Changes({"gpu-memory-utilization": 0.87})
+    taken = "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
+    assert first(text, None, old, taken) == Changes({"gpu-memory-utilization": 0.85})
+    assert first(text, None, taken) == Changes({"gpu-memory-utilization": 0.87})
 
 
-def test_unknown_flags_are_left_out_as_they_were_written() -> None:
-    found = diagnose(["vllm: error: unrecognized arguments: --swap-space 4 --no-such-flag --x=1"], 2)
-    assert found.remedies[0].changes == Changes(unset=("swap-space", "no-such-flag", "x"))
-    assert "--swap-space, --no-such-flag, --x" in found.remedies[0].why
+def test_what_was_asked_for_and_not_free_is_what_the_utilization_comes_down_by() -> None:
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of "
+        "24.00 GiB of which 512.00 MiB is free. Process 1 has 23 GiB memory in use."
+    )
+    taken = "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
+    assert first(text, {"gpu-memory-utilization": 0.9}, taken) == Changes({"gpu-memory-utilization": 0.78})
+
+
+def test_before_the_kv_cache_is_there_smaller_steps_help_and_a_lower_utilization_does_not() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    tokens = "INFO 11-20 10:00:00 [s.py:1] Chunked prefill is enabled with max_num_batched_tokens=8192."
+    found = of(text, {"max-num-seqs": 64}, tokens)
+    assert found.remedies[0].changes == Changes({"max-num-batched-tokens": 4096})
+    assert found.remedies[1].changes == Changes({"max-num-seqs": 32})
+    assert all("gpu-memory-utilization" not in remedy.changes.set for remedy in found.remedies)
+
+
+def test_unknown_flags_get_their_right_names_or_are_left_out() -> None:
+    found = diagnose(["vllm: error: unrecognized arguments: --swap-space 4 --no-such-flag --max-num-seq=16"], 2)
+    gone = ("swap-space", "no-such-flag", "max-num-seq")
+    changes = [remedy.changes for remedy in found.remedies]
+    assert changes == [Changes({"kv-offloading-size": 4, "max-num-seqs": 16}, gone), Changes(unset=gone)]
+    assert "--kv-offloading-size" in found.remedies[0].why
+    assert "--swap-space, --no-such-flag, --max-num-seq" in found.remedies[1].why
+
+
+def test_unknown_flags_without_a_likely_meaning_are_left_out() -> None:
+    found = diagnose(["vllm: error: unrecognized arguments: --no-such-flag --x=1"], 2)
+    assert [remedy.changes for remedy in found.remedies] == [Changes(unset=("no-such-flag", "x"))]
+
+
+def test_a_new_name_is_offered_only_to_a_release_that_knows_it() -> None:
+    lines = ["INFO 11-20 10:00:00 [a.py:1] vLLM API server version 0.9.2"]
+    found = diagnose([*lines, "vllm: error: unrecognized arguments: --kv-offloading-sizes 4"], 2)
+    assert found.remedies[0].changes == Changes(unset=("kv-offloading-sizes",))
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        (
+            "ValueError: max_num_batched_tokens (512) must be greater than or equal to max_num_seqs (1024).",
+            Changes({"max-num-batched-tokens": 1024}),
+        ),
+        (
+            "ValueError: GPU memory utilization must be less than 1.0. Got 90.0.",
+            Changes({"gpu-memory-utilization": 0.9}),
+        ),
+        (
+            "KeyError: 'invalid tool call parser: hermes2 (chose from { granite,hermes,mistral })'",
+            Changes({"tool-call-parser": "hermes"}),
+        ),
+        ("ValueError: Unknown quantization method: foo.", Changes(unset=("quantization",))),
+    ],
+)
+def test_a_refused_value_becomes_one_that_is_taken(text: str, changes: Changes) -> None:
+    found = of(text)
+    assert found.cause is Cause.INVALID_FLAG_VALUE
+    assert found.remedies[0].changes == changes
+
+
+def test_the_number_format_that_vllm_names_is_offered() -> None:
+    text = "ValueError: torch.bfloat16 is not supported for quantization method awq. Supported dtypes: [torch.float16]"
+    assert first(text) == Changes({"dtype": "float16"})
+    text = "ValueError: FP8 KV cache is not supported by the Triton attention backend on X (compute capability 8.6); native FP8 (fp8e4nv) requires SM89+. Re-run with --kv-cache-dtype bfloat16."  # noqa: E501
+    assert first(text) == Changes({"kv-cache-dtype": "bfloat16"})
 
 
 def test_the_nearest_choice_is_offered_before_leaving_the_flag_out() -> None:

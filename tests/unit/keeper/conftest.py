@@ -120,13 +120,17 @@ class Bench:
                 self.seen.add(process)
         return record
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """End every process that was seen, with its session."""
         with contextlib.suppress(client.KeeperError):
             for record in client.list_records(self.root)[0]:
                 self.see(record)
         for process in filter(processes.alive, self.seen):
             for member in (process, *session(process.pid)):
                 processes.send(member, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.end()
         shutil.rmtree(self.root, ignore_errors=True)
 
 

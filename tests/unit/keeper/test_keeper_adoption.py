@@ -151,14 +151,73 @@ def test_a_session_whose_leader_is_gone_is_only_touched_where_it_holds_our_pipe(
         processes.send(stranger, signal.SIGKILL)
 
 
-def test_a_wait_for_the_next_start_ends_with_the_keeper(bench):
+def test_a_wait_for_the_next_start_goes_on_under_the_next_keeper(bench):
+    policy = RestartPolicy(RestartMode.ON_FAILURE, limit=2, backoff_seconds=0.05, backoff_cap_seconds=600)
+    bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "7", restart=policy))
+    waiting = bench.until(lambda record: record.state is State.FAILED and record.next_attempt_at is None)
+    assert "gave up after 2" in waiting.reason
+    bench.until(lambda record: not client.keeper_alive(bench.root, record.name))
+    # As a keeper leaves it that dies while it waits for the second of two restarts.
+    for due in (time.time() + 0.5, time.time() - 900, time.time() + 9e6):  # the last: the clock was set back
+        cut = replace(waiting, attempt=1, next_attempt_at=due, keeper=ProcessIdentity(1, 1, processes.boot_id()))
+        store.write_record(client.folder(bench.root, "one"), cut)
+        assert bench.adopt() == ["one"]
+        again = bench.until(
+            lambda record: record.state is State.FAILED and record.attempt == 2 and record.next_attempt_at is None
+        )
+        assert "gave up after 2 automatic restarts" in again.reason
+        bench.until(lambda record: not client.keeper_alive(bench.root, record.name))
+
+
+def test_nothing_is_started_again_after_the_machine_was_restarted(bench):
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=600, backoff_cap_seconds=600)
     bench.launch(bench.spec("--never-ready", "--exit-after", "0", restart=policy))
-    bench.orphaned(bench.until(lambda record: record.next_attempt_at))
+    record = bench.until(lambda record: record.next_attempt_at)
+    bench.orphaned(record)
+    earlier = replace(record, keeper=replace(record.keeper, boot_id="11111111-2222-3333-4444-555555555555"))
+    store.write_record(client.folder(bench.root, "one"), earlier)
     assert bench.adopt() == ["one"]
     record = bench.until(lambda record: record.next_attempt_at is None)
     assert record.state is State.FAILED
-    assert "not started again" in record.reason
+    assert "the machine was restarted since, so it is not started again" in record.reason
+
+
+def test_a_restart_goes_on_under_the_next_keeper_with_its_new_flags(bench, session_of):
+    old, new = bench.spec("--ignore", "TERM", details={"flags": "old"}), bench.spec(details={"flags": "new"})
+    first = bench.ready(old)
+    bench.orphaned(first)
+    client.adopt_orphans(bench.root, tuning={"patience": {"terminate": 600.0}})
+    asked = bench.restart(new)
+    assert (asked.state, asked.then) == (State.STOPPING, new)
+    bench.orphaned(asked)
+    assert processes.alive(first.server)
+    assert bench.adopt() == ["one"]
+    second = bench.wait(State.READY, generation=2)
+    assert second.current.spec == new
+    assert second.then is None
+    assert not session_of(first.server.pid)
+
+
+def test_a_stop_is_the_last_word_over_a_restart_whose_keeper_died(bench):
+    first = bench.ready(bench.spec("--ignore", "TERM"))
+    bench.orphaned(first)
+    client.adopt_orphans(bench.root, tuning={"patience": {"terminate": 600.0}})
+    bench.orphaned(bench.restart(bench.spec()))
+    stopped = bench.stopped()
+    assert (stopped.current.number, stopped.then) == (1, None)
+
+
+def test_a_restart_that_a_reboot_cut_short_is_said_not_done(bench):
+    first = bench.ready(bench.spec())
+    bench.orphaned(first)
+    processes.send(first.server, signal.SIGKILL)
+    gone = replace(first.server, boot_id="11111111-2222-3333-4444-555555555555")
+    cut = replace(first, state=State.STOPPING, server=gone, then=bench.spec(details={"flags": "new"}))
+    store.write_record(client.folder(bench.root, "one"), cut)
+    bench.adopt()
+    stopped = bench.wait(State.STOPPED)
+    assert stopped.current.number == 1
+    assert "it was to start again with other flags, which was not done" in stopped.reason
 
 
 def test_a_keeper_told_to_end_lets_go_of_its_server(bench, wait_until):

@@ -229,3 +229,46 @@ def test_a_line_without_end_takes_no_memory():
     for _ in range(100):
         watch.feed(b"x" * 50_000)
     assert len(watch._tail) <= 64 * 1024
+
+
+def watch_until(*lines):
+    watch = StartupWatch(BEGUN.timestamp())
+    for line in log(*lines):
+        watch.line(line)
+    return watch
+
+
+def told(watch, seconds):
+    return [(s.name, s.seconds, s.detail) for s in watch.stages(BEGUN.timestamp() + seconds)]
+
+
+def test_a_download_that_the_log_tells_of_afterwards_is_a_stage_of_its_own():
+    lines = (*GPU[1:6], (140, "Time spent downloading weights for m: 119.500000 seconds"), *GPU[6:])
+    found = rounded(seen(log(*lines), ready_at=BEGUN.timestamp() + 178.5))
+    assert [name for name, *_ in found[2:5]] == ["config", "download", "weights"]
+    assert found[3] == ("download", 120.0, "")
+
+
+def test_weights_that_were_on_the_disk_are_no_download():
+    lines = (*GPU[1:6], (20, "Time spent downloading weights for m: 0.120000 seconds"), *GPU[6:])
+    assert "download" not in [name for name, *_ in seen(log(*lines))]
+
+
+def test_a_cache_that_grows_is_a_download_while_the_log_is_silent():
+    watch = watch_until(*GPU[1:6])
+    watch.downloaded(BEGUN.timestamp() + 25, "1.2 GiB")
+    assert told(watch, 26)[-1] == ("download", None, "1.2 GiB")
+    watch.downloaded(BEGUN.timestamp() + 60, "3.4 GiB")
+    assert told(watch, 61)[-1] == ("download", None, "3.4 GiB")
+    for line in log(*GPU[6:8]):
+        watch.line(line)
+    assert [name for name, *_ in told(watch, 90)][-2:] == ["download", "weights"]
+
+
+def test_a_cache_that_grows_for_somebody_else_is_no_download():
+    watch = watch_until(*GPU[1:8])
+    watch.downloaded(BEGUN.timestamp() + 40, "9.9 GiB")
+    assert "download" not in [name for name, *_ in told(watch, 41)]
+    watch = watch_until(*GPU[1:12])
+    watch.downloaded(BEGUN.timestamp() + 80, "9.9 GiB")
+    assert "download" not in [name for name, *_ in told(watch, 81)]

@@ -8,13 +8,14 @@ import pytest
 from textual.strip import Strip
 
 from vllm_console.telemetry.model import EngineSample, Sample
+from vllm_console.telemetry.progress import share_of
 from vllm_console.ui import staging
 from vllm_console.ui.actions import actions, check_keys, keys_markdown
 from vllm_console.ui.panes.bars import Looking, footer_line, header_line, message_line, staged_line
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines
 from vllm_console.ui.panes.preemptions import preemption_lines
-from vllm_console.ui.panes.state import share_of, state_lines
+from vllm_console.ui.panes.state import state_lines
 from vllm_console.ui.panes.table import columns_for, counted, heading, row
 from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.screens.describe import describe_lines

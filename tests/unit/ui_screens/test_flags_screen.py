@@ -9,9 +9,14 @@ from vllm_console.ui.screens.flags import FlagsScreen
 
 
 @pytest.fixture
-def editor(host, fakes):
+def fleet(fakes):
+    return fakes.FakeFleet(fakes.chat)
+
+
+@pytest.fixture
+def editor(host, fakes, fleet):
     def make(staged=Changes()):  # noqa: B008 - immutable
-        return host(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged))
+        return host(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged, fleet))
 
     return make
 
@@ -48,11 +53,11 @@ async def test_edit_stages_a_value_of_the_right_type(editor):
 @pytest.mark.parametrize(
     ("name", "typed", "sentence"),
     [
-        ("max-num-seqs", "many", "max-num-seqs must be a whole number, not 'many'"),
-        ("max-num-seqs", "0", "max-num-seqs must be at least 1, not 0"),
-        ("gpu-memory-utilization", "1.5", "gpu-memory-utilization must lie above 0 and up to 1, not 1.5"),
-        ("scheduling-policy", "fifo", "scheduling-policy cannot be 'fifo'"),
-        ("compilation-config", "3", "compilation-config must be a JSON object"),
+        ("max-num-seqs", "many", "max-num-seqs takes a whole number, not 'many'"),
+        ("max-num-seqs", "0", "max-num-seqs must be 1 or more, not '0'"),
+        ("gpu-memory-utilization", "1.5", "gpu-memory-utilization must be 1 or less, not '1.5'"),
+        ("kv-cache-dtype", "fp7", "kv-cache-dtype takes auto, bfloat16, fp8"),
+        ("kv-transfer-config", "3", "kv-transfer-config takes a JSON object"),
     ],
 )
 async def test_a_wrong_value_is_refused_in_a_sentence_and_the_input_stays(editor, wait_until, name, typed, sentence):
@@ -61,6 +66,7 @@ async def test_a_wrong_value_is_refused_in_a_sentence_and_the_input_stays(editor
         await find(pilot, name)
         await pilot.press("enter")
         app.screen._input.value = typed
+        await wait_until(pilot, lambda: sentence in app.text(), "said while it is typed")
         await pilot.press("enter")
         await wait_until(pilot, lambda: sentence in app.text())
         assert app.screen._input.display
@@ -94,7 +100,19 @@ async def test_delete_leaves_a_set_flag_out(editor):
     assert app.results == [Changes(unset=("max-model-len",))]
 
 
-async def test_a_flag_not_listed_can_be_added_with_a_hint(editor, wait_until):
+async def test_a_flag_that_this_vllm_has_not_is_refused_with_the_nearest(editor, wait_until):
+    app = editor()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "kv-cache-dtype" in app.text())
+        await pilot.press("slash", *"max-num-sequenzes")
+        await wait_until(pilot, lambda: "no flag matches 'max-num-sequenzes'; did you mean max-num-seqs?" in app.text())
+        await pilot.press("equals_sign", "7", "enter")
+        await wait_until(pilot, lambda: "did you mean --max-num-seqs" in app.text())
+        assert "nothing staged" in app.text()
+
+
+async def test_where_the_flags_are_not_known_one_can_be_added_with_a_hint(editor, fleet, wait_until):
+    fleet.flag_table = None
     app = editor()
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("slash")
@@ -104,6 +122,39 @@ async def test_a_flag_not_listed_can_be_added_with_a_hint(editor, wait_until):
         await pilot.press("ctrl+s")
         await pilot.pause()
     assert app.results == [Changes(set={"max-num-sequenzes": 7})]
+
+
+async def test_all_flags_of_the_servers_own_vllm_are_listed_with_its_help(editor, wait_until):
+    app = editor()
+    async with app.run_test(size=(140, 40)) as pilot:
+        await wait_until(pilot, lambda: "all 12 flags of vLLM 0.33.0" in app.text())
+        assert "scheduling-policy" not in app.text(), "common, but not a flag of this vLLM"
+        await find(pilot, "distributed kv")
+        await wait_until(pilot, lambda: "kv-transfer-config" in app.text())
+        await find(pilot, "quantization")
+        await wait_until(pilot, lambda: "takes awq, awq_marlin, fp8, gptq, gptq_marlin" in app.text())
+        assert "vLLM's help: Method used to quantize the weights." in app.text()
+
+
+async def test_tab_completes_and_the_cursor_stays_on_the_flag_that_is_edited(editor, wait_until):
+    app = editor()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await find(pilot, "kv-cache-dtype")
+        await pilot.press("enter", *"fp8_e5")
+        await wait_until(pilot, lambda: app.screen._input._suggestion == "fp8_e5m2")
+        await pilot.press("tab", "pagedown", "enter", "escape", "ctrl+s")
+        await wait_until(pilot, lambda: app.results)
+    assert app.results == [Changes(set={"kv-cache-dtype": "fp8_e5m2"})]
+
+
+async def test_arrows_go_through_the_choices_while_a_value_is_typed(editor, wait_until):
+    app = editor()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "quantization" in app.text())
+        await find(pilot, "quantization")
+        await pilot.press("enter", "down", "down", "down", "up", "enter", "escape", "ctrl+s")
+        await wait_until(pilot, lambda: app.results)
+    assert app.results == [Changes(set={"quantization": "awq_marlin"})]
 
 
 async def test_a_key_given_as_a_flag_is_refused(editor, wait_until):
@@ -138,7 +189,7 @@ async def test_escape_without_changes_goes_back_and_keeps_what_was_staged(editor
 async def test_only_set_hides_the_rest(editor, wait_until):
     app = editor()
     async with app.run_test(size=(120, 40)) as pilot:
-        await wait_until(pilot, lambda: "scheduling-policy" in app.text())
+        await wait_until(pilot, lambda: "kv-transfer-config" in app.text())
         await pilot.press("c")
-        await wait_until(pilot, lambda: "scheduling-policy" not in app.text())
+        await wait_until(pilot, lambda: "kv-transfer-config" not in app.text())
         assert "max-num-seqs" in app.text()

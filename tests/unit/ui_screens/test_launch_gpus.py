@@ -11,6 +11,7 @@ from vllm_console.fleet.model import LaunchRequest
 from vllm_console.fleet.placing import Wanted, find_place
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.machine.gpu.document import read_host
+from vllm_launchers.plan.findings import Finding, Level
 
 TALL = (160, 50)
 TO_GPUS = ("tab", "down", "down", "down", "down", "down")
@@ -27,8 +28,9 @@ def fleet(fakes):
             found = find_place(
                 Wanted(flags, fakes.VLLM), read_host(Path(self.name)), request.place, request.gpus
             )  # fmt: skip
+            told = tuple(Finding("gpus", Level.WARNING, text) for text in found.warnings)
             return replace(
-                super().plan(request), gpus=found.gpus, warnings=found.warnings, placement=found.reason, sets=found.sets
+                super().plan(request), gpus=found.gpus, findings=told, placement=found.reason, sets=found.sets
             )
 
     return Fleet()
@@ -52,6 +54,8 @@ async def test_space_takes_the_next_set_and_what_is_wrong_with_it_is_seen(host, 
         await wait_until(pilot, lambda: "auto → 2,3" in app.text())
         await pilot.press(*TO_GPUS, "space", "space")
         await wait_until(pilot, lambda: "crosses the CPU interconnect" in " ".join(app.text().split()))
+        await pilot.press("ctrl+s")
+        await wait_until(pilot, lambda: "ctrl+s again launches all the same" in app.text())
         await pilot.press("ctrl+s")
         await wait_until(pilot, lambda: app.results)
     request = fleet.calls[-1][1]

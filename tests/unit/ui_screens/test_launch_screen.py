@@ -31,10 +31,7 @@ def fleet(fakes):
             if self.refusal:
                 raise FleetError(self.refusal)
             engine = fakes.SIMULATED if request.engine == "simulated" else fakes.VLLM
-            plan = super().plan(request)
-            words = [word for name, value in request.changes.set.items() for word in (f"--{name}", str(value))]
-            return replace(plan, engine=engine, argv=(*plan.argv, *words), port=request.port or 8000,
-                           warnings=("host 0.0.0.0 without a key",) if request.host else ())  # fmt: skip
+            return replace(super().plan(request), engine=engine, port=request.port or 8000)
 
         def start(self, request: LaunchRequest):
             if self.hold is not None:
@@ -57,7 +54,8 @@ async def test_shows_presets_settings_with_reasons_and_the_command_line(host, wa
         text = app.text()
         assert "code-generation" in text
         assert "max-num-seqs" in text
-        assert "many at once" in text
+        assert "preset: many short chats at once" in text
+        assert "workload: 95 % of conversations" in text
         assert "vLLM 0.33.0 cuda" in text
 
 
@@ -105,7 +103,7 @@ async def test_flags_are_added_removed_and_taken_back(host, wait_until, fleet):
         app.screen._input.value = "max-model-len=8K"
         await pilot.press("enter")
         await wait_until(pilot, lambda: "max-model-len" in fleet.requests[-1].changes.set)
-        await pilot.press("u", "up", "delete")
+        await pilot.press("u", *["up"] * 9, *["down"] * 5, "delete")
         await wait_until(
             pilot,
             lambda: fleet.requests[-1].changes == Changes(set={"enforce-eager": True}, unset=("max-num-seqs",)),
@@ -199,7 +197,7 @@ async def test_at_80_columns_each_section_is_reached_by_tab(host, wait_until, fl
     async with app.run_test(size=(80, 24)) as pilot:
         await wait_until(pilot, lambda: "long-document" in app.text())
         await pilot.press("tab")
-        await wait_until(pilot, lambda: "many at once" in app.text())
+        await wait_until(pilot, lambda: "many short chats" in app.text())
         await pilot.press("tab")
         await wait_until(pilot, lambda: "vllm serve" in app.text())
         await pilot.press("enter")

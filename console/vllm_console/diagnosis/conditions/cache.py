@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_console.diagnosis.conditions.cures import WORTH_CACHING, fewer_sequences, more_cache, present, setting
+from vllm_console.diagnosis.conditions.cures import (
+    WORTH_CACHING,
+    fewer_sequences,
+    more_cache,
+    present,
+    setting,
+    share_prefixes,
+)
+from vllm_console.diagnosis.conditions.rolling import MINUTE, observed, p50, p99, totals
 from vllm_console.diagnosis.conditions.rule import Situation, Verdict, above
 from vllm_console.diagnosis.model import Condition, Measure, Remedy, Severity
 from vllm_console.format import percent, seconds
 from vllm_console.telemetry.frames import Frame, merged, total
-from vllm_console.telemetry.window import quantile, quantiles
+from vllm_console.telemetry.model import Histogram
 from vllm_launchers.plan.model import Changes
-
-MINUTE = 6
-"""Frames of ten seconds in a minute."""
 
 USAGE_MARGIN = 0.05
 """So far below its goal usage must fall before pressure is over."""
 
 MOST_PREEMPTIONS = 10.0
 """A minute: more than this is too many, whatever the share of requests."""
+
+FEWEST_PREEMPTIONS = 2
+"""In a minute: one alone is chance."""
+
+KEPT_WHEN_PREEMPTING = 0.6
+"""Of the sequences that ran: those that were let in grow until they do not fit, so fewer must be."""
 
 
 class KvCachePressure:
@@ -57,44 +68,52 @@ class Preempting:
     def verdicts(self, situation: Situation) -> Sequence[Verdict]:
         """By share of requests and by rate, over the minute up to each frame."""
         frames = situation.frames
-        return [self._verdict(situation, frames[max(0, at - MINUTE + 1) : at + 1]) for at in range(len(frames))]
+        counted = zip(totals(frames, "preemptions_total"), totals(frames, "requests_finished_total"), strict=True)
+        return [
+            self._verdict(situation.goals.preemption_rate, count, finished, _length(frames, at))
+            for at, (count, finished) in enumerate(counted)
+        ]
 
     @staticmethod
-    def _verdict(situation: Situation, minute: Sequence[Frame]) -> Verdict:
-        if minute[-1].grown.preemptions_total is None:
+    def _verdict(goal: float, count: float | None, finished: float | None, length: float) -> Verdict:
+        if count is None:
             return Verdict.UNKNOWN
-        share, rate = _preemption(minute)
-        if rate > MOST_PREEMPTIONS or (share > situation.goals.preemption_rate and rate >= 2):
+        share, rate = _preemption(count, finished, length)
+        if rate > MOST_PREEMPTIONS or (share > goal and count >= FEWEST_PREEMPTIONS):
             return Verdict.BAD
-        return Verdict.GOOD if share <= situation.goals.preemption_rate / 2 else Verdict.BETWEEN
+        return Verdict.GOOD if share <= goal / 2 and rate <= MOST_PREEMPTIONS / 2 else Verdict.BETWEEN
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """How many, and what it does to the streams."""
-        minute = situation.last(MINUTE)
-        share, rate = _preemption(minute)
+        frames = situation.last(MINUTE)
+        share, rate = _preemption(
+            totals(frames, "preemptions_total")[-1], totals(frames, "requests_finished_total")[-1],
+            _length(frames, len(frames) - 1),
+        )  # fmt: skip
         goal = situation.goals.preemption_rate
-        symptom = f"{rate:.0f} preemptions a minute, {min(share, 9.99):.0%} of the requests."
+        symptom = f"{rate:.0f} preemptions a minute, {min(share, 9.99):.0%} of the requests that ended."
         measures = [
             Measure("requests preempted", percent(share, 1), percent(goal, 1), situation.goals_source),
             Measure("preemptions", f"{rate:.0f}/min", f"{MOST_PREEMPTIONS:.0f}/min", "fixed"),
         ]
-        histogram = merged(minute, "itl")
-        if histogram is not None and (found := quantiles(histogram)).p50 and found.p99:
-            times = found.p99 / found.p50
-            measures.append(Measure("ITL p99", f"{seconds(found.p99)}, {times:.1f}× its median"))
+        histogram = observed(frames, "itl")[-1]
+        usual, worst = p50(histogram), p99(histogram)
+        if usual and worst:
+            measures.append(Measure("ITL p99", f"{seconds(worst)}, {worst / usual:.1f}× its median"))
         cause = "The KV cache is full: requests lose their tokens and are computed again from the prompt on."
-        usage = max((frame.usage_max or 0.0 for frame in minute), default=0.0)
-        factor = min(0.75, situation.goals.kv_cache_usage / usage) if usage else 0.75
-        remedies = present((*more_cache(situation), fewer_sequences(situation, factor)))
+        remedies = present((*more_cache(situation), fewer_sequences(situation, KEPT_WHEN_PREEMPTING)))
         return Condition(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), remedies)
 
 
-def _preemption(minute: Sequence[Frame]) -> tuple[float, float]:
+def _preemption(count: float | None, finished: float | None, length: float) -> tuple[float, float]:
     """Preemptions per finished request, and per minute; where nothing finished each one counts whole."""
-    count = total(minute, "preemptions_total") or 0.0
-    finished = total(minute, "requests_finished_total") or 0.0
-    length = minute[-1].end - minute[0].start
-    return count / max(1.0, finished), count * 60 / length if length > 0 else 0.0
+    share = (count or 0.0) / max(1.0, finished or 0.0)
+    return share, (count or 0.0) * 60 / length
+
+
+def _length(frames: Sequence[Frame], at: int) -> float:
+    """Seconds of the minute up to a frame; right after the start it is taken to be a whole one."""
+    return max(60.0, frames[at].end - frames[max(0, at - MINUTE + 1)].start)
 
 
 class PrefixCacheIdle:
@@ -105,23 +124,25 @@ class PrefixCacheIdle:
 
     def verdicts(self, situation: Situation) -> Sequence[Verdict]:
         """By the hit rate over five minutes, where enough prompt tokens were looked up."""
-        if situation.flags.get("enable-prefix-caching") is False:
-            return [Verdict.GOOD] * len(situation.frames)
         frames = situation.frames
-        return [self._verdict(frames[max(0, at - self.SPAN + 1) : at + 1]) for at in range(len(frames))]
+        if situation.flags.get("enable-prefix-caching") is False:
+            return [Verdict.GOOD] * len(frames)
+        asked = totals(frames, "prefix_cache_queries_total", self.SPAN)
+        found = totals(frames, "prefix_cache_hits_total", self.SPAN)
+        return [
+            Verdict.UNKNOWN if queries is None else self._verdict(at, queries, hits or 0.0)
+            for at, (queries, hits) in enumerate(zip(asked, found, strict=True))
+        ]
 
-    def _verdict(self, span: Sequence[Frame]) -> Verdict:
-        asked = total(span, "prefix_cache_queries_total") or 0.0
-        if len(span) < self.SPAN or asked < self.TOKENS:
+    def _verdict(self, at: int, queries: float, hits: float) -> Verdict:
+        if at + 1 < self.SPAN or queries < self.TOKENS:
             return Verdict.BETWEEN
-        hits = (total(span, "prefix_cache_hits_total") or 0.0) / asked
-        return Verdict.BAD if hits < self.LOW else Verdict.GOOD if hits > self.ENOUGH else Verdict.BETWEEN
+        rate = hits / queries
+        return Verdict.BAD if rate < self.LOW else Verdict.GOOD if rate > self.ENOUGH else Verdict.BETWEEN
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """The hit rate, and that it costs little."""
-        span = situation.last(self.SPAN)
-        asked = total(span, "prefix_cache_queries_total") or 0.0
-        hits = (total(span, "prefix_cache_hits_total") or 0.0) / asked if asked else 0.0
+        hits = hit_rate(situation.last(self.SPAN)) or 0.0
         measures = (Measure("prefix cache hit rate", percent(hits, 1), percent(self.LOW), "fixed"),)
         remedy = setting("enable-prefix-caching", False, "Prompts begin differently: nothing is shared.",
                          "Shared prefixes, should they come, are computed every time.")  # fmt: skip
@@ -130,77 +151,87 @@ class PrefixCacheIdle:
         return Condition(self.code, Severity.NOTE, since, symptom, cause, measures, (remedy,))
 
 
+def hit_rate(frames: Sequence[Frame]) -> float | None:
+    """Share of the prompt tokens that the prefix cache held; None where none was looked up."""
+    asked = total(frames, "prefix_cache_queries_total")
+    return (total(frames, "prefix_cache_hits_total") or 0.0) / asked if asked else None
+
+
 class PrefixCacheMissed:
-    """Prefix caching is off though prompts begin alike."""
+    """Prefix caching is off though prompts begin alike.
+
+    While it is off vLLM counts nothing of the kind: what is known comes from before, or from the preset.
+    """
 
     code = "prefix_cache_missed"
     ENOUGH_REQUESTS = 20
 
     def verdicts(self, situation: Situation) -> Sequence[Verdict]:
-        """By the flag and the reuse that the workload names; judged only while requests come."""
-        workload = situation.workload
+        """By the flag and the reuse that is known; judged only while requests come."""
         off = situation.flags.get("enable-prefix-caching") is False
-        missed = off and workload is not None and workload.prefix_reuse > WORTH_CACHING
-        if not missed:
+        if not off or situation.reuse[0] <= WORTH_CACHING:
             return [Verdict.GOOD] * len(situation.frames)
-        counted = 0.0
-        verdicts = []
-        for frame in situation.frames:
-            counted += frame.grown.requests_finished_total or 0.0
-            verdicts.append(Verdict.BAD if counted >= self.ENOUGH_REQUESTS else Verdict.BETWEEN)
-        return verdicts
+        ended = totals(situation.frames, "requests_finished_total", len(situation.frames))
+        return [
+            Verdict.UNKNOWN if count is None else Verdict.BAD if count >= self.ENOUGH_REQUESTS else Verdict.BETWEEN
+            for count in ended
+        ]
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """What is computed again and again."""
-        reuse = situation.workload.prefix_reuse if situation.workload else 0.0
-        measures = (Measure("prefix reuse", percent(reuse), percent(WORTH_CACHING), "workload of its preset"),)
-        remedy = setting("enable-prefix-caching", True, "The shared beginning is computed once.", "Next to none.")
-        symptom = f"{reuse:.0%} of each prompt repeats and is computed every time."
-        cause = "Prefix caching is off."
-        return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, (remedy,))
+        reuse, source = situation.reuse
+        measures = (Measure("prefix reuse", percent(reuse), percent(WORTH_CACHING), source),)
+        remedies = present((share_prefixes(situation),))
+        symptom = f"Prompts begin alike ({reuse:.0%}, {source}), and all of each is computed every time."
+        return Condition(self.code, Severity.WARNING, since, symptom, "Prefix caching is off.", measures, remedies)
 
 
 class ContextUnused:
     """``max-model-len`` is far longer than any request."""
 
     code = "context_unused"
-    SHARE, REQUESTS, ROUND = 0.25, 200, 1024
+    SHARE, ENOUGH, REQUESTS, ROUND = 0.25, 0.35, 200, 1024
+    LONG, MUCH = 8192, 0.05
+    """A context that is shorter, and takes less of the KV cache, is not worth a word."""
 
     def verdicts(self, situation: Situation) -> Sequence[Verdict]:
         """By the p99 of prompt and answer together, over all that was seen up to each frame."""
-        if situation.max_model_len is None:
-            return [Verdict.UNKNOWN] * len(situation.frames)
-        if len(situation.frames) < MINUTE:
-            return [Verdict.BETWEEN] * len(situation.frames)
-        # Lengths change slowly: one look at all of them serves every frame.
-        longest, requests = _lengths(situation.frames)
-        if longest is None or requests < self.REQUESTS:
-            verdict = Verdict.BETWEEN
-        else:
-            verdict = Verdict.BAD if longest < self.SHARE * situation.max_model_len else Verdict.GOOD
-        return [verdict] * len(situation.frames)
+        frames, context = situation.frames, situation.max_model_len
+        if context is None:
+            return [Verdict.UNKNOWN] * len(frames)
+        cache = frames[-1].kv_cache_tokens
+        if context < self.LONG and (cache is None or context < self.MUCH * cache):
+            return [Verdict.GOOD] * len(frames)
+        seen = (observed(frames, key, len(frames)) for key in ("prompt_tokens", "generation_tokens"))
+        return [self._verdict(prompt, answer, context) for prompt, answer in zip(*seen, strict=True)]
+
+    def _verdict(self, prompt: Histogram | None, answer: Histogram | None, context: int) -> Verdict:
+        if prompt is None or answer is None:
+            return Verdict.UNKNOWN
+        longest, answered = _longest(prompt, answer), min(prompt.count, answer.count)
+        if longest is None or answered < self.REQUESTS:
+            return Verdict.BETWEEN
+        return above(-longest / context, -self.SHARE, -self.ENOUGH)
 
     def describe(self, situation: Situation, since: float) -> Condition:
-        """Real lengths against what is reserved."""
-        longest, requests = _lengths(situation.frames)
-        context = situation.max_model_len or 0
-        fitting = -(-int((longest or 0.0) * 1.25) // self.ROUND) * self.ROUND
-        told = f"{longest or 0:,.0f} tokens in {requests:,.0f} requests"
-        measures = (Measure("p99 of prompt and answer", told, f"{context:,}", "max-model-len"),)
-        why = f"99 % of the requests stay below {longest or 0:,.0f} tokens."
-        price = f"Requests of more than {fitting:,} tokens are refused."
-        remedies: tuple[Remedy, ...] = (Remedy(Changes({"max-model-len": fitting}), why, price),)
-        symptom = f"Requests use {(longest or 0) / context:.0%} of the context of {context:,} tokens."
-        cause = "One long request could take a large part of the KV cache; a shorter limit allows more sequences."
-        return Condition(self.code, Severity.NOTE, since, symptom, cause, measures, remedies)
+        """Real lengths against what is allowed."""
+        frames, context = situation.frames, situation.max_model_len or 0
+        prompt, answer = merged(frames, "prompt_tokens"), merged(frames, "generation_tokens")
+        longest = (_longest(prompt, answer) if prompt and answer else None) or 0.0
+        requests = min(prompt.count, answer.count) if prompt and answer else 0.0
+        fitting = -(-int(longest * 1.25) // self.ROUND) * self.ROUND
+        told = f"{longest:,.0f} tokens in {requests:,.0f} requests"
+        measures = [Measure("p99 of prompt and answer", told, f"{context:,}", "max-model-len")]
+        cause = "One long request may take much of the KV cache from the others."
+        if cache := frames[-1].kv_cache_tokens:
+            measures.append(Measure("one full context takes", f"{min(1.0, context / cache):.0%} of the KV cache"))
+        why = f"99 % of the requests stay below {longest:,.0f} tokens; the plan then has room for more at once."
+        remedies = (Remedy(Changes({"max-model-len": fitting}), why, f"More than {fitting:,} tokens are refused."),)
+        symptom = f"Requests use {longest / context:.0%} of the {context:,} tokens that each may have."
+        return Condition(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), remedies)
 
 
-def _lengths(frames: Sequence[Frame]) -> tuple[float | None, float]:
-    """An upper estimate of the p99 of prompt and answer together, in tokens, and of how many requests it is."""
-    prompt, answer = merged(frames, "prompt_tokens"), merged(frames, "generation_tokens")
-    if prompt is None or answer is None:
-        return None, 0.0
-    longest = [quantile(0.99, histogram.bounds, histogram.counts) for histogram in (prompt, answer)]
-    if longest[0] is None or longest[1] is None:
-        return None, 0.0
-    return longest[0] + longest[1], min(prompt.count, answer.count)
+def _longest(prompt: Histogram, answer: Histogram) -> float | None:
+    """An upper estimate of the p99 of prompt and answer together, in tokens."""
+    longest = p99(prompt), p99(answer)
+    return longest[0] + longest[1] if longest[0] is not None and longest[1] is not None else None

@@ -5,10 +5,13 @@ Ranked by impact: quantization, FP8 KV cache, prefix caching, chunked prefill, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
+from vllm_console.diagnosis.conditions.rolling import MINUTE
 from vllm_console.diagnosis.conditions.rule import Situation
 from vllm_console.diagnosis.model import Remedy
+from vllm_console.telemetry.frames import Frame, merged, total
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import FlagValue
 
@@ -17,9 +20,21 @@ WORTH_CACHING = 0.35
 """From this share of repeated prompt tokens on, prefix caching pays."""
 
 UTILIZATION_STEP = 0.03
+PEAKS_GIB = 0.5
+"""What stays free besides, for peaks."""
+
 HIGHEST_UTILIZATION = 0.95
+MOST_KEPT = 0.9
+"""Of the sequences that run: with more nothing would change."""
+
+FEWEST_ENDED = 20
+"""Requests whose lengths say something of those to come."""
+
 FULL_STEPS = 8
 """Sequences go by steps of eight, as the sizes that CUDA graphs are captured for do."""
+
+
+ELSEWHERE = Remedy(Changes(), "Start a second server on another GPU, or send fewer requests at once.")
 
 
 def setting(name: str, value: FlagValue, why: str, price: str = "") -> Remedy:
@@ -59,12 +74,10 @@ def fp8_cache(situation: Situation) -> Remedy | None:
 
 def share_prefixes(situation: Situation) -> Remedy | None:
     """Prefix caching, where it is off and prompts begin alike."""
-    workload = situation.workload
-    if situation.flags.get("enable-prefix-caching") is not False:
+    reuse, source = situation.reuse
+    if situation.flags.get("enable-prefix-caching") is not False or reuse <= WORTH_CACHING:
         return None
-    if workload is None or workload.prefix_reuse <= WORTH_CACHING:
-        return None
-    why = f"{workload.prefix_reuse:.0%} of a prompt repeats by its preset: it is then computed and kept once."
+    why = f"{reuse:.0%} of a prompt repeats ({source}): it is then computed and kept once."
     return setting("enable-prefix-caching", True, why, "Next to none.")
 
 
@@ -77,27 +90,50 @@ def more_memory(situation: Situation) -> Remedy | None:
     if more <= present:
         return None
     for gpu in situation.moments[-1].gpus:
-        if gpu.free_gib is None or gpu.memory_gib is None:
-            return None
-        left = gpu.free_gib - (more - present) * gpu.memory_gib
-        if left < situation.reserve_gib.get(gpu.index, 0.0) + 0.5:
+        spare = situation.spare_gib.get(gpu.index)
+        if spare is None or gpu.memory_gib is None or spare < (more - present) * gpu.memory_gib + PEAKS_GIB:
             return None
     why = f"{more - present:.0%} more of the GPU, which nobody holds, goes to the KV cache."
     return setting("gpu-memory-utilization", more, why, "Less room for activations of long prompts.")
 
 
 def fewer_sequences(situation: Situation, factor: float) -> Remedy | None:
-    """``factor`` of the sequences that run now, as a limit."""
-    running = max((frame.running_max or 0.0 for frame in situation.last(6)), default=0.0)
-    limit = situation.max_num_seqs
-    wanted = int(min(running or limit, limit) * factor)
-    wanted = max(1, wanted // FULL_STEPS * FULL_STEPS if wanted > FULL_STEPS else wanted)
-    if wanted >= limit:
-        wanted = limit // 2
-    if wanted < 1:
+    """As many sequences as fit with the tokens that each comes to hold, or ``factor`` of those that run now."""
+    limit, goal = situation.max_num_seqs, situation.goals.kv_cache_usage
+    running = max((frame.running_max or 0.0 for frame in situation.last(MINUTE)), default=0.0)
+    wanted = min(running or limit, limit) * factor
+    cache, each = situation.frames[-1].kv_cache_tokens, held_tokens(situation.frames)
+    if cache is not None and each:
+        # Never more than run now: what runs now is too much.
+        wanted = min(goal * cache / each, max(wanted, MOST_KEPT * min(running or limit, limit)))
+    fitting = max(1, int(wanted) // FULL_STEPS * FULL_STEPS if wanted > FULL_STEPS else int(wanted))
+    if fitting >= limit:
+        fitting = limit // 2
+    if fitting < 1:
         return None
-    why = f"{wanted} sequences at once instead of {limit} fit into the KV cache at their present length."
-    return setting("max-num-seqs", wanted, why, "Others wait longer: TTFT grows when more than that come at once.")
+    why = f"{fitting} sequences at once instead of {limit} fit into the KV cache at their usual length."
+    return setting("max-num-seqs", fitting, why, "Others wait longer: TTFT grows when more than that come at once.")
+
+
+def held_tokens(frames: Sequence[Frame]) -> float | None:
+    """Tokens that a running sequence holds on average: its prompt, and what of its answer is there when one looks.
+
+    Long answers run longer and so are met more often: half of E[n²]/E[n], not of the mean. Shared prefixes are held
+    once for all, and left out.
+    """
+    prompt, answer = merged(frames, "prompt_tokens"), merged(frames, "generation_tokens")
+    if prompt is None or answer is None or min(prompt.count, answer.count) < FEWEST_ENDED:
+        return None
+    looked_up = total(frames, "prefix_cache_queries_total")
+    shared = (total(frames, "prefix_cache_hits_total") or 0.0) / looked_up if looked_up else 0.0
+    first = second = before = below = 0.0
+    for bound, count in zip(answer.bounds, answer.counts, strict=True):
+        middle = (before + bound) / 2 if math.isfinite(bound) else before
+        first += (count - below) * middle
+        second += (count - below) * middle * middle
+        before, below = bound, count
+    spread = second / (first * first) * answer.count if first else 1.0
+    return (1 - shared) * prompt.sum / prompt.count + max(1.0, spread) * answer.sum / answer.count / 2
 
 
 def chunked(situation: Situation) -> Remedy | None:

@@ -1,98 +1,223 @@
-"""Conditions of latency: long prompts that hold up the streams of others."""
+"""Conditions of latency: prompts that hold up the streams of others, and goals that are missed for other reasons."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
-from vllm_console.diagnosis.conditions.cures import chunked, present, setting
+from vllm_console.diagnosis.conditions.cures import (
+    ELSEWHERE,
+    fewer_sequences,
+    present,
+    quantize,
+    setting,
+    share_prefixes,
+)
+from vllm_console.diagnosis.conditions.rolling import MINUTE, count_above, mean, observed, p50, p99, surely_slow
 from vllm_console.diagnosis.conditions.rule import Situation, Verdict
 from vllm_console.diagnosis.model import Condition, Measure, Remedy, Severity
 from vllm_console.format import seconds
-from vllm_console.telemetry.frames import Frame
-from vllm_console.telemetry.window import quantile
-from vllm_launchers.plan.flags import token_count
+from vllm_console.telemetry.frames import Frame, merged, total
+from vllm_console.telemetry.model import Histogram
+from vllm_launchers.plan.model import Changes
 
 SPIKE = 3.0
-"""An ITL p99 of so many times the usual one is a spike."""
+"""An ITL p99 of so many times the median is a spike."""
 
-DEFAULT_STEP_TOKENS = 2048
-"""``max-num-batched-tokens`` on a GPU of less than 70 GiB where the flag is not set."""
+STALL = 4.0
+"""A gap of so many times the goal is felt though it is seldom, and does not reach the p99."""
 
-LEAST_STEP_TOKENS = 512
+LEAST_STEP_TOKENS = 256
+STEP_ROUND = 256
 
-
-def itl_p99(frame: Frame) -> float | None:
-    """The 99th percentile of ITL within a frame, in seconds."""
-    histogram = frame.histogram("itl")
-    if histogram is None or histogram.count < 20:
-        return None
-    return quantile(0.99, histogram.bounds, histogram.counts)
+BACK = 0.8
+"""Share of its goal that a latency must come down to, for its condition to end."""
 
 
 def _prompt_tokens(frame: Frame) -> float:
     return frame.grown.prompt_tokens_total or 0.0
 
 
+def _is_spike(frame: Frame, goal: float) -> bool | None:
+    """Whether many gaps, or one in half of the streams, are far above the goal and no preemption explains it."""
+    itl = frame.histogram("itl")
+    if itl is None:
+        return None
+    usual, worst = p50(itl), p99(itl)
+    if not usual or not worst or itl.count < 20 or usual > goal or frame.grown.preemptions_total:
+        return False
+    stalled = count_above(itl, STALL * goal) >= max(3.0, (frame.running_max or 0.0) / 2)
+    return stalled or (worst > goal and worst >= SPIKE * usual)
+
+
 class PrefillContention:
-    """ITL spikes when long prompts arrive, and not with load."""
+    """ITL spikes when prompts are computed, and not with load: now and then, or in most frames."""
 
     code = "prefill_contention"
     FRAMES, SPIKES, SHARE = 18, 3, 0.7
+    MOST = 4
+    """Of the frames of a minute."""
 
     def verdicts(self, situation: Situation) -> Sequence[Verdict]:
-        """By the frames of the last three minutes: spikes that come with prompts and not with running sequences."""
-        frames = situation.frames
-        return [self._verdict(situation, frames[max(0, at - self.FRAMES + 1) : at + 1]) for at in range(len(frames))]
+        """By spikes in most of the last minute, or by those of three minutes that come with prompts."""
+        frames, goal = situation.frames, situation.goals.itl_p99_seconds
+        spikes = [_is_spike(frame, goal) for frame in frames]
+        prefill = observed(frames, "prefill", 5 * MINUTE)
+        found = []
+        for at, spike in enumerate(spikes):
+            begin = max(0, at - self.FRAMES + 1)
+            span = range(begin, at + 1)
+            if spike is None:
+                found.append(Verdict.UNKNOWN)
+            elif not any(spikes[one] for one in span):
+                found.append(Verdict.GOOD)
+            else:
+                slow = _is_slow(prefill[at], goal / 2)
+                most = sum(bool(spikes[one]) for one in span[-MINUTE:]) >= self.MOST
+                bad = slow and (most or self._by_prompts(frames, spikes, span))
+                found.append(Verdict.BAD if bad else Verdict.BETWEEN)
+        return found
 
-    def _verdict(self, situation: Situation, span: Sequence[Frame]) -> Verdict:
-        latencies = [itl_p99(frame) for frame in span]
-        known = [(frame, value) for frame, value in zip(span, latencies, strict=True) if value is not None]
-        if latencies[-1] is None:
-            return Verdict.UNKNOWN
-        if len(known) < 6:
-            return Verdict.BETWEEN
-        spikes, calm = self._split(situation, known)
-        if len(spikes) < self.SPIKES or not calm:
-            return Verdict.GOOD if not spikes else Verdict.BETWEEN
-        return Verdict.BAD if self._by_prompts(spikes, calm) else Verdict.GOOD
-
-    @staticmethod
-    def _split(situation: Situation, known: Sequence[tuple[Frame, float]]) -> tuple[list[Frame], list[Frame]]:
-        """Frames with a spike above the objective, and the others."""
-        usual = statistics.quantiles([value for _, value in known], n=4)[0]
-        limit = max(situation.goals.itl_p99_seconds, SPIKE * usual)
-        return [one for one, value in known if value > limit], [one for one, value in known if value <= limit]
-
-    def _by_prompts(self, spikes: Sequence[Frame], calm: Sequence[Frame]) -> bool:
-        prompts = statistics.median(map(_prompt_tokens, calm))
-        heavy = sum(_prompt_tokens(frame) > 2 * prompts + 1 for frame in spikes)
+    def _by_prompts(self, frames: Sequence[Frame], spikes: Sequence[bool | None], span: range) -> bool:
+        """Whether spikes come in frames with more prompt tokens than the calm ones have, and with no more load."""
+        hit = [at for at in span if spikes[at]]
+        calm = [frames[at] for at in span if spikes[at] is False]
+        if len(hit) < self.SPIKES or not calm:
+            return False
+        usual = statistics.median(map(_prompt_tokens, calm))
+        # A prompt is counted with its first token, which may come in the next frame.
+        near = [max(map(_prompt_tokens, frames[at : at + 2])) for at in hit]
+        heavy = sum(tokens > 2 * usual + 1 for tokens in near)
         load = statistics.median(frame.running_max or 0.0 for frame in calm)
-        loaded = statistics.median(frame.running_max or 0.0 for frame in spikes)
-        return heavy >= self.SHARE * len(spikes) and loaded <= 1.5 * load + 2
+        loaded = statistics.median(frames[at].running_max or 0.0 for at in hit)
+        return heavy >= self.SHARE * len(hit) and loaded <= 1.5 * load + 2
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """How high the spikes are, and what comes with them."""
-        known = [(frame, value) for frame in situation.last(self.FRAMES) if (value := itl_p99(frame)) is not None]
-        spikes, calm = self._split(situation, known)
-        peak = max((value for _, value in known), default=0.0)
-        usual = statistics.median([value for frame, value in known if frame in calm] or [0.0])
-        goal = situation.goals.itl_p99_seconds
+        frames, goal = situation.last(self.FRAMES), situation.goals.itl_p99_seconds
+        itl = merged(frames, "itl")
+        peak = highest_gap(itl)
+        usual = p50(itl) or 0.0
         measures = (
-            Measure("ITL p99 in spikes", seconds(peak), seconds(goal), situation.goals_source),
-            Measure("ITL p99 between them", seconds(usual)),
-            Measure("prompt tokens in a spike's 10 s", f"{max(map(_prompt_tokens, spikes), default=0.0):,.0f}"),
+            Measure("ITL, the longest", seconds(peak), seconds(goal), f"for the p99: {situation.goals_source}"),
+            Measure("ITL p50", seconds(usual)),
+            Measure("frames with spikes", f"{sum(bool(_is_spike(one, goal)) for one in frames)} of {len(frames)}"),
+            Measure("a prompt's prefill, mean", seconds(mean(merged(frames, "prefill")))),
+            Measure("prompt tokens in 10 s, most", f"{max(map(_prompt_tokens, frames), default=0.0):,.0f}"),
         )
-        symptom = f"ITL p99 jumps from {seconds(usual)} to {seconds(peak)} when long prompts arrive."
+        symptom = f"ITL jumps from {seconds(usual)} to {seconds(peak)} when prompts are computed."
         cause = "A prompt's prefill shares its step with the tokens of all streams, and makes that step long."
         return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, self._remedies(situation))
 
-    @staticmethod
-    def _remedies(situation: Situation) -> tuple[Remedy, ...]:
-        tokens = token_count(situation.flags.get("max-num-batched-tokens")) or DEFAULT_STEP_TOKENS
-        less = max(LEAST_STEP_TOKENS, situation.max_num_seqs, tokens // 2)
+    def _remedies(self, situation: Situation) -> tuple[Remedy, ...]:
+        tokens = situation.max_num_batched_tokens
+        whole = situation.flags.get("enable-chunked-prefill") is False
+        fitting = _step_within(situation.last(self.FRAMES), situation.goals.itl_p99_seconds) or tokens / 2
+        least = max(LEAST_STEP_TOKENS, situation.max_num_seqs)
+        less = max(least, int(min(fitting, tokens / 2)) // STEP_ROUND * STEP_ROUND)
         smaller = None
-        if less < tokens and situation.flags.get("enable-chunked-prefill") is not False:
+        if less < tokens and whole:
+            why = f"Long prompts are computed in pieces of {less:,} tokens, between the tokens of the others."
+            changes = Changes({"enable-chunked-prefill": True, "max-num-batched-tokens": less})
+            smaller = Remedy(changes, why, "TTFT of long prompts grows.")
+        elif less < tokens:
             why = f"Steps of {less:,} tokens instead of {tokens:,} are shorter."
             smaller = setting("max-num-batched-tokens", less, why, "TTFT of long prompts grows.")
-        return present((chunked(situation), smaller))
+        apart = Remedy(Changes(), "Send long prompts to a second server on another GPU.")
+        return present((quantize(situation), share_prefixes(situation), smaller, apart))
+
+
+def _is_slow(prefill: Histogram | None, limit: float) -> bool:
+    """Whether prompts, or some of them, take so long: one that is computed in no time can hold nobody up."""
+    if prefill is None or not prefill.count:
+        return False
+    # Within the first bucket quantiles are guesses; the mean is exact.
+    return prefill.sum / prefill.count > limit or (p99(prefill) or 0.0) > max(prefill.bounds[0], limit)
+
+
+def highest_gap(itl: Histogram | None) -> float | None:
+    """An upper estimate of the longest gap, as far as all but three of the observations tell."""
+    if itl is None or not itl.count:
+        return None
+    at_least = itl.count - min(3.0, 0.01 * itl.count)
+    bounds = zip(itl.bounds, itl.counts, strict=True)
+    return next((min(bound, itl.bounds[-2]) for bound, count in bounds if count >= at_least), None)
+
+
+def _step_within(frames: Sequence[Frame], goal: float) -> float | None:
+    """How many prompt tokens are computed in four fifths of the goal, at the pace of the prefills that were seen."""
+    prefill = merged(frames, "prefill")
+    computed = (total(frames, "prompt_tokens_total") or 0.0) - (total(frames, "prefix_cache_hits_total") or 0.0)
+    if prefill is None or prefill.sum <= 0 or computed <= 0:
+        return None
+    return BACK * goal * computed / prefill.sum
+
+
+class SlowTokens:
+    """ITL p99 above its goal in a minute."""
+
+    code = "slow_tokens"
+    key, name = "itl", "ITL"
+
+    def goal(self, situation: Situation) -> float:
+        """Its objective, in seconds."""
+        return situation.goals.itl_p99_seconds
+
+    def verdicts(self, situation: Situation) -> Sequence[Verdict]:
+        """By the minute up to each frame."""
+        goal = self.goal(situation)
+        return [self._verdict(minute, goal) for minute in observed(situation.frames, self.key)]
+
+    @staticmethod
+    def _verdict(minute: Histogram | None, goal: float) -> Verdict:
+        if minute is None:
+            return Verdict.UNKNOWN
+        worst = p99(minute)
+        if worst is None or worst <= BACK * goal:
+            return Verdict.GOOD
+        return Verdict.BAD if surely_slow(minute, goal) else Verdict.BETWEEN
+
+    def describe(self, situation: Situation, since: float) -> Condition:
+        """How slow, and what takes the time."""
+        frames, goal = situation.last(MINUTE), self.goal(situation)
+        found = merged(frames, self.key)
+        measures = [
+            Measure(f"{self.name} p99", seconds(p99(found)), seconds(goal), situation.goals_source),
+            Measure(f"{self.name} p50", seconds(p50(found))),
+        ]
+        symptom = f"{self.name} p99 is {seconds(p99(found))}; its goal is {seconds(goal)}."
+        cause, remedies = self.why(situation, frames, measures)
+        return Condition(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), remedies)
+
+    def why(
+        self, situation: Situation, frames: Sequence[Frame], measures: list[Measure]
+    ) -> tuple[str, tuple[Remedy, ...]]:
+        """The cause in one sentence, and what would mend it; may add to what is told."""
+        running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
+        measures.append(Measure("running", f"{running:.0f}", str(situation.max_num_seqs), "max-num-seqs"))
+        cause = f"Steps with {running:.0f} sequences take too long on this GPU."
+        fewer = fewer_sequences(situation, 0.5) if running >= 8 else None
+        return cause, present((quantize(situation), fewer, ELSEWHERE))
+
+
+class SlowFirstToken(SlowTokens):
+    """TTFT p99 above its goal in a minute."""
+
+    code = "slow_first_token"
+    key, name = "ttft", "TTFT"
+
+    def goal(self, situation: Situation) -> float:
+        """Its objective, in seconds."""
+        return situation.goals.ttft_p99_seconds
+
+    def why(
+        self, situation: Situation, frames: Sequence[Frame], measures: list[Measure]
+    ) -> tuple[str, tuple[Remedy, ...]]:
+        """Whether requests wait for their turn, or prompts take long."""
+        queue, prefill = (mean(merged(frames, key)) or 0.0 for key in ("queue", "prefill"))
+        measures += [Measure("time in the queue, mean", seconds(queue)), Measure("prefill, mean", seconds(prefill))]
+        if queue > prefill:
+            cause = "Requests wait in the queue before they are computed."
+            return cause, present((share_prefixes(situation), ELSEWHERE))
+        offered = present((quantize(situation), share_prefixes(situation), ELSEWHERE))
+        return "Prompts take long to compute, their own or those before them.", offered

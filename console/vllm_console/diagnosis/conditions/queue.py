@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
-from vllm_console.diagnosis.conditions.cures import FULL_STEPS, more_cache, setting
+from vllm_console.diagnosis.conditions.cures import (
+    ELSEWHERE,
+    FULL_STEPS,
+    chunked,
+    more_cache,
+    present,
+    quantize,
+    setting,
+    share_prefixes,
+)
+from vllm_console.diagnosis.conditions.rolling import MINUTE, mean, observed, p99
 from vllm_console.diagnosis.conditions.rule import Situation, Verdict
 from vllm_console.diagnosis.model import Condition, Measure, Remedy, Severity
-from vllm_console.format import percent
-from vllm_console.telemetry.frames import Frame
+from vllm_console.format import percent, seconds
+from vllm_console.telemetry.frames import Frame, merged
 from vllm_launchers.plan.model import Changes
 
 GROWTH_FRAMES = 4
@@ -19,6 +30,19 @@ AT_THE_LIMIT = 0.95
 """Share of ``max-num-seqs`` from which on the limit is what holds the others back."""
 
 
+WORTH_MORE = 1.1
+"""With less than a tenth of room left, memory is what holds the others back, whatever the limit of sequences."""
+
+
+class Held(Enum):
+    """What those that wait are waiting for."""
+
+    SEQUENCES = "sequences"
+    MEMORY = "memory"
+    STEPS = "steps"
+    """Room in the steps: prompts come faster than they are computed."""
+
+
 def _growth(frames: Sequence[Frame], at: int) -> Verdict:
     """Whether the queue, at its shortest within each frame, has grown over the last frames."""
     now = frames[at].waiting_min
@@ -26,23 +50,56 @@ def _growth(frames: Sequence[Frame], at: int) -> Verdict:
         return Verdict.UNKNOWN
     if now < LEAST_WAITING / 2:
         return Verdict.GOOD
-    earlier = [frame.waiting_min for frame in frames[max(0, at - GROWTH_FRAMES) : at]]
-    known = [value for value in earlier if value is not None]
+    known = [value for frame in frames[max(0, at - GROWTH_FRAMES) : at] if (value := frame.waiting_min) is not None]
     if now >= LEAST_WAITING and known and now > min(known) * 1.1 + 1:
         return Verdict.BAD
-    return Verdict.BETWEEN
+    return Verdict.GOOD if known and now < 0.5 * max(known) else Verdict.BETWEEN
 
 
-def _measures(situation: Situation) -> tuple[Measure, ...]:
+def _held_by(situation: Situation, frame: Frame, prompt: float) -> Held:
+    """What holds the queue back in a frame; ``prompt`` is a usual prompt's length in tokens."""
+    usage = frame.usage_max or 0.0
+    if usage * WORTH_MORE > situation.goals.kv_cache_usage:
+        return Held.MEMORY
+    if (frame.running_max or 0.0) >= AT_THE_LIMIT * situation.max_num_seqs:
+        return Held.SEQUENCES
+    # A request is let in when its whole prompt fits: with long prompts much of the cache stays empty.
+    room = (1 - usage) * frame.kv_cache_tokens if frame.kv_cache_tokens is not None else None
+    return Held.MEMORY if room is not None and room < prompt else Held.STEPS
+
+
+def _verdicts(situation: Situation, held: Held) -> list[Verdict]:
+    """By growth, where this is what holds the queue back."""
+    frames = situation.frames
+    prompts = observed(frames, "prompt_tokens", len(frames))
+    found = []
+    for at, frame in enumerate(frames):
+        verdict = _growth(frames, at)
+        if verdict is Verdict.BAD and _held_by(situation, frame, mean(prompts[at]) or 0.0) is not held:
+            verdict = Verdict.GOOD
+        found.append(verdict)
+    return found
+
+
+def _grows(situation: Situation) -> str:
+    last = situation.last(MINUTE)
+    first, now = last[0].waiting_min or 0.0, last[-1].waiting_min or 0.0
+    return "The queue grows" if now > first else "The queue does not empty"
+
+
+def _measures(situation: Situation) -> list[Measure]:
     frame = situation.frames[-1]
-    running = f"{frame.running_max or 0:.0f}"
-    waiting = f"{frame.waiting_max or 0:.0f}"
-    return (
+    running, waiting = (f"{value or 0:.0f}" for value in (frame.running_max, frame.waiting_max))
+    usage, goal = percent(frame.usage_max), percent(situation.goals.kv_cache_usage)
+    measures = [
         Measure("waiting", waiting),
         Measure("running", running, str(situation.max_num_seqs), "max-num-seqs"),
-        Measure("KV cache usage", percent(frame.usage_max), percent(situation.goals.kv_cache_usage),
-                situation.goals_source),
-    )  # fmt: skip
+        Measure("KV cache usage", usage, goal, situation.goals_source),
+    ]
+    queued = merged(situation.last(MINUTE), "queue")
+    if (longest := p99(queued)) is not None:
+        measures.append(Measure("time in the queue, p99", seconds(longest)))
+    return measures
 
 
 class OversubscribedSequences:
@@ -52,54 +109,73 @@ class OversubscribedSequences:
 
     def verdicts(self, situation: Situation) -> Sequence[Verdict]:
         """By growth, where the limit of sequences is reached and the cache is not full."""
-        frames = situation.frames
-        found = []
-        for at, frame in enumerate(frames):
-            verdict = _growth(frames, at)
-            room = (frame.usage_max or 0.0) <= situation.goals.kv_cache_usage
-            limited = (frame.running_max or 0.0) >= AT_THE_LIMIT * situation.max_num_seqs
-            found.append(Verdict.GOOD if verdict is Verdict.BAD and not (room and limited) else verdict)
-        return found
+        return _verdicts(situation, Held.SEQUENCES)
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """How many wait, and how many more would fit."""
-        frame = situation.frames[-1]
-        usage = max(frame.usage_max or 0.0, 0.01)
-        fitting = int(situation.max_num_seqs * min(2.0, situation.goals.kv_cache_usage / usage))
-        wanted = max(situation.max_num_seqs + 1, fitting // FULL_STEPS * FULL_STEPS)
+        frame, limit = situation.frames[-1], situation.max_num_seqs
+        usage = max((one.usage_max or 0.0 for one in situation.last(MINUTE)), default=0.0)
+        symptom = f"{_grows(situation)}: {frame.waiting_max or 0:.0f} wait, and {usage:.0%} of the KV cache is used."
+        cause = f"No more than {limit} sequences may run at once."
+        remedies = present((self._more(situation, limit, usage), ELSEWHERE))
+        measures = tuple(_measures(situation))
+        return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, remedies)
+
+    @staticmethod
+    def _more(situation: Situation, limit: int, usage: float) -> Remedy | None:
+        """As many as the cache has room for, up to four times; a limit of tokens per step must not be less."""
+        fitting = int(limit * min(4.0, situation.goals.kv_cache_usage / max(usage, 0.01)))
+        wanted = max(limit + 1, fitting // FULL_STEPS * FULL_STEPS)
+        if fitting < WORTH_MORE * limit or wanted > situation.max_num_batched_tokens:
+            return None
         why = f"The KV cache has room for about {wanted} sequences of the present length."
         price = "Each stream gets slower (ITL), and the cache fuller."
-        symptom = f"The queue grows: {frame.waiting_max or 0:.0f} wait, and only {usage:.0%} of the KV cache is used."
-        cause = f"No more than {situation.max_num_seqs} sequences may run at once."
-        remedies = (setting("max-num-seqs", wanted, why, price),)
-        return Condition(self.code, Severity.WARNING, since, symptom, cause, _measures(situation), remedies)
+        itl = p99(observed(situation.last(MINUTE), "itl")[-1])
+        goal = situation.goals.itl_p99_seconds
+        if itl is not None and itl > 0.8 * goal:
+            price = f"ITL p99 is {seconds(itl)} already, of {seconds(goal)}, and gets slower."
+        return setting("max-num-seqs", wanted, why, price)
 
 
 class OversubscribedMemory:
-    """The queue grows and the KV cache is full."""
+    """The queue grows and the KV cache has no room for the next request."""
 
     code = "oversubscribed_memory"
 
     def verdicts(self, situation: Situation) -> Sequence[Verdict]:
         """By growth, where the cache is full."""
-        frames = situation.frames
-        found = []
-        for at, frame in enumerate(frames):
-            verdict = _growth(frames, at)
-            full = (frame.usage_max or 0.0) > situation.goals.kv_cache_usage
-            found.append(Verdict.GOOD if verdict is Verdict.BAD and not full else verdict)
-        return found
+        return _verdicts(situation, Held.MEMORY)
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """How many wait, and what would hold more."""
         frame = situation.frames[-1]
         symptom = (
-            f"The queue grows: {frame.waiting_max or 0:.0f} wait, and the KV cache is {frame.usage_max or 0:.0%} full."
+            f"{_grows(situation)}: {frame.waiting_max or 0:.0f} wait, and the KV cache is {frame.usage_max or 0:.0%} "
+            "full."
         )
         cause = "More tokens are wanted at once than the KV cache holds: more sequences would only be preempted."
-        elsewhere = Remedy(Changes(), "Start a second server on another GPU, or send fewer requests at once.")
-        remedies = (*more_cache(situation), elsewhere)
-        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, _measures(situation), remedies)
+        remedies = (*more_cache(situation), ELSEWHERE)
+        measures = tuple(_measures(situation))
+        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, measures, remedies)
+
+
+class OversubscribedCompute:
+    """The queue grows though there is room for sequences and for tokens: the GPU cannot compute the prompts in time."""
+
+    code = "oversubscribed_compute"
+
+    def verdicts(self, situation: Situation) -> Sequence[Verdict]:
+        """By growth, where neither the limit of sequences nor the cache holds the others back."""
+        return _verdicts(situation, Held.STEPS)
+
+    def describe(self, situation: Situation, since: float) -> Condition:
+        """How many wait, and what makes prompts cheaper."""
+        frame = situation.frames[-1]
+        symptom = f"{_grows(situation)}: {frame.waiting_max or 0:.0f} wait, though sequences and KV cache have room."
+        cause = "Prompts come faster than the GPU computes them."
+        offered = present((quantize(situation), share_prefixes(situation), chunked(situation)))
+        measures = tuple(_measures(situation))
+        return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, (*offered, ELSEWHERE))
 
 
 class NotAdmitted:
@@ -122,6 +198,7 @@ class NotAdmitted:
     def describe(self, situation: Situation, since: float) -> Condition:
         """Nothing runs."""
         symptom = f"{situation.frames[-1].waiting_max or 0:.0f} requests wait and none runs."
-        cause = "Not even one of them finds room in the KV cache."
-        remedies = tuple(more_cache(situation))
-        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, _measures(situation), remedies)
+        cause = "The first of them finds no room in the KV cache or in a step, or the engine was put to sleep."
+        wake = Remedy(Changes(), "If it was put to sleep, wake it; else restart it: those that wait are lost.")
+        remedies = (*present((chunked(situation), *more_cache(situation))), wake)
+        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, tuple(_measures(situation)), remedies)

@@ -7,7 +7,7 @@ is worked out from the frames anew at every look, so that every console and comm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -22,8 +22,9 @@ from vllm_launchers.presets.model import Objectives, Workload
 DEFAULT_OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
 """For servers whose launch says nothing of objectives."""
 
-DEFAULT_SEQUENCES = 256
-"""``max-num-seqs`` on a GPU of less than 70 GiB where the flag is not set."""
+DEFAULT_SEQUENCES = {False: 256, True: 1024}
+DEFAULT_STEP_TOKENS = {False: 2048, True: 8192}
+"""``max-num-seqs`` and ``max-num-batched-tokens`` where the flags are not set, on a large GPU or not."""
 
 ENTER, OF = 3, 4
 LEAVE = 3
@@ -57,6 +58,7 @@ class Situation:
     ``ready_at`` is when it began to serve. ``moments`` are looks at its GPUs, oldest first, empty where none is known.
     ``link`` is how its GPUs reach each other (``NV4``, ``PIX``, ``SYS``, …), the slowest pair. ``silent_seconds`` is
     how long a one-token request has been without an answer, None when none was sent, and 0 when it was answered.
+    ``health_problem`` is what ``/health`` said when it did not say 200 (``answer 503``), since ``health_since``.
     """
 
     now: float
@@ -68,15 +70,24 @@ class Situation:
     preset: str = ""
     release: tuple[int, int, int] | None = None
     max_model_len: int | None = None
-    healthy: bool | None = None
+    health_problem: str = ""
+    health_since: float = 0.0
     moments: Sequence[GpuMoment] = ()
     link: str = ""
     server: str = ""
     reserve_gib: Mapping[int, float] = field(default_factory=dict)
     """Per GPU index, what is kept for other tenants."""
+    spare_gib: Mapping[int, float] = field(default_factory=dict)
+    """Per GPU index, what this server may still take: free now, within this person's share, the reserve left alone."""
+    earlier_reuse: float | None = None
+    """The prefix cache's hit rate in its generation before, where caching was on and that is known."""
+    weights_gib: float | None = None
+    """What its weights take of each GPU, as far as that was estimated."""
     build: str | None = None
     """The engine's build: ``cuda``, ``cpu``, …; a CPU build has no GPU to tune for."""
     compute_capability: tuple[int, int] | None = None
+    large_gpu: bool = False
+    """Whether vLLM takes its larger defaults: 70 GiB or more, and no A100."""
     quantized: bool | None = None
     """Whether its weights are quantized; None where that is not known."""
     silent_seconds: float | None = None
@@ -96,11 +107,43 @@ class Situation:
     @property
     def max_num_seqs(self) -> int:
         """How many sequences may run at once; vLLM's own default where the flag is not set."""
-        return token_count(self.flags.get("max-num-seqs")) or DEFAULT_SEQUENCES
+        return token_count(self.flags.get("max-num-seqs")) or DEFAULT_SEQUENCES[self.large_gpu]
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """How many tokens a step may have; vLLM's own default where the flag is not set."""
+        default = max(DEFAULT_STEP_TOKENS[self.large_gpu], token_count(self.flags.get("max-num-seqs")) or 0)
+        return token_count(self.flags.get("max-num-batched-tokens")) or default
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Over how many GPUs each layer is split."""
+        return token_count(self.flags.get("tensor-parallel-size")) or 1
+
+    @property
+    def reuse(self) -> tuple[float, str]:
+        """The share of prompts that repeats, and where that is known from; 0 where it is not."""
+        if self.earlier_reuse is not None:
+            return self.earlier_reuse, "measured in the generation before"
+        return (self.workload.prefix_reuse, "by its preset") if self.workload is not None else (0.0, "")
 
     def last(self, count: int) -> Sequence[Frame]:
         """The newest frames."""
         return self.frames[-count:]
+
+
+def moments_within(situation: Situation) -> Iterator[tuple[Frame, Sequence[GpuMoment]]]:
+    """Each frame with the looks at the GPUs that fall into it; none where nobody looked."""
+    moments = situation.moments
+    begin = 0
+    for frame in situation.frames:
+        while begin < len(moments) and moments[begin].at < frame.start:
+            begin += 1
+        end = begin
+        while end < len(moments) and moments[end].at < frame.end:
+            end += 1
+        yield frame, moments[begin:end]
+        begin = end
 
 
 class Rule(Protocol):

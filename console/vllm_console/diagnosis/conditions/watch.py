@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vllm_console.diagnosis.conditions.cache import (
@@ -12,24 +12,58 @@ from vllm_console.diagnosis.conditions.cache import (
     PrefixCacheIdle,
     PrefixCacheMissed,
 )
-from vllm_console.diagnosis.conditions.latency import PrefillContention, itl_p99
-from vllm_console.diagnosis.conditions.queue import NotAdmitted, OversubscribedMemory, OversubscribedSequences
+from vllm_console.diagnosis.conditions.engine import EngineHung, StarvedByClients, engine_dead
+from vllm_console.diagnosis.conditions.gpus import (
+    GpuMemoryBelowReserve,
+    GpuMemoryContended,
+    GpuThrottled,
+    PcieNarrow,
+    TensorParallelStalls,
+)
+from vllm_console.diagnosis.conditions.healthy import Healthy
+from vllm_console.diagnosis.conditions.latency import PrefillContention, SlowFirstToken, SlowTokens
+from vllm_console.diagnosis.conditions.queue import (
+    NotAdmitted,
+    OversubscribedCompute,
+    OversubscribedMemory,
+    OversubscribedSequences,
+)
 from vllm_console.diagnosis.conditions.rule import Rule, Situation, holds_since
-from vllm_console.diagnosis.model import Condition, Measure, Severity
-from vllm_console.format import percent, seconds
+from vllm_console.diagnosis.model import Condition, Severity
 
 RULES: tuple[Rule, ...] = (
+    EngineHung(),
     Preempting(),
     OversubscribedMemory(),
     OversubscribedSequences(),
+    OversubscribedCompute(),
     NotAdmitted(),
     KvCachePressure(),
     PrefillContention(),
+    TensorParallelStalls(),
+    SlowTokens(),
+    SlowFirstToken(),
+    GpuThrottled(),
+    GpuMemoryBelowReserve(),
+    GpuMemoryContended(),
+    PcieNarrow(),
     PrefixCacheMissed(),
     PrefixCacheIdle(),
     ContextUnused(),
+    StarvedByClients(),
 )
 """All conditions that are looked for."""
+
+_HELD_UP = ("preempting", "oversubscribed_memory", "oversubscribed_sequences", "oversubscribed_compute", "not_admitted")
+EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
+    "kv_cache_pressure": ("preempting", "oversubscribed_memory"),
+    "slow_tokens": (*_HELD_UP, "kv_cache_pressure", "prefill_contention", "tensor_parallel_stalls", "gpu_throttled"),
+    "slow_first_token": (*_HELD_UP, "kv_cache_pressure", "tensor_parallel_stalls", "gpu_throttled"),
+    "starved_by_clients": ("engine_hung", "not_admitted"),
+}
+"""Conditions that go without saying when one of these holds: each is named once, by its cause."""
+
+GENERAL = ("slow_tokens", "slow_first_token")
 
 SETTLING_SECONDS = 20.0
 """After a server became ready nothing is judged for this long: first requests warm it up."""
@@ -41,33 +75,23 @@ MOST_STALE_SECONDS = 30.0
 def conditions(situation: Situation, rules: Sequence[Rule] = RULES) -> tuple[Condition, ...]:
     """Every condition that holds now, the gravest first and among equals the oldest.
 
-    Where nothing worse than a note is found and requests are served, `healthy` says so.
+    Where nothing worse than a note is found and requests are served well, `Healthy` says so.
     """
+    if (dead := engine_dead(situation)) is not None:
+        return (dead,)
     frames = [frame for frame in situation.frames if frame.start >= situation.ready_at + SETTLING_SECONDS]
     if not frames or situation.now - frames[-1].end > MOST_STALE_SECONDS:
         return ()
     judged = replace(situation, frames=tuple(frames))
-    found = []
-    for rule in rules:
-        since = holds_since(rule.verdicts(judged), frames)
-        if since is not None:
-            found.append(rule.describe(judged, since))
-    if all(condition.severity is Severity.NOTE for condition in found) and (well := _healthy(judged)) is not None:
-        found.append(well)
+    held = [(rule, since) for rule in rules if (since := holds_since(rule.verdicts(judged), frames)) is not None]
+    codes = {rule.code for rule, _ in held}
+    found = [
+        rule.describe(judged, since) for rule, since in held if not codes.intersection(EXPLAINED_BY.get(rule.code, ()))
+    ]
+    if all(condition.severity is Severity.NOTE for condition in found):
+        well = Healthy()
+        if (since := holds_since(well.verdicts(judged), frames)) is not None:
+            found.append(well.describe(judged, since))
     order = list(Severity)
-    return tuple(sorted(found, key=lambda condition: (order.index(condition.severity), condition.since)))
-
-
-def _healthy(situation: Situation) -> Condition | None:
-    """All is well, said plainly; None while nothing is served."""
-    frame = situation.frames[-1]
-    if not frame.grown.generation_tokens_total:
-        return None
-    goals, source = situation.goals, situation.goals_source
-    measures = [Measure("KV cache usage", percent(frame.usage_max), percent(goals.kv_cache_usage), source)]
-    if (latency := itl_p99(frame)) is not None:
-        measures.append(Measure("ITL p99", seconds(latency), seconds(goals.itl_p99_seconds), source))
-    since = situation.frames[0].start
-    return Condition(
-        "healthy", Severity.GOOD, since, "Healthy.", "Nothing is found that would hold it up.", tuple(measures)
-    )
+    # What is named by its cause comes before a goal that is missed.
+    return tuple(sorted(found, key=lambda one: (order.index(one.severity), one.code in GENERAL, one.since)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from vllm_console.diagnosis.case import Case
 from vllm_console.diagnosis.model import Remedy
@@ -16,12 +17,20 @@ LOWEST_UTILIZATION = 0.3
 
 BLOCK = 16
 
+SMALLEST_STEP = 1024
+"""Tokens of one step, of prefill, below which prompts take too long."""
+
 _ESTIMATE = re.compile(r"estimated maximum model length is (\d+)")
 _NEEDED = re.compile(
-    r"seq(?:uence)? len \((?P<length>\d+)\), \((?P<need>[\d.]+) GiB KV cache is needed, "
-    r"which is larger than the available KV cache memory \((?P<have>[\d.]+) GiB\)"
+    r"seq(?:uence)? len \((?P<length>\d+)\), \(?(?P<need>[\d.]+) Gi?B KV cache is needed, "
+    r"which is larger than the available KV cache memory \((?P<have>[\d.]+) Gi?B\)"
 )
 _STORED = re.compile(r"max(?:imum)? seq(?:uence)? len \(\d+\) is larger than .*KV cache \((?P<tokens>\d+)\)")
+_ASKED = re.compile(
+    r"Tried to allocate (?P<asked>[\d.]+) (?P<unit>[KMG])iB.* total capacity of (?P<total>[\d.]+) GiB"
+    r".* which (?P<free>[\d.]+) (?P<free_unit>[KMG]iB|bytes) is free"
+)
+_GIB: Mapping[str, float] = {"K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "b": 1 / (1 << 30)}
 _FREE = re.compile(r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\)")
 
 
@@ -41,9 +50,9 @@ def kv_cache_too_small(case: Case) -> tuple[Remedy, ...]:
     if "num-gpu-blocks-override" in case.flags:
         why = "Without it the KV cache gets all the memory that vLLM may take."
         return (*found, Remedy(Changes(unset=("num-gpu-blocks-override",)), why))
-    found += _more_utilization(case)
     if fitting is not None and not str(case.flags.get("kv-cache-dtype", "auto")).startswith("fp8"):
-        found.append(_fp8_kv())
+        found.append(_fp8_kv(case))
+    found += _more_utilization(case)
     if fitting is None:
         found += _smaller_steps(case)
         found += _spread(case)
@@ -73,20 +82,48 @@ def _more_utilization(case: Case) -> list[Remedy]:
     return [Remedy(change("gpu-memory-utilization", more), why, price)]
 
 
-def _fp8_kv() -> Remedy:
-    why = "A KV cache in FP8 holds twice the tokens of one in 16 bits."
+def _fp8_kv(case: Case) -> Remedy:
+    why = "A KV cache in FP8 holds twice the tokens of one in 16 bits"
+    told = _NEEDED.search(case.text)
+    if told:
+        enough = float(told["need"]) <= 2 * float(told["have"])
+        why += f": {'enough' if enough else 'still not enough'} for {int(told['length']):,}"
     price = "Native from Ada and Hopper on (not on Ampere); answers can differ a little."
-    return Remedy(change("kv-cache-dtype", "fp8"), why, price)
+    return Remedy(change("kv-cache-dtype", "fp8"), f"{why}.", price)
 
 
 def _smaller_steps(case: Case) -> list[Remedy]:
     """Activations grow with the tokens of one step."""
-    tokens = int(case.number("max-num-batched-tokens", 8192))
-    less = max(1024, tokens // 2)
-    if less >= tokens or case.flags.get("enable-chunked-prefill") is False:
+    tokens = case.batched_tokens
+    less = max(SMALLEST_STEP, tokens // 2) if tokens else SMALLEST_STEP
+    if (tokens is not None and less >= tokens) or case.flags.get("enable-chunked-prefill") is False:
         return []
-    why = f"A step of {less:,} tokens instead of {tokens:,} needs less memory for activations."
+    was = f" instead of {tokens:,}" if tokens else ""
+    why = f"A step of {less:,} tokens{was} needs less memory for activations."
     return [Remedy(change("max-num-batched-tokens", less), why, "Long prompts take more steps: TTFT grows.")]
+
+
+def _fewer_sequences(case: Case, for_what: str) -> list[Remedy]:
+    """Half of those that were set; 128 where the default counts, which is 256 or more."""
+    known = int(case.number("max-num-seqs", 0))
+    fewer = known // 2 if known else 128
+    if fewer < 1:
+        return []
+    why = f"{fewer} sequences at once{f' instead of {known}' if known else ''} need less memory for {for_what}."
+    return [Remedy(change("max-num-seqs", fewer), why, "Throughput under full load is lower.")]
+
+
+def _less_utilization(case: Case, margin: float, why: str) -> list[Remedy]:
+    """Lower by what was asked for and not free, where the log says so, and in any case by the margin."""
+    missing = 0.0
+    if told := _ASKED.search(case.text):
+        asked = float(told["asked"]) * _GIB[told["unit"]]
+        missing = (asked - float(told["free"]) * _GIB[told["free_unit"][0]]) / float(told["total"])
+    lower = math.floor((case.utilization - max(margin, missing + 0.01)) * 100 + 1e-6) / 100
+    if lower < LOWEST_UTILIZATION:
+        return []
+    words = f"vLLM takes {lower:g} of the GPU instead of {case.utilization:g}{why}"
+    return [Remedy(change("gpu-memory-utilization", lower), words, "The KV cache gets smaller.")]
 
 
 def _spread(case: Case) -> list[Remedy]:
@@ -139,29 +176,18 @@ def weights_do_not_fit(case: Case) -> tuple[Remedy, ...]:
 
 
 def oom_at_run_time(case: Case) -> tuple[Remedy, ...]:
-    """Activations found no room beside weights and KV cache."""
-    lower = round(max(LOWEST_UTILIZATION, case.utilization - 0.05), 2)
-    why = f"vLLM takes {lower:g} of the GPU instead of {case.utilization:g}, which leaves room for activations."
-    found = [Remedy(change("gpu-memory-utilization", lower), why, "The KV cache gets smaller.")]
-    found += _smaller_steps(case)
-    sequences = int(case.number("max-num-seqs", 256))
-    if sequences > 1:
-        why = (
-            f"{sequences // 2} sequences at once instead of {sequences} need less memory for activations and sampling."
-        )
-        found.append(Remedy(change("max-num-seqs", sequences // 2), why, "Throughput under full load is lower."))
-    return tuple(found)
+    """Activations found no room beside the weights, or beside weights and KV cache."""
+    if case.kv_taken or case.served:
+        found = _less_utilization(case, 0.05, ", which leaves room for activations.")
+        return (*found, *_smaller_steps(case), *_fewer_sequences(case, "activations and sampling"))
+    # Before the KV cache takes its share, a lower one frees nothing.
+    return (*_smaller_steps(case), *_fewer_sequences(case, "activations and sampling"), *_spread(case))
 
 
 def oom_at_graph_capture(case: Case) -> tuple[Remedy, ...]:
     """CUDA graphs found no room after the KV cache was taken."""
-    lower = round(max(LOWEST_UTILIZATION, case.utilization - 0.04), 2)
-    why = f"vLLM plans with {lower:g} of the GPU instead of {case.utilization:g}: the graphs get what is left."
-    found = [Remedy(change("gpu-memory-utilization", lower), why, "The KV cache gets smaller.")]
-    sequences = int(case.number("max-num-seqs", 256))
-    if sequences > 8:
-        why = f"Graphs are captured for up to {sequences // 2} sequences instead of {sequences}."
-        found.append(Remedy(change("max-num-seqs", sequences // 2), why, "Throughput under full load is lower."))
+    found = _less_utilization(case, 0.04, ": the graphs get what is left.")
+    found += _fewer_sequences(case, "CUDA graphs: the largest is for that many")
     if case.flags.get("enforce-eager") is not True:
         why = "Without CUDA graphs their memory is not needed."
         found.append(Remedy(change("enforce-eager", True), why, "Each step is slower, most of all with few requests."))

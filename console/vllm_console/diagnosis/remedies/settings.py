@@ -7,31 +7,89 @@ import re
 
 from vllm_console.diagnosis.case import Case
 from vllm_console.diagnosis.model import Remedy
+from vllm_console.diagnosis.words import flags_in
 from vllm_launchers.plan.errors import FlagError
 from vllm_launchers.plan.flags import normalise, parse_value
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.plan.model import Changes, Flags
+from vllm_launchers.presets.model import FlagValue
 from vllm_launchers.presets.rules import FLAG_NAME
 
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: (?P<words>.*)")
 _ARGUMENT = re.compile(r"argument (?P<names>--?[\w./-]+): (?P<why>.*)")
 _CHOICES = re.compile(r"invalid choice: '?(?P<given>[^'(]*?)'? \(choose from (?P<choices>[^)]*)\)")
 _DERIVED = re.compile(r"derived max_model_len \((?P<why>[^)]*?(?P<length>\d+))[^)\d]*\)")
-_HEADS = re.compile(r"heads \((?P<heads>\d+)\).*?divisible by tensor.parallel.?size \((?P<size>\d+)\)", re.IGNORECASE)
-_BLOCKS = re.compile(r"= (?P<part>\d+) is not divisible by weight quantization block_\w = (?P<block>\d+)")
+_HEADS = re.compile(
+    r"heads ?[(=] ?(?P<heads>\d+)\)?.*?divisible by (?:tensor.parallel.?(?:world )?size|tp_size) ?[(=] ?(?P<size>\d+)",
+    re.IGNORECASE,
+)
+_BLOCKS = re.compile(
+    r"= ?(?P<part>\d+) is not divisible by\s+"
+    r"(?:weight quantization block_\w|min_thread_\w|group_size) ?= ?(?P<block>\d+)"
+)
+_KEYWORD = re.compile(r"unexpected keyword argument '(?P<name>[a-z][a-z0-9_]*)'")
+_STEP = re.compile(
+    r"max_num_batched_tokens \((?P<step>\d+)\) (?:is smaller than|must be greater than or equal to) "
+    r"(?P<what>max_model_len|max_num_seqs) \((?P<least>\d+)\)"
+)
+_PARSERS = re.compile(
+    r"invalid (?P<kind>tool call|reasoning) parser: (?P<given>\S+) \(chose from \{(?P<choices>[^}]*)\}"
+)
+_PERCENT = re.compile(r"(?:input_value=|Got )(?P<given>\d+(?:\.\d+)?)\b")
+_AGAIN = re.compile(r"Re-run with --kv-cache-dtype (?P<value>[a-z0-9_]+)")
+_SUPPORTED = re.compile(r"Supported dtypes: \[(?:torch\.)?(?P<first>\w+)")
 _FIELD = re.compile(r"^--(?P<name>[a-z][a-z0-9-]*): ")
 
 
 def unknown_flag(case: Case) -> tuple[Remedy, ...]:
-    """Leave out what vLLM does not know."""
-    told = _UNRECOGNIZED.search(case.text)
-    words = [word.partition("=")[0] for word in told["words"].split() if word.startswith("--")] if told else []
-    names = [name for word in words if FLAG_NAME.fullmatch(name := word.lstrip("-").replace("_", "-"))]
-    if not names:
+    """What the flags are called now, or were most likely meant for, in one change; else leave them out."""
+    given = _given(case.text)
+    if not given:
         return ()
-    listed = ", ".join(f"--{name}" for name in names)
+    listed = ", ".join(f"--{name}" for name in given)
     version = f"vLLM {case.version}" if case.version else "This vLLM"
-    many = "them" if len(names) > 1 else "it"
-    return (Remedy(Changes(unset=tuple(names)), f"{version} does not know {listed}: leave {many} out."),)
+    many = "them" if len(given) > 1 else "it"
+    without = Remedy(Changes(unset=tuple(given)), f"{version} does not know {listed}: leave {many} out.")
+    right = {name: found for name in given if (found := _right_name(name, given, case)) is not None}
+    wanted = {new: value for remedy in right.values() for new, value in remedy.changes.set.items()}
+    why = " ".join(remedy.why for remedy in right.values())
+    if wanted:
+        return (Remedy(Changes(wanted, tuple(given)), why), without)
+    return (Remedy(without.changes, f"{without.why} {why}".strip()),)
+
+
+def _given(text: str) -> dict[str, FlagValue]:
+    """The flags that the parser did not know, with the values that stood behind them."""
+    if told := _KEYWORD.search(text):
+        return {told["name"].replace("_", "-"): True}
+    told = _UNRECOGNIZED.search(text)
+    given: dict[str, FlagValue] = {}
+    last = None
+    for word in told["words"].split() if told else ():
+        name, _, value = word.partition("=")
+        name = name.lstrip("-").replace("_", "-")
+        if word.startswith("--") and FLAG_NAME.fullmatch(name):
+            last = name
+            given[name] = parse_value(value, name=name) if value else True
+        elif last is not None and given[last] is True:
+            given[last] = parse_value(word, name=last)
+    return given
+
+
+def _right_name(name: str, given: Flags, case: Case) -> Remedy | None:
+    """The change to today's spelling of a retired flag, or to the flag whose name is nearly the same."""
+    from vllm_launchers.machine.flags.releases import RELEASES, UnknownReleaseError, release_table
+    from vllm_launchers.plan.retired.flags import RETIRED_FLAGS
+
+    try:
+        table = release_table(case.version or RELEASES[-1])
+    except UnknownReleaseError:
+        return None
+    if retired := RETIRED_FLAGS.get(name):
+        changes = retired.carry({**case.flags, **given})
+        known = changes is not None and all(new.partition(".")[0] in table.flags for new in changes.set)
+        return Remedy(changes if changes is not None and known else Changes(), f"--{name}: {retired.instead}.")
+    near = difflib.get_close_matches(name, table.flags, n=1, cutoff=0.8)
+    return Remedy(Changes({near[0]: given[name]}), f"--{name} is called --{near[0]}.") if near else None
 
 
 def invalid_value(case: Case) -> tuple[Remedy, ...]:
@@ -40,15 +98,23 @@ def invalid_value(case: Case) -> tuple[Remedy, ...]:
         length = int(told["length"])
         why = f"The model's own context is {length:,} tokens."
         return (Remedy(Changes({"max-model-len": length}), why, "Longer requests are refused."),)
+    if (told := _STEP.search(case.text)) and int(told["step"]) < int(told["least"]):
+        least = int(told["least"])
+        what = "max-model-len" if "max_model_len" in told["what"] else "max-num-seqs"
+        why = f"A step must hold at least the {least:,} tokens of {what}."
+        return (Remedy(Changes({"max-num-batched-tokens": least}), why, "Steps need more memory for activations."),)
     name = _named(case)
     if name is None:
         return ()
     found = []
-    if told := _CHOICES.search(case.text):
+    if (told := _CHOICES.search(case.text)) or (told := _PARSERS.search(case.text)):
         choices = [choice.strip().strip("'\"") for choice in told["choices"].split(",")]
         near = difflib.get_close_matches(told["given"].strip(), choices, n=1, cutoff=0.6)
         if near:
             found.append(Remedy(Changes({name: parse_value(near[0], name=name)}), f"--{name} takes {near[0]}."))
+    if name == "gpu-memory-utilization" and (told := _PERCENT.search(case.text)) and 1 < float(told["given"]) <= 100:
+        share = min(0.95, float(told["given"]) / 100)
+        found.append(Remedy(Changes({name: share}), f"It is a share, not a percentage: {share:g}."))
     why = f"Without it, vLLM's own default for --{name} counts."
     return (*found, Remedy(Changes(unset=(name,)), why))
 
@@ -59,8 +125,15 @@ def _named(case: Case) -> str | None:
     word = max(told["names"].split("/"), key=len) if told else ""
     if not word and (field := _FIELD.match(case.text)):
         word = field["name"]
+    if not word and (told := _PARSERS.search(case.text)):
+        word = "tool-call-parser" if told["kind"] == "tool call" else "reasoning-parser"
+    if not word and "GPU memory utilization must" in case.text:
+        word = "gpu-memory-utilization"
     if not word and "quantization method" in case.text:
         word = "quantization"
+    if not word:
+        spoken = list(flags_in(case.text))
+        word = next((name for name in spoken if name in case.flags), spoken[0] if spoken else "")
     try:
         return normalise(word) if word else None
     except FlagError:
@@ -108,6 +181,12 @@ def _whole_blocks(part: int, block: int, size: int) -> tuple[Remedy, ...]:
 def unsupported_by_gpu(case: Case) -> tuple[Remedy, ...]:
     """Another number format, or another kernel."""
     text = case.text.lower()
+    if told := _AGAIN.search(case.text):
+        why = f"This GPU keeps the KV cache in {told['value']}."
+        return (Remedy(Changes({"kv-cache-dtype": told["value"]}), why, "It may hold half as many tokens."),)
+    if told := _SUPPORTED.search(case.text):
+        why = f"The quantization's kernels compute in {told['first']}."
+        return (Remedy(Changes({"dtype": told["first"]}), why, "Some models overflow in float16; try the answers."),)
     if "bfloat16" in text or "bf16" in text:
         why = "This GPU computes in float16, not in bfloat16."
         return (Remedy(Changes({"dtype": "half"}), why, "Some models overflow in float16; try the answers."),)

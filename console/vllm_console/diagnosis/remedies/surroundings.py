@@ -73,6 +73,8 @@ def driver(_case: Case) -> tuple[Remedy, ...]:
 
 def disk_full(case: Case) -> tuple[Remedy, ...]:
     """Room, elsewhere or here."""
+    if "/torch_" in case.text or "shared" in case.text.lower():
+        return (_advice("/dev/shm is full: run the container with --ipc=host or --shm-size=16g."),)
     cache = "compile" in case.text.lower() or "cache" in case.text.lower()
     where = "--env VLLM_CACHE_ROOT=FOLDER" if cache else "--env HF_HOME=FOLDER"
     return (_advice(f"Make room, or point to a folder with more of it: {where}."),)

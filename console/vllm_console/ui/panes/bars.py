@@ -80,7 +80,8 @@ def message_line(message: Part | None, server: ServerView | None, snapshot: Flee
     if message is not None:
         text, style = (message, None) if isinstance(message, str) else message
         return line((fit(f" {plain(text)}", width), style))
-    if server and server.reason and not (server.notice and server.state is State.STOPPED):
+    found = server is not None and server.diagnosis is not None  # the line of findings says it
+    if server and server.reason and not found and not (server.notice and server.state is State.STOPPED):
         return line((fit(f" ! {plain(server.name)}: {plain(server.reason)}", width), WARN))
     if server and server.notice:
         return line((fit(f" {plain(server.name)}: {plain(server.notice)}", width), WARN))

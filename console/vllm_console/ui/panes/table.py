@@ -13,9 +13,11 @@ from textual.strip import Strip
 
 from vllm_console.fleet.model import ServerView, State, Window
 from vllm_console.format import UNKNOWN, count, duration, percent, seconds
+from vllm_console.telemetry.progress import share_of
 from vllm_console.text import plain
+from vllm_console.ui.findings import worst_sign
 from vllm_console.ui.panes.base import STALE_SECONDS, over, quantile
-from vllm_console.ui.panes.state import share_of
+from vllm_console.ui.panes.state import left_words
 from vllm_console.ui.panes.throughput import rate
 from vllm_console.ui.theme import ACCENT, BAD, DIM, OK, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, progress, rule
@@ -85,8 +87,13 @@ def heading(columns: Sequence[Column]) -> Strip:
 
 
 def row(server: ServerView, columns: Sequence[Column], now: float, width: int, selected: bool) -> Strip:
-    """One server's line. Without metrics its reason or progress runs over the columns that would show them."""
+    """One server's line, with the sign of a problem before its name.
+
+    Without metrics its reason or progress runs over the columns that would show them.
+    """
     parts: list[Part] = [("▸ ", ACCENT) if selected else "  "]
+    if (sign := worst_sign(server)) is not None:
+        parts = [("▸", ACCENT) if selected else " ", sign]
     used = 2
     told = _told(server, now, width)
     for index, column in enumerate(columns):
@@ -116,6 +123,9 @@ def _told(server: ServerView, now: float, width: int) -> Cell | None:
     if server.next_attempt_at is not None and server.next_attempt_at > now:
         return f"starts again in {duration(server.next_attempt_at - now)}: {server.reason}", STATE_STYLE[server.state]
     if server.state is State.STARTING:
+        quiet = server.startup.quiet_seconds if server.startup is not None else None
+        if quiet is not None:
+            return f"! {server.stages[-1].name}: no sign of life for {duration(quiet)}", WARN
         return _starting(server, now, width), ACCENT
     if server.state is State.READY:
         stale = server.sample is not None and now - server.sample.at > STALE_SECONDS
@@ -137,7 +147,10 @@ def _starting(server: ServerView, now: float, width: int) -> str:
     share = share_of(stage.detail)
     drawn = f" {progress(share, 8 if width < 100 else 16)}" if share is not None else ""
     running = duration(stage.seconds if stage.seconds is not None else now - stage.started_at)
-    return f"{stage.name} {stage.detail}{drawn} {running}".replace("  ", " ")
+    way = server.startup.progress if server.startup is not None else None
+    told = way is not None and way.seconds_left is not None and width >= 100
+    left = f" · {left_words(way)}" if told and way is not None else ""
+    return f"{stage.name} {stage.detail}{drawn} {running}{left}".replace("  ", " ")
 
 
 def _value(server: ServerView, name: str) -> float | None:

@@ -15,7 +15,7 @@ from vllm_console.fleet.model import Flags, ServerView
 from vllm_console.format import UNKNOWN, count, duration
 from vllm_console.text import plain
 from vllm_console.ui.panes.bars import flag_text
-from vllm_console.ui.panes.state import stage_lines
+from vllm_console.ui.panes.state import memory_lines, stage_lines
 from vllm_console.ui.screens.reading import ReadingScreen
 from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
@@ -62,6 +62,7 @@ def describe_lines(server: ServerView, now: float, width: int) -> list[Strip]:
         lines += [_head("Changed since the previous generation"), *_changed(server.previous_flags, server, width)]
     if server.stages:
         lines += [_head("Start-up"), *stage_lines(server.stages, now, width)]
+        lines += memory_lines(server.startup, width)
     if server.workload:
         lines += [_head("Made for"), line(fit("  " + _workload(server), width).rstrip())]
     return lines

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-import textwrap
+from functools import partial
 from typing import ClassVar
 
+from rich.style import Style
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.screen import Screen
 from textual.strip import Strip
-from textual.suggester import SuggestFromList
 from textual.widgets import Input
 
+from vllm_console.fleet.api import Fleet, FleetError
 from vllm_console.fleet.model import Changes, FlagValue, ServerView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.flag_edits import FlagEdits, matching_names, next_value
-from vllm_console.ui.screens.footing import footer
-from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit, rule
+from vllm_console.ui.flag_book import FlagBook
+from vllm_console.ui.flag_edits import FlagEdits
+from vllm_console.ui.screens.flags_lines import WIDE, about_lines, flag_row, heading
+from vllm_console.ui.screens.footing import footer, note_lines
+from vllm_console.ui.theme import ACCENT, BAD, DIM, WARN
+from vllm_console.ui.threads import in_thread
+from vllm_console.ui.traffic import Seen, seen_by
+from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.lines import LineView, line
-from vllm_launchers.plan.common_flags import common_flag, flag_name, flag_text, name_warning, parse_flag_value
+from vllm_launchers.plan.choices.model import Choice
+from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.errors import FlagError
+from vllm_launchers.plan.model import same_value
 
-WIDE = 110
-"""From this width on meanings stand in the table."""
+TALL, ABOUT_ROWS, TALL_ABOUT_ROWS = 36, 4, 8
+"""Rows for what the flag under the cursor is: more of them from a certain height on."""
 
-ABOUT_ROWS = 3
+SEARCH = ""
+"""What the entry is for while words are searched."""
 
 
 class FlagsScreen(Screen[Changes | None]):
@@ -41,19 +50,20 @@ class FlagsScreen(Screen[Changes | None]):
     SCOPE = "flags"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("flags")]
 
-    def __init__(self, server: ServerView, staged: Changes) -> None:
+    def __init__(self, server: ServerView, staged: Changes, fleet: Fleet, seen: Seen | None = None) -> None:
         super().__init__()
-        self._server = server
+        self._server, self._fleet = server, fleet
+        self._book = FlagBook()
         self._edits = FlagEdits.of(server.flags, staged)
         self._before = self._edits.changes
         self._search = ""
         self._only_set = False
-        self._names = matching_names(self._edits, "", False)
+        self._names = self._book.matching(self._edits, "")
         self._index = self._top = 0
-        self._editing: str | None = None
-        """What the input is for: a flag's name, or "" for the search; None while it is closed."""
-        self._said: Part = ""
-        self._warned = False
+        self._said: tuple[str, Style | None] = ("", None)
+        self._warned = self._looking = False
+        self._suggested: dict[str, Choice] = {}
+        self._seen, self._seen_words = seen, ""
 
     def compose(self) -> ComposeResult:
         """Title, table, what the flag under the cursor means, input, keys."""
@@ -61,22 +71,46 @@ class FlagsScreen(Screen[Changes | None]):
         yield LineView(id="flags-head", classes="bar")
         yield LineView(id="flags-list")
         yield LineView(id="flags-about")
-        yield LineView(id="flags-note", classes="bar")
-        yield Input(id="flags-input", compact=True)
+        yield LineView(id="flags-note")
+        yield Entry(id="flags-input")
         yield LineView(id="flags-keys", classes="bar")
 
     def on_mount(self) -> None:
-        """The input stays away until it is needed."""
-        self._input.display = False
-        self._draw()
+        """Learn the flags of the server's own vLLM."""
+        self._arrange()
+        if self._seen is not None:
+            self._follow(self._seen)
+        self.run_worker(self._learn(), name="flags", exclusive=True, group="flags")
+
+    async def _learn(self) -> None:
+        if self._server.engine is None:
+            return
+        try:
+            table = await in_thread(partial(self._fleet.flags, self._server.engine), "flags")
+        except FleetError as error:
+            self._say(str(error), WARN)
+            self._draw()
+            return
+        if table is not None:
+            self._book = FlagBook(table)
+            self._list_again(self._under)
 
     def on_resize(self, _event: events.Resize) -> None:
         """Draw for the new size."""
-        self.call_after_refresh(self._draw)
+        self._arrange()
 
     @property
-    def _input(self) -> Input:
-        return self.query_one("#flags-input", Input)
+    def _about_rows(self) -> int:
+        return TALL_ABOUT_ROWS if self.app.size.height >= TALL else ABOUT_ROWS
+
+    def _arrange(self) -> None:
+        if self.is_mounted:
+            self.query_one("#flags-about").styles.height = self._about_rows
+            self.call_after_refresh(self._draw)
+
+    @property
+    def _input(self) -> Entry:
+        return self.query_one("#flags-input", Entry)
 
     @property
     def _under(self) -> str | None:
@@ -89,78 +123,62 @@ class FlagsScreen(Screen[Changes | None]):
         title = f"Flags · {plain(self._server.name)}{' · simulated' if self._server.simulated else ''}"
         count = len(self._edits.edits)
         right: list[Part] = [(f"{count} staged" if count else "nothing staged", ACCENT if count else DIM)]
+        if width >= WIDE:
+            right.insert(0, (f"{self._book.source} · ", DIM))
         if self._only_set:
             right.insert(0, ("only set · ", DIM))
         if self._search:
             right.insert(0, (f"/{plain(self._search)} · ", DIM))
         self._show("#flags-title", [rule(title, width, right)])
-        self._show(
-            "#flags-head", [line((self._columns(" ", "FLAG", "NOW", "STAGED", "VLLM'S DEFAULT", "MEANING"), DIM))]
-        )
+        self._show("#flags-head", [heading(width)])
         self._draw_list()
         self._draw_about()
-        self._show("#flags-note", [line(" ", self._said) if self._said else line()])
+        note = self.query_one("#flags-note", LineView)
+        before = len(note.lines)
+        note.show(note_lines(*self._said, width))
+        if len(note.lines) != before:
+            self.call_after_refresh(self._draw)
         self._show("#flags-keys", [footer("flags", width)])
 
     def _show(self, selector: str, strips: list[Strip]) -> None:
         self.query_one(selector, LineView).show(strips)
 
-    def _columns(self, mark: str, name: str, now: str, staged: str, default: str, meaning: str) -> str:
-        width = self.app.size.width
-        wide = width >= WIDE
-        first, each = (32, 15) if wide else (30, (width - 32 - 2) // 3 - 1)
-        text = f" {mark}{fit(name, first)} {fit(now, each)} {fit(staged, each)} {fit(default, each)}"
-        return fit(f"{text} {meaning}" if wide else text, width)
-
     def _draw_list(self) -> None:
         rows = max(1, self.query_one("#flags-list").size.height)
         self._index = min(max(0, self._index), max(0, len(self._names) - 1))
-        self._top = min(max(self._top, self._index - rows + 1), self._index)
-        strips = [self._row(name, index == self._index) for index, name in enumerate(self._names)]
+        self._top = min(max(self._top, self._index - rows + 1), self._index, max(0, len(self._names) - rows))
+        shown = list(enumerate(self._names))[self._top : self._top + rows]
+        width = self.app.size.width
+        strips = [
+            flag_row(name, self._server, self._edits, self._book, width, index == self._index) for index, name in shown
+        ]
         if not strips:
-            strips = [line((f" no flag matches '{plain(self._search)}'", DIM))]
-        self._show("#flags-list", strips[self._top : self._top + rows])
-
-    def _row(self, name: str, under_cursor: bool) -> Strip:
-        flag, changed = common_flag(name), self._edits.changed(name)
-        staged = (
-            ("left out" if self._edits.value(name) is None else flag_text(self._edits.value(name))) if changed else ""
-        )
-        now = flag_text(self._server.flags.get(name))
-        text = self._columns(
-            "*" if changed else " ", plain(name), plain(now), plain(staged), flag.default if flag else "–",
-            flag.meaning if flag else plain(self._server.reasons.get(name, "")),
-        )  # fmt: skip
-        if under_cursor:
-            return line((text, CURSOR))
-        return line((text, ACCENT if changed else STRONG if name in self._server.flags else None))
+            strips = note_lines(self._book.no_match(self._search), WARN, width)
+        self._show("#flags-list", strips)
 
     def _draw_about(self) -> None:
-        name, width = self._under, self.app.size.width
+        name = self._under
         if name is None:
-            adding = "enter adds it, if it is a flag's name" if self._editing == "" else ""
+            adding = "enter adds it, if it is a flag's name" if self._input.purpose == SEARCH else ""
             self._show("#flags-about", [line((f" {adding}", DIM))])
-            return
-        flag = common_flag(name)
-        texts: list[Part] = [f"{name}: {flag.meaning}." if flag else (name_warning(name, self._server.flags), WARN)]
-        if flag and flag.choices:
-            texts.append((f"takes {', '.join(flag.choices)}{', …' if flag.open_choices else ''}", DIM))
-        elif flag:
-            texts.append((f"takes: {flag.kind.value}", DIM))
-        if reason := self._server.reasons.get(name):
-            texts.append((f"set because {plain(reason)}", DIM))
-        strips = []
-        for part in texts:
-            text, style = (part, None) if isinstance(part, str) else part
-            strips += [line((f" {row}", style)) for row in textwrap.wrap(plain(text), width - 2)]
-        self._show("#flags-about", strips[:ABOUT_ROWS])
+        else:
+            proposed = self._proposed(name)
+            told = about_lines(name, self._server, self._book, proposed, self._seen_words, self.app.size.width)
+            self._show("#flags-about", told[: self._about_rows])
 
-    def _say(self, text: str, style: object = None) -> None:
-        self._said = (plain(text), BAD if style is BAD else WARN if style is WARN else None) if text else ""
+    def _proposed(self, name: str) -> Choice | None:
+        """What traffic asked for, while that is what stands there."""
+        choice = self._suggested.get(name)
+        return choice if choice is not None and same_value(choice.value, self._edits.value(name)) else None
+
+    def _say(self, text: str, style: Style | None = None) -> None:
+        self._said = (plain(text), style)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def _move(self, index: int) -> None:
+        if self._input.purpose:
+            return  # a value is typed for the flag under the cursor
         self._index = min(max(0, index), max(0, len(self._names) - 1))
         self._say("")
         self._draw()
@@ -195,7 +213,7 @@ class FlagsScreen(Screen[Changes | None]):
         self._list_again(self._under)
 
     def _list_again(self, name: str | None) -> None:
-        self._names = matching_names(self._edits, self._search, self._only_set)
+        self._names = self._book.matching(self._edits, self._search, self._only_set)
         self._index = self._names.index(name) if name in self._names else 0
         self._draw()
 
@@ -210,7 +228,7 @@ class FlagsScreen(Screen[Changes | None]):
         """On or off, or the next choice; a value without choices is edited."""
         if self._under is None:
             return
-        value = next_value(self._under, self._edits.value(self._under))
+        value = self._book.next_value(self._under, self._edits.value(self._under))
         if value is None:
             self.action_flags_edit()
         else:
@@ -235,49 +253,61 @@ class FlagsScreen(Screen[Changes | None]):
         name = self._under
         if name is None:
             return
-        value, flag = self._edits.value(name), common_flag(name)
-        if isinstance(value, bool) or (flag is not None and flag.kind.name == "BOOL"):
+        value, flag = self._edits.value(name), self._book.facts(name)
+        if isinstance(value, bool) or (flag is not None and flag.switch):
             self.action_flags_toggle()
             return
-        self._open(name, flag_text(value) if value is not None else "", flag.choices if flag else (), f"{name} = ")
+        self._input.open(name, flag_text(value) if value is not None else "", flag.choices if flag else ())
+        self._say(self._hint(name))
+        self.call_after_refresh(self._draw)
+
+    def _hint(self, name: str) -> str:
+        flag = self._book.facts(name)
+        more = ", tab completes, ↑ ↓ go through the choices" if flag and flag.choices else ""
+        return f"{name}: enter takes it{more}, esc leaves it as it was"
 
     def action_flags_search(self) -> None:
         """Type words to search for."""
-        self._open("", self._search, (), "words of a name or meaning; enter keeps the list, esc shows all")
-
-    def _open(self, purpose: str, text: str, choices: tuple[str, ...], hint: str) -> None:
-        self._editing = purpose
-        field = self._input
-        field.suggester = SuggestFromList(choices, case_sensitive=False) if choices else None
-        field.placeholder = f"value of {purpose}" if purpose else hint
-        field.value, field.display = text, True
-        field.cursor_position = len(text)
-        if purpose:
-            self._say(f"{purpose}: enter takes it{', → completes' if choices else ''}, esc leaves it as it was")
-        field.focus()
+        hint = "words of a name or meaning; enter keeps the list, esc shows all"
+        self._input.open(SEARCH, self._search, placeholder=hint)
         self.call_after_refresh(self._draw)
 
     def _close(self) -> None:
-        self._editing = None
-        self._input.display = False
-        self.set_focus(None)
+        self._input.shut()
         self.call_after_refresh(self._draw)
 
     @on(Input.Changed, "#flags-input")
     def _on_typed(self, event: Input.Changed) -> None:
+        """Search with every letter; judge a value with every letter."""
         event.stop()
-        if self._editing == "":
+        name = self._input.purpose
+        if name == SEARCH:
             self._search = event.value.strip()
             self._list_again(self._search.lstrip("-"))
+        elif name is not None:
+            self._say(self._hint(name))
+            try:
+                if event.value.strip():
+                    self._book.value(name, event.value)
+            except FlagError as error:
+                self._say(str(error), WARN)
+            self._draw()
+
+    @on(Entry.Stepped)
+    def _on_stepped(self, event: Entry.Stepped) -> None:
+        event.stop()
+        if self._input.purpose == SEARCH:
+            self._move(self._index + event.step)
 
     @on(Input.Submitted, "#flags-input")
     def _on_entered(self, event: Input.Submitted) -> None:
         event.stop()
+        name = self._input.purpose
         try:
-            if self._editing:
-                value = parse_flag_value(self._editing, event.value)
+            if name:
+                value = self._book.value(name, event.value)
                 self._say("")
-                self._put(self._editing, value)
+                self._put(name, value)
             elif not self._names and event.value.strip():
                 self._add(event.value)
         except FlagError as error:
@@ -289,19 +319,56 @@ class FlagsScreen(Screen[Changes | None]):
     def _add(self, text: str) -> None:
         """Add a flag that the list does not know, with a value when one was typed after ``=``."""
         name, equals, value = text.partition("=") if "=" in text else (*text.strip().partition(" ")[:2], "")
-        name = flag_name(name)
+        name = self._book.named(name)
+        chosen = self._book.value(name, value) if equals.strip() else None
         self._edits.added.append(name)
         self._search = ""
-        if equals.strip():
-            self._edits.put(name, parse_flag_value(name, value))
-        self._say(name_warning(name), WARN)
+        if chosen is not None:
+            self._edits.put(name, chosen)
+        self._say(self._book.unknown(name), WARN)
         self._list_again(name)
+
+    # -- measured traffic ------------------------------------------------------------------------------------------
+
+    def action_flags_traffic(self) -> None:
+        """Stage the flags that the traffic seen so far asks for."""
+        if self._input.purpose is None and not self._looking:
+            self._looking = True
+            self._say("looking at its traffic …")
+            self._draw()
+            self.run_worker(self._look(), name="traffic", exclusive=True, group="traffic")
+
+    async def _look(self) -> None:
+        try:
+            self._follow(await in_thread(partial(seen_by, self._fleet, self._server.name), "traffic"))
+        except FleetError as error:
+            self._say(str(error), BAD)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen
+            self._say(f"its traffic could not be looked at: {error}", BAD)
+        self._looking = False
+        self._draw()
+
+    def _follow(self, seen: Seen) -> None:
+        """Stage what traffic asks for, and list what is staged, with its reasons."""
+        for choice in seen.choices:
+            self._edits.put(choice.flag, choice.value)
+        self._suggested = {choice.flag: choice for choice in seen.choices}
+        self._seen_words = seen.sentence
+        if not seen.choices:
+            self._say(seen.sentence, WARN)
+        else:
+            count = len(seen.choices)
+            self._say(
+                f"ctrl+s stages {'this change' if count == 1 else f'these {count} changes'}: what was seen asks for it"
+            )
+            self._only_set, self._search, self._warned = True, "", False
+            self._list_again(seen.choices[0].flag)
 
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def action_flags_keep(self) -> None:
         """Stage the changes and go back."""
-        if self._editing:
+        if self._input.purpose:
             self._say("First take the value with enter, or leave it with esc.", WARN)
             self._draw()
             return
@@ -309,8 +376,8 @@ class FlagsScreen(Screen[Changes | None]):
 
     def action_flags_back(self) -> None:
         """Close the input; show all flags again; go back, the second time also when changes get lost."""
-        if self._editing is not None:
-            if self._editing == "":
+        if self._input.purpose is not None:
+            if self._input.purpose == SEARCH:
                 self._search = ""
                 self._list_again(self._under)
             self._say("")

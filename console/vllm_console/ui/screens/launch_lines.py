@@ -1,26 +1,31 @@
-"""How the launch screen's three sections look. Pure."""
+"""How the launch screen's presets and settings look. Pure."""
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from rich.cells import cell_len
+from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.fleet.api import PresetProblem
 from vllm_console.fleet.model import Preset
 from vllm_console.format import seconds
 from vllm_console.text import plain
+from vllm_console.ui.flag_book import FlagBook
 from vllm_console.ui.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft, set_devices
-from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, SIMULATED, STRONG, WARN
+from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_console.ui.widgets.lines import line
-from vllm_launchers.plan.common_flags import common_flag, flag_text, name_warning
-from vllm_launchers.plan.model import EngineKind, Plan
+from vllm_launchers.plan.common_flags import flag_text
+from vllm_launchers.plan.findings import Finding
+from vllm_launchers.plan.model import Plan
+
+LEAST_REASON = 30
+"""Columns from which a reason may go on in the next row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,11 @@ class Outcome:
 
     plan: Plan | None = None
     error: str = ""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the plan says of itself, the worst first."""
+        return self.plan.findings if self.plan is not None else ()
 
 
 def section_title(text: str, width: int, active: bool, right: Sequence[Part] = ()) -> Strip:
@@ -54,11 +64,11 @@ def preset_lines(
         own = "" if preset.shipped else " (yours)"
         strips.append(line((fit(f"{'▸' if chosen else ' '}{mark}{plain(preset.name)}{own}", width),
                             CURSOR if chosen and active else ACCENT if chosen else STRONG)))  # fmt: skip
-        strips += _wrapped(preset.title, width, DIM, "   ")
+        strips += wrapped(preset.title, width, DIM, "   ")
     for problem in problems:
         file = PurePath(problem.path)  # its name first, since a folder's may be longer than the line
         strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
-        strips += _wrapped(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
+        strips += wrapped(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
     about = [line(), *_about_preset(draft.preset, width)]
     room = max(3, height - 1 - len(about)) if height > len(about) + 8 else height - 1
     first = min(max(0, at - room // 2), max(0, len(strips) - room))
@@ -75,161 +85,158 @@ def _about_preset(preset: Preset, width: int) -> list[Strip]:
         f"first token within {seconds(goals.ttft_p99_seconds)}, gaps within {seconds(goals.itl_p99_seconds)} (p99), "
         f"KV cache up to {goals.kv_cache_usage:.0%}, at most {goals.preemption_rate:.1%} of requests preempted"
     )
-    strips = _wrapped(preset.summary, width, None, " ")
+    strips = wrapped(preset.summary, width, None, " ")
     for head, text in (("model", preset.model), ("made for", made_for), ("goals", goal)):
-        strips += [line((f" {head}", DIM)), *_wrapped(text, width, None, "   ")]
+        strips += [line((f" {head}", DIM)), *wrapped(text, width, None, "   ")]
     return strips
 
 
-def setting_names(draft: LaunchDraft) -> list[str]:
-    """What the lines of the settings are about: fields, then flags."""
-    return [*draft.shown, *draft.edits.names()]
-
-
 def setting_lines(
-    draft: LaunchDraft, plan: Plan | None, width: int, height: int, cursor: int, active: bool
+    draft: LaunchDraft, plan: Plan | None, book: FlagBook, size: tuple[int, int], cursor: int, active: bool
 ) -> list[Strip]:
-    """Fields and flags with the reason for each, as many as fit around the cursor; below, the whole of its reason."""
-    names = setting_names(draft)
+    """Fields and flags with the reason for each, as many as fit around the cursor; below, all that is said of it."""
+    width, height = size
+    names = draft.names
     settings = [_setting(draft, plan, name) for name in names]
     columns = (
         min(28, max(16, width // 3)),
-        min(24, max(8, *(len(value) for _, value, _ in settings[len(draft.shown) :]), 8)),
+        min(24, max(8, *(len(setting.value) for setting in settings[len(draft.shown) :]), 8)),
     )
-    rows = [
-        _setting_row(name, setting, columns, width, index == cursor and active)
-        for index, (name, setting) in enumerate(zip(names, settings, strict=True))
-    ]
-    rows.insert(len(draft.shown), line((" Flags", DIM)))
     at = min(cursor, len(names) - 1)
-    detail = [line(), *_wrapped(about_setting(draft, names[at]), width, None, " ")]
-    detail += _wrapped(settings[at][2], width, DIM, " ")
+    detail = _about_setting(draft, book, names[at], settings[at], width) if active else []
+    detail = [line(), *detail[: max(5, height // 3)]] if detail else []
     room = max(4, height - 1 - len(detail))
+    for most in (4, 1):  # each reason in full where there is room for all of them
+        blocks = [
+            _setting_rows(name, setting, columns, width, index == cursor and active, most)
+            for index, (name, setting) in enumerate(zip(names, settings, strict=True))
+        ]
+        blocks.insert(len(draft.shown), [line((" Flags", DIM))])
+        rows = [row for block in blocks for row in block]
+        if len(rows) <= room:
+            break
     at += at >= len(draft.shown)
     first = min(max(0, at - room // 2), max(0, len(rows) - room))
     count = len(draft.edits.edits)
     title = section_title("Settings", width, active, ((f"{count} changed", ACCENT),) if count else ())
-    return [title, *rows[first : first + room], *(detail if active else ())]
+    shown = rows[first : first + room]
+    if (below := len(rows) - first - len(shown)) > 0:
+        shown[-1] = line((f"   … {below + 1} more", DIM))
+    return [title, *shown, *detail]
 
 
-def _setting_row(
-    name: str, setting: tuple[bool, str, str], columns: tuple[int, int], width: int, under_cursor: bool
-) -> Strip:
-    edited, value, why = setting
-    label = f" {'*' if edited else ' '}{fit(name, columns[0])} "
-    text = label + (plain(value) if name in FIELDS else fit(plain(value), columns[1]))
-    text = fit(text, min(width, len(text)))
-    reason = fit(f"  {plain(why)}", max(0, width - cell_len(text)))
-    style = CURSOR if under_cursor else ACCENT if edited else None
-    return line((text, style), (reason, CURSOR if under_cursor else DIM))
+def adding_lines(book: FlagBook, found: Sequence[str], pick: int, text: str, size: tuple[int, int]) -> list[Strip]:
+    """The flags that match what is typed, the one that enter takes marked, with its meaning below."""
+    width, height = size
+    strips = [section_title("Add a flag", width, True, ((book.source, DIM),))]
+    if not found:
+        return [*strips, *wrapped(book.no_match(text), width, WARN, " ")]
+    facts = book.facts(found[pick])
+    detail = [line()]
+    if facts is not None:
+        detail += wrapped(f"{facts.name}: {facts.help or facts.meaning}", width, None, " ")[:3]
+        detail += wrapped(f"takes {facts.takes}; vLLM's default: {facts.default}", width, DIM, " ")[:2]
+    room = max(3, height - 1 - len(detail))
+    first = min(max(0, pick - room // 2), max(0, len(found) - room))
+    column = min(36, max(16, width // 2))
+    for index, name in enumerate(found[first : first + room], first):
+        known = book.facts(name)
+        text_ = fit(f" {fit(plain(name), column)}  {plain(known.meaning) if known else ''}", width)
+        strips.append(line((text_, CURSOR if index == pick else None)))
+    return [*strips, *detail]
 
 
-def _setting(draft: LaunchDraft, plan: Plan | None, name: str) -> tuple[bool, str, str]:
-    """Whether it is edited, its value, and why it is so."""
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """A line of the settings: whether it was changed here, its value, who chose it, why, and what that costs."""
+
+    edited: bool
+    value: str
+    why: str = ""
+    source: str = ""
+    price: str = ""
+
+    @property
+    def reason(self) -> str:
+        """All that is said of the value."""
+        why = f"{self.source}: {self.why}" if self.source else self.why
+        return f"{why} · costs: {self.price}" if self.price else why
+
+
+def _setting_rows(
+    name: str, setting: _Setting, columns: tuple[int, int], width: int, under_cursor: bool, most: int
+) -> list[Strip]:
+    """Name, value and reason; the reason over as many rows as it may take."""
+    label = f" {'*' if setting.edited else ' '}{fit(plain(name), columns[0])} "
+    value = plain(setting.value)
+    text = label + (value if name in FIELDS else fit(value, columns[1]))
+    text = fit(text, min(width, cell_len(text)))
+    room = width - cell_len(text) - 2
+    reasons = [plain(setting.reason)]
+    if most > 1 and room >= LEAST_REASON:
+        reasons = textwrap.wrap(reasons[0], room, max_lines=most, placeholder=" …") or [""]
+    style, dim = (CURSOR, CURSOR) if under_cursor else (ACCENT if setting.edited else None, DIM)
+    strips = [line((text, style), (fit(f"  {reasons[0]}", max(0, room + 2)), dim))]
+    return strips + [line((fit(" " * cell_len(text) + f"  {row}", width), dim)) for row in reasons[1:]]
+
+
+def _setting(draft: LaunchDraft, plan: Plan | None, name: str) -> _Setting:
     if name not in FIELDS:
-        value = draft.edits.value(name)
-        shown = flag_text(value) if value is not None else ("left out" if name in draft.edits.base else "no value yet")
-        return draft.edits.changed(name), shown, draft.reason(name, plan.reasons if plan else {})
+        value = draft.value(name)
+        out = "left out" if name in draft.edits.base or draft.edits.changed(name) else "no value yet"
+        if value is None and name in draft.choices:
+            out = "left to vLLM"
+        shown = flag_text(value) if value is not None else out
+        return _Setting(draft.edits.changed(name), shown, draft.reason(name), draft.source(name), draft.price(name))
     if name == "gpus":
         return _gpus_setting(draft, plan)
     text = draft.text(name)
     if text:
-        return True, text, ""
+        return _Setting(True, text)
     if name == "model":
-        return False, draft.preset.model, ""
+        return _Setting(False, draft.preset.model)
     resolved = {"engine": plan.engine.label, "host": plan.host, "port": str(plan.port)} if plan else {}
     if name == "name":
-        return False, f"{CHOSEN[name]} ({draft.preset.name})", ""
+        return _Setting(False, f"{CHOSEN[name]} ({draft.preset.name})")
     known = resolved.get(name, CHOSEN[name])
-    return False, CHOSEN[name] if known == CHOSEN[name] else f"{CHOSEN[name]} → {known}", ""
+    return _Setting(False, CHOSEN[name] if known == CHOSEN[name] else f"{CHOSEN[name]} → {known}")
 
 
-def _gpus_setting(draft: LaunchDraft, plan: Plan | None) -> tuple[bool, str, str]:
+def _gpus_setting(draft: LaunchDraft, plan: Plan | None) -> _Setting:
     """The chosen set with the reason for it; beside it which GPUs these are, and what is wrong with them."""
     chosen = draft.chosen_set
     if isinstance(chosen, str):
-        return True, f"{chosen}: vLLM takes what it finds", ""
+        return _Setting(True, f"{chosen}: vLLM takes what it finds")
     if chosen is None:
         best = next((one for one in draft.sets if plan and one.reason == plan.placement), None)
         if best is None:
-            return False, CHOSEN["gpus"], "" if plan is None else "no GPU is given to it"
-        return False, f"{CHOSEN['gpus']} → {best.reason}", "; ".join([set_devices(best), *best.warnings])
-    return True, chosen.reason, "; ".join([set_devices(chosen), *chosen.warnings])
+            return _Setting(False, CHOSEN["gpus"], "" if plan is None else "no GPU is given to it")
+        return _Setting(False, f"{CHOSEN['gpus']} → {best.reason}", "; ".join([set_devices(best), *best.warnings]))
+    return _Setting(True, chosen.reason, "; ".join([set_devices(chosen), *chosen.warnings]))
 
 
-def about_setting(draft: LaunchDraft, name: str) -> str:
-    """One line on what a field or flag is."""
+def _about_setting(draft: LaunchDraft, book: FlagBook, name: str, setting: _Setting, width: int) -> list[Strip]:
+    """What a field or flag is, why it is so, and what that costs."""
     if name in FIELDS:
-        return ABOUT[name]
-    flag = common_flag(name)
-    return f"{flag.meaning} (vLLM's default: {flag.default})" if flag else name_warning(name, draft.preset.flags)
+        return [*wrapped(ABOUT[name], width, None, " "), *wrapped(setting.why, width, DIM, " ")]
+    facts = book.facts(name)
+    if facts is None:
+        strips = wrapped(book.unknown(name) if name not in draft.preset.flags else "", width, WARN, " ")
+    else:
+        strips = wrapped(f"{facts.meaning} (vLLM's default: {facts.default})", width, None, " ")[:2]
+        if facts.deprecated:
+            strips += wrapped(f"deprecated: {facts.deprecated}", width, WARN, " ")[:1]
+    reason = wrapped(f"{setting.source}: {setting.why}" if setting.source else setting.why, width, DIM, " ")
+    costs = wrapped(f"costs: {setting.price}", width, WARN, " ") if setting.price else []
+    strips += [*(reason[:2] if costs else reason), *costs]
+    return strips
 
 
-def outcome_parts(outcome: Outcome) -> list[Part]:
-    """The outcome in a few words, for a title: where it would listen, or that it cannot be."""
-    if outcome.error:
-        return [("! cannot be launched as it stands", BAD)]
-    if outcome.plan is None:
-        return []
-    simulated = outcome.plan.engine.kind is EngineKind.SIMULATED
-    count = len(outcome.plan.warnings)
-    warned: list[Part] = [(f"{count} warning{'s' if count > 1 else ''} · ", WARN)] if count else []
-    where = f"{plain(outcome.plan.engine.label)} · port {outcome.plan.port}"
-    return [*warned, (where, SIMULATED if simulated else DIM)]
+def wrapped(text: str, width: int, style: Style | None, indent: str) -> list[Strip]:
+    """Text over several lines, at most six."""
+    return [line((indent + row, style)) for row in rows_of(text, width - len(indent))]
 
 
-def plan_lines(outcome: Outcome, width: int, active: bool, busy: str) -> list[Strip]:
-    """What would run: engine, address, warnings, command line; or why nothing can."""
-    strips = [section_title("What will run", width, active)]
-    plan = outcome.plan
-    if busy:
-        strips += _wrapped(busy, width, ACCENT, " ")
-    if outcome.error:
-        return [*strips, *_wrapped(f"! {outcome.error}", width, BAD, " ")]
-    if plan is None:
-        return [*strips, *([] if busy else [line((" working it out …", DIM))])]
-    simulated = plan.engine.kind is EngineKind.SIMULATED
-    gpus = f" · GPU {','.join(map(str, plan.gpus))}" if plan.gpus else ""
-    address = f"{'[' + plan.host + ']' if ':' in plan.host else plan.host}:{plan.port}"
-    strips.append(line((fit(f" {plain(plan.engine.label)} · {plain(address)}{gpus}", width),
-                        SIMULATED if simulated else None)))  # fmt: skip
-    if simulated:
-        strips.append(line((fit(" a simulation: no GPU, no real answers", width), SIMULATED)))
-    if plan.placement:
-        strips += _wrapped(f"GPU {plan.placement}", width, None, " ")
-    for warning in plan.warnings:
-        strips += _wrapped(f"! {warning}", width, WARN, " ")
-    return [*strips, line(), *command_lines(plan, width)]
-
-
-def command_lines(plan: Plan, width: int) -> list[Strip]:
-    """The command line, a flag and its value never apart, ready to be read; secrets are left out."""
-    from vllm_launchers.plan.secrets import redact_argv, redact_environment
-
-    room = max(20, width - 6)
-    words = [f"{name}={shlex.quote(value)}" for name, value in redact_environment(plan.environment).items()]
-    words += [f'{name}="${name}"' for name in plan.secrets]
-    for word in redact_argv(plan.argv):
-        quoted = plain(shlex.quote(word))
-        if words and words[-1].startswith("--") and " " not in words[-1] and not word.startswith("--"):
-            words[-1] += f" {quoted}"
-        else:
-            words.append(quoted)
-    rows: list[str] = []
-    for word in words:
-        if rows and len(rows[-1]) + len(word) + 1 <= room:
-            rows[-1] += f" {word}"
-        else:
-            rows += [word[at : at + room] for at in range(0, len(word), room)]
-    return [
-        line((" " if index == 0 else "   ") + text + ("" if index == len(rows) - 1 else " \\"))
-        for index, text in enumerate(rows)
-    ]
-
-
-def _wrapped(text: str, width: int, style: object, indent: str) -> list[Strip]:
-    from rich.style import Style
-
-    chosen = style if isinstance(style, Style) else None
-    rows = textwrap.wrap(plain(text), max(10, width - len(indent)), max_lines=6, placeholder=" …")
-    return [line((indent + row, chosen)) for row in rows]
+def rows_of(text: str, width: int) -> list[str]:
+    """Text cut into rows between words, at most six."""
+    return textwrap.wrap(plain(text), max(10, width), max_lines=6, placeholder=" …")

@@ -11,13 +11,13 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.strip import Strip
-from textual.widget import Widget
 from textual.widgets import Input
 
 from vllm_console.fleet.model import FleetSnapshot, ServerView, State
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.panes.bars import footer_line, header_line, message_line, staged_line
+from vllm_console.ui.panes.finding import finding_height, finding_lines
 from vllm_console.ui.panes.gpus import GpusPane
 from vllm_console.ui.panes.kv_cache import KvCachePane
 from vllm_console.ui.panes.latency import LatencyPane
@@ -26,15 +26,10 @@ from vllm_console.ui.panes.preemptions import PreemptionsPane
 from vllm_console.ui.panes.state import StatePane
 from vllm_console.ui.panes.table import ServersTable
 from vllm_console.ui.panes.throughput import ThroughputPane
-from vllm_console.ui.screens.verbs import ServerVerbs
+from vllm_console.ui.screens.operations_cures import Cures
+from vllm_console.ui.screens.operations_panes import GPUS, GRID_HEIGHT, LOG, set_display, set_height
 from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.lines import LineView, line
-
-GRID_WIDTH, GRID_HEIGHT = 110, 32
-"""From this size on all panes are shown together; below, one at a time."""
-
-PANES, LOG, GPUS = 6, 4, 5
-"""How many panes there are, and which of them are the log and the GPUs."""
 
 GPUS_HEIGHT = 50
 """From this height on the GPUs stand beside the other panes."""
@@ -43,7 +38,7 @@ MEASURED = (State.READY, State.UNRESPONSIVE)
 """States in which metric panes have something to say."""
 
 
-class OperationsScreen(ServerVerbs):
+class OperationsScreen(Cures):
     """Shows the newest snapshot. Keys and what they do stand in the registry."""
 
     SCOPE = "operations"
@@ -55,12 +50,11 @@ class OperationsScreen(ServerVerbs):
         self._under: str | None = None
         self._wanted: str | None = None
         self._index = 0
-        self._zoom: int | None = None
-        """Index of the pane that is shown alone."""
         self._filter = ""
         self._states: dict[str, State] = {}
         self._header = LineView(id="header", classes="bar")
         self._table = ServersTable(id="servers")
+        self._finding = LineView(id="finding")
         self._welcome = LineView(id="welcome")
         self._state = StatePane(id="state")
         self._panes = (
@@ -81,6 +75,7 @@ class OperationsScreen(ServerVerbs):
         """Header, table, panes, and the lines at the foot."""
         yield self._header
         yield self._table
+        yield self._finding
         yield self._welcome
         yield self._state
         with self._upper:
@@ -169,6 +164,7 @@ class OperationsScreen(ServerVerbs):
         if snapshot is not None:
             self._draw_table(snapshot)
             if server is not None:
+                self._draw_finding(server, snapshot)
                 for pane in (*self._panes, self._state):
                     if pane.display:
                         pane.give(server, snapshot.at)
@@ -202,6 +198,12 @@ class OperationsScreen(ServerVerbs):
         if not servers:
             self._welcome.show(_welcome(snapshot, self._filter, self.console.read_only))
 
+    def _draw_finding(self, server: ServerView, snapshot: FleetSnapshot) -> None:
+        if self._finding.display:
+            told, width = self.told(server), self.app.size.width
+            height = finding_height(server, told, self.roomy)
+            self._finding.show(finding_lines(server, told, snapshot.at, width, height))
+
     def _keep_cursor(self) -> None:
         """Keep the cursor on its server by name; when that is gone, on the one now in its place."""
         names = [server.name for server in self.servers]
@@ -215,78 +217,40 @@ class OperationsScreen(ServerVerbs):
 
     # -- which panes -----------------------------------------------------------------------------------------------
 
-    @property
-    def _one_pane(self) -> int | None:
-        """Index of the pane that stands alone, None when there is room for all and none was picked."""
-        size = self.app.size
-        if size.width < GRID_WIDTH or size.height < GRID_HEIGHT:
-            return self._zoom or 0
-        return self._zoom
-
     def _arrange(self, server: ServerView | None) -> None:
         """Show the panes that fit this size and this server's state. Sets only what is different: it costs a layout."""
         height, alone = self.app.size.height, self._one_pane
         rows = max(1, len(self.servers)) + 2
         most = max(4, height // 3) if height < GRID_HEIGHT else height // 3
-        _set_height(self._table, min(rows, most))
-        self._arrange_gpus(server, alone, height - min(rows, most) - 4)
+        set_height(self._table, min(rows, most))
+        found = self._arrange_finding(server)
+        self._arrange_gpus(server, alone, height - min(rows, most) - 4 - found)
         measured = server is not None and server.state in MEASURED
         for index, pane in enumerate((*self._panes, self._log)):
             wanted = server is not None and alone in (None, index) and (measured or pane is self._log)
-            _set_display(pane, wanted)
-        _set_display(self._upper, any(pane.display for pane in self._panes[:3]))
-        _set_display(self._lower, self._panes[3].display or self._log.display)
-        _set_display(self._state, server is not None and not measured and alone not in (LOG, GPUS))
-        _set_display(self._welcome, server is None and alone != GPUS)
+            set_display(pane, wanted)
+        set_display(self._upper, any(pane.display for pane in self._panes[:3]))
+        set_display(self._lower, self._panes[3].display or self._log.display)
+        set_display(self._state, server is not None and not measured and alone not in (LOG, GPUS))
+        set_display(self._welcome, server is None and alone != GPUS)
+
+    def _arrange_finding(self, server: ServerView | None) -> int:
+        """How many rows the finding takes."""
+        height = finding_height(server, self.told(server), self.roomy) if server is not None else 0
+        set_display(self._finding, height > 0)
+        if height:
+            set_height(self._finding, height)
+        return height
 
     def _arrange_gpus(self, server: ServerView | None, alone: int | None, room: int) -> None:
         """GPUs alone, beside the other panes where it is tall enough, or under the welcome."""
         snapshot = self.console.snapshot
         known = snapshot is not None and snapshot.host is not None and bool(snapshot.host.gpus)
         beside = known and (server is None or (alone is None and self.app.size.height >= GPUS_HEIGHT))
-        _set_display(self._gpus, alone == GPUS or beside)
+        set_display(self._gpus, alone == GPUS or beside)
         if self._gpus.display:
             part = room // (2 if server is None else 3)
-            _set_height(self._gpus, room if alone == GPUS else min(part, self._gpus.wanted_height(snapshot)))
-
-    def action_pane(self, number: int) -> None:
-        """Show one pane alone; once more shows all again."""
-        self._zoom = None if self._zoom == number - 1 else number - 1
-        self.redraw()
-
-    def action_pane_1(self) -> None:
-        """KV cache."""
-        self.action_pane(1)
-
-    def action_pane_2(self) -> None:
-        """Preemptions."""
-        self.action_pane(2)
-
-    def action_pane_3(self) -> None:
-        """Latency."""
-        self.action_pane(3)
-
-    def action_pane_4(self) -> None:
-        """Requests and throughput."""
-        self.action_pane(4)
-
-    def action_pane_5(self) -> None:
-        """Log."""
-        self.action_pane(5)
-
-    def action_pane_6(self) -> None:
-        """GPUs."""
-        self.action_pane(6)
-
-    def action_next_pane(self) -> None:
-        """The next pane alone."""
-        self._zoom = ((self._one_pane if self._one_pane is not None else -1) + 1) % PANES
-        self.redraw()
-
-    def action_previous_pane(self) -> None:
-        """The pane before, alone."""
-        self._zoom = ((self._one_pane or 0) - 1) % PANES
-        self.redraw()
+            set_height(self._gpus, room if alone == GPUS else min(part, self._gpus.wanted_height(snapshot)))
 
     # -- moving about ----------------------------------------------------------------------------------------------
 
@@ -377,17 +341,6 @@ class OperationsScreen(ServerVerbs):
         from vllm_console.ui.screens.log import LogScreen
 
         self.app.push_screen(LogScreen(server.name, server.log_path, simulated=server.simulated))
-
-
-def _set_display(widget: Widget, wanted: bool) -> None:
-    if widget.display != wanted:
-        widget.display = wanted
-
-
-def _set_height(widget: Widget, height: int) -> None:
-    present = widget.styles.height
-    if present is None or present.value != height:
-        widget.styles.height = height
 
 
 def _welcome(snapshot: FleetSnapshot, wanted: str, read_only: bool) -> list[Strip]:

@@ -14,9 +14,11 @@ from vllm_console.ui.panes.bars import flag_text
 from vllm_console.ui.screens.dialogs import Choose, Confirm
 from vllm_console.ui.staging import Staged
 from vllm_console.ui.theme import WARN
+from vllm_console.ui.traffic import Seen, seen_by
 from vllm_console.ui.widgets.repaint import TightScreen
 
 if TYPE_CHECKING:
+    from vllm_console.telemetry.comparison import Comparison
     from vllm_console.ui.app import ConsoleApp
 
 
@@ -144,8 +146,10 @@ class ServerVerbs(TightScreen):
     def action_edit_flags(self) -> None:
         """Open all flags."""
         server = self._mine()
-        if server is None:
-            return
+        if server is not None:
+            self._edit_flags(server)
+
+    def _edit_flags(self, server: ServerView, seen: Seen | None = None) -> None:
         from vllm_console.ui.screens.flags import FlagsScreen
 
         name = server.name
@@ -154,7 +158,23 @@ class ServerVerbs(TightScreen):
             if changes is not None:
                 self._set_staged(name, staging.staged_of(changes))
 
-        self.app.push_screen(FlagsScreen(server, staging.changes_of(self.staged.get(name, ()))), take)
+        staged = staging.changes_of(self.staged.get(name, ()))
+        self.app.push_screen(FlagsScreen(server, staged, self.console.fleet, seen), take)
+
+    def action_stage_traffic(self) -> None:
+        """Open the flags with those changed that the measured traffic asks for; say so when there was too little."""
+        server = self._mine()
+        if server is None:
+            return
+        fleet = self.console.fleet
+
+        def done(seen: Seen) -> str:
+            if seen.choices:
+                self._edit_flags(server, seen)
+                return ""
+            return f"{server.name}: {seen.sentence}"
+
+        self.console.act(f"Looking at the traffic of {server.name} …", lambda: seen_by(fleet, server.name), done)
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
@@ -290,6 +310,30 @@ class ServerVerbs(TightScreen):
 
         self.app.push_screen(LaunchScreen(self.console.fleet, initial), launched)
 
+    def action_compare(self) -> None:
+        """Set the selected server's run beside the one before; from there one key goes back to the flags before."""
+        server = self.selected
+        if server is None or not server.ours:
+            self.console.say("Only runs of your own servers can be compared.", WARN)
+            return
+        fleet, name, flags = self.console.fleet, server.name, server.flags
+
+        def done(found: Comparison) -> str:
+            from vllm_console.ui.screens.compare import CompareScreen
+
+            before = staging.staged_of(flag_difference(flags, found.before.run.flags))
+
+            def go_back() -> None:
+                self._set_staged(name, before)
+                self.select(name)
+                self.action_restart()
+
+            may = bool(before) and not self.console.read_only and found.before.run.model == server.model
+            self.app.push_screen(CompareScreen(found, go_back if may else None))
+            return ""
+
+        self.console.act(f"Comparing {name} with its run before …", lambda: fleet.compare(name), done)
+
     def action_copy_command(self) -> None:
         """Copy the server's command line by OSC 52."""
         server = self.selected
@@ -298,3 +342,13 @@ class ServerVerbs(TightScreen):
             return
         self.app.copy_to_clipboard(shlex.join(server.argv))
         self.console.say(f"Copied the command line of {server.name}.")
+
+    def action_describe_gpus(self) -> None:
+        """Describe the machine's GPUs."""
+        snapshot = self.console.snapshot
+        if snapshot is None or snapshot.host is None or not snapshot.host.gpus:
+            self.console.say((snapshot.host_problem if snapshot else "") or "No GPU is known of on this machine.", WARN)
+            return
+        from vllm_console.ui.screens.gpu_details import GpuDetailsScreen
+
+        self.app.push_screen(GpuDetailsScreen(snapshot))

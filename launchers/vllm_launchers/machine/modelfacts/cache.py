@@ -59,6 +59,15 @@ def find_cached(model: str, cache: Path, revision: str | None = None) -> Cached 
     return Cached(snapshot, sum(_unfinished(folder / "blobs")))
 
 
+def stored_bytes(model: str, cache: Path) -> int | None:
+    """What the cache holds of a model, unfinished downloads included; None where it holds nothing of it."""
+    blobs = cache / ("models--" + model.replace("/", "--")) / "blobs"
+    try:
+        return sum(size for _, size in _blobs(blobs)) if blobs.is_dir() else None
+    except OSError:
+        return None
+
+
 def _commit(folder: Path, revision: str) -> str | None:
     if not _REVISION.fullmatch(revision) or ".." in revision.split("/"):
         return None
@@ -76,13 +85,17 @@ def _commit(folder: Path, revision: str) -> str | None:
 
 
 def _unfinished(blobs: Path) -> Iterator[int]:
-    """Sizes of what downloads have written so far, as the disk holds it: some reserve the whole length first."""
+    """Sizes of what downloads have written so far."""
+    return (size for name, size in _blobs(blobs) if name.endswith(".incomplete"))
+
+
+def _blobs(blobs: Path) -> Iterator[tuple[str, int]]:
+    """Files and their sizes as the disk holds them: some downloads reserve the whole length first."""
     try:
         for count, entry in enumerate(blobs.iterdir()):
             if count >= _MOST_BLOBS:
                 return
-            if entry.name.endswith(".incomplete"):
-                status = entry.stat()
-                yield min(status.st_size, status.st_blocks * 512)
+            status = entry.stat()
+            yield entry.name, min(status.st_size, status.st_blocks * 512)
     except OSError:
         return

@@ -1,0 +1,84 @@
+"""``vllm-console watch``: tells what begins and ends on all servers while no console is open. For a service manager."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from vllm_console.cli.common import add_json, open_fleet, settings
+from vllm_console.fleet.api import Fleet
+from vllm_console.text import plain
+
+if TYPE_CHECKING:
+    from vllm_console.alerts.findings import Told
+    from vllm_console.alerts.notifier import Notifier
+
+LOOK_SECONDS = 5.0
+"""Conditions are judged by steps of ten seconds."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    parser.description = (
+        "Print each finding when it begins and when it ends, and tell it as [alerts] in the config file says, until "
+        "interrupted. It changes no server. As a user's service it keeps watch at night."
+    )
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Watch until told to end."""
+    from vllm_console.alerts.notifier import Notifier
+    from vllm_launchers.keeper import client
+
+    config = settings(args)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    terminal = sys.stderr.isatty()
+    notifier = Notifier(
+        args.state or client.default_root(),
+        config.alerts,
+        environ=os.environ,
+        write=_to_terminal if terminal else None,
+    )
+    fleet = open_fleet(args, config, charts=True, observe=False)
+    try:
+        _watch(fleet, notifier, ended, as_json=args.json)
+    finally:
+        notifier.close()
+        fleet.close()
+    return 0
+
+
+def _watch(fleet: Fleet, notifier: Notifier, ended: threading.Event, *, as_json: bool) -> None:
+    trouble = ""
+    while True:
+        for told in notifier.look(fleet.snapshot()):
+            print(_line(told, as_json=as_json), flush=True)
+        if notifier.trouble != trouble:
+            trouble = notifier.trouble
+            if trouble:
+                print(f"vllm-console: {plain(trouble)}", file=sys.stderr, flush=True)
+        if ended.wait(LOOK_SECONDS):
+            return
+
+
+def _line(told: Told, *, as_json: bool) -> str:
+    if as_json:
+        from vllm_console.alerts.findings import document
+
+        return json.dumps(document(told))
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told.at))
+    return plain(f"{at} {told.finding.condition.severity:<8} {told.sentence}")
+
+
+def _to_terminal(data: bytes) -> None:
+    sys.stderr.flush()
+    os.write(sys.stderr.fileno(), data)

@@ -1,0 +1,124 @@
+"""Conditions of the engine itself: dead, hung, or with nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_console.diagnosis.conditions.rolling import MINUTE
+from vllm_console.diagnosis.conditions.rule import Situation, Verdict, holds_since, moments_within
+from vllm_console.diagnosis.model import Condition, Measure, Remedy, Severity
+from vllm_console.format import duration, percent
+from vllm_console.telemetry.frames import Frame
+from vllm_launchers.plan.model import Changes
+
+RESTART = Remedy(Changes(), "Restart the server; requests that are in flight are lost.")
+
+HUNG_AFTER_SECONDS = 15.0
+"""A one-token request that is so long without an answer proves a hang; a busy engine answers it much sooner."""
+
+ENGINE_DEAD = "answer 503"
+"""What ``/health`` answers when the engine's process has died while the API server lives on."""
+
+
+def engine_dead(situation: Situation) -> Condition | None:
+    """Known at once, and whatever the frames say: the API server says so itself."""
+    if ENGINE_DEAD not in situation.health_problem:
+        return None
+    symptom = "/health answers 503: the engine has died, and the API server still listens."
+    cause = "The engine's process ended by an error, which stands in the log some lines above the last."
+    measures = (Measure("/health", situation.health_problem, "200", "vLLM"),)
+    return Condition("engine_dead", Severity.CRITICAL, situation.health_since, symptom, cause, measures, (RESTART,))
+
+
+def _silence(frames: Sequence[Frame]) -> list[Verdict]:
+    """Bad are frames with running requests in which nothing moved: no token, no request that ended, no block taken.
+
+    A long prefill gives no token either, but takes more of the KV cache with each step.
+    """
+    found = []
+    before: float | None = None
+    for frame in frames:
+        grown = frame.grown
+        usage = grown.kv_cache_usage
+        moved = grown.generation_tokens_total or grown.prompt_tokens_total or grown.requests_finished_total
+        if grown.generation_tokens_total is None or frame.running_max is None:
+            found.append(Verdict.UNKNOWN)
+        elif not moved and (grown.requests_running or 0) >= 1 and usage == before and usage == frame.usage_max:
+            found.append(Verdict.BAD)
+        else:
+            found.append(Verdict.GOOD)
+        before = usage
+    return found
+
+
+def suspected_hang(frames: Sequence[Frame]) -> float | None:
+    """Since when (Unix seconds) requests run and nothing moves, or None. To be confirmed by a one-token request."""
+    verdicts = _silence(frames)
+    if not verdicts or verdicts[-1] is not Verdict.BAD:
+        return None
+    return holds_since(verdicts, frames)
+
+
+class EngineHung:
+    """Requests run and no token comes, though ``/health`` says 200; a one-token request stays without an answer."""
+
+    code = "engine_hung"
+
+    def verdicts(self, situation: Situation) -> Sequence[Verdict]:
+        """By frames in which nothing moves, once the request has shown that it is no pause."""
+        silent = situation.silent_seconds
+        if silent is None or silent < HUNG_AFTER_SECONDS:
+            return [Verdict.GOOD] * len(situation.frames)
+        return _silence(situation.frames)
+
+    def describe(self, situation: Situation, since: float) -> Condition:
+        """Since when nothing moves, and what shows it."""
+        frame = situation.frames[-1]
+        running = frame.running_max or 0.0
+        symptom = f"{running:.0f} requests run, and no token has come for {duration(situation.now - since)}."
+        cause = "The engine hangs: the API server lives, and a request for one token stays without an answer."
+        measures = (
+            Measure("one-token request", f"no answer after {situation.silent_seconds or 0:.0f} s",
+                    f"{HUNG_AFTER_SECONDS:.0f} s", "fixed"),
+            Measure("running", f"{running:.0f}"),
+            Measure("/health", "200"),
+        )  # fmt: skip
+        look = Remedy(Changes(), "See where it hangs before: py-spy dump --pid of the EngineCore process.")
+        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, measures, (RESTART, look))
+
+
+class StarvedByClients:
+    """Nothing waits and the GPU idles: its clients send less than it could do."""
+
+    code = "starved_by_clients"
+    IDLE, BUSY = 20.0, 35.0
+    """Percent of the time in which the GPU works."""
+
+    def verdicts(self, situation: Situation) -> Sequence[Verdict]:
+        """By the GPUs' utilization and the queue; without a look at GPUs nothing is said."""
+        found = []
+        for frame, moments in moments_within(situation):
+            busy = [gpu.utilization for moment in moments for gpu in moment.gpus if gpu.utilization is not None]
+            if not busy or frame.waiting_max is None:
+                found.append(Verdict.UNKNOWN)
+            elif frame.waiting_max >= 1:
+                found.append(Verdict.GOOD)
+            else:
+                used = sum(busy) / len(busy)
+                bad = used < self.IDLE
+                found.append(Verdict.BAD if bad else Verdict.GOOD if used > self.BUSY else Verdict.BETWEEN)
+        return found
+
+    def describe(self, situation: Situation, since: float) -> Condition:
+        """How idle it is."""
+        busy = [gpu.utilization for gpu in situation.moments[-1].gpus if gpu.utilization is not None]
+        running = max((frame.running_max or 0.0 for frame in situation.last(MINUTE)), default=0.0)
+        used = sum(busy) / len(busy) / 100 if busy else None
+        symptom = f"Nothing waits, and the GPU works {percent(used)} of the time."
+        cause = "The clients send less than the server could do: it is not what limits them."
+        measures = (
+            Measure("GPU utilization", percent(used), percent(self.IDLE / 100), "fixed"),
+            Measure("running at once, most", f"{running:.0f}", str(situation.max_num_seqs), "max-num-seqs"),
+        )
+        more = Remedy(Changes(), "Send more requests at once, or give the GPU to others for a while.")
+        return Condition(self.code, Severity.NOTE, since, symptom, cause, measures, (more,))

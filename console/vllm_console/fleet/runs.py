@@ -1,0 +1,273 @@
+"""The ledger as the fleet keeps and reads it: what each run was, entered as it is seen, and two runs compared."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_console.fleet.api import FleetError, NotFoundError, UsageError
+from vllm_console.fleet.details import Details, unpack
+from vllm_console.fleet.starts import Starts
+from vllm_console.text import plain
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.records import Generation, ServerRecord
+from vllm_launchers.secrets import redact
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.model import FleetSnapshot, ServerView
+    from vllm_console.telemetry.compare import Recorded
+    from vllm_console.telemetry.comparison import Comparison
+    from vllm_console.telemetry.ledger import Ledger, Run, RunHead
+
+RETRY_SECONDS = 30.0
+CONDITIONS_EVERY_SECONDS = 60.0
+
+Seen = tuple[object, ...]
+
+
+def run_key(record: ServerRecord, generation: Generation) -> str:
+    """What tells a run from all others: the key that its recorder was given."""
+    words = generation.spec.companion
+    if "--run" in words[:-1]:
+        return words[words.index("--run") + 1]
+    return f"{record.name}@{generation.number}/{record.created_at:.0f}"
+
+
+class RunBook:
+    """Enters runs into the ledger as they begin, become ready and end.
+
+    ``since`` (Unix seconds): what happened earlier has been entered already, or waits for a console to be entered.
+    """
+
+    def __init__(self, state: Path, since: float, *, read_only: bool) -> None:
+        self.read_only = read_only
+        self._state, self._since = state, since
+        self._starts = Starts(state, since)
+        self._seen: dict[str, Seen] = {}
+        self._held_at: dict[str, float] = {}
+        self._trouble = ""
+        self._tried_at = 0.0
+
+    def look(self, records: Sequence[ServerRecord], views: Sequence[ServerView]) -> list[str]:
+        """Enter what is new of these records and their views; what went wrong, one sentence each."""
+        if self.read_only:
+            return []
+        self._starts.look(records)
+        due = [pair for pair in zip(records, views, strict=True) if self._new(pair[0])]
+        holding = [] if self._since else [pair for pair in zip(records, views, strict=True) if self._holds(*pair)]
+        if (due or holding) and time.monotonic() - self._tried_at >= (RETRY_SECONDS if self._trouble else 0):
+            self._write(due, holding)
+        return [self._trouble] if self._trouble else []
+
+    def enter(self, record: ServerRecord) -> ServerRecord:
+        """Enter all that is known of a record, which may be about to go; gives it back."""
+        if not self.read_only:
+            self._write([(record, None)], [])
+        return record
+
+    def open(self) -> Ledger:
+        """The ledger, to be read."""
+        from vllm_console.telemetry.ledger import Ledger
+        from vllm_console.telemetry.ledger_file import FILE_NAME
+
+        return Ledger(self._state / FILE_NAME, read_only=self.read_only)
+
+    def catch_up(self) -> None:
+        """At the next look enter also what no console saw."""
+        self._since = 0.0
+
+    def _new(self, record: ServerRecord) -> bool:
+        current = record.current
+        newest = max(current.started_at, current.ready_at or 0.0, current.ended_at or 0.0)
+        return newest >= self._since and self._seen.get(record.name) != _stamp(record)
+
+    def _holds(self, record: ServerRecord, view: ServerView) -> bool:
+        """Whether it is time to note the conditions of a server."""
+        held_at = self._held_at.get(run_key(record, record.current), 0.0)
+        return bool(_codes(view)) and time.time() - held_at >= CONDITIONS_EVERY_SECONDS
+
+    def _write(
+        self,
+        due: Sequence[tuple[ServerRecord, ServerView | None]],
+        holding: Sequence[tuple[ServerRecord, ServerView]],
+    ) -> None:
+        from vllm_console.telemetry.ledger_file import LedgerError
+        from vllm_console.telemetry.ledger_log import RunName
+
+        ledger, now = self.open(), time.time()
+        self._tried_at = time.monotonic()
+        try:
+            if due:
+                ledger.enter([head for record, view in due for head in self._heads(record, view)])
+            self._seen.update((record.name, _stamp(record)) for record, _ in due)
+            for record, view in holding:
+                key = run_key(record, record.current)
+                ledger.note_conditions(RunName(key, record.name, record.current.number), now, _codes(view))
+                self._held_at[key] = now
+            self._trouble = ledger.notice
+        except LedgerError as error:
+            self._trouble = str(error)
+
+    def _heads(self, record: ServerRecord, view: ServerView | None) -> Iterable[RunHead]:
+        """The present run, and at the first look those before it that the record still knows."""
+        if record.name not in self._seen:
+            for generation in record.generations[:-1]:
+                yield _head(record, generation)
+        yield self._present(record, view)
+
+    def _present(self, record: ServerRecord, view: ServerView | None) -> RunHead:
+        from vllm_console.fleet.remembering import start_of_log
+        from vllm_console.telemetry.startup import stages
+        from vllm_launchers.plan.budget.report import read_report, report_figures
+
+        head, current = _head(record, record.current), record.current
+        cause = str(view.diagnosis.cause) if view is not None and view.diagnosis is not None else ""
+        until = current.ready_at or current.ended_at
+        if until is None:
+            return replace(head, attempts=record.attempt, cause=cause)
+        lines = start_of_log(client.folder(self._state, record.name) / "server.log", record)
+        found = stages(lines, current.started_at, until, current.ready_at, current.ready_at is None) if lines else ()
+        return replace(
+            head,
+            attempts=record.attempt,
+            cause=cause,
+            stages=tuple((stage.name, stage.seconds, plain(stage.detail)) for stage in found),
+            report=report_figures(read_report(lines)),
+        )
+
+
+def _stamp(record: ServerRecord) -> Seen:
+    current = record.current
+    return (current.number, record.attempt, current.ready_at, current.ended_at, record.state.alive)
+
+
+def _codes(view: ServerView) -> list[str]:
+    return [condition.code for condition in view.conditions if condition.severity != "good"]
+
+
+def _head(record: ServerRecord, generation: Generation) -> RunHead:
+    """What the record says of one of its generations."""
+    from msgspec.structs import asdict
+
+    from vllm_console.telemetry.ledger import RunHead
+
+    details: Details = unpack(generation.spec.details)
+    engine, end = details.engine, generation.exit
+    ended = {"code": end.code, "signal": end.signal, "requested": end.requested} if end is not None else {}
+    return RunHead(
+        key=run_key(record, generation),
+        server=record.name,
+        generation=generation.number,
+        started_at=generation.started_at,
+        preset=details.preset,
+        model=details.model,
+        engine=str(engine.kind) if engine is not None else "",
+        version=engine.version or "" if engine is not None else "",
+        build=engine.build or "" if engine is not None else "",
+        gpus=details.gpus,
+        gpu_kind=details.gpu_kind,
+        flags=dict(details.flags),
+        objectives=asdict(details.objectives) if details.objectives is not None else {},
+        ready_at=generation.ready_at,
+        ended_at=generation.ended_at,
+        ended={**ended, "reason": redact(plain(end.reason))} if end is not None else {},
+    )
+
+
+class RunsVerbs:
+    """The fleet's verbs on runs."""
+
+    _runs: RunBook
+
+    def snapshot(self, selected: str | None = None) -> FleetSnapshot:
+        """Look once at everything."""
+        raise NotImplementedError
+
+    def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
+        """The newest runs, newest first, of one server or of all; and what is wrong with the ledger, if anything is.
+
+        Raises:
+            FleetError: the ledger cannot be read.
+            NotFoundError: no run of that server is known.
+        """
+        ledger, problems = self._ledger()
+        with _read():
+            found = ledger.runs(name)
+        if name is not None and not found:
+            raise NotFoundError(f"no run of a server called '{plain(name)}' is known; see 'vllm-console runs'")
+        return found, [*problems, *filter(None, [ledger.notice])]
+
+    def compare(self, before: str, after: str | None = None) -> Comparison:
+        """Two runs side by side: numbers, ``NAME@GENERATION``, or ``NAME`` for its newest; with one name its newest run
+        and the one before it that served.
+
+        Raises:
+            FleetError: the ledger cannot be read, or there is nothing to compare.
+            NotFoundError: there is no such run.
+            UsageError: a word names no run, or both are the same.
+        """
+        from vllm_console.telemetry.compare import compare
+
+        ledger, _ = self._ledger()
+        with _read():
+            if after is None:
+                one, other = _last_two(ledger, before)
+            else:
+                one, other = _find(ledger, before), _find(ledger, after)
+            if one.id == other.id:
+                raise UsageError(f"{plain(before)} and {plain(after or '')} are the same run ({one.id}): name two")
+            return compare(_recorded(ledger, one), _recorded(ledger, other))
+
+    def _ledger(self) -> tuple[Ledger, Sequence[str]]:
+        """The ledger with everything in it that the servers' records can tell."""
+        self._runs.catch_up()
+        problems = [text for text in self.snapshot().notices if "runs.sqlite" in text]
+        return self._runs.open(), problems
+
+
+@contextlib.contextmanager
+def _read() -> Iterator[None]:
+    """What the ledger refuses, as the fleet's own errors."""
+    from vllm_console.telemetry.ledger_file import LedgerError
+
+    try:
+        yield
+    except LedgerError as error:
+        raise FleetError(str(error)) from error
+
+
+def _find(ledger: Ledger, word: str) -> Run:
+    """The run that a word names."""
+    if word.isdigit() and len(word) < 16:
+        if (run := ledger.run(int(word))) is not None:
+            return run
+        raise NotFoundError(f"there is no run {word}; see 'vllm-console runs'")
+    name, at, number = word.rpartition("@")
+    if at and not number.isdigit():
+        raise UsageError(f"{plain(word)}: expected a run's number, NAME or NAME@GENERATION")
+    for run in ledger.runs(name if at else word, most=5000 if at else 1):
+        if not at or run.generation == int(number):
+            return run
+    raise NotFoundError(f"no run '{plain(word)}' is known; see 'vllm-console runs'")
+
+
+def _last_two(ledger: Ledger, word: str) -> tuple[Run, Run]:
+    """A run, and the newest one of its server before it that served."""
+    newest = _find(ledger, word)
+    for run in ledger.runs(newest.server, most=1000):
+        if (run.started_at, run.id) < (newest.started_at, newest.id) and run.served:
+            return run, newest
+    raise FleetError(
+        f"{newest.name} has no earlier run that served: there is nothing to compare with. Restart it with a changed "
+        "flag, or name two runs"
+    )
+
+
+def _recorded(ledger: Ledger, run: Run) -> Recorded:
+    from vllm_console.telemetry.compare import WARM_UP, Recorded
+
+    return Recorded(run, ledger.windows(run.id), ledger.warm_up(run.id, WARM_UP))

@@ -1,0 +1,84 @@
+"""The line at a screen's foot that something is typed into: a value, a flag's name, a search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.suggester import SuggestFromList
+from textual.widgets import Input
+
+
+class Entry(Input):
+    """An input that stands on the screen only while something is typed; ``purpose`` says what, None while it is away.
+
+    ↑ and ↓ go through the choices; where there are none they are the screen's, as `Entry.Stepped`. Tab completes.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down", "step(1)", show=False),
+        Binding("up", "step(-1)", show=False),
+        Binding("tab", "complete", show=False),
+    ]
+
+    class Stepped(Message):
+        """↑ or ↓ was pressed where there are no choices to go through; ``step`` is -1 or 1."""
+
+        def __init__(self, step: int) -> None:
+            super().__init__()
+            self.step = step
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id, compact=True)
+        self.purpose: str | None = None
+        self._choices: Sequence[str] = ()
+
+    def on_mount(self) -> None:
+        """It stays away until it is needed."""
+        self.display = False
+
+    def open(
+        self,
+        purpose: str,
+        text: str = "",
+        choices: Sequence[str] = (),
+        *,
+        cycled: bool = True,
+        placeholder: str = "",
+    ) -> None:
+        """Let something be typed, beginning with ``text``. ``choices`` complete it, and are gone through by ↑ and ↓."""
+        self.purpose = purpose
+        self._choices = choices if cycled else ()
+        self.suggester = SuggestFromList(choices, case_sensitive=False) if choices else None
+        self.placeholder = placeholder
+        self.display = True
+        self.put(text)
+        self.focus()
+
+    def put(self, text: str) -> None:
+        """Let ``text`` stand there, the cursor behind it."""
+        self.value = text
+        self.cursor_position = len(text)
+
+    def shut(self) -> None:
+        """Away with it."""
+        self.purpose = None
+        self.display = False
+        self.screen.set_focus(None)
+
+    def action_step(self, step: int) -> None:
+        """The next or previous choice; the first when none stands there yet."""
+        if not self._choices:
+            self.post_message(self.Stepped(step))
+        elif self.value in self._choices:
+            self.put(self._choices[(self._choices.index(self.value) + step) % len(self._choices)])
+        else:
+            self.put(self._choices[0 if step > 0 else -1])
+
+    def action_complete(self) -> None:
+        """Take what is suggested behind the text; without that it is no key here, and not the screen's either."""
+        if self._suggestion:
+            self.action_end()
+            self.action_cursor_right()

@@ -1,0 +1,196 @@
+"""What a launch will hold of each GPU's memory, as bars and figures. Pure.
+
+Each part has a mark of its own, in Unicode and in ASCII alike, so that no colour is needed to tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.format import UNKNOWN, count
+from vllm_console.ui.theme import BAD, DIM, WARN
+from vllm_console.ui.widgets.draw import Part, fit
+from vllm_console.ui.widgets.lines import line
+from vllm_launchers.machine.gpu.matrix import spans
+from vllm_launchers.plan.budget.model import GpuBudget, MemoryBudget
+
+LONG_TITLES = 76
+"""Columns from which the legend is written out."""
+
+SHORT_BAR, LONG_BAR = 6, 60
+LEAST_SHOWN_GIB = 0.05
+"""What has at least one cell in the bar: all that is not 0.0 in figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a GPU's memory: its mark in the bar, its names in the legend, its colour."""
+
+    mark: str
+    title: str
+    short: str
+    style: Style | None
+
+
+_PARTS = (
+    _Part("█", "weights", "wgt", Style(color="cyan")),
+    _Part("≡", "overhead", "over", Style(color="bright_blue")),
+    _Part("▒", "KV cache", "KV", Style(color="green")),
+    _Part("╳", "others", "oth", None),
+    _Part("·", "free", "free", DIM),
+)
+"""In the order of the bar. Overhead is CUDA context, activations and CUDA graphs; others are other processes."""
+
+
+def _sizes(gpu: GpuBudget) -> tuple[float, ...]:
+    """GiB of each part, in the order of `_PARTS`."""
+    return gpu.weights_gib, gpu.overhead_gib + gpu.graphs_gib, gpu.kv_gib, gpu.others_gib, gpu.free_gib
+
+
+def memory_bar(gpu: GpuBudget, width: int) -> list[Part]:
+    """One GPU to scale, in ``width`` cells; it ends in ``!`` where more is wanted than there is."""
+    over = gpu.free_gib < -0.05 or gpu.kv_gib < 0
+    cells = _cells([max(0.0, gib) for gib in _sizes(gpu)[:-1]], gpu.total_gib, width - over)
+    parts: list[Part] = [(part.mark * count, part.style) for part, count in zip(_PARTS, cells, strict=False)]
+    free = _PARTS[-1]
+    return [*parts, (free.mark * (width - over - sum(cells)), free.style), ("!" * over, BAD)]
+
+
+def _cells(sizes: Sequence[float], total: float, width: int) -> list[int]:
+    """How many cells each size takes of a bar; what is there at all has one, at the expense of the largest."""
+    cells: list[int] = []
+    reached = 0.0
+    for size in sizes:
+        reached += size
+        end = min(width, round(reached / total * width)) if total > 0 else 0
+        cells.append(max(0, end - sum(cells)))
+    for index, size in enumerate(sizes):
+        if size >= LEAST_SHOWN_GIB and not cells[index]:
+            if sum(cells) >= width:
+                cells[cells.index(max(cells))] -= 1
+            cells[index] = 1
+    return cells
+
+
+def budget_rows(memory: MemoryBudget, width: int, most: int) -> list[Strip]:
+    """A legend, and a bar with its figures in GiB per GPU; those that are alike share one where rows are few.
+
+    ``most`` is how many GPUs may stand one per row.
+    """
+    groups = [[gpu] for gpu in memory.per_gpu]
+    if len(groups) > most:
+        groups = _alike(memory.per_gpu)
+    if not groups:
+        return [line((fit(f" {_weights_alone(memory)}", width), None))]
+    hidden = len(groups) - max(1, most)
+    if hidden > 0:
+        groups = sorted(groups, key=lambda group: (group[0].kv_gib, group[0].free_gib))[: max(1, most)]
+    titles = _titles(width)
+    labels = [_label(group) for group in groups]
+    label = max(3, *map(len, labels))
+    cells = max(SHORT_BAR, min(LONG_BAR, width - label - sum(len(title) + 1 for title, _ in titles) - 2))
+    legend: list[Part] = [(" " + fit("GiB", label + 1 + cells), DIM)]
+    legend += [(f" {title}", style) for title, style in titles]
+    strips = [line(*legend)]
+    for group, named in zip(groups, labels, strict=True):
+        figures = _figures(group[0], [len(title) for title, _ in titles])
+        strips.append(line((f" {fit(named, label)} ", None), *memory_bar(group[0], cells), *figures))
+    if hidden > 0:
+        strips.append(line((f" and {hidden} more that have as much room, or more", DIM)))
+    return strips
+
+
+def _titles(width: int) -> list[tuple[str, Style | None]]:
+    """The legend's columns; each is wide enough for a figure."""
+    long = width >= LONG_TITLES
+    named = [(f"{part.mark} {part.title if long else part.short}", part.style) for part in _PARTS]
+    return [(fit(title, max(6, len(title)), ">"), style) for title, style in [*named, ("all", DIM)]]
+
+
+def _figures(gpu: GpuBudget, widths: Sequence[int]) -> list[Part]:
+    figures = [*_sizes(gpu), gpu.total_gib]
+    parts: list[Part] = []
+    for position, (gib, width) in enumerate(zip(figures, widths, strict=True)):
+        text = f"{gib:.1f}" if gib or position not in (1, 3) else UNKNOWN if position == 1 else "0"
+        parts.append((" " + fit(text, width, ">"), BAD if gib < -0.05 else None))
+    return parts
+
+
+def _alike(gpus: Sequence[GpuBudget]) -> list[list[GpuBudget]]:
+    """GPUs that hold the same to a tenth of a GiB, together."""
+    groups: dict[tuple[float, ...], list[GpuBudget]] = {}
+    for gpu in gpus:
+        groups.setdefault(tuple(round(gib, 1) for gib in (*_sizes(gpu), gpu.total_gib)), []).append(gpu)
+    return list(groups.values())
+
+
+def _label(gpus: Sequence[GpuBudget]) -> str:
+    runs: list[list[int]] = []
+    for index in sorted(gpu.index for gpu in gpus if gpu.index is not None):
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ",".join(map(spans, runs)) or "each"
+
+
+def _weights_alone(memory: MemoryBudget) -> str:
+    return f"weights {memory.weights_gib:.1f} GiB; no GPU is known to draw them in"
+
+
+def room_words(memory: MemoryBudget, width: int) -> list[Part]:
+    """What fits into the KV cache: tokens, requests of the full length, requests of the workload's p95.
+
+    In fewer words where they would take more than ``width`` cells.
+    """
+    if memory.kv_gib <= 0:
+        return [(f"does not fit: {-memory.kv_gib:.1f} GiB are missing before there is any KV cache", BAD)]
+    parts: list[Part] = []
+    for short in (False, True):
+        tokens = UNKNOWN if memory.kv_tokens is None else count(memory.kv_tokens) if short else f"{memory.kv_tokens:,}"
+        parts = [(f"KV {memory.kv_gib:.1f} GiB · {tokens} tokens", None), *_concurrency(memory, short)]
+        if parts_length(parts) <= width:
+            break
+    return parts
+
+
+def _concurrency(memory: MemoryBudget, short: bool) -> list[Part]:
+    parts: list[Part] = []
+    if memory.max_concurrency is not None:
+        length = f"{memory.max_model_len:,}" if memory.max_model_len else "full length"
+        before, after = (" · ", "") if short else (" · concurrency ", " tokens")
+        text = f"{before}{times(memory.max_concurrency)} at {length}{after}"
+        parts.append((text if memory.fits else f"{text}: not one request", None if memory.fits else BAD))
+    if memory.concurrency_p95 is not None:
+        named = "at p95" if short else "at the workload's p95"
+        enough = memory.concurrency_p95 >= 1
+        parts.append((f" · {times(memory.concurrency_p95)} {named}", None if enough else WARN))
+    return parts
+
+
+def parts_length(parts: Sequence[Part]) -> int:
+    """How many cells these pieces take."""
+    return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
+
+
+def times(value: float) -> str:
+    """A concurrency as vLLM's log has it, without digits that say nothing: ``0.83×``, ``8.2×``, ``107×``."""
+    digits = 2 if value < 1 else 1 if value < 20 else 0
+    whole = 10**digits
+    return f"{int(value * whole) / whole:,.{digits}f}×"  # rounded down: 0.999 requests are not one
+
+
+def budget_line(memory: MemoryBudget, width: int) -> Strip:
+    """The budget in one line: a small bar of the GPU with the least room, and what fits into its KV cache."""
+    tightest = min(memory.per_gpu, key=lambda gpu: (gpu.kv_gib, gpu.free_gib), default=None)
+    words = room_words(memory, width - LONG_BAR // 2)
+    length = parts_length(words)
+    bar: list[Part] = []
+    if tightest is not None and (cells := min(24, width - length - 3)) >= SHORT_BAR:
+        bar = [*memory_bar(tightest, cells), " "]
+    return line(" ", *bar, *words)

@@ -1,0 +1,38 @@
+"""The address a server listens on, and whether it can be watched there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vllm_launchers.addresses import is_loopback
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.knowledge import Knowledge
+from vllm_launchers.plan.model import Changes, Plan
+
+
+def network_findings(plan: Plan, knowledge: Knowledge) -> Iterator[Finding]:
+    """Port, key, and flags that hide a server from whoever watches it."""
+    if holder := knowledge.surroundings.port_holder:
+        text = f"port {plan.port} is taken {holder}; choose another, or leave --port out to get a free one"
+        yield Finding("port_taken", Level.ERROR, text)
+    if not is_loopback(plan.host) and "VLLM_API_KEY" not in plan.secrets:
+        text = (
+            f"whoever can reach {plan.host} can use this server: it listens there without an API key. "
+            "Export VLLM_API_KEY first, or leave --host out to stay on this machine"
+        )
+        yield Finding("open_to_all_without_key", Level.WARNING, text)
+    yield from _watching(plan)
+
+
+def _watching(plan: Plan) -> Iterator[Finding]:
+    flags = plan.flags
+    if flags.get("disable-log-stats") is True:
+        text = "--disable-log-stats takes away every metric: this server cannot be watched"
+        yield Finding("unwatchable", Level.WARNING, text, Changes(unset=("disable-log-stats",)))
+    if "ssl-keyfile" in flags or "ssl-certfile" in flags:
+        text = "with TLS on this console, which asks over plain HTTP, will not see that the server is ready"
+        yield Finding("unwatchable", Level.WARNING, text)
+    for name in ("headless", "grpc"):
+        if flags.get(name) is True:
+            text = f"--{name} leaves out the HTTP API: the server will never be seen ready"
+            yield Finding("unwatchable", Level.WARNING, text, Changes(unset=(name,)))

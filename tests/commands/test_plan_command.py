@@ -1,0 +1,201 @@
+"""``vllm-console plan``: the document that scripts read, exit codes, exports; and the same checks at a start."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+KEYS = {"argv", "env", "gpus", "port", "memory", "choices", "findings"}
+MEMORY = {"weights_gib", "overhead_gib", "kv_gib", "kv_bytes_per_token", "kv_tokens", "max_concurrency", "per_gpu"}
+HOSTS = ("1xrtx4090", "2xrtx3090", "4xa6000", "8xh100", "8xl40s")
+RELEASE = ("--vllm-version", "0.33.0")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder like that of an 8B model, weights by name and size alone."""
+    folder = tmp_path / "eight"
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    name = "model-00001-of-00001.safetensors"
+    index = {"metadata": {"total_size": 16_060_522_496}, "weight_map": {"lm_head.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with (folder / name).open("wb") as file:
+        file.truncate(16_060_522_496)  # holes take no room on the disk
+    return folder
+
+
+def codes(document: dict[str, object], level: str = "error") -> list[str]:
+    return [found["code"] for found in document["findings"] if found["level"] == level]  # type: ignore[index, attr-defined]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_document(program, model: Path, host: str):
+    document = program.json("plan", "chatbot", "--host", host, *RELEASE, "--model", str(model), "--gpus", "auto")
+    assert set(document) >= KEYS
+    assert set(document["memory"]) >= MEMORY
+    assert document["argv"][1:3] == ["serve", str(model)]
+    assert document["gpus"]
+    assert document["env"]["CUDA_VISIBLE_DEVICES"]
+    eight_bit = document["flags"].get("kv-cache-dtype") == "fp8"
+    assert document["memory"]["kv_bytes_per_token"] == (65_536 if eight_bit else 131_072)
+    assert document["memory"]["max_concurrency"] >= 1
+    assert len(document["memory"]["per_gpu"]) == len(document["gpus"])
+    assert {"flag", "value", "reason", "source"} <= set(document["choices"][0])
+    assert codes(document) == []
+
+
+def test_a_slice_of_a_gpu_is_planned_for_as_what_it_is(program, model: Path):
+    """The only free slice has 10 GiB, and the model 15."""
+    answer = program("plan", "chatbot", "--host", "1xa100-mig", *RELEASE, "--model", str(model), "--json")
+    assert answer.returncode == 1
+    document = json.loads(answer.stdout)
+    assert document["env"]["CUDA_VISIBLE_DEVICES"].startswith("MIG-")
+    assert codes(document) == ["weights_do_not_fit"]
+    assert document["memory"]["per_gpu"][0]["total_gib"] < 10
+
+
+def test_it_is_planned_for_a_release_that_is_not_here(program, model: Path):
+    words = ("plan", "chatbot", "--host", "8xh100", "--model", str(model), "--set", "swap-space=4", "--json")
+    old = program(*words, "--vllm-version", "0.17.0")
+    assert old.returncode == 0, old.stderr
+    new = program(*words, "--vllm-version", "0.33.0")
+    assert new.returncode == 1
+    (dead,) = [found for found in json.loads(new.stdout)["findings"] if found["level"] == "error"]
+    assert dead["code"] == "flag_dead"
+    assert "swap-space" in dead["fix"]["unset"]
+
+
+def test_no_gpus_that_would_do(program, model: Path):
+    """All that stands in the way is in the document, with who holds the memory."""
+    tensor = ("--set", "tensor-parallel-size=4", "--set", "gpu-memory-utilization=0.9", "--gpus", "auto")
+    answer = program("plan", "chatbot", "--host", "4xa6000", *RELEASE, "--model", str(model), *tensor, "--json")
+    assert answer.returncode == 1
+    document = json.loads(answer.stdout)
+    assert set(codes(document)) == {"no_gpus", "memory_held"}
+    assert any("anna" in found["message"] for found in document["findings"])
+
+
+def test_for_people(program, model: Path):
+    words = ("plan", "chatbot", "--host", "1xrtx4090", *RELEASE, "--model", str(model))
+    answer = program(*words, "--set", "max-model-len=131072", "--unset", "kv-cache-dtype")
+    assert answer.returncode == 1
+    assert "█" in answer.stdout
+    assert "[kv_too_small]" in answer.stdout
+    assert "--set max-model-len=" in answer.stdout
+    assert f"vllm serve {model}" in answer.stdout
+    plain = program("--ascii", *words)
+    assert plain.returncode == 0
+    assert plain.stdout.isascii() or "–" in plain.stdout
+    assert "requests at once" in plain.stdout
+
+
+def test_no_vllm_here(program, model: Path):
+    env = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
+    answer = program("plan", "chatbot", "--model", str(model), "--vllm", "/nowhere/vllm", "--json", env=env)
+    assert answer.returncode == 1
+    assert "engine_missing" in codes(json.loads(answer.stdout))
+
+
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [
+        ("shell", " serve "),
+        ("config", "max-model-len: 4096"),
+        ("systemd", "[Service]"),
+        ("systemd-user", "[Service]"),
+        ("compose", "services:"),
+        ("kubernetes", "kind: Deployment"),
+    ],
+)
+def test_exports(program, model: Path, tmp_path: Path, form: str, part: str):
+    command = tmp_path / "vllm"
+    command.write_text('#!/bin/sh\nexec /opt/vllm/bin/vllm "$@"\n')
+    command.chmod(0o755)
+    words = ("plan", "chatbot", "--host", "8xh100", "--vllm", str(command), "--model", str(model), "--export", form)
+    answer = program(*words, env={"VLLM_API_KEY": "sk-very-secret-1"})
+    assert answer.returncode == 0, answer.stderr
+    assert part in answer.stdout
+    assert "sk-very-secret-1" not in answer.stdout
+
+
+def test_an_export_that_cannot_be(program):
+    answer = program("plan", "chatbot", "--engine", "simulated", "--export", "kubernetes")
+    assert answer.returncode == 1
+    assert "kubernetes" in answer.stderr
+
+
+def test_no_secret_is_printed(program, model: Path):
+    env = {"VLLM_API_KEY": "sk-very-secret-1", "HF_TOKEN": "hf_verysecret2"}
+    for form in ((), ("--json",)):
+        answer = program("plan", "chatbot", "--host", "8xh100", *RELEASE, "--model", str(model), *form, env=env)
+        assert answer.returncode == 0, answer.stderr
+        assert "verysecret" not in answer.stdout.replace("-", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("plan", "chatbt"), 3, "did you mean 'chatbot'"),
+        (("plan", "chatbot", "--vllm-version", "newest"), 2, "expected a release"),
+        (("plan", "chatbot", "--vllm-version", "0.33.0", "--vllm", "/x"), 2, "--vllm-version"),
+        (("plan", "chatbot", "--host", "/nowhere.json"), 2, "/nowhere.json"),
+        (("plan", "chatbot", "--set", "oops"), 2, "oops"),
+        (("plan", "chatbot", "--gpus", "first"), 2, "--gpus first"),
+        (("plan", "chatbot", "--engine", "simulated", "--env", "oops"), 2, "NAME=VALUE"),
+    ],
+)
+def test_bad_words(program, words, code, text):
+    answer = program(*words)
+    assert answer.returncode == code, answer.stderr
+    assert text in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_start_is_refused_for_all_its_errors_and_nothing_is_left(program):
+    answer = program("start", "chatbot", "--engine", "simulated", "--name", "no", "--set", "swap-space=4",
+                     "--set", "max-num-sequences=3", "--force")  # fmt: skip
+    assert answer.returncode == 1
+    assert "[flag_dead]" in answer.stderr
+    assert "[flag_unknown]" in answer.stderr
+    assert "--unset swap-space" in answer.stderr
+    assert program("status", "no").returncode == 3
+
+
+def test_warnings_do_not_stop_a_start(program):
+    answer = program("start", "chatbot", "--engine", "simulated", "--set", "disable-log-stats=true", "--json")
+    assert answer.returncode == 0, answer.stderr
+    assert "warning: " in answer.stderr
+    assert "[unwatchable]" in answer.stderr
+    assert json.loads(answer.stdout)["state"] == "starting"
+
+
+def test_a_refused_restart_leaves_the_server_alone(program):
+    before = program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
+    answer = program("restart", "chat", "--set", "no-such-flag=1")
+    assert answer.returncode == 1
+    assert "[flag_unknown]" in answer.stderr
+    switched = program("restart", "chat", "--preset", "batch", "--json")
+    assert switched.returncode == 0, switched.stderr
+    assert json.loads(switched.stdout)["generation"] == before["generation"] + 1
+
+
+def test_a_taken_port_is_found(program):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        answer = program("plan", "chatbot", "--engine", "simulated", "--port", str(port), "--json")
+    assert answer.returncode == 1
+    (taken,) = json.loads(answer.stdout)["findings"]
+    assert taken["code"] == "port_taken"
+    assert str(os.getpid()) in taken["message"]

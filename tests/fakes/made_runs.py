@@ -1,0 +1,107 @@
+"""Runs and their minutes as they could have been, from a seed: what comparisons are tried on."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from vllm_console.telemetry.compare import Recorded
+from vllm_console.telemetry.ledger import FlagChange, Run
+from vllm_console.telemetry.run_windows import RunWindow
+
+BEGAN = 1_767_263_467.0
+NOISE = {"mean": 0.06, "p50": 0.06, "p90": 0.1, "p99": 0.2}
+"""How much a minute's figures scatter, as a share: of some 120 requests the slowest are few."""
+SPREAD = {"mean": 1.2, "p50": 1.0, "p90": 2.1, "p99": 4.0}
+
+
+def minutes(
+    seed: int,
+    count: int = 10,
+    *,
+    slower: float = 1.0,
+    rate: float = 2.0,
+    prompt: float = 800.0,
+    answer: float = 200.0,
+    preempted: float = 0.0,
+    in_flight: float | None = None,
+    begins: float = BEGAN + 180,
+    seconds: float = 60.0,
+) -> list[RunWindow]:
+    """Minutes of a steady server; ``slower`` multiplies all latencies. With ``in_flight`` so many clients wait for
+    answers, and the rate is what the server makes of it; else requests come at a rate of their own.
+    """
+    chance = random.Random(seed)
+    found = []
+    for index in range(count):
+        moment = slower * math.exp(chance.gauss(0, 0.05))
+        ttft = 0.15 * moment
+        itl = 0.022 * moment * (1 + chance.gauss(0, 0.02))
+        e2e = ttft + answer * itl
+        came = in_flight / e2e if in_flight is not None else max(0.02, chance.gauss(rate, math.sqrt(rate / seconds)))
+        answers = answer * (1 + chance.gauss(0, 0.3 / math.sqrt(came * seconds)))
+        figures = {
+            "requests": came * seconds,
+            "requests_per_second": came,
+            "in_flight": in_flight or came * e2e,
+            "prompt_length_mean": prompt * (1 + chance.gauss(0, 0.6 / math.sqrt(came * seconds))),
+            "prompt_length_p95": prompt * 2.5 * (1 + chance.gauss(0, 0.15)),
+            "answer_length_mean": answers,
+            "answer_length_p95": answer * 1.5 * (1 + chance.gauss(0, 0.15)),
+            "prompt_tokens_per_second": came * prompt,
+            "generation_tokens_per_second": came * answers,
+            "preemptions_per_minute": 60 * came * preempted,
+            "preemption_share": preempted,
+            "kv_cache_usage": 0.5,
+            "hit_rate": 0.3,
+        }
+        for key, mean in (("ttft", ttft), ("itl", itl), ("e2e", e2e)):
+            calm = 0.3 if key == "itl" else 1.0
+            for part, noise in NOISE.items():
+                figures[f"{key}_{part}"] = mean * SPREAD[part] * math.exp(chance.gauss(0, noise * calm))
+        found.append(RunWindow(begins + index * seconds, seconds, figures))
+    return found
+
+
+def run(number: int = 1, flags: dict[str, object] | None = None, **more: object) -> Run:
+    """A run of ``chat``."""
+    known: dict[str, object] = {
+        "key": f"key{number}",
+        "server": "chat",
+        "generation": number,
+        "started_at": BEGAN + 3600.0 * number,
+        "ready_at": BEGAN + 3600.0 * number + 40,
+        "preset": "chatbot",
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "engine": "vllm",
+        "version": "0.33.0",
+        "build": "cuda",
+        "gpus": (0,),
+        "gpu_kind": "NVIDIA RTX A6000",
+        "flags": {"max-num-seqs": 256} if flags is None else flags,
+        "objectives": {"ttft_p99_seconds": 1.0, "itl_p99_seconds": 0.1, "kv_cache_usage": 0.85,
+                       "preemption_rate": 0.02},
+        "id": number,
+        "windows": 12,
+    }  # fmt: skip
+    return Run(**{**known, **more})  # type: ignore[arg-type]
+
+
+def pair(
+    before: list[RunWindow], after: list[RunWindow], flags: dict[str, object] | None = None, **more: object
+) -> tuple[Recorded, Recorded]:
+    """Two runs with these minutes, all of them warm; the second one with these flags."""
+    one = run(1, windows=len(before), ended_at=BEGAN + 7200.0, ended={"requested": True, "reason": "stopped as asked"})
+    other = run(2, {"max-num-seqs": 64} if flags is None else flags, windows=len(after), **more)
+    return Recorded(one, before, 0.0), Recorded(other, after, 0.0)
+
+
+def runs() -> tuple[Run, ...]:
+    """Two runs with their figures, as a list shows them."""
+    figures = {"requests_per_second": 2.0, "ttft_p99": 0.61, "itl_p99": 0.074, "e2e_p99": 11.2,
+               "generation_tokens_per_second": 402.0}  # fmt: skip
+    changed = (FlagChange("max-num-seqs", 256, 64),)
+    return (
+        run(2, {"max-num-seqs": 64}, changed=changed, figures=figures, before=1),
+        run(1, figures=figures, ended_at=BEGAN + 7200.0, ended={"requested": True, "reason": "stopped as asked"}),
+    )

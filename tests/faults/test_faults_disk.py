@@ -1,0 +1,156 @@
+"""A disk without room for records: before a start, while serving, while stopping, and with room again."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from vllm_launchers.keeper import client, errors, processes, store
+from vllm_launchers.keeper.ledger import Ledger, Notes
+from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
+
+
+def on_disk(bench, name="one"):
+    return store.read_record(client.folder(bench.root, name))
+
+
+def test_full_before_the_start_nothing_is_started_and_the_disk_is_named(bench, disk):
+    disk.fill()
+    try:
+        with pytest.raises(errors.KeeperError, match=disk.error) as refused:
+            bench.launch(bench.spec("--tick", "0.05"))
+    finally:
+        disk.free()
+    assert str(bench.root) in str(refused.value)
+    assert client.names(bench.root) == []
+    assert bench.ready(bench.spec()).current.number == 1
+
+
+def test_full_while_serving_the_keeper_goes_on_and_says_so(bench, disk, tmp_path, wait_until):
+    quiet = tmp_path / "quiet"
+    spec = bench.spec("--quiet-file", str(quiet))
+    ready = bench.ready(spec)
+    disk.fill(ready.keeper)
+    quiet.touch()
+    silent = bench.wait(State.UNRESPONSIVE)
+    assert disk.error in silent.unwritten
+    assert str(bench.file("record.json")) in silent.unwritten
+    assert on_disk(bench).state is State.READY, "the file lags"
+    assert client.stamp(bench.root, "one") != client.stamp(bench.root, "one"), "it is to be read at every look"
+    with pytest.raises(errors.UnwrittenError, match=disk.error):
+        bench.restart(bench.spec())
+    assert processes.alive(ready.server), "refused before anything was stopped"
+
+    disk.free(ready.keeper)
+    quiet.unlink()
+    again = bench.until(lambda record: record.state is State.READY and not record.unwritten)
+    wait_until(lambda: on_disk(bench) == again, "a record that is true again")
+    assert client.stamp(bench.root, "one") == client.stamp(bench.root, "one")
+    bench.restart(spec)
+    bench.wait(State.READY, generation=2)
+
+
+def test_full_while_stopping_the_end_is_known_and_written_once_there_is_room(bench, disk, session_of, wait_until):
+    ready = bench.ready(bench.spec("--children", "1"))
+    disk.fill(ready.keeper)
+    assert disk.error in bench.stop().unwritten
+    stopped = bench.wait(State.STOPPED)
+    assert disk.error in stopped.unwritten
+    assert not session_of(ready.server.pid)
+    assert on_disk(bench).state is State.READY, "the file lags"
+    assert client.keeper_alive(bench.root, "one"), "else nobody would know"
+    assert client.adopt_orphans(bench.root) == []
+    assert bench.stop().state is State.STOPPED
+    with pytest.raises(errors.UnwrittenError, match=disk.error):
+        bench.restart(bench.spec())
+
+    disk.free(ready.keeper)
+    wait_until(lambda: not client.keeper_alive(bench.root, "one"), "the keeper's end")
+    written = on_disk(bench)
+    assert (written.state, written.unwritten) == (State.STOPPED, "")
+    assert written.exit.requested
+
+
+def test_a_server_that_has_ended_can_be_removed_from_a_full_disk(bench, disk):
+    ready = bench.ready(bench.spec())
+    disk.fill(ready.keeper)
+    with pytest.raises(errors.StillAliveError, match="stop it first"):
+        client.remove(bench.root, "one")
+    bench.stop()
+    bench.wait(State.STOPPED)
+    client.remove(bench.root, "one")
+    assert client.names(bench.root) == []
+    assert not processes.alive(ready.keeper)
+
+
+def test_nothing_is_started_again_before_its_record_can_be_written(bench, disk):
+    """A server that no record knows would hold its GPU for ever, should its keeper die."""
+    policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05)
+    ready = bench.ready(bench.spec(restart=policy))
+    disk.fill(ready.keeper)
+    processes.send(ready.server, 9)
+    waiting = bench.until(lambda record: record.next_attempt_at and time.time() > record.next_attempt_at + 0.7)
+    assert (waiting.state, waiting.attempt) == (State.FAILED, 0)
+    assert disk.error in waiting.unwritten
+    disk.free(ready.keeper)
+    again = bench.until(lambda record: record.state is State.READY and record.attempt == 1)
+    assert again.server != ready.server
+
+
+def test_a_restart_waits_for_room_when_the_disk_fills_after_it_was_accepted(bench, disk, wait_until):
+    first = bench.ready(bench.spec("--ignore", "TERM"))
+    new = bench.spec(details={"flags": "new"})
+    assert bench.restart(new).state is State.STOPPING
+    disk.fill(first.keeper)
+    wait_until(lambda: not processes.alive(first.server), "the old server's end")
+    waiting = bench.until(lambda record: record.exit and record.unwritten)
+    assert (waiting.state, waiting.then, waiting.server) == (State.STOPPING, new, first.server)
+    disk.free(first.keeper)
+    assert bench.wait(State.READY, generation=2).current.spec == new
+
+
+def test_a_keeper_killed_on_a_full_disk_leaves_an_old_record_and_no_orphan(bench, disk, session_of, tmp_path):
+    quiet = tmp_path / "quiet"
+    ready = bench.ready(bench.spec("--quiet-file", str(quiet), "--children", "1"))
+    disk.fill(ready.keeper)
+    quiet.touch()
+    bench.wait(State.UNRESPONSIVE)
+    bench.orphaned(ready)
+    assert bench.read() == ready, "whole, and the last that could be written"
+    quiet.unlink()
+    assert bench.adopt() == ["one"]
+    if disk.error != "File too large":  # the limit was the dead keeper's own
+        assert disk.error in bench.until(lambda record: record.unwritten).unwritten
+    bench.stop()
+    stopped = bench.wait(State.STOPPED)
+    assert not session_of(ready.server.pid)
+    if disk.error != "File too large":
+        disk.free(stopped.keeper)
+    bench.until(lambda _: not client.keeper_alive(bench.root, "one"))
+    assert on_disk(bench).state is State.STOPPED
+
+
+@pytest.mark.parametrize(("number", "name"), [(28, "No space left"), (122, "quota exceeded"), (30, "Read-only")])
+def test_every_reason_why_a_record_cannot_be_written_is_named(bench, tmp_path, monkeypatch, number, name):
+    record = replace(bench.ready(bench.spec()), name="two")
+    folder = store.prepare(tmp_path / "state", "two")
+    store.write_record(folder, record)
+    ledger = Ledger(folder, record, Notes(folder))
+
+    def refuse(_fd):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.os, "fsync", refuse)
+        with pytest.raises(errors.UnwrittenError, match=name):
+            ledger.change(insist=True, reason="new")
+        assert ledger.record == record
+        ledger.change(reason="newer")
+        assert name in ledger.told().unwritten
+        assert store.lags(folder)
+    ledger.write()
+    assert not store.lags(folder)
+    assert store.read_record(folder) == ledger.told() == replace(record, reason="newer")

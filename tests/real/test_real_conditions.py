@@ -1,0 +1,125 @@
+"""Conditions on real vLLM: preemption named, cured by what is offered, and gone; prefixes missed; a hung engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.real
+
+LOOK_SECONDS = 90.0
+
+
+@pytest.fixture
+def program(tmp_path: Path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Any]:
+    """``vllm-console`` with a home of its own on the real engine; ends its servers and its loads afterwards."""
+    env = {**os.environ, **real_env, "HOME": str(tmp_path)}
+    env |= {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("STATE", "CONFIG", "CACHE")}
+    env.pop("VLLM_API_KEY", None)
+    words = [sys.executable, "-m", "vllm_console"]
+    loads: list[subprocess.Popen[bytes]] = []
+
+    def run(*more: str) -> Any:
+        answer = subprocess.run(
+            [*words, *more, "--json"], env=env, capture_output=True, text=True, timeout=300, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert answer.returncode == 0, f"{more}: {answer.stderr}\n{answer.stdout}"
+        return json.loads(answer.stdout)
+
+    def start(*sets: str) -> Any:
+        flags = [word for flag in (*cpu_flags, *sets) for word in ("--set", flag)]
+        return run(
+            "start", "chatbot", "--model", str(tiny_model), "--vllm", str(real_vllm), "--name", "chat", *flags, "--wait"
+        )
+
+    def load(*more: str) -> subprocess.Popen[bytes]:
+        """Load beside the test, until it is ended."""
+        quiet = subprocess.DEVNULL
+        loads.append(
+            subprocess.Popen([*words, "load", "chat", *more], env=env, stdin=quiet, stdout=quiet, stderr=quiet)
+        )
+        return loads[-1]
+
+    run.start, run.load = start, load  # type: ignore[attr-defined]
+    yield run
+    for one in loads:
+        one.kill()
+        one.wait()
+    subprocess.run([*words, "stop", "chat"], env=env, capture_output=True, timeout=120, check=False)
+
+
+def find(program: Any, code: str) -> dict[str, Any]:
+    """The condition of that code, as soon as it is named."""
+    return until(lambda: named(program).get(code), code)
+
+
+def named(program: Any) -> dict[str, dict[str, Any]]:
+    """What is the matter with the server now, by code."""
+    return {condition["code"]: condition for condition in program("status", "chat")["conditions"]}
+
+
+def until(check: Callable[[], Any], what: str) -> Any:
+    """Ask until the answer is true."""
+    deadline = time.monotonic() + LOOK_SECONDS
+    while not (answer := check()):
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(1)
+    return answer
+
+
+PRESSURE = ("--rate", "6", "--concurrency", "12", "--duration", "80", "--input-tokens", "40",
+            "--output-tokens", "1500", "--prefix-reuse", "0", "--seed", "3")  # fmt: skip
+
+
+def test_preemption_is_named_cured_by_what_is_offered_and_gone(program):
+    program.start("max-num-seqs=16")
+    load = program.load(*PRESSURE)
+    condition = find(program, "preempting")
+    assert condition["severity"] == "critical"
+    load.kill()
+    change = next(remedy["set"] for remedy in condition["remedies"] if remedy["set"])
+    assert set(change) == {"max-num-seqs"}  # nothing else can be done on a CPU
+    program("restart", "chat", "--set", f"max-num-seqs={change['max-num-seqs']}", "--wait")
+    program.load(*PRESSURE)
+    judged = until(lambda: named(program), "anything at all is said of the new generation")
+    assert "preempting" not in judged
+    assert program("status", "chat")["metrics"]["preemptions_total"] <= 2
+
+
+def test_prefixes_that_are_computed_again_and_again_are_named(program):
+    program.start("enable-prefix-caching=false", "max-num-seqs=4")
+    program.load(
+        "--rate", "4", "--concurrency", "4", "--duration", "80", "--input-tokens", "100", "--output-tokens", "4"
+    )
+    condition = find(program, "prefix_cache_missed")
+    assert condition["remedies"][0]["set"] == {"enable-prefix-caching": True}
+
+
+def test_a_stopped_engine_is_named_after_a_request_has_shown_it(program):
+    server = program.start("max-num-seqs=4")
+    engine = next(
+        child
+        for child in psutil.Process(server["pid"]).children(recursive=True)
+        if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
+    )
+    program.load("--rate", "2", "--concurrency", "4", "--duration", "200", "--output-tokens", "1500")
+    until(lambda: program("status", "chat")["metrics"]["requests_running"], "requests run")
+    engine.send_signal(signal.SIGSTOP)
+    try:
+        condition = find(program, "engine_hung")
+        assert program("status", "chat")["state"] == "ready"  # /health says nothing of it
+        assert condition["severity"] == "critical"
+        assert "no answer" in condition["measures"][0]["value"]
+    finally:
+        engine.send_signal(signal.SIGCONT)

@@ -1,0 +1,279 @@
+"""What begins and ends is told once each; the log, the terminal's bytes, and the notifier that ties them together."""
+
+from __future__ import annotations
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vllm_console.alerts.findings import Book, Event, Finding, Told, replayed
+from vllm_console.alerts.log import MOST_BYTES, FindingsLog
+from vllm_console.alerts.notifier import Notifier
+from vllm_console.alerts.terminal import Ringer, Way, ring
+from vllm_console.config import Alerts
+from vllm_console.diagnosis.model import Condition, Severity
+from vllm_console.fleet.model import FleetSnapshot, ServerView, State
+
+NOW = 1_000_000.0
+PRESSURE = Condition("kv_cache_pressure", Severity.WARNING, NOW - 30, "91% is used.", "Full.")
+PREEMPTING = Condition("preempting", Severity.CRITICAL, NOW - 20, "18 a minute.", "Full.")
+UNUSED = Condition("context_unused", Severity.NOTE, NOW - 20, "Short.", "Long.")
+HEALTHY = Condition("healthy", Severity.GOOD, NOW - 100, "Healthy.", "")
+CHAT = ServerView("chat", State.READY, NOW - 3600, preset="chatbot", conditions=(HEALTHY,))
+
+
+def with_(*conditions: Condition, **more: object) -> ServerView:
+    return replace(CHAT, conditions=conditions, **more)  # type: ignore[arg-type]
+
+
+def told_by(book: Book, server: ServerView | None, at: float) -> list[tuple[str, str]]:
+    servers = [server] if server is not None else []
+    return [(str(one.event), one.finding.condition.code) for one in book.look(servers, at)]
+
+
+def test_a_condition_is_told_when_it_begins_and_when_it_ends() -> None:
+    book = Book()
+    assert told_by(book, CHAT, NOW) == []
+    assert told_by(book, with_(PRESSURE), NOW + 5) == [("began", "kv_cache_pressure")]
+    assert told_by(book, with_(PRESSURE), NOW + 10) == []
+    assert told_by(book, CHAT, NOW + 15) == []
+    assert told_by(book, CHAT, NOW + 80) == [("ended", "kv_cache_pressure")]
+    assert told_by(book, CHAT, NOW + 200) == []
+    assert told_by(book, with_(PRESSURE), NOW + 300) == [("began", "kv_cache_pressure")]
+
+
+def test_one_that_comes_and_goes_is_told_once() -> None:
+    book = Book()
+    told = [one for step in range(60) for one in told_by(book, with_(PRESSURE) if step % 4 else CHAT, NOW + step * 10)]
+    assert told == [("began", "kv_cache_pressure")]
+
+
+def test_it_ends_when_it_was_seen_last() -> None:
+    book = Book()
+    book.look([with_(PRESSURE)], NOW)
+    book.look([with_(PRESSURE)], NOW + 50)
+    book.look([CHAT], NOW + 60)
+    (told,) = book.look([CHAT], NOW + 130)
+    assert (told.event, told.at) == (Event.ENDED, NOW + 50)
+
+
+def test_a_restart_ends_nothing_that_comes_back() -> None:
+    book = Book()
+    told_by(book, with_(PRESSURE), NOW)
+    assert told_by(book, with_(state=State.STOPPING), NOW + 10) == []
+    assert told_by(book, with_(state=State.STARTING), NOW + 100) == []
+    assert told_by(book, with_(state_since=NOW + 200), NOW + 250) == []
+    assert told_by(book, with_(PRESSURE, state_since=NOW + 200), NOW + 300) == []
+
+
+def test_a_restart_that_cured_it_ends_it() -> None:
+    book = Book()
+    told_by(book, with_(PRESSURE), NOW)
+    assert told_by(book, with_(state_since=NOW + 100), NOW + 150) == []
+    assert told_by(book, with_(state_since=NOW + 100), NOW + 165) == []
+    assert told_by(book, with_(state_since=NOW + 100), NOW + 230) == [("ended", "kv_cache_pressure")]
+
+
+@pytest.mark.parametrize("gone", [None, with_(state=State.STOPPED)])
+def test_a_server_that_was_stopped_or_removed_has_no_findings(gone: ServerView | None) -> None:
+    book = Book()
+    told_by(book, with_(PRESSURE), NOW)
+    assert told_by(book, gone, NOW + 5) == [("ended", "kv_cache_pressure")]
+
+
+def test_a_failure_is_told_once_over_its_retries_and_ends_when_it_serves() -> None:
+    book = Book()
+    failed = with_(state=State.FAILED, reason="CUDA out of memory", next_attempt_at=NOW + 20)
+    (told,) = book.look([failed], NOW)
+    assert told.finding.condition.severity is Severity.CRITICAL
+    assert "CUDA out of memory" in told.sentence
+    assert told_by(book, with_(state=State.STARTING), NOW + 20) == []
+    assert told_by(book, failed, NOW + 30) == []
+    assert told_by(book, CHAT, NOW + 60) == [("ended", "failed")]
+
+
+def test_a_failure_for_good_closes_what_was_the_matter_before() -> None:
+    book = Book()
+    told_by(book, with_(PRESSURE), NOW)
+    assert told_by(book, with_(state=State.FAILED), NOW + 5) == [("ended", "kv_cache_pressure"), ("began", "failed")]
+
+
+def test_a_short_silence_is_no_finding_and_a_long_one_is() -> None:
+    silent = with_(state=State.UNRESPONSIVE, state_since=NOW)
+    book = Book()
+    assert told_by(book, silent, NOW + 5) == []
+    assert told_by(book, silent, NOW + 20) == [("began", "unresponsive")]
+    dead = Condition("engine_dead", Severity.CRITICAL, NOW, "/health answers 503.", "")
+    assert told_by(Book(), replace(silent, conditions=(dead,)), NOW + 20) == [("began", "engine_dead")]
+
+
+def test_servers_of_others_are_none_of_our_business() -> None:
+    assert told_by(Book(), with_(PRESSURE, ours=False), NOW) == []
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+
+def test_the_bytes_that_ring() -> None:
+    every = (Way.BELL, Way.OSC9, Way.OSC777)
+    assert ring("chat: x", (Way.BELL,), {}) == b"\x07"
+    assert ring("chat: x", (Way.OSC9,), {}) == b"\x1b]9;vllm-console: chat: x\x07"
+    assert ring("chat; x", (Way.OSC777,), {}) == b"\x1b]777;notify;vllm-console;chat, x\x07"
+    assert ring("x", every, {"TMUX": "/tmp/tmux-1000/default,1,0"}) == (
+        b"\x1bPtmux;\x1b\x1b]9;vllm-console: x\x07\x1b\\\x1bPtmux;\x1b\x1b]777;notify;vllm-console;x\x07\x1b\\\x07"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x07b", "a\x1b\\b", "a\x1b]52;c;ZXZpbA==\x07b", "a\x9cb", "a\r\nb", "ä€\u202eb", "4;3;"]
+)
+def test_text_from_outside_cannot_leave_its_sequence(text: str) -> None:
+    data = ring(text, (Way.OSC9,), {})
+    assert data.startswith(b"\x1b]9;vllm-console: ")
+    assert data.endswith(b"\x07")
+    assert all(0x20 <= byte <= 0x7E for byte in data[2:-1])
+
+
+def test_a_long_text_is_cut() -> None:
+    assert len(ring("x" * 5000, (Way.OSC9,), {})) < 200
+
+
+def began(condition: Condition, server: str = "chat") -> Told:
+    return Told(Event.BEGAN, Finding(server, "chatbot", condition, NOW), condition.since)
+
+
+def test_it_rings_at_most_every_ten_seconds_and_loses_nothing() -> None:
+    ringer = Ringer([Way.OSC9], {})
+    assert b"kv cache pressure (warning)" in ringer.take([began(PRESSURE)], 100.0)
+    assert ringer.take([began(UNUSED)], 101.0) == b""
+    assert ringer.take([began(PREEMPTING, "coder")], 105.0) == b""
+    assert b"coder: preempting (critical), and 1 more" in ringer.take([], 110.5)
+    assert ringer.take([], 200.0) == b""
+
+
+def test_where_no_way_is_wanted_nothing_is_written() -> None:
+    assert Ringer([], {}).take([began(PREEMPTING)], 0.0) == b""
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_is_for_oneself_alone_and_bounded(tmp_path: Path) -> None:
+    log = FindingsLog(tmp_path / "state")
+    assert log.mine()
+    line = {"text": "x" * 1000}
+    for _ in range(3 * MOST_BYTES // 1000):
+        log.append(line)
+    files = sorted(path.name for path in (tmp_path / "state").iterdir())
+    assert files == ["findings.lock", "findings.log", "findings.log.1"]
+    for path in (tmp_path / "state").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.stat().st_size <= MOST_BYTES
+    assert log.trouble == ""
+
+
+def test_of_two_consoles_one_writes_and_the_other_takes_over(tmp_path: Path) -> None:
+    one, other = FindingsLog(tmp_path), FindingsLog(tmp_path)
+    assert one.mine()
+    assert not other.mine()
+    one.close()
+    assert other.mine()
+    assert not one.mine()
+
+
+def test_a_log_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    log = FindingsLog(tmp_path)
+    log.path.mkdir()
+    log.append({"event": "began"})
+    assert "findings.log: cannot be written" in log.trouble
+    nowhere = FindingsLog(tmp_path / "findings.log" / "x" / "y")
+    (tmp_path / "findings.log" / "x").write_text("")
+    assert not nowhere.mine()
+    assert nowhere.trouble
+
+
+def test_the_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("")
+    (tmp_path / "findings.log").symlink_to(tmp_path / "precious")
+    log = FindingsLog(tmp_path)
+    log.append({"event": "began"})
+    assert (tmp_path / "precious").read_text() == ""
+    assert log.trouble
+
+
+def test_lines_that_are_none_of_ours_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "findings.log").write_bytes(
+        b'{"event": "began"}\nhalf a li\n[1]\n\xff\n{"event": "began", "server": 3}\n'
+    )
+    assert replayed(FindingsLog(tmp_path).read()) == {}
+
+
+# -- all together ------------------------------------------------------------------------------------------------------
+
+
+def snapshot(*servers: ServerView, at: float = NOW) -> FleetSnapshot:
+    return FleetSnapshot(at, "gpubox", servers)
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "findings.log").read_text().splitlines()]
+
+
+def test_a_finding_goes_to_the_log_and_the_terminal(tmp_path: Path) -> None:
+    written: list[bytes] = []
+    notifier = Notifier(tmp_path, Alerts(terminal=("bell",)), environ={}, write=written.append)
+    notifier.look(snapshot(with_(PRESSURE)))
+    notifier.look(snapshot(with_(PRESSURE), at=NOW + 1))
+    notifier.close()
+    (line,) = lines(tmp_path)
+    assert (line["event"], line["server"], line["preset"]) == ("began", "chat", "chatbot")
+    assert (line["code"], line["severity"], line["since"]) == ("kv_cache_pressure", "warning", NOW - 30)
+    assert written == [b"\x07"]
+    assert notifier.trouble == ""
+
+
+def test_below_the_severity_the_log_alone_is_told(tmp_path: Path) -> None:
+    written: list[bytes] = []
+    notifier = Notifier(tmp_path, Alerts(severity="critical", terminal=("bell",)), environ={}, write=written.append)
+    notifier.look(snapshot(with_(PRESSURE, UNUSED)))
+    assert [line["code"] for line in lines(tmp_path)] == ["kv_cache_pressure", "context_unused"]
+    assert written == []
+    notifier.look(snapshot(with_(PRESSURE, PREEMPTING)))
+    assert written == [b"\x07"]
+    notifier.close()
+
+
+def test_the_next_console_tells_nothing_again_and_tells_the_end(tmp_path: Path) -> None:
+    first = Notifier(tmp_path, Alerts(), environ={})
+    first.look(snapshot(with_(PRESSURE)))
+    first.close()
+    second = Notifier(tmp_path, Alerts(), environ={})
+    assert second.look(snapshot(with_(PRESSURE), at=NOW + 500)) == ()
+    second.look(snapshot(CHAT, at=NOW + 505))
+    assert [told.event for told in second.look(snapshot(CHAT, at=NOW + 600))] == [Event.ENDED]
+    second.close()
+    assert [line["event"] for line in lines(tmp_path)] == ["began", "ended"]
+
+
+def test_two_consoles_at_once_write_each_finding_once(tmp_path: Path) -> None:
+    written: list[bytes] = []
+    wanted = Alerts(terminal=("bell",))
+    consoles = [Notifier(tmp_path, wanted, environ={}, write=written.append) for _ in range(2)]
+    for server in (CHAT, with_(PREEMPTING)):
+        for console in consoles:
+            console.look(snapshot(server))
+    assert len(lines(tmp_path)) == 1
+    assert written == [b"\x07", b"\x07"]
+    for console in consoles:
+        console.close()
+
+
+def test_a_missing_secret_is_said_and_not_sent_without(tmp_path: Path) -> None:
+    wanted = Alerts(webhook="https://example.org/hook", webhook_header_env="NOT_THERE")
+    notifier = Notifier(tmp_path, wanted, environ={})
+    assert notifier.trouble == "alerts: NOT_THERE is not set, so the webhook is not asked"
+    notifier.look(snapshot(with_(PREEMPTING)))
+    notifier.close()

@@ -1,0 +1,206 @@
+"""A server's objectives over a window, and what ``check`` makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vllm_console.alerts.check import check, report_document
+from vllm_console.alerts.objectives import judge, served
+from vllm_console.diagnosis.model import Condition, Severity
+from vllm_console.fleet.model import ServerView, State
+from vllm_console.telemetry.history_file import Entry
+from vllm_console.telemetry.model import EngineSample, Histogram, Sample
+from vllm_launchers.presets.model import Objectives
+
+NOW = 1_000_000.0
+INF = float("inf")
+GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+SERVER = ServerView("chat", State.READY, NOW - 900, preset="chatbot", objectives=GOALS, generation=2)
+
+
+def engine(
+    tick: float, *, usage: float = 0.4, running: float = 1, preempted: float = 0.0, **more: object
+) -> EngineSample:
+    """An engine that ends a request a second: TTFT 0.5 s or less, ITL 0.05 s or less."""
+    latency = Histogram((0.5, 2.0, INF), (tick, tick, tick), tick * 0.3)
+    gaps = Histogram((0.05, 0.2, INF), (tick * 9, tick * 9, tick * 9), tick * 0.3)
+    fields: dict[str, object] = {
+        "requests_running": running,
+        "requests_waiting": 0.0,
+        "kv_cache_usage": usage,
+        "preemptions_total": preempted,
+        "requests_finished_total": tick,
+        "generation_tokens_total": tick * 10,
+        "prompt_tokens_total": tick * 100,
+        "histograms": {"ttft": latency, "itl": gaps},
+    }
+    return EngineSample(**{**fields, **more})  # type: ignore[arg-type]
+
+
+def looks(*engines: EngineSample, generation: int = 2) -> list[Entry]:
+    """One a second up to now."""
+    begin = NOW - len(engines) + 1
+    return [
+        Entry(at, begin + at, generation, Sample(begin + at, {"0": one} if one != EngineSample() else {}))
+        for at, one in enumerate(engines)
+    ]
+
+
+def values(*engines: EngineSample) -> dict[str, float | None]:
+    judged = judge(served([entry.sample for entry in looks(*engines)]), GOALS, "chatbot")
+    return {one.name: one.value for one in judged}
+
+
+STEADY = tuple(engine(tick) for tick in range(120))
+
+
+def test_steady_service_holds_every_objective() -> None:
+    report = check(SERVER, looks(*STEADY), NOW, 300)
+    assert report.ok
+    assert report.problems == ()
+    document = report_document(report)
+    assert set(document) >= {"name", "ok", "objectives", "conditions"}
+    assert [one["name"] for one in document["objectives"]] == [
+        "kv_cache_usage", "preemption_rate", "ttft_p99_seconds", "itl_p99_seconds",
+    ]  # fmt: skip
+    assert all(one["ok"] and one["source"] == "objectives of preset chatbot" for one in document["objectives"])
+    assert document["objectives"][0]["value"] == 0.4
+    assert document["objectives"][0]["limit"] == 0.85
+
+
+def test_each_broken_objective_is_one_sentence_with_figure_limit_and_source() -> None:
+    slow = Histogram((0.5, 2.0, INF), (0.0, 200.0, 200.0), 300.0)
+    broken = engine(119, usage=0.95, preempted=20, histograms={"ttft": slow, "itl": STEADY[-1].histograms["itl"]})
+    full = [replace(one, kv_cache_usage=0.95) for one in STEADY[:-1]]
+    report = check(SERVER, looks(*full, broken), NOW, 300)
+    assert not report.ok
+    assert [problem.split(" is ")[0] for problem in report.problems] == [
+        "chat: KV cache usage", "chat: share of requests preempted", "chat: TTFT p99",
+    ]  # fmt: skip
+    assert report.problems[0] == (
+        "chat: KV cache usage is 95.0%, above its limit of 85.0% (objectives of preset chatbot)"
+    )
+
+
+def test_one_short_peak_of_usage_breaks_nothing_and_half_a_minute_does() -> None:
+    def with_peak(length: int) -> float | None:
+        engines = [engine(tick, usage=0.99 if 40 <= tick < 40 + length else 0.3) for tick in range(120)]
+        return values(*engines)["kv_cache_usage"]
+
+    assert with_peak(8) == 0.3
+    assert with_peak(45) == 0.99
+
+
+def test_the_fullest_engine_counts() -> None:
+    samples = [Sample(NOW + at, {"0": engine(at, usage=0.2), "1": engine(at, usage=0.9)}) for at in range(60)]
+    assert served(samples).usage == 0.9
+
+
+def test_an_engine_that_began_anew_within_the_window_loses_no_count() -> None:
+    before = [engine(100 + tick, preempted=5) for tick in range(20)]
+    after = [engine(tick, preempted=3) for tick in range(200)]
+    done = served([entry.sample for entry in looks(*before, *after)])
+    assert done.counted is not None
+    assert done.counted.requests_finished_total == 19 + 199
+    assert done.counted.preemptions_total == 3
+
+
+def test_preemptions_count_whole_where_nothing_has_ended() -> None:
+    stuck = [engine(0, preempted=tick / 10) for tick in range(60)]
+    assert values(*stuck)["preemption_rate"] == pytest.approx(5.9)
+
+
+def test_only_the_present_generation_counts() -> None:
+    bad = looks(*[engine(tick, usage=0.99) for tick in range(60)], generation=1)
+    good = looks(*STEADY[:40])
+    report = check(SERVER, [entry._replace(at=entry.at - 60) for entry in bad] + good, NOW, 300)
+    assert report.ok
+    assert report.window_seconds == pytest.approx(39)
+
+
+IDLE = tuple(engine(50, running=0, usage=0.0) for _ in range(60))
+
+
+def test_an_idle_server_is_well_only_where_that_is_asked_for() -> None:
+    strict = check(SERVER, looks(*IDLE), NOW, 300)
+    assert not strict.ok
+    assert "served nothing in the last 59s" in strict.problems[0]
+    assert "--allow-idle" in strict.problems[0]
+    kind = check(SERVER, looks(*IDLE), NOW, 300, allow_idle=True)
+    assert kind.ok
+    assert [one.ok for one in kind.objectives] == [True, None, None, None]
+
+
+def test_idle_and_full_is_broken_all_the_same() -> None:
+    full = [replace(one, kv_cache_usage=0.99) for one in IDLE]
+    report = check(SERVER, looks(*full), NOW, 300, allow_idle=True)
+    assert not report.ok
+    assert len(report.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (State.STARTING, "does not serve: it has been starting"),
+        (State.FAILED, "does not serve: it has been failed for 15m00s: out of memory"),
+        (State.STOPPED, "it has been stopped"),
+        (State.UNRESPONSIVE, "it has been unresponsive"),
+    ],
+)
+def test_a_server_that_does_not_serve_is_broken_even_where_idle_is_well(state: State, told: str) -> None:
+    server = replace(SERVER, state=state, reason="out of memory" if state is State.FAILED else "")
+    report = check(server, looks(*STEADY), NOW, 300, allow_idle=True)
+    assert not report.ok
+    assert len(report.problems) == 1
+    assert told in report.problems[0]
+
+
+@pytest.mark.parametrize("code", ["engine_dead", "engine_hung"])
+def test_a_broken_engine_breaks_the_check_whatever_was_measured(code: str) -> None:
+    condition = Condition(code, Severity.CRITICAL, NOW - 60, "3 requests run, and no token has come.", "It hangs.")
+    report = check(replace(SERVER, conditions=(condition,)), looks(*STEADY), NOW, 300)
+    assert report.problems == ("chat: 3 requests run, and no token has come. It hangs.",)
+    assert report_document(report)["conditions"][0]["code"] == code
+
+
+def test_other_conditions_are_told_and_break_nothing() -> None:
+    condition = Condition("context_unused", Severity.NOTE, NOW - 60, "Short.", "Long context.")
+    report = check(replace(SERVER, conditions=(condition,)), looks(*STEADY), NOW, 300)
+    assert report.ok
+    assert report.conditions == (condition,)
+
+
+def test_requests_that_run_without_a_token_are_a_hang() -> None:
+    stuck = [engine(50, running=3, usage=0.5) for _ in range(90)]
+    report = check(SERVER, looks(*stuck), NOW, 300, allow_idle=True)
+    assert not report.ok
+    assert "gives no token: requests have run for 1m29s" in report.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("entries", "now", "trouble", "told"),
+    [
+        ([], NOW, "", "nothing was recorded"),
+        (looks(*STEADY), NOW + 120, "", "last read 2m00s ago"),
+        (looks(engine(1)), NOW, "", "looked at only once"),
+        ([], NOW, "it is damaged", "cannot be judged: it is damaged"),
+        (looks(*(EngineSample() for _ in range(30))), NOW, "", "--disable-log-stats"),
+    ],
+)
+def test_without_data_it_is_broken_and_says_why(entries: list[Entry], now: float, trouble: str, told: str) -> None:
+    report = check(SERVER, entries, now, 300, allow_idle=True, trouble=trouble)
+    assert not report.ok
+    assert told in report.problems[0]
+
+
+def test_a_server_without_a_preset_is_judged_by_our_defaults_and_says_so() -> None:
+    report = check(replace(SERVER, objectives=None, preset=""), looks(*STEADY), NOW, 300)
+    assert report.ok
+    assert {one.source for one in report.objectives} == {"our default, as it has no preset"}
+
+
+def test_a_figure_just_above_its_limit_does_not_read_as_the_limit() -> None:
+    (judged,) = [one for one in judge(served([]), GOALS, "x") if one.name == "ttft_p99_seconds"]
+    assert "1.004s, above its limit of 1.0s" in replace(judged, value=1.004, ok=False).sentence

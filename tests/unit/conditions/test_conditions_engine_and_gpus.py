@@ -1,0 +1,253 @@
+"""Conditions of the engine and of GPUs on made cases: named where they should be, and quiet else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from vllm_console.diagnosis.conditions.engine import suspected_hang
+from vllm_console.diagnosis.conditions.rule import GpuMoment, Situation
+from vllm_console.diagnosis.conditions.watch import conditions
+from vllm_console.diagnosis.model import Condition, Severity
+from vllm_console.telemetry.frames import Frame
+from vllm_console.telemetry.model import EngineSample
+from vllm_launchers.machine.gpu.host import Gpu, Holder
+
+START = 1_000_000.0
+COUNT = 12
+
+OURS = Holder(pid=10, user="me", gib=40.0, server="chat", command="VLLM::EngineCore")
+GOOD = Gpu(
+    index=0, name="NVIDIA L40S", memory_gib=45.0, free_gib=4.0, used_gib=41.0, used_by=(OURS,), utilization=90.0,
+    memory_utilization=60.0, throttle=(), clock_mhz=2400, clock_max_mhz=2520, pcie_generation=4,
+    pcie_generation_max=4, pcie_width=16, pcie_width_max=16, power_w=280.0, power_limit_w=350.0, temperature_c=70.0,
+)  # fmt: skip
+SERVING = EngineSample(
+    requests_running=3, requests_waiting=0, kv_cache_usage=0.4, preemptions_total=0, prompt_tokens_total=900,
+    generation_tokens_total=2000, requests_finished_total=5, prefix_cache_queries_total=900,
+    prefix_cache_hits_total=400,
+)  # fmt: skip
+SILENT = replace(SERVING, prompt_tokens_total=0, generation_tokens_total=0, requests_finished_total=0)
+
+
+def frames_of(*grown: EngineSample) -> tuple[Frame, ...]:
+    return tuple(
+        Frame(
+            1, START + 10 * at, START + 10 * at + 10, one,
+            usage_max=one.kv_cache_usage, running_max=one.requests_running,
+            waiting_max=one.requests_waiting, waiting_min=one.requests_waiting, kv_cache_tokens=50_000,
+        )
+        for at, one in enumerate(grown)
+    )  # fmt: skip
+
+
+def situation(
+    gpu: Callable[[int], Gpu | None] = lambda _: GOOD, grown: EngineSample = SERVING, **known: Any
+) -> Situation:
+    """Two minutes of the same; ``gpu`` is asked for each look, every five seconds."""
+    looks = [(at, gpu(at)) for at in range(2 * COUNT)]
+    moments = tuple(GpuMoment(START + 5 * at + 1, (seen,)) for at, seen in looks if seen is not None)
+    frames = frames_of(*[grown] * COUNT)
+    return Situation(
+        **{
+            "now": frames[-1].end,
+            "ready_at": START - 60,
+            "frames": frames,
+            "moments": moments,
+            "server": "chat",
+            **known,
+        }
+    )
+
+
+def codes(found: Situation) -> set[str]:
+    return {condition.code for condition in conditions(found)}
+
+
+def find(found: Situation, code: str) -> Condition:
+    return next(condition for condition in conditions(found) if condition.code == code)
+
+
+def growing(at: int) -> Gpu:
+    other = Holder(pid=99, user="anna", gib=1.0 + 0.2 * at, command="python train.py")
+    return replace(GOOD, used_by=(OURS, other), free_gib=5.5 - 0.2 * at)
+
+
+def steady(at: int) -> Gpu:
+    return replace(growing(0), utilization=80.0 + at % 3)
+
+
+RESERVE = {"reserve_gib": {0: 5.0}}
+SPLIT = {"flags": {"tensor-parallel-size": 2}, "link": "SYS"}
+STALLED = replace(GOOD, utilization=99.0, memory_utilization=12.0)
+
+CASES = {
+    "hot": ("gpu_throttled", replace(GOOD, throttle=("too hot (hardware)",)), {}, Severity.WARNING),
+    "power brake": ("gpu_throttled", replace(GOOD, throttle=("power brake",)), {}, Severity.WARNING),
+    "power limit": ("gpu_throttled", replace(GOOD, throttle=("power limit",), clock_mhz=1500), {}, Severity.NOTE),
+    "narrow": ("pcie_narrow", replace(GOOD, pcie_width=4), {}, Severity.NOTE),
+    "old generation": ("pcie_narrow", replace(GOOD, pcie_generation=1), {}, Severity.NOTE),
+    "narrow and split": ("pcie_narrow", replace(GOOD, pcie_width=8), SPLIT, Severity.WARNING),
+    "reserve": ("gpu_memory_below_reserve", GOOD, RESERVE, Severity.WARNING),
+    "stalls": ("tensor_parallel_stalls", STALLED, SPLIT, Severity.WARNING),
+    "idle": ("starved_by_clients", replace(GOOD, utilization=5.0), {}, Severity.NOTE),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_named_with_a_figure_and_something_to_do(case: str) -> None:
+    code, gpu, known, severity = CASES[case]
+    condition = find(situation(lambda _: gpu, **known), code)
+    assert condition.severity is severity
+    assert condition.since == START
+    assert condition.measures
+    assert condition.remedies
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_gone_when_the_cause_is(case: str) -> None:
+    code, gpu, known, _ = CASES[case]
+    if case == "reserve":
+        well = replace(gpu, free_gib=6.0)
+    elif case == "idle":
+        well = replace(gpu, utilization=90.0)
+    else:
+        well = GOOD
+    assert code in codes(situation(lambda at: gpu if at < 2 * COUNT - 4 else well, **known)), "20 s are too short"
+    assert code not in codes(situation(lambda at: gpu if at < 2 * COUNT - 8 else well, **known))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_does_not_come_by_a_single_look_nor_while_nobody_looks(case: str) -> None:
+    code, gpu, known, _ = CASES[case]
+    good = replace(GOOD, free_gib=6.0)
+    assert code not in codes(situation(lambda at: gpu if at in (8, 9) else good, **known))
+    assert code not in codes(situation(lambda _: None, **known))
+    assert code not in codes(situation(lambda at: gpu if at < 12 else None, **known)), "not looked at for a minute"
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        GOOD,
+        Gpu(index=0),
+        replace(GOOD, throttle=("power limit",)),  # at nearly its highest clock: that is normal
+        replace(GOOD, throttle=("idle",), utilization=40.0),
+        replace(GOOD, pcie_generation=1, pcie_width=8, utilization=30.0),  # a link that rests saves power
+        replace(GOOD, used_by=None, free_gib=None, utilization=None, throttle=None),
+    ],
+)
+def test_what_is_normal_or_not_reported_raises_nothing(gpu: Gpu) -> None:
+    assert codes(situation(lambda _: gpu, **RESERVE if gpu.free_gib is None else {})) <= {"healthy"}
+
+
+def test_another_process_that_grows_is_named_with_its_owner() -> None:
+    condition = find(situation(growing), "gpu_memory_contended")
+    assert "anna" in condition.symptom
+    assert "python train.py" in condition.symptom
+    assert any("→" in measure.value for measure in condition.measures)
+    assert all(remedy.changes.empty for remedy in condition.remedies)  # nothing takes what others hold
+    assert condition.severity is Severity.WARNING  # less than a GiB is left
+
+
+@pytest.mark.parametrize(
+    "gpu", [steady, lambda _: GOOD, lambda at: replace(GOOD, used_by=(replace(OURS, gib=30.0 + at),))]
+)
+def test_a_process_that_stays_and_our_own_growth_are_no_contention(gpu: Callable[[int], Gpu]) -> None:
+    assert "gpu_memory_contended" not in codes(situation(gpu))
+
+
+def test_memory_below_the_reserve_offers_what_this_server_can_give_back() -> None:
+    short = situation(flags={"gpu-memory-utilization": 0.9}, **RESERVE)
+    condition = find(short, "gpu_memory_below_reserve")
+    # 5 GiB and a margin of 0.25 wanted, 4 free: 1.25 of 45 GiB are 3 %.
+    assert condition.remedies[0].changes.set == {"gpu-memory-utilization": 0.87}
+    assert condition.measures[0].source == "[reserve] of your settings"
+    assert "gpu_memory_below_reserve" not in codes(situation(flags={"gpu-memory-utilization": 0.9}))
+
+
+@pytest.mark.parametrize(
+    "known",
+    [{}, {"flags": {"tensor-parallel-size": 2}}, SPLIT | {"link": "NV4"}, {"flags": {}, "link": "SYS"}],
+)
+def test_stalls_are_of_tensor_parallelism_over_a_slow_link_only(known: dict[str, Any]) -> None:
+    assert "tensor_parallel_stalls" not in codes(situation(lambda _: STALLED, **known))
+
+
+def test_fewer_gpus_are_offered_only_where_the_weights_fit_on_them() -> None:
+    def offered(weights: float | None) -> list[dict[str, Any]]:
+        found = find(situation(lambda _: STALLED, weights_gib=weights, **SPLIT), "tensor_parallel_stalls")
+        return [dict(remedy.changes.set) for remedy in found.remedies]
+
+    stages = {"tensor-parallel-size": 1, "pipeline-parallel-size": 2}
+    assert offered(8.0) == [{"tensor-parallel-size": 1}, stages]
+    assert offered(18.0) == [stages]
+    assert offered(None) == [stages]
+
+
+def test_a_dead_engine_is_said_at_once_and_alone() -> None:
+    dead = situation(health_problem="/health on port 8503: answer 503, 3 times in a row", health_since=START + 100)
+    assert codes(dead) == {"engine_dead"}
+    assert codes(replace(dead, frames=())) == {"engine_dead"}
+    assert find(dead, "engine_dead").since == START + 100
+    assert "engine_dead" not in codes(replace(dead, health_problem="/health on port 8503: no answer within 2 s"))
+
+
+def test_a_hang_is_suspected_by_frames_and_said_when_a_request_confirms_it() -> None:
+    silent = situation(grown=SILENT)
+    assert suspected_hang(silent.frames) == START + 10  # in the first frame the cache's usage may still have grown
+    assert "engine_hung" not in codes(silent)
+    assert "engine_hung" not in codes(replace(silent, silent_seconds=4.0))
+    assert "engine_hung" not in codes(replace(silent, silent_seconds=0.0))
+    confirmed = find(replace(silent, silent_seconds=16.0), "engine_hung")
+    assert confirmed.severity is Severity.CRITICAL
+    assert "starved_by_clients" not in codes(replace(silent, silent_seconds=16.0))
+
+
+@pytest.mark.parametrize(
+    "grown",
+    [
+        [SERVING] * 6,
+        [replace(SILENT, requests_running=0)] * 6,
+        [replace(SILENT, kv_cache_usage=0.1 + 0.05 * at) for at in range(6)],  # a long prompt takes block after block
+        [SILENT, SILENT, SERVING],
+        [SERVING, SERVING, SILENT, SILENT],
+        [replace(SILENT, generation_tokens_total=None)] * 6,
+        [],
+    ],
+)
+def test_what_is_no_hang_is_not_suspected(grown: list[EngineSample]) -> None:
+    assert suspected_hang(frames_of(*grown)) is None
+
+
+def test_requests_that_wait_while_none_runs() -> None:
+    stuck = replace(SILENT, requests_running=0, requests_waiting=2, kv_cache_usage=0.0)
+    condition = find(situation(grown=stuck), "not_admitted")
+    assert condition.severity is Severity.CRITICAL
+    assert "2 requests wait" in condition.symptom
+    assert "not_admitted" not in codes(situation(grown=replace(stuck, requests_running=1)))
+    assert "not_admitted" not in codes(situation(grown=replace(stuck, requests_waiting=None)))
+
+
+def test_all_is_quiet_just_after_a_restart_and_when_data_is_old() -> None:
+    bad = situation(lambda _: replace(GOOD, throttle=("too hot (hardware)",)), **RESERVE)
+    assert codes(bad) >= {"gpu_throttled", "gpu_memory_below_reserve"}
+    assert codes(replace(bad, ready_at=bad.now - 40)) == set()
+    assert codes(replace(bad, now=bad.now + 60)) == set()
+
+
+@pytest.mark.parametrize("free", [3.0, None])
+def test_memory_that_others_hold_or_are_promised_is_never_offered(free: float | None) -> None:
+    """Pressure on a GPU of which nothing can be spared."""
+    full = replace(SERVING, kv_cache_usage=0.95)
+    flags = {"gpu-memory-utilization": 0.8, "max-num-seqs": 64}
+    spare = {} if free is None else {0: free - 2.5}
+    tight = situation(grown=full, flags=flags, spare_gib=spare, build="cpu", compute_capability=(8, 9))
+    offered = [dict(remedy.changes.set) for remedy in find(tight, "kv_cache_pressure").remedies]
+    assert offered == [{"max-num-seqs": 2}]
+    roomy = replace(tight, spare_gib={0: 8.0}, build="cuda")
+    offered = [dict(remedy.changes.set) for remedy in find(roomy, "kv_cache_pressure").remedies]
+    assert offered[:2] == [{"kv-cache-dtype": "fp8"}, {"gpu-memory-utilization": 0.83}]

@@ -1,0 +1,236 @@
+"""The verdict on made minutes: changes that help, harm and do nothing, and traffic that was not alike."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from vllm_console.telemetry.compare import FEWEST, JUDGED, Recorded, compare
+from vllm_console.telemetry.compare_document import comparison_document
+from vllm_console.telemetry.comparison import Likeness, Verdict
+from vllm_console.telemetry.resample import difference, student, worth
+
+
+def verdicts(made, seeds, count=10, before=None, after=None):
+    """How often which verdict was given."""
+    found = Counter()
+    for seed in range(seeds):
+        one = made.minutes(2 * seed, count, **(before or {}))
+        other = made.minutes(2 * seed + 1, count, **{**(before or {}), **(after or {})})
+        found[compare(*made.pair(one, other)).verdict] += 1
+    return found
+
+
+@pytest.mark.parametrize("count", [FEWEST, 10])
+def test_a_change_that_does_nothing_is_seldom_said_to_do_something(made, count):
+    found = verdicts(made, 200, count)
+    assert found[Verdict.BETTER] + found[Verdict.WORSE] + found[Verdict.MIXED] <= 10
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(0.7, Verdict.BETTER), (1.3, Verdict.WORSE)])
+def test_a_change_of_30_percent_is_seen_in_ten_minutes_each(made, slower, verdict):
+    found = verdicts(made, 60, after={"slower": slower})
+    assert found[verdict] >= 54, found
+
+
+def test_figures_and_their_uncertainty_stand_beside_the_verdict(made):
+    found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=1.5)))
+    assert found.verdict is Verdict.WORSE
+    assert found.sentence.startswith("Worse: ")
+    figures = {figure.key: figure for figure in found.figures}
+    itl = figures["itl_mean"]
+    assert itl.verdict is Verdict.WORSE
+    assert itl.before == pytest.approx(0.0264, rel=0.1)
+    assert itl.low < itl.change < itl.high
+    assert itl.share(itl.change) == pytest.approx(0.5, abs=0.12)
+    assert figures["itl_p50"].verdict is None, "shown, not judged"
+    assert {figure.key for figure in found.judged} == set(JUDGED)
+    assert figures["generation_tokens_per_second"].verdict is Verdict.NO_DIFFERENCE, "as much was asked for"
+    assert "(" in found.sentence, "never a bare difference"
+
+
+def test_it_always_says_the_same_and_quickly(made):
+    pair = made.pair(made.minutes(1, 240), made.minutes(2, 240))
+    compare(*pair)
+    began = time.process_time()
+    first = compare(*pair)
+    assert time.process_time() - began < 3, "some 0.1 s where nothing else runs"
+    assert compare(*pair) == first
+
+
+@pytest.mark.parametrize(
+    ("traffic", "named"),
+    [({"rate": 3.2}, "requests "), ({"prompt": 1400.0}, "prompt length"), ({"answer": 90.0}, "answer length")],
+)
+def test_traffic_that_was_not_alike_is_not_compared(made, traffic, named):
+    found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5, **traffic)))
+    assert found.verdict is Verdict.NOT_COMPARABLE
+    assert found.traffic is Likeness.DIFFERENT
+    assert named in found.sentence
+    assert "%" in found.sentence
+
+
+def test_heavier_traffic_excuses_what_it_may_have_caused(made):
+    heavier = [made.minutes(seed, rate=2.4, slower=1.5) for seed in range(1, 40, 2)]
+    lighter = [made.minutes(seed, rate=2.4, slower=0.6) for seed in range(1, 40, 2)]
+    worse = Counter(compare(*made.pair(made.minutes(2), other)).verdict for other in heavier)
+    better = Counter(compare(*made.pair(made.minutes(2), other)).verdict for other in lighter)
+    assert worse[Verdict.NOT_COMPARABLE] > 15, worse
+    assert better[Verdict.BETTER] > 15, better
+
+
+def test_where_clients_wait_for_answers_the_rate_is_a_result(made):
+    found = compare(*made.pair(made.minutes(1, in_flight=16.0), made.minutes(2, in_flight=16.0, slower=0.6)))
+    assert found.verdict is Verdict.BETTER
+    throughput = next(figure for figure in found.figures if figure.key == "generation_tokens_per_second")
+    assert throughput.verdict is Verdict.BETTER
+    assert any("wait for answers" in note for note in found.notes)
+
+
+def test_more_traffic_is_no_better_throughput(made):
+    for seed in range(40):
+        found = compare(*made.pair(made.minutes(2 * seed), made.minutes(2 * seed + 1, rate=2.4)))
+        throughput = next(figure for figure in found.figures if figure.key == "generation_tokens_per_second")
+        assert throughput.change > 0
+        assert throughput.verdict in (Verdict.NO_DIFFERENCE, Verdict.NOT_COMPARABLE)
+
+
+def test_of_a_day_only_minutes_like_those_after_are_compared(made):
+    night = made.minutes(1, 60, rate=0.4)
+    day = made.minutes(2, 30, rate=2.0, begins=made.BEGAN + 180 + 60 * 60)
+    found = compare(*made.pair(night + day, made.minutes(3, 20, rate=2.0, slower=1.5)))
+    assert found.verdict is Verdict.WORSE
+    assert found.before.compared < 40
+    assert any("alike are compared" in note for note in found.notes)
+
+
+def test_too_little_says_how_much_more_is_needed(made):
+    found = compare(*made.pair(made.minutes(1), made.minutes(2, 2, slower=2.0)))
+    assert found.verdict is Verdict.TOO_LITTLE
+    assert found.after.minutes_missing == pytest.approx(FEWEST - 2)
+    assert "3 more minutes" in found.sentence
+    assert all(figure.verdict is Verdict.TOO_LITTLE for figure in found.judged)
+
+
+def test_a_run_without_a_minute_needs_its_warm_up_too(made):
+    before, after = made.pair(made.minutes(1), [])
+    found = compare(before, replace(after, warm_at=None))
+    assert found.verdict is Verdict.TOO_LITTLE
+    assert found.after.minutes_missing == FEWEST + 2
+
+
+def test_a_run_that_never_served_is_named_with_its_cause(made):
+    before, after = made.pair(made.minutes(1), [], ready_at=None, cause="weights_do_not_fit")
+    found = compare(before, replace(after, warm_at=None))
+    assert found.verdict is Verdict.TOO_LITTLE
+    assert "never served (weights_do_not_fit)" in found.sentence
+
+
+def test_the_minutes_after_a_start_and_at_the_edges_of_traffic_are_left_out(made):
+    cold = made.minutes(1, 2, slower=20.0)
+    steady = made.minutes(2, 10, begins=cold[-1].end)
+    later = made.minutes(3, 10, begins=steady[-1].end + 3600)
+    before, after = made.pair(cold + steady + later, made.minutes(4))
+    found = compare(replace(before, warm_at=cold[-1].end), after)
+    assert found.before.compared == 18, "without the two before and after the pause"
+    assert found.verdict is Verdict.NO_DIFFERENCE
+
+
+def test_several_changes_cannot_be_told_apart(made):
+    flags = {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}
+    found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5), flags))
+    assert found.verdict is Verdict.BETTER
+    assert any("cannot tell them apart" in note and "kv-cache-dtype" in note for note in found.notes)
+
+
+def test_another_model_or_engine_is_a_change_too(made):
+    found = compare(*made.pair(made.minutes(1), made.minutes(2), {"max-num-seqs": 256}, version="0.32.0"))
+    assert [change.flag for change in found.differences] == ["engine"]
+    same = compare(*made.pair(made.minutes(1), made.minutes(2), {"max-num-seqs": 256}))
+    assert any("same flags" in note for note in same.notes)
+
+
+def test_some_figures_better_and_others_worse_is_mixed(made):
+    after = [
+        replace(w, figures={**w.figures, **{key: w.figures[key] * 3 for key in w.figures if key.startswith("ttft")}})
+        for w in made.minutes(2, slower=0.6)
+    ]
+    found = compare(*made.pair(made.minutes(1), after))
+    assert found.verdict is Verdict.MIXED
+    assert "is better" in found.sentence
+    assert "is worse" in found.sentence
+    assert any("No longer met: TTFT p99" in note for note in found.notes)
+
+
+def test_preemptions_count_from_half_a_percent_on(made):
+    few = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.003)))
+    many = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.05)))
+    assert few.verdict is Verdict.NO_DIFFERENCE
+    assert many.verdict is Verdict.WORSE
+    assert "preempted +5 pp" in many.sentence
+
+
+def test_a_p99_of_a_dozen_requests_is_not_judged(made):
+    found = compare(*made.pair(made.minutes(1, rate=0.2), made.minutes(2, rate=0.2)))
+    assert "ttft_p99" not in {figure.key for figure in found.judged}
+
+
+def test_an_end_that_nobody_asked_for_comes_first(made):
+    ended = {"ended_at": made.BEGAN + 9000.0, "ended": {"requested": False, "reason": "killed by SIGKILL"}}
+    found = compare(*made.pair(made.minutes(1), made.minutes(2), cause="cuda_oom_runtime", **ended))
+    assert found.notes[0].startswith("The run after ended by itself (cuda_oom_runtime)")
+
+
+def test_figures_that_were_not_reported_are_no_zeros(made):
+    bare = [replace(w, figures={k: v for k, v in w.figures.items() if not k.startswith("ttft")})
+            for w in made.minutes(2)]  # fmt: skip
+    found = compare(*made.pair(made.minutes(1), bare))
+    ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")
+    assert ttft.after is None
+    assert ttft.verdict is Verdict.TOO_LITTLE
+    assert found.verdict is Verdict.NO_DIFFERENCE
+    silent = [replace(w, figures={}) for w in made.minutes(2)]
+    assert compare(*made.pair(silent, silent)).verdict is Verdict.NOT_COMPARABLE
+
+
+def test_nothing_recorded_at_all(made):
+    found = compare(Recorded(made.run(1, windows=0), ()), Recorded(made.run(2, windows=0), ()))
+    assert found.verdict is Verdict.TOO_LITTLE
+    assert comparison_document(found)["verdict"] == "too little data"
+
+
+def test_the_document_holds_what_a_script_needs(made):
+    document = comparison_document(compare(*made.pair(made.minutes(1), made.minutes(2, slower=1.5))))
+    assert document["verdict"] == "worse"
+    assert document["changed"] == [{"flag": "max-num-seqs", "before": 256, "after": 64}]
+    assert document["before"]["compared"] == 10
+    figure = next(figure for figure in document["figures"] if figure["name"] == "itl_mean")
+    assert figure["low"] <= figure["change"] <= figure["high"]
+    assert document["traffic"]["likeness"] == "alike"
+
+
+def test_student_is_as_in_the_tables():
+    assert student(0.975, 10) == pytest.approx(2.228, abs=0.002)
+    assert student(0.995, 5) == pytest.approx(4.032, abs=0.02)
+
+
+def test_values_that_hang_together_are_worth_less():
+    swinging = [1.0, 2.0, 1.0, 2.0] * 5
+    drifting = [float(index) for index in range(20)]
+    assert worth(drifting) < 0.3
+    assert worth(swinging) > worth(drifting)
+    change, low, high = difference([1.0] * 8, [1.0] * 8, 0.95)
+    assert (change, low, high) == (0, 0, 0)
+
+
+def test_a_comparison_uses_no_clock_and_no_chance_of_its_own():
+    code = "import sys, vllm_console.telemetry.compare as c; print(*vars(c)); print(*sys.modules)"
+    own, _ = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert not {"time", "random", "datetime", "sqlite3"} & set(own.split())
