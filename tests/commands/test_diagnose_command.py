@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+
+from vllm_console.cli import diagnose
+
 LOG = """\
 INFO 11-20 10:00:00 [api_server.py:1] vLLM API server version 0.32.0
 Capturing CUDA graphs:  10%|#\rCapturing CUDA graphs: 100%|##########
@@ -35,11 +40,14 @@ def test_people_read_the_cause_first_and_the_change_as_they_would_type_it(progra
     assert "\x1b" not in answer.stdout
 
 
-def test_lines_are_counted_from_the_files_beginning_also_where_it_is_too_long_to_read_whole(program, tmp_path):
+def test_lines_are_counted_from_the_beginning_of_a_file_too_long_to_read_whole(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(diagnose, "MOST_BYTES", 2 * len(LOG))
     path = tmp_path / "long.log"
-    lines = 6000
-    path.write_bytes((b"x" * 5999 + b"\n") * lines + LOG.encode())
-    assert program.json("diagnose", str(path))["line"] == lines + 6
+    path.write_text(("x" * 99 + "\n") * 500 + LOG)
+    parser = argparse.ArgumentParser()
+    diagnose.add_arguments(parser)
+    assert diagnose.run(parser.parse_args([str(path), "--json"])) == 0
+    assert json.loads(capsys.readouterr().out)["line"] == 506
 
 
 def test_windows_line_ends_are_read(program, tmp_path):

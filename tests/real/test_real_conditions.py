@@ -21,17 +21,17 @@ LOOK_SECONDS = 90.0
 
 
 @pytest.fixture
-def program(tmp_path: Path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Any]:
+def program(tmp_path: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port) -> Iterator[Any]:
     """``vllm-console`` with a home of its own on the real engine; ends its servers and its loads afterwards."""
     env = {**os.environ, **real_env, "HOME": str(tmp_path)}
     env |= {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("STATE", "CONFIG", "CACHE")}
     env.pop("VLLM_API_KEY", None)
-    words = [sys.executable, "-m", "vllm_console"]
+    console = [sys.executable, "-m", "vllm_console"]
     loads: list[subprocess.Popen[bytes]] = []
 
     def run(*more: str) -> Any:
         answer = subprocess.run(
-            [*words, *more, "--json"], env=env, capture_output=True, text=True, timeout=300, check=False,
+            [*console, *more, "--json"], env=env, capture_output=True, text=True, timeout=300, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert answer.returncode == 0, f"{more}: {answer.stderr}\n{answer.stdout}"
@@ -39,15 +39,14 @@ def program(tmp_path: Path, real_env, real_vllm, tiny_model, cpu_flags) -> Itera
 
     def start(*sets: str) -> Any:
         flags = [word for flag in (*cpu_flags, *sets) for word in ("--set", flag)]
-        return run(
-            "start", "chatbot", "--model", str(tiny_model), "--vllm", str(real_vllm), "--name", "chat", *flags, "--wait"
-        )
+        words = ["start", "chatbot", "--model", str(tiny_model), "--vllm", str(real_vllm), "--name", "chat"]
+        return run(*words, "--port", str(free_port()), *flags, "--wait")
 
     def load(*more: str) -> subprocess.Popen[bytes]:
         """Load beside the test, until it is ended."""
         quiet = subprocess.DEVNULL
         loads.append(
-            subprocess.Popen([*words, "load", "chat", *more], env=env, stdin=quiet, stdout=quiet, stderr=quiet)
+            subprocess.Popen([*console, "load", "chat", *more], env=env, stdin=quiet, stdout=quiet, stderr=quiet)
         )
         return loads[-1]
 
@@ -56,7 +55,7 @@ def program(tmp_path: Path, real_env, real_vllm, tiny_model, cpu_flags) -> Itera
     for one in loads:
         one.kill()
         one.wait()
-    subprocess.run([*words, "stop", "chat"], env=env, capture_output=True, timeout=120, check=False)
+    subprocess.run([*console, "stop", "chat"], env=env, capture_output=True, timeout=120, check=False)
 
 
 def find(program: Any, code: str) -> dict[str, Any]:
@@ -69,12 +68,17 @@ def named(program: Any) -> dict[str, dict[str, Any]]:
     return {condition["code"]: condition for condition in program("status", "chat")["conditions"]}
 
 
+def running(program: Any) -> float:
+    """How many requests run, as the engine last said: one that is stopped says nothing any more."""
+    return (program("status", "chat")["metrics"] or {}).get("requests_running") or 0.0
+
+
 def until(check: Callable[[], Any], what: str) -> Any:
     """Ask until the answer is true."""
     deadline = time.monotonic() + LOOK_SECONDS
     while not (answer := check()):
         assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(1)
+        time.sleep(3)
     return answer
 
 
@@ -113,8 +117,8 @@ def test_a_stopped_engine_is_named_after_a_request_has_shown_it(program):
         for child in psutil.Process(server["pid"]).children(recursive=True)
         if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
     )
-    program.load("--rate", "2", "--concurrency", "4", "--duration", "200", "--output-tokens", "1500")
-    until(lambda: program("status", "chat")["metrics"]["requests_running"], "requests run")
+    program.load("--rate", "20", "--concurrency", "4", "--duration", "200", "--output-tokens", "1500")
+    until(lambda: running(program) >= 4, "all four run")
     engine.send_signal(signal.SIGSTOP)
     try:
         condition = find(program, "engine_hung")

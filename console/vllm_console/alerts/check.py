@@ -92,7 +92,7 @@ def check(
     present = [entry for entry in entries if entry.generation == server.generation]
     done = served([entry.sample for entry in present])
     judged = judge(done, server.objectives, server.preset)
-    covered = now - present[0].at if present else 0.0
+    covered = present[-1].at - present[0].at if present else 0.0
     span = min(covered, window)
     problems = _engine_problems(server, now) or _no_data(server, present, now, trouble)
     if not problems:

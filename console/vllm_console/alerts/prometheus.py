@@ -13,6 +13,7 @@ from vllm_console.format import percent, seconds
 from vllm_console.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS
 from vllm_launchers.presets.model import Objectives
 
+WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
 BY = "job, instance, model_name"
 """One alert for each server, its data-parallel engines taken together."""
 
@@ -79,8 +80,11 @@ class Rule:
 
 def rules(target: Target) -> tuple[Rule, ...]:
     """A rule for each objective, and for a queue that grows and an engine that is gone or hangs."""
+    return (*_objectives(target), *_engine(target))
+
+
+def _objectives(target: Target) -> tuple[Rule, ...]:
     goals, source = target.objectives, target.source
-    where = "{{ $labels.model_name }} on {{ $labels.instance }}"
     share = "{{ $value | humanizePercentage }}"
     return (
         Rule(
@@ -88,7 +92,7 @@ def rules(target: Target) -> tuple[Rule, ...]:
             f"max by ({BY}) (avg_over_time({USAGE}{target.braces}[1m])) > {goals.kv_cache_usage:g}",
             "5m",
             "warning",
-            f"KV cache pressure: {where}",
+            f"KV cache pressure: {WHERE}",
             f"{share} of the KV cache is used; the limit is {percent(goals.kv_cache_usage, 1)} ({source}).",
         ),
         Rule(
@@ -96,19 +100,24 @@ def rules(target: Target) -> tuple[Rule, ...]:
             _preempting(target),
             "5m",
             "critical",
-            f"Requests are preempted: {where}",
+            f"Requests are preempted: {WHERE}",
             f"More than {percent(goals.preemption_rate, 1)} of the requests ({source}), or more than"
             f" {MOST_PREEMPTIONS:.0f} a minute, lose their place in the KV cache and are computed again.",
         ),
         _slow(target, "VllmSlowFirstToken", "TTFT", TTFT, goals.ttft_p99_seconds),
         _slow(target, "VllmSlowTokens", "ITL", ITL, goals.itl_p99_seconds),
+    )
+
+
+def _engine(target: Target) -> tuple[Rule, ...]:
+    return (
         Rule(
             "VllmQueueGrows",
             f"sum by ({BY}) (min_over_time({WAITING}{target.braces}[5m])) >= {LEAST_WAITING:g}\n"
             f"  and sum by ({BY}) (deriv({WAITING}{target.braces}[10m])) > 0",
             "5m",
             "warning",
-            f"The queue grows: {where}",
+            f"The queue grows: {WHERE}",
             "{{ $value | humanize }} requests or more have waited for five minutes, and they become more: requests"
             " come faster than they are served.",
         ),
@@ -126,7 +135,7 @@ def rules(target: Target) -> tuple[Rule, ...]:
             f"  and sum by ({BY}) (increase({GENERATED}{target.braces}[2m])) == 0",
             "1m",
             "critical",
-            f"vLLM hangs: {where}",
+            f"vLLM hangs: {WHERE}",
             "{{ $value | humanize }} requests run, and no token has come for two minutes.",
         ),
     )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 DEADLINE_SECONDS = 10.0
@@ -43,6 +45,7 @@ class Webhook:
         self._url, self._headers = url, dict(headers or {})
         self._first_wait, self._deadline = first_wait, deadline
         self._host = shown_host(url)
+        self._tls: ssl.SSLContext | None = None
         self._changed = threading.Condition()
         self._waiting: deque[Mapping[str, Any]] = deque()
         self._sending = False
@@ -116,9 +119,15 @@ class Webhook:
 
     async def _post(self, http: Any, document: Mapping[str, Any]) -> int:
         """The answer's status; its body is not read. Redirects are not followed: a secret goes to nobody else."""
+        if self._tls is None:
+            self._tls = http.create_ssl_context()  # reads all certificates: once
         client: httpx.AsyncClient
-        timeout = http.Timeout(self._deadline)
-        async with http.AsyncClient(timeout=timeout, follow_redirects=False, trust_env=not self._local) as client:
+        async with http.AsyncClient(
+            timeout=http.Timeout(self._deadline),
+            verify=self._tls,
+            follow_redirects=False,
+            trust_env=not self._local,
+        ) as client:
             async with client.stream("POST", self._url, json=dict(document), headers=self._headers) as answer:
                 return int(answer.status_code)
 

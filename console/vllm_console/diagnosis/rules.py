@@ -250,7 +250,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         r"Can't load tokenizer|instantiate the backend tokenizer|Tokenizer class \S+ does not exist"
         r"|supplied chat template|chat template .*(?:not|looks like|must|invalid)|error while loading.*tokenizer"
-        r"|untagged enum ModelWrapper|\w*Tokenizer\w*'? (?:object )?has no attribute",
+        r"|untagged enum ModelWrapper|Tokenizer\w*'? (?:object )?has no attribute",
         Cause.TOKENIZER,
         "The tokenizer or chat template could not be loaded.",
         0.9,

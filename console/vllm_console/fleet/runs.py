@@ -113,10 +113,10 @@ class RunBook:
             self._trouble = str(error)
 
     def _heads(self, record: ServerRecord, view: ServerView | None) -> Iterable[RunHead]:
-        """The present run, and at the first look those before it that the record still knows."""
-        if record.name not in self._seen:
-            for generation in record.generations[:-1]:
-                yield _head(record, generation)
+        """The present run, the one before, whose end may have passed unseen, and at the first look all before."""
+        first = 0 if record.name not in self._seen else -2
+        for generation in record.generations[first:-1]:
+            yield _head(record, generation)
         yield self._present(record, view)
 
     def _present(self, record: ServerRecord, view: ServerView | None) -> RunHead:

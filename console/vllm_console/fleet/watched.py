@@ -60,8 +60,8 @@ class Around:
 
     @property
     def host(self) -> Host | None:
-        """The machine's GPUs as they were seen last."""
-        return self.gpus.host() if self.gpus is not None else None
+        """The machine's GPUs as they were seen last; a recorded host's say nothing of what happens now."""
+        return self.gpus.host() if self.gpus is not None and not self.gpus.recorded else None
 
 
 class WatchedServer:

@@ -10,6 +10,7 @@ traffic points anyway.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,8 @@ ALIKE, ROUGHLY = 0.10, 0.25
 """Traffic is alike up to 10 % more or less, and roughly alike up to 25 %."""
 STEADY = 0.03
 """How much the requests in flight vary at most, as a share, where clients wait for answers."""
+DRAINING = 0.1
+"""Windows in which less than this share of the usual requests came are left out."""
 ENOUGH_FOR_P99 = {"ttft_p99": 30.0, "e2e_p99": 30.0}
 """Requests in a window below which a 99th percentile is only its slowest one."""
 
@@ -56,6 +59,8 @@ _FIGURES = (
     ("kv_cache_usage", "KV cache", "share"),
     ("hit_rate", "prefix hits", "share"),
 )
+_LARGEST = 20.0
+"""Bounds of a ratio beyond all measure, as a power of e."""
 THROUGHPUT = "generation_tokens_per_second"
 JUDGED = (*(f"{key}_{part}" for key, _ in _LATENCIES for part in ("mean", "p99")), THROUGHPUT, "preemption_share")
 LEVEL = 1 - 0.05 / len(JUDGED)
@@ -138,6 +143,9 @@ def _gpus(run: Run) -> str:
 def usable(recorded: Recorded) -> list[RunWindow]:
     """The windows that can be compared: warm, and with traffic from their beginning to their end."""
     warm = [w for w in recorded.windows if recorded.warm_at is not None and w.at >= recorded.warm_at - 0.001]
+    # While a queue is worked off after the traffic has ended, nothing comes.
+    least = DRAINING * (_middle(warm, "requests_per_second") or 0.0)
+    warm = [w for w in warm if w.figures.get("requests_per_second", least) >= least]
     inner = []
     for index, window in enumerate(warm):
         begins = index > 0 and window.at - warm[index - 1].end > window.seconds / 2
@@ -262,11 +270,21 @@ def _figure(
         verdict = Verdict.TOO_LITTLE if key in JUDGED else None
         change = median(other) - median(one)
         return Figure(key, name, unit, median(one), median(other), change, verdict=verdict, goal=goal)
-    change, low, high = difference(one, other, LEVEL)
+    change, low, high = _difference(one, other, unit)
     figure = Figure(key, name, unit, median(one), median(other), change, low, high, goal=goal)
     if key not in JUDGED or not _enough_for(key, before, after):
         return figure
     return replace(figure, verdict=_judge(figure, traffic))
+
+
+def _difference(before: Sequence[float], after: Sequence[float], unit: str) -> tuple[float, float, float]:
+    """A change and its interval; of latencies and rates by their ratio, since they scatter in shares of themselves."""
+    if unit == "share" or min(*before, *after) <= 0:
+        return difference(before, after, LEVEL)
+    ratios = difference([math.log(value) for value in before], [math.log(value) for value in after], LEVEL)
+    one, other = median(before), median(after)
+    low, high = (one * math.expm1(min(bound, _LARGEST)) for bound in ratios[1:])
+    return other - one, low, high
 
 
 def _enough_for(key: str, before: Sequence[RunWindow], after: Sequence[RunWindow]) -> bool:

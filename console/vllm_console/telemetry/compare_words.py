@@ -37,12 +37,12 @@ def _because(found: Comparison) -> str:
         return f"{_would_show(found)} in {found.before.compared} + {found.after.compared} windows"
     if found.verdict is Verdict.TOO_LITTLE:
         return _needed(found)
-    apart = [factor for factor in found.factors if factor.likeness is Likeness.DIFFERENT]
+    apart = [factor for factor in found.factors if factor.likeness is Likeness.DIFFERENT and factor.key != "in_flight"]
     if found.traffic is Likeness.DIFFERENT and apart:
         return "the traffic was not alike: " + ", ".join(factor_words(factor) for factor in apart)
     if found.traffic is Likeness.UNKNOWN:
         return "the server does not report its traffic"
-    roughly = [factor for factor in found.factors if factor.likeness is Likeness.ROUGHLY]
+    roughly = [factor for factor in found.factors if factor.likeness is Likeness.ROUGHLY and factor.key != "in_flight"]
     moved = _moved([figure for figure in found.judged if figure.verdict is Verdict.NOT_COMPARABLE])
     return f"{moved}, but the traffic may be why: " + ", ".join(factor_words(factor) for factor in roughly)
 

@@ -6,7 +6,7 @@ Measured by an earlier start: as long as each stage took then, so much of the wa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm_console.telemetry.model import Stage
 from vllm_launchers.plan.budget.model import EngineReport
@@ -16,6 +16,9 @@ Durations = Mapping[str, float]
 
 DOWNLOAD = "download"
 """A stage that the next start does not have: it measures no way."""
+
+FIRST = "imports"
+"""The stage that the way is measured from: nothing is said before it."""
 
 KNEE = 0.8
 """Up to this share of a stage's usual time its progress goes with the clock; from then on ever slower."""
@@ -72,11 +75,14 @@ def progress(stages: Sequence[Stage], earlier: Durations, now: float) -> Progres
 
     Stages that took time before and have not begun count as done once a later one has.
     """
-    usual = {name: max(0.0, seconds) for name, seconds in earlier.items() if name != DOWNLOAD}
+    usual = _joined(earlier)
     whole = sum(usual.values())
     if not stages or whole <= 0:
         return None
+    stages = [replace(stages[0], name=FIRST), *stages[1:]]
     present = stages[-1]
+    if present.name == FIRST:
+        present = replace(present, started_at=stages[0].started_at)
     order = list(usual)
     begun = {stage.name for stage in stages[:-1]}
     furthest = max((order.index(stage.name) for stage in stages if stage.name in usual), default=-1)
@@ -94,6 +100,16 @@ def progress(stages: Sequence[Stage], earlier: Durations, now: float) -> Progres
     overdue = spent > LATE * expected + GRACE_SECONDS
     left = None if overdue else max(0.0, expected - spent) + rest
     return Progress(min(1.0, (done + inner * expected) / whole), left, whole)
+
+
+def _joined(earlier: Durations) -> dict[str, float]:
+    """What a start is measured by. Process and imports are one: the first line of log comes late in the imports."""
+    usual = {FIRST: 0.0}
+    for name, seconds in earlier.items():
+        if name != DOWNLOAD:
+            joined = FIRST if name == "process" else name
+            usual[joined] = usual.get(joined, 0.0) + max(0.0, seconds)
+    return usual
 
 
 def _by_clock(spent: float, expected: float) -> float:

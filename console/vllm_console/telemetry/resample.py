@@ -28,8 +28,7 @@ def difference(before: Sequence[float], after: Sequence[float], level: float) ->
     Values are in the order of time, three of each at least.
     """
     change = median(after) - median(before)
-    share = worth(before, after)
-    counts = [max(2.0, len(values) * share) for values in (before, after)]
+    counts = [max(2.0, len(values) * worth(values)) for values in (before, after)]
     errors = [
         standard_error(values, seed) * math.sqrt(len(values) / much)
         for seed, (values, much) in enumerate(zip((before, after), counts, strict=True), 1)

@@ -13,8 +13,10 @@ from vllm_launchers.keeper.records import Hopeless, RestartMode, ServerRecord
 
 USAGE_EXIT_CODE = 2
 """What programs end with that do not understand their command line (argparse, getopt, shells)."""
-LOG_END_BYTES = 512 * 1024
+LOG_END_BYTES = 128 * 1024
 """How much of the end of the log is searched for why it is hopeless."""
+LONGEST_LINE = 1000
+"""How many characters of a line: expressions may take time that grows with the square of its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def _log_end(path: Path, record: ServerRecord) -> str:
             size = file.seek(0, os.SEEK_END)
             begin = record.log_offset if record.log_inode == os.fstat(file.fileno()).st_ino else 0
             file.seek(max(begin, size - LOG_END_BYTES))
-            return file.read(LOG_END_BYTES).decode(errors="replace")
+            text = file.read(LOG_END_BYTES).decode(errors="replace")
     except OSError:
         return ""
+    return "\n".join(line[:LONGEST_LINE] for line in text.splitlines())

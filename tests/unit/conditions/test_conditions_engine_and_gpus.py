@@ -204,7 +204,8 @@ def test_a_hang_is_suspected_by_frames_and_said_when_a_request_confirms_it() -> 
     assert "engine_hung" not in codes(replace(silent, silent_seconds=0.0))
     confirmed = find(replace(silent, silent_seconds=16.0), "engine_hung")
     assert confirmed.severity is Severity.CRITICAL
-    assert "starved_by_clients" not in codes(replace(silent, silent_seconds=16.0))
+    idle = situation(lambda _: replace(GOOD, utilization=0.0), SILENT, silent_seconds=16.0)
+    assert codes(idle) == {"engine_hung"}, "nothing else matters then"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_what_another_start_cannot_mend(line, reason):
 @pytest.mark.parametrize(
     "line",
     [
-        "ValueError: Free memory on device cuda:0 (3/48 GiB) is less than desired GPU memory utilization (0.9, 43 GiB).",
+        "ValueError: Free memory on device cuda:0 (3/48 GiB) is less than desired GPU memory utilization (0.9, 43).",
         "OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', 8000): address already in use",
         "OSError: [Errno 28] No space left on device",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 MiB.",

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from vllm_console.config import Config, ConfigError, gpu_reserves, read_config
 from vllm_console.fleet import one_token
 from vllm_console.fleet.details import Details, pack
+from vllm_console.fleet.gpus import GpuSource
 from vllm_console.fleet.judging import Judge, slowest_link
 from vllm_console.fleet.one_token import OneToken
 from vllm_console.fleet.watched import HISTORY, Around, WatchedServer
@@ -139,6 +141,12 @@ def test_the_reserve_comes_from_the_settings() -> None:
     assert "gpu_memory_below_reserve" not in judged(CARD, Around(reserves=(Share(0, fraction=0.1),)))
 
 
+def test_nothing_is_concluded_from_the_gpus_of_a_recorded_host() -> None:
+    source = GpuSource(Path("4xa6000"))
+    assert source.host() is not None
+    assert Around(source).host is None
+
+
 def test_the_slowest_link_of_several_gpus() -> None:
     links = (Link(0, 1, "NV4"), Link(0, 2, "SYS"), Link(1, 2, "PHB"))
     host = Host(gpus=tuple(Gpu(index=index) for index in range(4)), links=links)
@@ -257,3 +265,14 @@ def test_a_server_that_moves_and_a_read_only_console_ask_nothing(answering: Answ
     found = moving.conditions(record(seen.port), Details(objectives=GOALS), Around(), NOW, wait=True)
     assert [one.code for one in found] == ["healthy"]
     assert seen.requests == []
+
+
+def test_reserves_in_the_config_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[reserve]\n0 = "4 GiB"\n1 = "10 %"\n')
+    assert gpu_reserves(read_config(path)) == (Share(0, gib=4.0), Share(1, fraction=0.1))
+    assert gpu_reserves(Config()) == ()
+    for line in ('0 = "much"', 'first = "4 GiB"'):
+        path.write_text(f"[reserve]\n{line}\n")
+        with pytest.raises(ConfigError, match="reserve"):
+            read_config(path)

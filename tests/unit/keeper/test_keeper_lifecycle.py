@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from vllm_launchers.keeper import client, codec, errors, processes
-from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
+from vllm_launchers.keeper.records import Hopeless, RestartMode, RestartPolicy, State
 
 
 def test_starts_serves_and_stops_as_asked(bench, session_of, wait_until):
@@ -188,6 +188,36 @@ def test_failures_are_retried_up_to_the_limit(bench):
     assert failed.current.number == 1
     assert "gave up after 2 automatic restarts" in failed.reason
     assert bench.log().count("made to fail") == 3
+
+
+def test_what_a_restart_cannot_mend_is_not_tried_again(bench):
+    hopeless = (Hopeless("(", "no expression"), Hopeless(r"^FATAL: made to \w+$", "it was made to fail"))
+    policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05, hopeless=hopeless)
+    bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "7", restart=policy))
+    failed = bench.wait(State.FAILED)
+    assert (failed.attempt, failed.next_attempt_at) == (0, None)
+    assert failed.reason.endswith("not started again, since that would fail the same way: it was made to fail")
+    assert "'(' is no regular expression" in bench.file("keeper.log").read_text()
+
+
+def test_a_usage_error_is_not_tried_again(bench):
+    policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05)
+    bench.launch(bench.spec("--never-ready", "--exit-after", "0", "--exit-code", "2", restart=policy))
+    failed = bench.wait(State.FAILED)
+    assert (failed.attempt, failed.next_attempt_at) == (0, None)
+    assert "exit code 2 says that it does not understand its command line" in failed.reason
+
+
+def test_what_was_ready_is_started_again_whatever_its_log_says(bench):
+    hopeless = (Hopeless("child up", "a line that was there when it was well, too"),)
+    policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05, hopeless=hopeless)
+    ready = bench.ready(bench.spec("--children", "1", restart=policy))
+    bench.until(lambda _: "child up" in bench.log())
+    os.kill(ready.server.pid, signal.SIGKILL)
+    assert bench.until(lambda record: record.state is State.READY and record.attempt == 1)
+    bench.restart(bench.spec())
+    past = bench.wait(State.READY, generation=2).generations[0]
+    assert past.spec.restart.hopeless == (), "of no use any more, and not small"
 
 
 def test_a_server_that_was_ready_for_long_has_its_attempts_forgiven(bench, tmp_path):

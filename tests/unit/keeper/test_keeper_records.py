@@ -17,6 +17,7 @@ from vllm_launchers.keeper.records import (
     RECORD_VERSION,
     Exit,
     Generation,
+    Hopeless,
     LaunchSpec,
     ProcessIdentity,
     RestartMode,
@@ -41,6 +42,7 @@ policies = st.builds(
     limit=counts,
     backoff_seconds=times,
     backoff_cap_seconds=times,
+    hopeless=st.lists(st.builds(Hopeless, pattern=texts, reason=texts), max_size=2).map(tuple),
 )
 specs = st.builds(
     LaunchSpec,
@@ -53,6 +55,7 @@ specs = st.builds(
     restart=policies,
     drain_seconds=times,
     companion=words,
+    tls=st.booleans(),
     details=st.dictionaries(texts, plain, max_size=3),
 )
 exits = st.builds(
@@ -84,6 +87,7 @@ records = st.builds(
     downtime_seconds=st.none() | times,
     log_inode=st.none() | counts,
     log_offset=counts,
+    then=st.none() | specs,
 )
 
 
@@ -107,6 +111,13 @@ def test_what_a_later_minor_version_adds_is_passed_over():
     raw = json.loads(codec.dumps(a_record()))
     raw["mood"] = "good"
     raw["generations"][0]["spec"]["nice"] = 5
+    assert codec.loads(json.dumps(raw).encode()) == a_record()
+
+
+def test_a_record_from_before_these_fields_is_read():
+    raw = json.loads(codec.dumps(a_record()))
+    del raw["then"], raw["unwritten"], raw["generations"][0]["spec"]["tls"]
+    del raw["generations"][0]["spec"]["restart"]["hopeless"]
     assert codec.loads(json.dumps(raw).encode()) == a_record()
 
 

@@ -141,6 +141,29 @@ def test_the_minutes_after_a_start_and_at_the_edges_of_traffic_are_left_out(made
     assert found.verdict is Verdict.NO_DIFFERENCE
 
 
+def test_a_queue_that_grew_all_the_time_is_no_excuse_for_seeing_nothing(made):
+    def queued(windows):
+        waits = [2.0 + 1.5 * index for index in range(len(windows))]
+        return [
+            replace(w, figures={**w.figures, **{key: w.figures[key] + wait for key in w.figures
+                                                if key.startswith(("ttft", "e2e"))}})
+            for w, wait in zip(windows, waits, strict=True)
+        ]  # fmt: skip
+
+    found = compare(*made.pair(queued(made.minutes(1)), made.minutes(2)))
+    assert found.verdict is Verdict.BETTER
+    ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")
+    assert ttft.share(ttft.low) > -1
+
+
+def test_minutes_in_which_a_queue_is_worked_off_are_left_out(made):
+    idle = [replace(w, figures={**w.figures, "requests_per_second": 0.0})
+            for w in made.minutes(3, 8, begins=made.BEGAN + 780)]  # fmt: skip
+    found = compare(*made.pair(made.minutes(1) + idle, made.minutes(2)))
+    assert found.before.compared == 10
+    assert found.verdict is Verdict.NO_DIFFERENCE
+
+
 def test_several_changes_cannot_be_told_apart(made):
     flags = {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5), flags))

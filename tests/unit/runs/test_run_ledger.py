@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import stat
 import subprocess
@@ -28,7 +27,7 @@ from vllm_console.telemetry.ledger_log import RunLog, RunName, run_id, store_win
 
 def head(number=1, server="chat", **more):
     known = {"key": f"{server}-{number}", "server": server, "generation": number, "started_at": 1000.0 * number,
-             "flags": {"max-num-seqs": 256 // number}, "preset": "chatbot"}  # fmt: skip
+             "flags": {"max-num-seqs": 256 // (number or 1)}, "preset": "chatbot"}  # fmt: skip
     return RunHead(**{**known, **more})
 
 
@@ -199,7 +198,7 @@ def test_two_who_find_it_damaged_set_it_aside_once(path):
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(enter, (1, 2)))
     assert len(Ledger(path).runs()) == 2
-    assert len([name for name in os.listdir(path.parent) if name.startswith("runs.sqlite.broken")]) == 1
+    assert len(list(path.parent.glob("runs.sqlite.broken*"))) == 1
 
 
 def test_a_file_of_a_newer_version_is_left_as_it_is(ledger, path):

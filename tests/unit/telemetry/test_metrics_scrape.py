@@ -175,7 +175,7 @@ def test_it_works_again_afterwards(server, failure, body):
 
 
 @pytest.mark.parametrize(
-    "url", ["https://127.0.0.1:1", "ftp://x", "http://", "http://h:99999", "http://h:port", "http://a b:1"]
+    "url", ["ssh://127.0.0.1:1", "ftp://x", "http://", "http://h:99999", "http://h:port", "http://a b:1"]
 )
 def test_addresses_that_are_none(url):
     with pytest.raises(ScrapeError) as caught:

@@ -62,6 +62,17 @@ def test_a_stage_never_seen_before_keeps_the_share_and_makes_no_promise():
     assert found.seconds_left is None
 
 
+def test_silence_before_the_first_line_of_log_is_measured_by_the_imports_too():
+    """While nothing is said the process seems to take the time that imports turn out to have taken."""
+    earlier = {"process": 0.0, "imports": 20.0, "config": 20.0}
+    found = way(("process", 0.0), now=10.0, earlier=earlier)
+    assert found is not None
+    assert (found.share, found.seconds_left) == (pytest.approx(0.25), pytest.approx(30))
+    later = way(("process", 0.0), ("imports", 0.1), now=10.0, earlier=earlier)
+    assert later is not None
+    assert (later.share, later.seconds_left) == (pytest.approx(0.25), pytest.approx(30))
+
+
 def test_a_download_is_not_kept_and_measures_no_way():
     stages = [Stage("process", 0.0, 1.0), Stage("download", 1.0, 600.0), Stage("weights", 601.0, 9.0)]
     assert durations(stages) == {"process": 1.0, "weights": 9.0}

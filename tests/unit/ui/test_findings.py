@@ -96,6 +96,14 @@ async def test_what_is_staged_by_hand_gets_a_verdict_too(console, fakes):
         await c.until(lambda: "fits by estimate" not in c.text)
 
 
+async def test_every_server_gets_its_own_verdict(console, fakes):
+    async with console(fakes.pressed, fakes.coder) as c:
+        await c.press("f", "j", "v")
+        await c.sees("staged: fits by estimate")
+        await c.press("k")
+        await c.sees("fits by estimate; KV cache 123k → 246k tokens")
+
+
 async def test_the_same_key_goes_to_the_next_cure_and_round(console, fakes):
     async with console(fakes.pressed) as c:
         await c.press("f")

@@ -59,7 +59,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "kv_cache_pressure": ("preempting", "oversubscribed_memory"),
     "slow_tokens": (*_HELD_UP, "kv_cache_pressure", "prefill_contention", "tensor_parallel_stalls", "gpu_throttled"),
     "slow_first_token": (*_HELD_UP, "kv_cache_pressure", "tensor_parallel_stalls", "gpu_throttled"),
-    "starved_by_clients": ("engine_hung", "not_admitted"),
+    "starved_by_clients": ("not_admitted",),
 }
 """Conditions that go without saying when one of these holds: each is named once, by its cause."""
 
@@ -84,6 +84,8 @@ def conditions(situation: Situation, rules: Sequence[Rule] = RULES) -> tuple[Con
         return ()
     judged = replace(situation, frames=tuple(frames))
     held = [(rule, since) for rule in rules if (since := holds_since(rule.verdicts(judged), frames)) is not None]
+    if any(rule.code == EngineHung.code for rule, _ in held):
+        held = [(rule, since) for rule, since in held if rule.code == EngineHung.code]  # the rest is of before
     codes = {rule.code for rule, _ in held}
     found = [
         rule.describe(judged, since) for rule, since in held if not codes.intersection(EXPLAINED_BY.get(rule.code, ()))

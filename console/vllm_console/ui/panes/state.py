@@ -36,12 +36,16 @@ def state_lines(server: ServerView, now: float, width: int, height: int) -> list
     what = "Start-up of " if server.state is State.STARTING else ""
     lines = [rule(f"{what}{plain(server.name)} · generation {server.generation}{mark}", width, right)]
     lines += _why(server, width)
+    advice = [line((" " + text, DIM)) for text in _advice(server)]
+    if server.state is State.FAILED:
+        lines += [*advice, line()]
     if server.state is State.STARTING and server.stages:
         lines += way_lines(server.startup, width)
     lines += stage_lines(server.stages, now, width)
     lines += _totals(server, now)
     lines += memory_lines(server.startup, width)
-    lines += [line((" " + text, DIM)) for text in _advice(server)]
+    if server.state is not State.FAILED:
+        lines += advice
     return lines[:height]
 
 
@@ -59,7 +63,7 @@ def _why(server: ServerView, width: int) -> list[Strip]:
     for number, remedy in enumerate(failure.remedies[:3]):
         text = fit(remedy_text(server.flags, remedy), max(10, width - 5)).rstrip()
         lines.append(line((" f " if number == 0 and not remedy.changes.empty else "   ", ACCENT), text))
-    return [*lines, line()]
+    return lines
 
 
 def way_lines(startup: Startup | None, width: int) -> list[Strip]:
@@ -69,7 +73,8 @@ def way_lines(startup: Startup | None, width: int) -> list[Strip]:
     lines = []
     if startup.progress is not None:
         way = startup.progress
-        told = f"  {way.share:4.0%}  {left_words(way)}, by its last start of {_took(way.usual)}"
+        by = "which took" if way.seconds_left is None else "by its last start of"
+        told = f"  {way.share:4.0%}  {left_words(way)}, {by} {_took(way.usual)}"
         room = max(6, min(40, width - 4 - len(told)))
         lines.append(line("   ", (progress(way.share, room), ACCENT), fit(told, width - room - 3).rstrip()))
     else:

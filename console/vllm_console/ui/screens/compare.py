@@ -27,7 +27,7 @@ from vllm_console.ui.widgets.lines import line
 
 _STYLES = {Verdict.BETTER: OK, Verdict.WORSE: BAD, Verdict.MIXED: WARN, Verdict.NOT_COMPARABLE: WARN}
 _LIKENESS = {Likeness.ROUGHLY: WARN, Likeness.DIFFERENT: BAD}
-_NAME, _VALUE = 20, 11
+_NAME, _VALUE = 16, 11
 
 
 class CompareScreen(ReadingScreen):
@@ -122,17 +122,24 @@ def _figure(figure: Figure, width: int) -> Strip:
 
 
 def _short(verdict: Verdict | None) -> str:
-    return {None: "", Verdict.NO_DIFFERENCE: "none seen", Verdict.TOO_LITTLE: "too little"}.get(
-        verdict, str(verdict or "")
-    )
+    if verdict is None:
+        return ""
+    short = {
+        Verdict.NO_DIFFERENCE: "none seen",
+        Verdict.TOO_LITTLE: "too little",
+        Verdict.NOT_COMPARABLE: "unlike",
+    }
+    return short.get(verdict, str(verdict))
 
 
 def _factor(factor: Factor, width: int) -> Strip:
     before, after = (fit(amount_words(factor.unit, value), 14, ">") for value in (factor.before, factor.after))
     text = f"  {signed(factor.change):<7}{factor.likeness}"
+    # How many are in flight is mostly the server's doing.
+    style = DIM if factor.key == "in_flight" else _LIKENESS.get(factor.likeness, DIM)
     return line(
-        (fit(f"  {factor.name}", _NAME + 2), None),
+        (fit(f"  {factor.name}", 22), None),
         (before, None),
         (after, STRONG),
-        (fit(text, max(0, width - _NAME - 30)).rstrip(), _LIKENESS.get(factor.likeness, DIM)),
+        (fit(text, max(0, width - _NAME - 34)).rstrip(), style),
     )

@@ -33,7 +33,8 @@ class Cures(PaneChoice):
         """By server, the newest verdict and what it is on."""
         self._plans: dict[str, tuple[int, Plan]] = {}
         """By server, its generation and the plan of that as it is."""
-        self._judging: Timer | None = None
+        self._judging: dict[str, Timer] = {}
+        """By server, what waits until its staged changes have stood for a moment."""
 
     def told(self, server: ServerView) -> Told:
         """What stands beside the server's findings."""
@@ -98,15 +99,17 @@ class Cures(PaneChoice):
 
     def _set_staged(self, name: str, staged: Staged) -> None:
         super()._set_staged(name, staged)
-        if self._judging is not None:
-            self._judging.stop()
-        self._judging = self.set_timer(DEBOUNCE_SECONDS, partial(self._judge, name)) if staged else None
+        if name in self._judging:
+            self._judging.pop(name).stop()
+        if staged:
+            self._judging[name] = self.set_timer(DEBOUNCE_SECONDS, partial(self._judge, name))
 
     def _judge(self, name: str) -> None:
+        self._judging.pop(name, None)
         server = self.console.snapshot.server(name) if self.console.snapshot else None
         staged = self.staged.get(name, ())
         if server is not None and staged:
-            self.run_worker(self._ask_plan(server, staged), name="verdict", exclusive=True, group="verdict")
+            self.run_worker(self._ask_plan(server, staged), name="verdict", exclusive=True, group=f"verdict {name}")
 
     async def _ask_plan(self, server: ServerView, staged: Staged) -> None:
         """Judge in a thread; an answer on what is no longer staged is kept but not shown."""

@@ -1,0 +1,160 @@
+"""check, watch and export, on simulated servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+PRESET = """
+extends = "chatbot"
+
+[objectives]
+ttft_p99_seconds = {seconds}
+itl_p99_seconds = {seconds}
+kv_cache_usage = 1.0
+preemption_rate = 1.0
+"""
+
+
+def start(program, name="chat", preset="chatbot"):
+    return program.json("start", preset, "--engine", "simulated", "--name", name, "--wait")
+
+
+def write_presets(program):
+    """One whose objectives hold however busy the machine is, and one whose never do."""
+    folder = program.home / "config/vllm-console/presets"
+    folder.mkdir(parents=True)
+    (folder / "patient.toml").write_text(PRESET.format(seconds=3600))
+    (folder / "hasty.toml").write_text(PRESET.format(seconds=0.00001))
+
+
+def checked(program, *words):
+    """The answer of a check once something was recorded."""
+    deadline = time.monotonic() + 30
+    while True:
+        answer = program("check", "chat", "--json", *words)
+        document = json.loads(answer.stdout)
+        if document["window_seconds"] > 0 or time.monotonic() > deadline:
+            return answer, document
+
+
+def test_check_says_by_its_exit_code_whether_a_server_keeps_its_objectives(program):
+    write_presets(program)
+    start(program, preset="patient")
+    answer, document = checked(program, "--allow-idle")
+    assert (answer.returncode, document["ok"], answer.stderr) == (0, True, "")
+    assert set(document) >= {"name", "ok", "objectives", "conditions"}
+    assert {"name", "value", "limit", "ok", "source"} == set(document["objectives"][0])
+    assert [one["ok"] for one in document["objectives"]] == [True, None, None, None]
+
+    answer, document = checked(program)
+    assert (answer.returncode, document["ok"]) == (1, False)
+    assert "served nothing" in answer.stderr
+    assert "objectives of preset patient" in program("check", "chat", "--allow-idle").stdout
+
+    program.json("load", "chat", "--rate", "10", "--duration", "1")
+    deadline = time.monotonic() + 30
+    while (answer := program("check", "chat", "--json")).returncode != 0:
+        assert time.monotonic() < deadline, answer.stdout
+    assert all(one["ok"] for one in json.loads(answer.stdout)["objectives"])
+
+    program.json("stop", "chat")
+    answer, document = checked(program, "--allow-idle")
+    assert answer.returncode == 1
+    assert "does not serve: it has been stopped" in answer.stderr
+
+
+def test_check_names_each_objective_that_is_broken(program):
+    write_presets(program)
+    start(program, preset="hasty")
+    program.json("load", "chat", "--rate", "10", "--duration", "1")
+    deadline = time.monotonic() + 30
+    while "ITL p99 is" not in (answer := program("check", "chat")).stdout:
+        assert time.monotonic() < deadline, answer.stdout
+    assert answer.returncode == 1
+    lines = answer.stderr.splitlines()
+    assert [line.split(" is ")[0] for line in lines] == ["vllm-console: chat: TTFT p99", "vllm-console: chat: ITL p99"]
+    assert all("above its limit of 10µs (objectives of preset hasty)" in line for line in lines)
+    _, document = checked(program)
+    broken = [one["name"] for one in document["objectives"] if one["ok"] is False]
+    assert broken == ["ttft_p99_seconds", "itl_p99_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["nobody"], 3, "no server is called 'nobody'"),
+        (["chat", "--window", "0"], 2, "--window"),
+        (["chat", "--window", "nan"], 2, "--window"),
+        ([], 2, "name"),
+    ],
+)
+def test_check_refuses_what_makes_no_sense(program, words, code, told):
+    answer = program("check", *words)
+    assert answer.returncode == code
+    assert told in answer.stderr
+
+
+def test_watch_tells_a_failure_once_and_ends_when_told(program):
+    server = start(program)
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "vllm_console", "--read-only", "watch", "--json"],
+        env=program.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        os.kill(server["pid"], signal.SIGKILL)
+        assert watch.stdout is not None
+        told = json.loads(watch.stdout.readline())
+        assert (told["event"], told["server"], told["code"]) == ("began", "chat", "failed")
+        assert told["severity"] == "critical"
+        log = program.home / "state/vllm-console/findings.log"
+        assert json.loads(log.read_text()) == told
+        watch.send_signal(signal.SIGTERM)
+        rest, errors = watch.communicate(timeout=30)
+        assert (watch.returncode, rest, errors) == (0, "", "")
+    finally:
+        watch.kill()
+        watch.wait()
+
+
+def test_export_writes_rules_with_the_objectives_of_a_preset_or_server(program):
+    rules = yaml.safe_load(program("export", "prometheus", "batch").stdout)["groups"][0]
+    assert rules["name"] == "vllm-console batch"
+    assert program.json("export", "prometheus", "batch")["groups"][0] == rules
+    preset = program.json("presets", "batch")
+    first = next(rule for rule in rules["rules"] if rule["alert"] == "VllmSlowFirstToken")
+    assert first["expr"].endswith(f"> {preset['objectives']['ttft_p99_seconds']:g}")
+    server = start(program)
+    model = server["argv"][server["argv"].index("serve") + 1]
+    rules = yaml.safe_load(program("export", "prometheus", "chat").stdout)["groups"][0]["rules"]
+    assert f'{{model_name="{model}"}}' in rules[0]["expr"]
+    everything = program("export", "prometheus", "--match", 'job="vllm"').stdout
+    assert '{job="vllm"}' in everything
+    assert "our default" in everything
+
+
+def test_export_writes_a_dashboard(program):
+    dashboard = json.loads(program("export", "grafana", "chatbot").stdout)
+    assert dashboard["uid"] == "vllm-console-chatbot"
+    assert json.loads(program("export", "grafana").stdout)["uid"] == "vllm-console"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["prometheus", "nothing"], 3, "'nothing'"),
+        (["prometheus", "--match", "job=vllm"], 2, "--match"),
+        (["nagios"], 2, "prometheus"),
+    ],
+)
+def test_export_refuses_what_makes_no_sense(program, words, code, told):
+    answer = program("export", *words)
+    assert answer.returncode == code
+    assert told in answer.stderr

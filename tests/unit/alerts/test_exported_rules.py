@@ -1,0 +1,273 @@
+"""Prometheus rules and the Grafana dashboard: valid, over vLLM's present metrics, with the objectives as limits."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from vllm_console.alerts.grafana import dashboard
+from vllm_console.alerts.prometheus import MatchError, Target, checked_match, model_match, rules, rules_yaml
+from vllm_console.telemetry import families
+from vllm_launchers.presets.model import Objectives
+
+GOALS = Objectives(ttft_p99_seconds=1.5, itl_p99_seconds=0.08, kv_cache_usage=0.85, preemption_rate=0.02)
+ALL = Target(GOALS, "our default")
+CHAT = Target(GOALS, "objectives of preset chatbot", "chat", 'model_name="Qwen/Qwen3-8B"')
+
+PRESENT = {
+    *(names[0] for names in (*families.GAUGES.values(), *families.COUNTERS.values(), *families.HISTOGRAMS.values())),
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:request_max_num_generation_tokens",
+    "vllm:iteration_tokens_total",
+}
+"""Families that vLLM 0.12 and all later ones export."""
+
+RULE_FILE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["groups"],
+    "properties": {
+        "groups": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["name", "rules"],
+                "properties": {
+                    "name": {"type": "string", "minLength": 1},
+                    "rules": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "additionalProperties": False,
+                            "required": ["alert", "expr", "for", "labels", "annotations"],
+                            "properties": {
+                                "alert": {"type": "string", "pattern": "^[A-Z][A-Za-z]+$"},
+                                "expr": {"type": "string", "minLength": 1},
+                                "for": {"type": "string", "pattern": "^[0-9]+[smh]$"},
+                                "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+                                "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
+                            },
+                        },
+                    },
+                },
+            },
+        }
+    },
+}
+
+VLLMS_OWN = {
+    "E2E Request Latency", "Token Throughput", "Inter Token Latency", "Time Per Output Token (TPOT)", "Scheduler State",
+    "Time To First Token Latency", "Cache Utilization", "Request Prompt Length", "Request Generation Length",
+    "Finish Reason", "Queue Time", "Requests Prefill and Decode Time", "Max Generation Token in Sequence Group",
+}  # fmt: skip
+"""The panels of the dashboard that vLLM ships."""
+
+
+def families_in(expr: str) -> set[str]:
+    names = re.findall(r"vllm:[a-z0-9_]+", expr)
+    return {name if name in PRESENT else re.sub(r"_(?:bucket|sum|count)$", "", name) for name in names}
+
+
+def balanced(expr: str) -> bool:
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expr)
+    closing = {")": "(", "}": "{", "]": "["}
+    still_open: list[str] = []
+    for letter in bare:
+        if letter in "({[":
+            still_open.append(letter)
+        elif letter in closing and (not still_open or still_open.pop() != closing[letter]):
+            return False
+    return not still_open
+
+
+def rule(name: str, target: Target = ALL) -> str:
+    return next(one.expr for one in rules(target) if one.alert == name)
+
+
+@pytest.mark.parametrize("target", [ALL, CHAT])
+def test_the_rule_file_is_one_and_says_what_the_rules_say(target: Target) -> None:
+    document = yaml.safe_load(rules_yaml(target))
+    jsonschema.validate(document, RULE_FILE)
+    written = document["groups"][0]["rules"]
+    assert [(one["alert"], one["expr"], one["for"]) for one in written] == [
+        (one.alert, one.expr, one.hold) for one in rules(target)
+    ]
+    assert {one["labels"]["severity"] for one in written} == {"warning", "critical"}
+
+
+def test_each_objective_and_each_way_to_die_has_its_rule() -> None:
+    assert [one.alert for one in rules(ALL)] == [
+        "VllmKvCachePressure", "VllmPreempting", "VllmSlowFirstToken", "VllmSlowTokens", "VllmQueueGrows", "VllmDown",
+        "VllmHung",
+    ]  # fmt: skip
+    assert rule("VllmKvCachePressure").endswith("> 0.85")
+    assert "> 0.02\n  or 60 * " in rule("VllmPreempting")
+    assert rule("VllmSlowFirstToken").endswith("> 1.5")
+    assert rule("VllmSlowTokens").endswith("> 0.08")
+    assert "objectives of preset chatbot" in next(one for one in rules(CHAT)).description
+
+
+@pytest.mark.parametrize("one", rules(CHAT), ids=lambda one: one.alert)
+def test_a_rule_asks_for_present_families_of_the_right_series(one: Any) -> None:
+    assert balanced(one.expr)
+    assert families_in(one.expr) <= PRESENT
+    selectors = re.findall(r"vllm:[a-z0-9_]+(\{[^}]*\})?", one.expr)
+    assert selectors
+    assert set(selectors) == {'{model_name="Qwen/Qwen3-8B"}'}
+
+
+@pytest.mark.parametrize(
+    "text", ['job="vllm"', 'job="vllm", instance=~"gpubox:.*"', 'a!="b",c!~"d\\"e"', ' job = "x" ']
+)
+def test_label_matchers_are_taken(text: str) -> None:
+    assert checked_match(text) == text.strip()
+
+
+@pytest.mark.parametrize("text", ["", "job=vllm", 'job="x"} or up{a="b"', 'job="x', "job", 'job="a\nb"', '1a="b"'])
+def test_what_is_no_label_matcher_is_refused(text: str) -> None:
+    with pytest.raises(MatchError):
+        checked_match(text)
+
+
+def test_a_models_name_cannot_leave_its_matcher() -> None:
+    assert model_match('a"b\\c') == 'model_name="a\\"b\\\\c"'
+    assert checked_match(model_match('evil"} or vector(1) #'))
+
+
+RULE_TESTS = """
+rule_files: [rules.yml]
+evaluation_interval: 30s
+tests:
+  - interval: 30s
+    input_series:
+      - {{series: 'vllm:kv_cache_usage_perc{{{labels},engine="0"}}', values: '0.5x10 0.95x50'}}
+      - {{series: 'vllm:kv_cache_usage_perc{{{labels},engine="1"}}', values: '0.1x60'}}
+      - {{series: 'vllm:num_preemptions_total{{{labels}}}', values: '0x20 0+1x40'}}
+      - {{series: 'vllm:request_success_total{{{labels},finished_reason="stop"}}', values: '0+15x60'}}
+      - {{series: 'vllm:num_requests_running{{{labels}}}', values: '2x60 stale'}}
+      - {{series: 'vllm:num_requests_waiting{{{labels}}}', values: '0x20 1+2x40'}}
+      - {{series: 'vllm:generation_tokens_total{{{labels}}}', values: '0+500x40 20000x20'}}
+      - {{series: 'vllm:time_to_first_token_seconds_bucket{{{labels},le="1.0"}}', values: '0+10x60'}}
+      - {{series: 'vllm:time_to_first_token_seconds_bucket{{{labels},le="2.5"}}', values: '0+10x20 210+20x40'}}
+      - {{series: 'vllm:time_to_first_token_seconds_bucket{{{labels},le="+Inf"}}', values: '0+10x20 210+20x40'}}
+      - {{series: 'vllm:inter_token_latency_seconds_bucket{{{labels},le="0.05"}}', values: '0+10x60'}}
+      - {{series: 'vllm:inter_token_latency_seconds_bucket{{{labels},le="+Inf"}}', values: '0+10x60'}}
+      - {{series: 'up{{job="vllm",instance="gpubox:8000"}}', values: '1x60 0x30'}}
+      - {{series: 'up{{job="node",instance="gpubox:9100"}}', values: '0x90'}}
+"""
+
+LABELS = 'job="vllm",instance="gpubox:8000",model_name="Qwen/Qwen3-8B"'
+
+# Before the trouble nothing fires; then each rule does after its time.
+EXPECTED = {
+    "VllmKvCachePressure": ("4m", "20m"),
+    "VllmPreempting": ("9m", "28m"),
+    "VllmSlowFirstToken": ("9m", "28m"),
+    "VllmSlowTokens": ("28m", None),
+    "VllmQueueGrows": ("9m", "28m"),
+    "VllmHung": ("19m", "29m"),
+    "VllmDown": ("29m", "35m"),
+}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize("target", [ALL, CHAT])
+def test_promtool_takes_the_rules_and_they_fire_when_they_should(target: Target, tmp_path: Path) -> None:
+    (tmp_path / "rules.yml").write_text(rules_yaml(target))
+    checked = subprocess.run(
+        ["promtool", "check", "rules", "rules.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    parsed = yaml.safe_load(RULE_TESTS.format(labels=LABELS))
+    parsed["tests"][0]["promql_expr_test"] = [
+        {
+            "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})',
+            "eval_time": at,
+            "exp_samples": [{"labels": "{}", "value": 1}] if firing else [],
+        }
+        for name, (before, after) in EXPECTED.items()
+        for firing, at in ((False, before), (True, after))
+        if at is not None
+    ]
+    (tmp_path / "tests.yml").write_text(yaml.safe_dump(parsed))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "tests.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- Grafana -----------------------------------------------------------------------------------------------------------
+
+
+def panels(target: Target = ALL) -> list[dict[str, Any]]:
+    return [panel for panel in dashboard(target)["panels"] if panel["type"] != "row"]
+
+
+def test_it_has_at_least_the_panels_of_vllms_own() -> None:
+    titles = [panel["title"] for panel in panels()]
+    assert set(titles) >= VLLMS_OWN
+    assert len(titles) == len(set(titles))
+
+
+@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
+def test_a_panel_asks_for_present_families_and_the_chosen_series(panel: dict[str, Any]) -> None:
+    assert panel["datasource"]["uid"] == "${datasource}"
+    assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) >= 1
+    for target in panel["targets"]:
+        assert balanced(target["expr"])
+        assert families_in(target["expr"])
+        assert families_in(target["expr"]) <= PRESENT
+        for selector in re.findall(r"vllm:[a-z0-9_]+(\{[^}]*\})?", target["expr"]):
+            assert selector == '{model_name=~"$model_name",instance=~"$instance"}'
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_lie_on_each_other() -> None:
+    every = dashboard(ALL)["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    taken: set[tuple[int, int]] = set()
+    for panel in every:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken
+        taken |= cells
+
+
+def test_objectives_are_drawn_as_limits() -> None:
+    limits = {
+        panel["title"]: [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]][1:]
+        for panel in panels()
+        if panel["type"] != "heatmap"
+    }
+    assert limits["Time To First Token Latency"] == [1.5]
+    assert limits["Inter Token Latency"] == [0.08]
+    assert limits["Cache Utilization"] == [0.85]
+    assert limits["Preemptions"] == [0.02]
+    assert limits["Token Throughput"] == []
+    drawn = next(panel for panel in panels() if panel["title"] == "Cache Utilization")
+    assert drawn["fieldConfig"]["defaults"]["custom"]["thresholdsStyle"] == {"mode": "line"}
+
+
+def test_data_source_model_and_instance_can_be_chosen() -> None:
+    variables = {one["name"]: one for one in dashboard(CHAT)["templating"]["list"]}
+    assert list(variables) == ["datasource", "model_name", "instance"]
+    assert variables["datasource"]["type"] == "datasource"
+    assert 'model_name="Qwen/Qwen3-8B"' in variables["model_name"]["definition"]
+    assert variables["instance"]["includeAll"]
+
+
+def test_the_uid_is_stable_short_and_of_its_own() -> None:
+    names = ["", "chat", "chat-2", "a b", "a.b", "x" * 80, "x" * 81]
+    uids = [dashboard(Target(GOALS, "", name))["uid"] for name in names]
+    assert uids[:2] == ["vllm-console", "vllm-console-chat"]
+    assert len(set(uids)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,40}", uid) for uid in uids)

@@ -1,0 +1,35 @@
+"""The console tells a notifier of every look, and says what could not be told."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from vllm_console.fleet.model import FleetSnapshot
+from vllm_console.ui.app import ConsoleApp
+
+
+class FakeNotifier:
+    def __init__(self) -> None:
+        self.looks: list[FleetSnapshot] = []
+        self.write: object = None
+        self.trouble = ""
+
+    def look(self, snapshot: FleetSnapshot) -> tuple[()]:
+        self.looks.append(snapshot)
+        self.trouble = "the webhook at example.org answered 500: a message was lost"
+        return ()
+
+
+async def test_every_look_is_told_and_trouble_is_said_once(fakes: ModuleType) -> None:
+    notifier = FakeNotifier()
+    app = ConsoleApp(fakes.FakeFleet(lambda at: fakes.ready("chat", at, 1.0)), refresh=0.05, notifier=notifier)  # type: ignore[arg-type]
+    said: list[str] = []
+    say = app.say
+    app.say = lambda text, style=None: (said.append(text), say(text, style))[1]  # type: ignore[method-assign]
+    async with app.run_test(size=(120, 40)) as pilot:
+        while len(notifier.looks) < 3:
+            await pilot.pause(0.01)
+        assert callable(notifier.write)
+        notifier.write(b"\x07")
+    assert notifier.looks[0].server("chat") is not None
+    assert said == [notifier.trouble]
