@@ -35,16 +35,15 @@ _SECRET_NAME = re.compile(rf"(?:^|_){_SECRET_WORDS}(?:_|$)", re.IGNORECASE)
 _NOT_SECRET = re.compile(r"_(?:PATH|FILE|DIR|FOLDER)$|(?:^|_)DISABLE_", re.IGNORECASE)
 _TEXTS = r"""(?x)
       (?P<flag>--(?:api[-_]key|hf[-_]token)(?:[=\s]\s*|['"],\s*['"])['"]?)(?P<flag_value>[^\s'",]+)
-    | (?P<field>\b(?:api_keys?|hf_token|authorization)['"]?\s*[:=]\s*\[?\s*['"])(?P<field_value>[^'"\]]+)
-    | (?P<name>\b[A-Z][A-Z0-9_]*=['"]?)(?P<name_value>[^\s'"]+)
+    | (?P<field>\b(?:api_keys?|hf_token|authorization)['"]?\s*[:=]\s*(?:\[\s*)?['"])(?P<field_value>[^'"\]]+)
+    | (?P<name>\b[A-Z][A-Z0-9_]*=['"]?)(?=[^\s'"])
     | (?P<bearer>\b[Bb]earer\s+)(?P<bearer_value>[A-Za-z0-9._~+/=-]{6,})
     | (?P<bare>\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,})
     """
-_MAY_MATCH = re.compile(
-    r"hf_|sk-|api[-_]?key|hf-token|bearer\s|authorization|(?:key|token|secret|password|passwd|credentials?)[A-Z0-9_]*=",
-    re.IGNORECASE,
-)
-"""A quick look first: nearly all lines of a log hold nothing of the kind."""
+_NAMED_VALUE = re.compile(r"[^\s'\"]+")
+_MARKS = ("hf_", "sk-", "api-key", "api_key", "hf-token", "earer", "authorization")
+_MARKS_OF_NAMES = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
+"""A quick look first: nearly all lines of a log hold none of these. Of a variable, also the equals sign must be there."""
 
 
 @cache
@@ -65,18 +64,31 @@ def redact(text: str, values: Collection[str] = ()) -> str:
     for value in sorted(values, key=len, reverse=True):
         if len(value) >= 4:  # hiding "1" everywhere would spoil the text and give the secret away
             text = text.replace(value, HIDDEN)
-    return _texts().sub(_hide, text) if _MAY_MATCH.search(text) else text
+    return _hide(text) if _may_hold_a_secret(text) else text
 
 
-def _hide(match: re.Match[str]) -> str:
-    kind = match.lastgroup or ""
-    if kind == "bare":
-        return HIDDEN
-    prefix = match[kind.removesuffix("_value")]
-    if kind == "name_value" and not is_secret_name(prefix.partition("=")[0]):
-        # Not a secret's name, but perhaps a secret after all: NOTE=hf_…
-        return prefix + redact(match[kind])
-    return prefix + HIDDEN
+def _may_hold_a_secret(text: str) -> bool:
+    return any(mark in text for mark in _MARKS) or ("=" in text and any(mark in text for mark in _MARKS_OF_NAMES))
+
+
+def _hide(text: str) -> str:
+    shown: list[str] = []
+    at = 0
+    while match := _texts().search(text, at):
+        kind = match.lastgroup or ""
+        prefix = match[kind.removesuffix("_value")]
+        shown.append(text[at : match.start()])
+        at = match.end()
+        if kind == "bare":
+            shown.append(HIDDEN)
+        elif kind != "name":
+            shown.append(prefix + HIDDEN)
+        elif is_secret_name(prefix.partition("=")[0]) and (value := _NAMED_VALUE.match(text, at)):
+            shown.append(prefix + HIDDEN)
+            at = value.end()
+        else:
+            shown.append(prefix)  # not a secret's name, but its value may hold a secret after all: NOTE=hf_…
+    return "".join(shown) + text[at:]
 
 
 def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:

@@ -43,7 +43,14 @@ SERVERS = (
         "L40S",
         0,
         1.2,
-        Changes(set={"gpu-memory-utilization": 0.31, "max-num-seqs": 96, "max-num-batched-tokens": 768}),
+        Changes(
+            set={
+                "gpu-memory-utilization": 0.31,
+                "max-num-seqs": 96,
+                "max-num-batched-tokens": 768,
+                "kv-cache-dtype": "auto",
+            }
+        ),
     ),
     DemoServer("coder", "code-generation", "H100 80GB", 1, 0.25, Changes()),
 )

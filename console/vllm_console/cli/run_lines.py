@@ -52,6 +52,8 @@ def _cells(run: Run, now: float) -> tuple[str, ...]:
 
 
 def _how(run: Run) -> str:
+    if not run.flags and run.ended_at is None:
+        return "only its minutes were recorded"
     if run.ended_at is None:
         return f"on its way, {run.preset}" if run.ready_at is None and not run.windows else f"runs, {run.preset}"
     if run.ended.get("requested"):

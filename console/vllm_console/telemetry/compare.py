@@ -330,9 +330,20 @@ def _overall(figures: Sequence[Figure], traffic: _Traffic, enough: bool) -> Verd
     said = {figure.verdict for figure in figures if figure.verdict is not None}
     if traffic.likeness in (Likeness.DIFFERENT, Likeness.UNKNOWN):
         return Verdict.NOT_COMPARABLE
+    if Verdict.BETTER in said and Verdict.WORSE in said:
+        return _weighed(figures)
     if Verdict.BETTER in said:
-        return Verdict.MIXED if Verdict.WORSE in said else Verdict.BETTER
+        return Verdict.BETTER
     for verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE, Verdict.NO_DIFFERENCE):
         if verdict in said:
             return verdict
     return Verdict.TOO_LITTLE
+
+
+def _weighed(figures: Sequence[Figure]) -> Verdict:
+    """Where some figures are better and others worse: what whole requests take decides, unless objectives object."""
+    whole = next((figure.verdict for figure in figures if figure.key == "e2e_mean"), None)
+    goals = {figure.meets for figure in figures}
+    if whole is Verdict.BETTER and (True, False) not in goals:
+        return Verdict.BETTER
+    return Verdict.WORSE if whole is Verdict.WORSE and (False, True) not in goals else Verdict.MIXED

@@ -28,9 +28,9 @@ def _because(found: Comparison) -> str:
     better = [figure for figure in found.judged if figure.verdict is Verdict.BETTER]
     worse = [figure for figure in found.judged if figure.verdict is Verdict.WORSE]
     if found.verdict is Verdict.BETTER:
-        return _moved(better)
+        return _moved(better) + (f"; but {_moved(worse)} is worse" if worse else "")
     if found.verdict is Verdict.WORSE:
-        return _moved(worse)
+        return _moved(worse) + (f"; but {_moved(better)} is better" if better else "")
     if found.verdict is Verdict.MIXED:
         return f"{_moved(better)} is better; {_moved(worse)} is worse"
     if found.verdict is Verdict.NO_DIFFERENCE:
@@ -183,9 +183,11 @@ def change_words(figure: Figure) -> str:
 
 
 def signed(share: float | None) -> str:
-    """A change as ``+12%`` or ``−31%``."""
+    """A change as ``+12%`` or ``−31%``, from tenfold on as ``×14``."""
     if share is None:
         return UNKNOWN
+    if share >= 9:
+        return f"×{count(1 + share)}"
     rounded = round(share * 100)
     return "±0%" if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded)}%"
 

@@ -190,6 +190,19 @@ def test_some_figures_better_and_others_worse_is_mixed(made):
     assert any("No longer met: TTFT p99" in note for note in found.notes)
 
 
+def test_what_whole_requests_take_decides_where_no_objective_objects(made):
+    after = [
+        replace(w, figures={**w.figures, "itl_mean": w.figures["itl_mean"] * 3})
+        for w in made.minutes(2, slower=0.6)
+    ]  # fmt: skip
+    found = compare(*made.pair(made.minutes(1), after))
+    assert found.verdict is Verdict.BETTER
+    assert "but ITL mean" in found.sentence
+    back = compare(*made.pair(after, made.minutes(3)))
+    assert back.verdict is Verdict.WORSE
+    assert "is better" in back.sentence
+
+
 def test_preemptions_count_from_half_a_percent_on(made):
     few = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.003)))
     many = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.05)))

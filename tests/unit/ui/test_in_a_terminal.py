@@ -20,7 +20,7 @@ fakes = runpy.run_path(sys.argv[1])
 from vllm_console.cli.console import show
 from vllm_console.config import Config
 fleet = fakes["FakeFleet"](fakes["chat"], fakes["coder"], step=1.0)
-sys.exit(show(fleet, Config(), argparse.Namespace(refresh=0.1, ascii=False)))
+sys.exit(show(fleet, Config(), argparse.Namespace(refresh=0.1, ascii=False, state=None)))
 """
 FAKES = Path(__file__).parents[2] / "fakes" / "fake_fleet.py"
 

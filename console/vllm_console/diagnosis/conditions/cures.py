@@ -12,6 +12,7 @@ from vllm_console.diagnosis.conditions.rolling import MINUTE
 from vllm_console.diagnosis.conditions.rule import Situation
 from vllm_console.diagnosis.model import Remedy
 from vllm_console.telemetry.frames import Frame, merged, total
+from vllm_console.telemetry.model import Histogram
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import FlagValue
 
@@ -26,6 +27,9 @@ PEAKS_GIB = 0.5
 HIGHEST_UTILIZATION = 0.95
 MOST_KEPT = 0.9
 """Of the sequences that run: with more nothing would change."""
+
+SAFETY = 2.5
+"""Standard deviations of what all of them hold together that the cache has room for."""
 
 FEWEST_ENDED = 20
 """Requests whose lengths say something of those to come."""
@@ -103,9 +107,9 @@ def fewer_sequences(situation: Situation, factor: float) -> Remedy | None:
     running = max((frame.running_max or 0.0 for frame in situation.last(MINUTE)), default=0.0)
     wanted = min(running or limit, limit) * factor
     cache, each = situation.frames[-1].kv_cache_tokens, held_tokens(situation.frames)
-    if cache is not None and each:
+    if cache is not None and each is not None:
         # Never more than run now: what runs now is too much.
-        wanted = min(goal * cache / each, max(wanted, MOST_KEPT * min(running or limit, limit)))
+        wanted = min(_fitting(cache, goal, *each), max(wanted, MOST_KEPT * min(running or limit, limit)))
     fitting = max(1, int(wanted) // FULL_STEPS * FULL_STEPS if wanted > FULL_STEPS else int(wanted))
     if fitting >= limit:
         fitting = limit // 2
@@ -115,25 +119,41 @@ def fewer_sequences(situation: Situation, factor: float) -> Remedy | None:
     return setting("max-num-seqs", fitting, why, "Others wait longer: TTFT grows when more than that come at once.")
 
 
-def held_tokens(frames: Sequence[Frame]) -> float | None:
-    """Tokens that a running sequence holds on average: its prompt, and what of its answer is there when one looks.
+def _fitting(cache: float, goal: float, mean: float, deviation: float) -> float:
+    """How many sequences stay within the goal on average, and within the cache when many happen to be long at once."""
+    rest = SAFETY * deviation
+    root = (math.sqrt(rest * rest + 4 * mean * cache) - rest) / (2 * mean)
+    return min(goal * cache / mean, root * root)
 
-    Long answers run longer and so are met more often: half of E[n²]/E[n], not of the mean. Shared prefixes are held
-    once for all, and left out.
+
+def held_tokens(frames: Sequence[Frame]) -> tuple[float, float] | None:
+    """Tokens that a running sequence holds: mean and standard deviation over the sequences met at any moment.
+
+    It holds its prompt, and what of its answer is there by then. Long answers run longer and so are met more often:
+    E[n²]/2E[n] is the mean, E[n³]/3E[n] the mean square. Shared prefixes are held once for all, and left out.
     """
     prompt, answer = merged(frames, "prompt_tokens"), merged(frames, "generation_tokens")
     if prompt is None or answer is None or min(prompt.count, answer.count) < FEWEST_ENDED:
         return None
     looked_up = total(frames, "prefix_cache_queries_total")
     shared = (total(frames, "prefix_cache_hits_total") or 0.0) / looked_up if looked_up else 0.0
-    first = second = before = below = 0.0
-    for bound, count in zip(answer.bounds, answer.counts, strict=True):
+    first, second, third = (_moment(answer, power) for power in (1, 2, 3))
+    if first <= 0:
+        return None
+    scale = answer.sum / answer.count / first  # sums are exact, buckets are not
+    grown = scale * max(first / 2, second / first / 2)
+    spread = max(0.0, scale * scale * third / first / 3 - grown * grown)
+    return (1 - shared) * prompt.sum / prompt.count + grown, math.sqrt(spread)
+
+
+def _moment(histogram: Histogram, power: int) -> float:
+    """The mean of a power of what was observed, each taken to lie in the middle of its bucket."""
+    found = before = below = 0.0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
         middle = (before + bound) / 2 if math.isfinite(bound) else before
-        first += (count - below) * middle
-        second += (count - below) * middle * middle
+        found += (count - below) * middle**power
         before, below = bound, count
-    spread = second / (first * first) * answer.count if first else 1.0
-    return (1 - shared) * prompt.sum / prompt.count + max(1.0, spread) * answer.sum / answer.count / 2
+    return found / histogram.count
 
 
 def chunked(situation: Situation) -> Remedy | None:
