@@ -130,7 +130,7 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("shm_small", Level.WARNING, {"host": PAIR, "set": {"tensor-parallel-size": 2}, "around": {"shm_free_gib": 0.06}}),
     ("another_starting", Level.WARNING, {"around": {"starting": ("docs",)}}),
     ("unwatchable", Level.WARNING, {"set": {"disable-log-stats": True}}),
-    ("unwatchable", Level.WARNING, {"set": {"ssl-keyfile": "/k"}}),
+    ("unwatchable", Level.WARNING, {"set": {"ssl-cert-reqs": 2}}),
     ("unwatchable", Level.WARNING, {"set": {"grpc": True}}),
     ("cpu_kv_cache", Level.ADVICE, {"build": "cpu", "host": None}),
     ("cpu_utilization", Level.WARNING, {"build": "cpu", "host": None, "set": {"gpu-memory-utilization": 0.3}}),

@@ -9,6 +9,9 @@ from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.knowledge import Knowledge
 from vllm_launchers.plan.model import Changes, Plan
 
+CERTIFICATE_REQUIRED = 2
+"""`ssl.CERT_REQUIRED`."""
+
 
 def network_findings(plan: Plan, knowledge: Knowledge) -> Iterator[Finding]:
     """Port, key, and flags that hide a server from whoever watches it."""
@@ -29,9 +32,9 @@ def _watching(plan: Plan) -> Iterator[Finding]:
     if flags.get("disable-log-stats") is True:
         text = "--disable-log-stats takes away every metric: this server cannot be watched"
         yield Finding("unwatchable", Level.WARNING, text, Changes(unset=("disable-log-stats",)))
-    if "ssl-keyfile" in flags or "ssl-certfile" in flags:
-        text = "with TLS on this console, which asks over plain HTTP, will not see that the server is ready"
-        yield Finding("unwatchable", Level.WARNING, text)
+    if flags.get("ssl-cert-reqs") == CERTIFICATE_REQUIRED:
+        text = "--ssl-cert-reqs 2 asks every client for a certificate; this console has none and will not see it ready"
+        yield Finding("unwatchable", Level.WARNING, text, Changes(unset=("ssl-cert-reqs",)))
     for name in ("headless", "grpc"):
         if flags.get(name) is True:
             text = f"--{name} leaves out the HTTP API: the server will never be seen ready"
