@@ -43,7 +43,7 @@ _TEXTS = r"""(?x)
 _NAMED_VALUE = re.compile(r"[^\s'\"]+")
 _MARKS = ("hf_", "sk-", "api-key", "api_key", "hf-token", "earer", "authorization")
 _MARKS_OF_NAMES = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
-"""A quick look first: nearly all lines of a log hold none of these. Of a variable, also the equals sign must be there."""
+"""A quick look first: nearly all lines of a log hold none of these."""
 
 
 @cache

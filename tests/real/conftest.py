@@ -6,6 +6,7 @@ Where it cannot be had the tests skip and say why; with ``CI=true`` in the envir
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -112,6 +113,15 @@ class RealServer:
             time.sleep(0.2)
         pytest.fail("the real server did not come up:\n" + "\n".join(self.log_lines()[-40:]))
 
+    def wait_for(self, words: str) -> None:
+        """Return once a line with these words is in the log; fails if it ends before or takes too long."""
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if any(words in line for line in self.log_lines()):
+                return
+            time.sleep(0.1)
+        pytest.fail(f"never in the log: {words}:\n" + "\n".join(self.log_lines()[-40:]))
+
     def wait_exit(self) -> int:
         """The exit code."""
         return self.process.wait(READY_SECONDS)
@@ -150,26 +160,29 @@ def start_server(
     free_port: Callable[[], int],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[StartServer]:
-    """Starts ``vllm serve`` directly: ``start_server(*words, port=…, model=…)``; all are ended with the module's tests.
+    """Starts ``vllm serve`` directly: ``start_server(*words, port=…, model=…, env=…)``; all end with the module.
 
-    The words stand after the CPU's own flags, so that they win.
+    The words stand after the CPU's own flags, so that they win. Several threads may start servers.
     """
     folder = tmp_path_factory.mktemp("real-servers")
     servers: list[RealServer] = []
+    numbers = itertools.count()
 
-    def start(*words: str, port: int | None = None, model: Path | str = tiny_model) -> RealServer:
+    def start(
+        *words: str, port: int | None = None, model: Path | str = tiny_model, env: Mapping[str, str] | None = None
+    ) -> RealServer:
         port = port or free_port()
         flags = [word for flag in cpu_flags for word in _words(flag)]
         argv = [str(real_vllm), "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
         argv += ["--port", str(port), *flags, *words]
-        log = folder / f"{len(servers)}.log"
+        log = folder / f"{next(numbers)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **real_env},
+                env={**os.environ, **real_env, **(env or {})},
                 start_new_session=True,
             )
         server = RealServer(f"http://127.0.0.1:{port}", port, process, log)

@@ -1,15 +1,20 @@
-"""Starts of real vLLM that fail: the line that shows why is found in what it really writes."""
+"""Real vLLM that fails, in every way that a CPU can bring about: what it really writes is named, and what mends it."""
 
 from __future__ import annotations
 
+import signal
 import socket
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from vllm_console.diagnosis.causes import Cause
-from vllm_console.diagnosis.failure_line import FailureLine, failure_line
+from vllm_console.diagnosis.diagnose import diagnose
+from vllm_console.diagnosis.model import Diagnosis
 
 if TYPE_CHECKING:
     from conftest import RealServer, StartServer
@@ -18,52 +23,131 @@ else:
 
 pytestmark = pytest.mark.real
 
+SIDE_BY_SIDE = 3
+"""Servers that start at once: an import of vLLM waits as often as it computes."""
 
-def why(server: RealServer) -> tuple[int, FailureLine]:
-    """Exit code and the line found in the log once the server has ended."""
+WITH_A_WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A server that has ended: its exit code, its log and what is said of it."""
+
+    server: RealServer
+    code: int
+    lines: list[str]
+    diagnosis: Diagnosis
+
+
+Get = Callable[[str], Failed]
+
+
+@pytest.fixture(scope="module")
+def failed(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
+    """Gives a case by its name. All of them are started with the first, a few at a time, the longest first."""
+    nowhere = tmp_path_factory.mktemp("models") / "nope"
+    cases: Mapping[str, Callable[[], RealServer]] = {
+        "killed worker": lambda: killed(start_server(env=WITH_A_WORKER), "VLLM::Worker"),
+        "killed engine": lambda: killed(start_server(env=WITH_A_WORKER), "VLLM::EngineCore"),
+        "context over the KV cache": lambda: start_server("--max-model-len", "2048", "--num-gpu-blocks-override", "8"),
+        "interrupted": lambda: interrupted(start_server()),
+        "port": lambda: on_a_taken_port(start_server),
+        "model": lambda: start_server(model=nowhere),
+        "context over the model's": lambda: start_server("--max-model-len", "9999"),
+        "utilization": lambda: start_server("--gpu-memory-utilization", "1.5"),
+        "choice": lambda: start_server("--dtype", "foo"),
+        "unknown flag": lambda: start_server("--no-such-flag"),
+    }
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        futures: dict[str, Future[Failed]] = {name: pool.submit(ended, start) for name, start in cases.items()}
+        yield lambda name: futures[name].result()
+        for future in futures.values():
+            future.cancel()
+
+
+def ended(start: Callable[[], RealServer]) -> Failed:
+    server = start()
     code = server.wait_exit()
     lines = server.log_lines()
-    line = failure_line(lines, code)
-    assert line is not None, "\n".join(lines[-20:])
-    shown = lines[line.number - 1].strip()
-    # A line that does not say which flag it speaks of is given with the flag's name before it.
-    assert line.text in shown or line.text.endswith(shown)
-    return code, line
+    found = diagnose(lines, code)
+    return Failed(server, code, lines, found)
+
+
+def killed(server: RealServer, name: str) -> RealServer:
+    """One of its processes is killed while it serves."""
+    server.wait_ready()
+    family = psutil.Process(server.process.pid).children(recursive=True)
+    next(one for one in family if name in " ".join([one.name(), *one.cmdline()])).kill()
+    return server
+
+
+def interrupted(server: RealServer) -> RealServer:
+    """As by ctrl+c, while it starts."""
+    server.wait_for("Initializing a V1 LLM engine")
+    server.process.send_signal(signal.SIGINT)
+    return server
+
+
+def on_a_taken_port(start_server: StartServer) -> RealServer:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server: RealServer = start_server(port=taken.getsockname()[1])
+        server.wait_exit()
+    return server
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "cause", "text"),
+    ("name", "code", "cause", "text"),
     [
-        (["--no-such-flag"], 2, Cause.UNKNOWN_FLAG, "unrecognized arguments: --no-such-flag"),
-        (["--dtype", "foo"], 2, Cause.INVALID_FLAG_VALUE, "argument --dtype: invalid choice: 'foo'"),
-        (["--gpu-memory-utilization", "1.5"], 1, Cause.INVALID_FLAG_VALUE, "less than or equal to 1"),
-        (["--max-model-len", "9999"], 1, Cause.INVALID_FLAG_VALUE, "max_model_len (9999)"),
+        ("unknown flag", 2, Cause.UNKNOWN_FLAG, "unrecognized arguments: --no-such-flag"),
+        ("choice", 2, Cause.INVALID_FLAG_VALUE, "argument --dtype: invalid choice: 'foo'"),
+        ("utilization", 1, Cause.INVALID_FLAG_VALUE, "less than or equal to 1"),
+        ("context over the model's", 1, Cause.INVALID_FLAG_VALUE, "max_model_len (9999)"),
+        ("port", 1, Cause.PORT_IN_USE, "Address already in use"),
+        ("model", 1, Cause.MODEL_NOT_FOUND, "Repo id must be"),
+        ("context over the KV cache", 1, Cause.KV_CACHE_TOO_SMALL, "KV cache"),
+        ("interrupted", -2, Cause.INTERRUPTED, "KeyboardInterrupt"),
+        ("killed engine", 0, Cause.ENGINE_DIED, "EngineDeadError"),
+        ("killed worker", 0, Cause.ENGINE_DIED, "Worker proc VllmWorker-0 died unexpectedly"),
     ],
 )
-def test_flags_that_vllm_refuses(
-    start_server: StartServer, words: list[str], code: int, cause: Cause, text: str
-) -> None:
-    exit_code, line = why(start_server(*words))
-    assert exit_code == code
-    assert text in line.text
-    assert line.cause is cause
+def test_the_cause_and_its_line(failed: Get, name: str, code: int, cause: Cause, text: str) -> None:
+    case = failed(name)
+    found = case.diagnosis
+    assert (case.code, found.cause) == (code, cause), "\n".join(case.lines[-40:])
+    assert found.line is not None
+    shown = case.lines[found.line - 1].strip()
+    assert text in found.evidence
+    # A line that does not say which flag it speaks of is given with the flag's name before it.
+    assert found.evidence in shown or found.evidence.endswith(shown)
 
 
-def test_a_port_that_is_taken(start_server: StartServer) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        code, line = why(start_server(port=taken.getsockname()[1]))
-    assert (code, line.cause) == (1, Cause.PORT_IN_USE)
-    assert "Address already in use" in line.text
+@pytest.mark.parametrize(
+    ("name", "sets", "unsets", "why"),
+    [
+        ("unknown flag", {}, ("no-such-flag",), "leave it out"),
+        ("choice", {}, ("dtype",), "default"),
+        ("utilization", {}, ("gpu-memory-utilization",), "default"),
+        ("context over the model's", {"max-model-len": 4096}, (), "4,096 tokens"),
+        ("port", {}, (), "another --port"),
+        ("model", {}, (), "folder"),
+        ("context over the KV cache", {"max-model-len": 224}, (), "224 tokens"),
+        ("interrupted", {}, (), "start it again"),
+        ("killed engine", {}, (), "dmesg"),
+        ("killed worker", {}, (), "dmesg"),
+    ],
+)
+def test_what_would_mend_it(failed: Get, name: str, sets: dict[str, object], unsets: tuple[str, ...], why: str) -> None:
+    remedy = failed(name).diagnosis.remedies[0]
+    assert (dict(remedy.changes.set), tuple(remedy.changes.unset)) == (sets, unsets)
+    assert why in remedy.why
 
 
-def test_a_model_that_is_not_there(start_server: StartServer, tmp_path: Path) -> None:
-    code, line = why(start_server(model=tmp_path / "nope"))
-    assert (code, line.cause) == (1, Cause.MODEL_NOT_FOUND)
+def test_the_cause_of_a_context_too_long_for_the_kv_cache_stands_far_above_the_end(failed: Get) -> None:
+    case = failed("context over the KV cache")
+    assert case.diagnosis.line is not None
+    assert len(case.lines) - case.diagnosis.line > 50  # the end of the log only refers to it
 
 
-def test_a_context_that_the_kv_cache_cannot_hold(start_server: StartServer) -> None:
-    server = start_server("--max-model-len", "2048", "--num-gpu-blocks-override", "8")
-    code, line = why(server)
-    assert (code, line.cause) == (1, Cause.KV_CACHE_TOO_SMALL)
-    assert "KV cache" in line.text
-    assert len(server.log_lines()) - line.number > 50  # the end of the log only refers to it
+def test_the_context_that_is_said_to_fit_really_starts(failed: Get, start_server: StartServer) -> None:
+    length = failed("context over the KV cache").diagnosis.remedies[0].changes.set["max-model-len"]
+    start_server("--max-model-len", str(length), "--num-gpu-blocks-override", "8").wait_ready()

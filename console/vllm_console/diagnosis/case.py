@@ -24,6 +24,10 @@ _VERSION = re.compile(
 _LENGTH = re.compile(r"Using max model len (?P<length>\d+)")
 _BATCHED = re.compile(r"max_num_batched_tokens=(?P<tokens>\d+)")
 _KV_TAKEN = re.compile(r"GPU KV cache size: |# (?:GPU|cuda) blocks: ")
+_WORDS = (" args: ", "version ", "max model len ", "max_num_batched_tokens=", "KV cache size: ", " blocks: ",
+          "startup complete", "Avg prompt", " HTTP/")  # fmt: skip
+"""One of these stands in every line that tells something: nearly all do not."""
+
 _LONGEST_ARGS = 20_000
 
 
@@ -77,6 +81,8 @@ def case_of(failure: FailureLine, lines: Iterable[LogLine], flags: Flags | None 
     for line in lines:
         if line.number > failure.number:
             break
+        if not any(word in line.message for word in _WORDS):
+            continue
         if found := _ARGS.search(line.message):
             told = _read_args(found["args"])
             length = tokens = None

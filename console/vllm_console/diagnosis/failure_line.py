@@ -24,6 +24,7 @@ from enum import IntEnum
 
 from vllm_console.diagnosis import tracebacks
 from vllm_console.diagnosis.causes import Cause, Rule
+from vllm_console.diagnosis.literals import FirstMatch
 from vllm_console.diagnosis.loglines import LogLine, parse_lines
 from vllm_console.diagnosis.rules import (
     AFTERMATH,
@@ -65,6 +66,11 @@ _DYING = re.compile(
 _ENGINE = re.compile(r"EngineCore|Worker|VllmWorker|RayWorker")
 _PYDANTIC = re.compile(r"\d+ validation errors? for (?P<model>\w+)")
 _NO_FAULT_OF_FLAGS = re.compile(r"Import|Module|OSError|Connection|HTTP|Runtime|Attribute")
+
+
+_RULES = FirstMatch([rule.pattern for rule in RULES])
+_DEATHS = FirstMatch([rule.pattern for rule in DEATHS])
+_OUT_OF_MEMORY = FirstMatch([OUT_OF_MEMORY])
 
 
 class _Rank(IntEnum):
@@ -229,9 +235,9 @@ def _record(parsed: Sequence[LogLine], index: int) -> _Candidate | None:
     line = parsed[index]
     if rule := _named(line):
         return _Candidate(index, _Rank.NAMED_IN_A_RECORD if line.level else _Rank.NAMED, rule)
-    if OUT_OF_MEMORY.search(line.message):
+    if _OUT_OF_MEMORY.index(line.message) is not None:
         return _Candidate(index, _Rank.NAMED_IN_A_RECORD, _out_of_memory(parsed, index, index))
-    if rule := _matching(DEATHS, line.message):
+    if rule := _death(line.message):
         return _Candidate(index, _Rank.DEATH, rule)
     if line.level in ("ERROR", "CRITICAL") and not AFTERMATH.search(line.message):
         return _Candidate(index, _Rank.ERROR_RECORD)
@@ -248,9 +254,9 @@ def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) 
         return _Candidate(told, _Rank.NAMED, _refused(parsed, told))
     if rule := _named(line):
         return _Candidate(index, _Rank.NAMED, rule)
-    if OUT_OF_MEMORY.search(line.message):
+    if _OUT_OF_MEMORY.index(line.message) is not None:
         return _Candidate(index, _Rank.NAMED, _out_of_memory(parsed, above, index))
-    death = _matching(DEATHS, line.message)
+    death = _death(line.message)
     if AFTERMATH.search(line.message):
         return _Candidate(index, _Rank.DEATH if death else _Rank.AFTERMATH, death)
     if tracebacks.is_wrapped(parsed, index):
@@ -258,13 +264,19 @@ def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) 
     return _Candidate(index, _Rank.EXCEPTION, death or _by_place(parsed, above, index, exception["type"]))
 
 
-def _matching(rules: Iterable[Rule], message: str) -> Rule | None:
-    return next((rule for rule in rules if rule.pattern.search(message)), None)
+def _rule(message: str) -> Rule | None:
+    found = _RULES.index(message)
+    return None if found is None else RULES[found]
+
+
+def _death(message: str) -> Rule | None:
+    found = _DEATHS.index(message)
+    return None if found is None else DEATHS[found]
 
 
 def _named(line: LogLine) -> Rule | None:
     """The rule that the line meets; the server's port is the API server's, whatever the words."""
-    rule = _matching(RULES, line.message)
+    rule = _rule(line.message)
     inside = rule is not None and rule.cause is Cause.PORT_IN_USE and _ENGINE.match(line.process)
     return INTERNAL_ADDRESS if inside else rule
 
@@ -272,7 +284,7 @@ def _named(line: LogLine) -> Rule | None:
 def _refused(parsed: Sequence[LogLine], told: int) -> Rule | None:
     """What pydantic's line means: a value of the wrong type or size, or what vLLM's own check says."""
     message = parsed[told].message
-    if rule := _matching(RULES, message):
+    if rule := _rule(message):
         return rule
     own = message.lstrip().startswith(("Value error,", "Assertion failed,"))
     if own and not names_a_flag(message):

@@ -326,7 +326,7 @@ AFTERMATH = re.compile(
     r"|Worker failed with error|Failed core proc|Timed out waiting for engine|output_handler failed"
     r"|Did not receive response from front-end|Exception in worker \w+ while processing"
     r"|^(?:\w+\.)*(?:SystemExit|CancelledError|BrokenPipeError|ConnectionResetError|EOFError|GeneratorExit|RayActorError)\b"
-    r"|died unexpectedly|shutting down|Shutdown|Application (?:shutdown|startup)",
+    r"|died unexpectedly|RuntimeError: Executor failed|shutting down|Shutdown|Application (?:shutdown|startup)",
     re.IGNORECASE,
 )
 """What other processes say after one of them has failed."""

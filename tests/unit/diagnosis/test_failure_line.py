@@ -388,3 +388,19 @@ def test_text_comes_without_escape_codes() -> None:
 def test_any_text_is_survived(lines: list[str], exit_code: int | None) -> None:
     line = failure_line(lines, exit_code)
     assert line is None or 1 <= line.number <= len(lines)
+
+
+def test_a_killed_worker_is_named_and_not_the_executor_that_then_failed() -> None:
+    found = failure_line(
+        [
+            "INFO:     Application startup complete.",
+            "(EngineCore pid=7) ERROR 11-20 10:00:00 [multiproc_executor.py:315] Worker proc VllmWorker-0 died "
+            "unexpectedly (exit code: None), shutting down executor.",
+            "Traceback (most recent call last):",
+            '  File "core.py", line 1702, in _handle_client_request',
+            "RuntimeError: Executor failed.",
+        ],
+        0,
+    )
+    assert found is not None
+    assert (found.cause, found.number) == (Cause.ENGINE_DIED, 2)

@@ -148,6 +148,15 @@ def test_a_new_name_is_offered_only_to_a_release_that_knows_it() -> None:
             Changes({"gpu-memory-utilization": 0.9}),
         ),
         (
+            "ValueError: GPU memory utilization must be less than 1.0. Got 1.5.",
+            Changes(unset=("gpu-memory-utilization",)),
+        ),
+        (
+            "ValueError: User-specified max_model_len (9999) is greater than the derived max_model_len "
+            "(max_position_embeddings=4096.0 or model_max_length=None in model's config.json).",
+            Changes({"max-model-len": 4096}),
+        ),
+        (
             "KeyError: 'invalid tool call parser: hermes2 (chose from { granite,hermes,mistral })'",
             Changes({"tool-call-parser": "hermes"}),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable
 
 import pytest
@@ -75,6 +76,27 @@ def test_what_looks_like_a_key(text: str) -> None:
 )
 def test_other_text_stays(text: str) -> None:
     assert redact(text) == text
+
+
+def test_a_secret_behind_other_names_is_hidden_however_many() -> None:
+    shown = redact("A=" * 3000 + "hf_abcdefghijklmnopqrstu")
+    assert shown == "A=" * 3000 + "•••"
+    assert redact("ARGS='--api-key swordfish'") == "ARGS='--api-key •••'"
+
+
+@pytest.mark.parametrize("pattern", ["x", "X", "key", "api_key: ", "hf_ ", "A=", "-", "TOKEN=", "api_key:{}", "{}hf_"])
+def test_time_grows_with_a_lines_length_and_not_its_square(pattern: str) -> None:
+    def seconds(length: int) -> float:
+        text = pattern.replace("{}", " " * length) if "{}" in pattern else pattern * (length // len(pattern))
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            redact(text)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    small, large = seconds(4_000), seconds(64_000)  # 16 times as long: 256 times the time if it were the square
+    assert large < 80 * max(small, 0.0002)
 
 
 def test_known_values_are_hidden_wherever_they_stand() -> None:

@@ -17,7 +17,7 @@ from vllm_launchers.presets.rules import FLAG_NAME
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: (?P<words>.*)")
 _ARGUMENT = re.compile(r"argument (?P<names>--?[\w./-]+): (?P<why>.*)")
 _CHOICES = re.compile(r"invalid choice: '?(?P<given>[^'(]*?)'? \(choose from (?P<choices>[^)]*)\)")
-_DERIVED = re.compile(r"derived max_model_len \((?P<why>[^)]*?(?P<length>\d+))[^)\d]*\)")
+_DERIVED = re.compile(r"derived max_model_len \((?P<why>[^)]*?(?P<length>\d+))(?:\.\d+)?[^)\d]*\)")
 _HEADS = re.compile(
     r"heads ?[(=] ?(?P<heads>\d+)\)?.*?divisible by (?:tensor.parallel.?(?:world )?size|tp_size) ?[(=] ?(?P<size>\d+)",
     re.IGNORECASE,
@@ -112,7 +112,7 @@ def invalid_value(case: Case) -> tuple[Remedy, ...]:
         near = difflib.get_close_matches(told["given"].strip(), choices, n=1, cutoff=0.6)
         if near:
             found.append(Remedy(Changes({name: parse_value(near[0], name=name)}), f"--{name} takes {near[0]}."))
-    if name == "gpu-memory-utilization" and (told := _PERCENT.search(case.text)) and 1 < float(told["given"]) <= 100:
+    if name == "gpu-memory-utilization" and (told := _PERCENT.search(case.text)) and 10 <= float(told["given"]) <= 100:
         share = min(0.95, float(told["given"]) / 100)
         found.append(Remedy(Changes({name: share}), f"It is a share, not a percentage: {share:g}."))
     why = f"Without it, vLLM's own default for --{name} counts."
