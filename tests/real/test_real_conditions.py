@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,34 @@ pytestmark = pytest.mark.real
 LOOK_SECONDS = 90.0
 
 
-@pytest.fixture
-def program(tmp_path: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port) -> Iterator[Any]:
+SIDE_BY_SIDE = 2
+"""Scenes that play at once: each waits much more than it computes."""
+
+Scene = Callable[[Any], None]
+
+
+@pytest.fixture(scope="module")
+def played(
+    tmp_path_factory: pytest.TempPathFactory, real_env, real_vllm, tiny_model, cpu_flags, free_port
+) -> Iterator[Callable[[Scene], None]]:
+    """Gives a scene's outcome. All begin with the first that is asked for, each with a server and a home of its own."""
+
+    def play(scene: Scene) -> None:
+        home = tmp_path_factory.mktemp("home")
+        with contextlib.contextmanager(program_at)(home, real_env, real_vllm, tiny_model, cpu_flags, free_port) as one:
+            scene(one)
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        futures = {scene: pool.submit(play, scene) for scene in (preemption, stopped_engine, prefixes)}
+        yield lambda scene: futures[scene].result()
+        for future in futures.values():
+            future.cancel()
+
+
+def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port) -> Iterator[Any]:
     """``vllm-console`` with a home of its own on the real engine; ends its servers and its loads afterwards."""
-    env = {**os.environ, **real_env, "HOME": str(tmp_path)}
-    env |= {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("STATE", "CONFIG", "CACHE")}
+    env = {**os.environ, **real_env, "HOME": str(home)}
+    env |= {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("STATE", "CONFIG", "CACHE")}
     env.pop("VLLM_API_KEY", None)
     console = [sys.executable, "-m", "vllm_console"]
     loads: list[subprocess.Popen[bytes]] = []
@@ -51,11 +76,13 @@ def program(tmp_path: Path, real_env, real_vllm, tiny_model, cpu_flags, free_por
         return loads[-1]
 
     run.start, run.load = start, load  # type: ignore[attr-defined]
-    yield run
-    for one in loads:
-        one.kill()
-        one.wait()
-    subprocess.run([*console, "stop", "chat"], env=env, capture_output=True, timeout=120, check=False)
+    try:
+        yield run
+    finally:
+        for one in loads:
+            one.kill()
+            one.wait()
+        subprocess.run([*console, "stop", "chat"], env=env, capture_output=True, timeout=120, check=False)
 
 
 def find(program: Any, code: str) -> dict[str, Any]:
@@ -86,7 +113,7 @@ PRESSURE = ("--rate", "6", "--concurrency", "12", "--duration", "80", "--input-t
             "--output-tokens", "1500", "--prefix-reuse", "0", "--seed", "3")  # fmt: skip
 
 
-def test_preemption_is_named_cured_by_what_is_offered_and_gone(program):
+def preemption(program: Any) -> None:
     program.start("max-num-seqs=16")
     load = program.load(*PRESSURE)
     condition = find(program, "preempting")
@@ -101,7 +128,7 @@ def test_preemption_is_named_cured_by_what_is_offered_and_gone(program):
     assert program("status", "chat")["metrics"]["preemptions_total"] <= 2
 
 
-def test_prefixes_that_are_computed_again_and_again_are_named(program):
+def prefixes(program: Any) -> None:
     program.start("enable-prefix-caching=false", "max-num-seqs=4")
     program.load(
         "--rate", "4", "--concurrency", "4", "--duration", "80", "--input-tokens", "100", "--output-tokens", "4"
@@ -110,7 +137,7 @@ def test_prefixes_that_are_computed_again_and_again_are_named(program):
     assert condition["remedies"][0]["set"] == {"enable-prefix-caching": True}
 
 
-def test_a_stopped_engine_is_named_after_a_request_has_shown_it(program):
+def stopped_engine(program: Any) -> None:
     server = program.start("max-num-seqs=4")
     engine = next(
         child
@@ -127,3 +154,15 @@ def test_a_stopped_engine_is_named_after_a_request_has_shown_it(program):
         assert "no answer" in condition["measures"][0]["value"]
     finally:
         engine.send_signal(signal.SIGCONT)
+
+
+def test_preemption_is_named_cured_by_what_is_offered_and_gone(played):
+    played(preemption)
+
+
+def test_prefixes_that_are_computed_again_and_again_are_named(played):
+    played(prefixes)
+
+
+def test_a_stopped_engine_is_named_after_a_request_has_shown_it(played):
+    played(stopped_engine)
