@@ -17,12 +17,13 @@ from vllm_console.fleet.details import unpack
 from vllm_console.fleet.loads import Loads
 from vllm_console.fleet.model import Changes, Engine, FleetSnapshot, LaunchRequest, Preset, ServerView, Workload
 from vllm_console.fleet.observed import Observer
+from vllm_console.fleet.records import Records
 from vllm_console.fleet.runs import RunBook, RunsVerbs
 from vllm_console.fleet.turns import turn
 from vllm_console.fleet.watched import Around, WatchedServer
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
-from vllm_launchers.keeper.records import LaunchSpec, ServerRecord, State
+from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
 from vllm_launchers.plan.model import Plan
 
 if TYPE_CHECKING:
@@ -78,16 +79,16 @@ class LocalFleet(RunsVerbs):
             self._watch_gpus()
         self._runs = RunBook(self._state, 0.0 if charts else time.time(), read_only=read_only)
         self._watched: dict[str, WatchedServer] = {}
-        self._records: dict[str, tuple[object, ServerRecord]] = {}
+        self._records = Records(self._state)
         self._hostname = os.uname().nodename
 
     def snapshot(self, selected: str | None = None) -> FleetSnapshot:
         """Look once at everything; a server whose keeper died gets a new one on the way."""
         now = time.time()
-        records, problems = self._read_records()
+        records, problems = self._records.read()
         if any(record.needs_keeper and not client.keeper_alive(self._state, record.name) for record in records):
             problems += self._adopt()
-            records, _ = self._read_records()
+            records, _ = self._records.read()
         for gone in self._watched.keys() - {record.name for record in records}:
             self._watched.pop(gone).close()
         views = [self._view(record, now, selected) for record in records]
@@ -113,7 +114,7 @@ class LocalFleet(RunsVerbs):
         if self._gpus is None and self._with_gpus:
             self._watch_gpus()
         if self._gpus is not None and not self._charts:
-            records = self._read_records()[0]
+            records = self._records.read()[0]
             views = [self._view(record, time.time(), None) for record in records] if self._gpus.recorded else []
             self._gpus.tell(records, views)
 
@@ -160,7 +161,7 @@ class LocalFleet(RunsVerbs):
     def plan(self, request: LaunchRequest) -> Plan:
         """Resolve a launch without doing it; what stands in its way is in its findings."""
         self._tell_gpus()
-        return self._launcher.launch(request, self._taken_ports(), self._starting()).plan
+        return self._launcher.launch(request, self._records.taken_ports(), self._records.starting()).plan
 
     def start(self, request: LaunchRequest) -> ServerView:
         """Launch; returns as soon as a keeper holds it.
@@ -178,10 +179,10 @@ class LocalFleet(RunsVerbs):
             )
         with turn(self._state), _told():
             self._tell_gpus()
-            launch = self._launcher.launch(request, self._taken_ports(), self._starting())
+            launch = self._launcher.launch(request, self._records.taken_ports(), self._records.starting())
             self._launcher.refuse_elsewhere(launch.plan)
             refuse_unfit(launch.plan, force=request.force)
-            name = request.name or self._free_name(launch.plan.preset)
+            name = request.name or self._records.free_name(launch.plan.preset)
             existing = client.read(self._state, name) if client.exists(self._state, name) else None
             if existing is not None and not existing.state.alive:
                 # A stopped server of that name is the same server: it keeps its history and counts on.
@@ -211,7 +212,7 @@ class LocalFleet(RunsVerbs):
     def _relaunch(self, record: ServerRecord, changes: Changes) -> Launch:
         details = unpack(record.current.spec.details)
         self._tell_gpus()
-        return self._launcher.relaunch(record.name, details, self._placed(record), changes, self._starting())
+        return self._launcher.relaunch(record.name, details, self._placed(record), changes, self._records.starting())
 
     def switch(self, name: str, preset: str, *, force: bool = False) -> ServerView:
         """Hand the server's place (name, GPUs, port) to another preset.
@@ -223,7 +224,7 @@ class LocalFleet(RunsVerbs):
         details = unpack(record.current.spec.details)
         with turn(self._state):
             self._tell_gpus()
-            launch = self._launcher.handover(name, details, self._placed(record), preset, self._starting())
+            launch = self._launcher.handover(name, details, self._placed(record), preset, self._records.starting())
             return self._take_over(name, launch, force)
 
     def _take_over(self, name: str, launch: Launch, force: bool) -> ServerView:
@@ -297,23 +298,6 @@ class LocalFleet(RunsVerbs):
         book = report_book(self._state)
         return Launcher(config_folder(), knowing, book, self._vllm_paths, self._gpus, self._shares)
 
-    def _read_records(self) -> tuple[list[ServerRecord], list[str]]:
-        """All records; one that did not change since the last look is not read again."""
-        records, problems = [], []
-        names = client.names(self._state)
-        for gone in self._records.keys() - set(names):
-            del self._records[gone]
-        for name in names:
-            try:
-                stamp = client.stamp(self._state, name)
-                known = self._records.get(name)
-                if known is None or known[0] != stamp:
-                    known = self._records[name] = (stamp, client.read(self._state, name))
-                records.append(known[1])
-            except KeeperError as error:
-                problems.append(str(error))
-        return records, problems
-
     def _adopt(self) -> list[str]:
         if self.read_only:
             return ["a keeper died; this console is read-only and starts none"]
@@ -349,14 +333,14 @@ class LocalFleet(RunsVerbs):
         spec = record.current.spec
         if record.state.alive:
             return spec
-        return replace(spec, port=self._launcher.port(spec.host, spec.port, self._taken_ports()))
+        return replace(spec, port=self._launcher.port(spec.host, spec.port, self._records.taken_ports()))
 
     def _again(self, name: str, launch: Launch) -> ServerRecord:
         spec = launch.spec(client.folder(self._state, name), self._state)
         self._forget_release(name)
         with _told():
             if not client.read(self._state, name).state.alive:
-                self._launcher.claim(spec.host, spec.port, self._taken_ports())
+                self._launcher.claim(spec.host, spec.port, self._records.taken_ports())
             return client.restart(self._state, name, spec, launch.secrets)
 
     def _refuse_read_only(self) -> None:
@@ -381,19 +365,3 @@ class LocalFleet(RunsVerbs):
             raise RefusedError(f"{name} was started by {owner}, not by vllm-console: it is shown and never touched")
         known = ", ".join(client.names(self._state)) or "none yet"
         raise NotFoundError(f"no server is called '{name}'; servers of yours: {known}")
-
-    def _taken_ports(self) -> set[int]:
-        return {record.current.spec.port for record in self._read_records()[0] if record.state.alive}
-
-    def _starting(self) -> list[str]:
-        return [record.name for record in self._read_records()[0] if record.state is State.STARTING]
-
-    def _free_name(self, wanted: str) -> str:
-        """The preset's name, or the first of ``name-2``, ``name-3``, … that no live server of ours has."""
-        live = {record.name for record in self._read_records()[0] if record.state.alive}
-        number = 1
-        name = wanted
-        while name in live:
-            number += 1
-            name = f"{wanted}-{number}"
-        return name
