@@ -3,27 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from textual.app import App
 
 from vllm_console.telemetry.compare import compare
 from vllm_console.ui.screens.compare import CompareScreen
-from vllm_console.ui.theme import CONSOLE_THEME
-
-
-class Host(App[None]):
-    """The comparison, and nothing else."""
-
-    CSS = "Screen { background: ansi_default; color: ansi_default; }"
-
-    def __init__(self, found) -> None:
-        super().__init__(ansi_color=True)
-        self.animation_level = "none"
-        self.register_theme(CONSOLE_THEME)
-        self.theme = CONSOLE_THEME.name
-        self._found = found
-
-    def on_mount(self) -> None:
-        self.push_screen(CompareScreen(self._found, lambda: None))
 
 
 def found(made, case):
@@ -39,5 +21,5 @@ def found(made, case):
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 @pytest.mark.parametrize("case", ["better", "worse", "unlike", "little"])
-def test_comparison(snap_compare, made, size, case):
-    assert snap_compare(Host(found(made, case)), terminal_size=size)
+def test_comparison(snap_compare, alone, made, size, case):
+    assert snap_compare(alone(lambda: CompareScreen(found(made, case), lambda: None)), terminal_size=size)

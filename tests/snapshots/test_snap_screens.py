@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -19,7 +18,6 @@ from vllm_console.fleet.placing import Wanted, find_place
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_console.ui.screens.log import LogScreen
-from vllm_console.ui.theme import CONSOLE_THEME
 from vllm_console.ui.traffic import Seen
 from vllm_launchers.machine.gpu.document import read_host
 from vllm_launchers.plan.budget.model import GpuBudget, MemoryBudget
@@ -40,22 +38,6 @@ LOG = "".join(
         "ValueError: To serve at least one request with the models's max seq len (2048), more memory is needed.\n",
     ]
 )  # fmt: skip
-
-
-class Host(App[None]):
-    """One screen, and nothing else."""
-
-    CSS = "Screen { background: ansi_default; color: ansi_default; }"
-
-    def __init__(self, make: Callable[[], object]) -> None:
-        super().__init__(ansi_color=True)
-        self.animation_level = "none"
-        self.register_theme(CONSOLE_THEME)
-        self.theme = CONSOLE_THEME.name
-        self._make = make
-
-    def on_mount(self) -> None:
-        self.push_screen(self._make())
 
 
 def planning(screen: object) -> bool:
@@ -129,87 +111,87 @@ def fleet(fakes):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("section", ["presets", "settings", "plan"])
-def test_launch(snap_compare, fleet, size, section):
+def test_launch(snap_compare, alone, fleet, size, section):
     keys = ["tab"] * ["presets", "settings", "plan"].index(section)
     assert snap_compare(
-        Host(lambda: LaunchScreen(fleet)), terminal_size=size, run_before=settled(*keys, ready="long-document")
+        alone(lambda: LaunchScreen(fleet)), terminal_size=size, run_before=settled(*keys, ready="long-document")
     )
 
 
-def test_launch_without_colour(snap_compare, fleet, monkeypatch):
+def test_launch_without_colour(snap_compare, alone, fleet, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     run = settled("tab", "tab", "down", ready="long-document")
-    assert snap_compare(Host(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
+    assert snap_compare(alone(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
 
 
-def test_launch_in_ascii(snap_compare, fleet):
-    app = Host(lambda: LaunchScreen(fleet))
+def test_launch_in_ascii(snap_compare, alone, fleet):
+    app = alone(lambda: LaunchScreen(fleet))
     app.ascii = True
     assert snap_compare(app, terminal_size=(80, 24), run_before=settled("tab", "tab", ready="long-document"))
 
 
-def test_launch_typing(snap_compare, fleet):
+def test_launch_typing(snap_compare, alone, fleet):
     """A value is planned while it is typed."""
     run = settled("tab", *["down"] * 7, "enter", *"0.5", ready="long-document")
-    assert snap_compare(Host(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
+    assert snap_compare(alone(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
 
 
-def test_launch_adding(snap_compare, fleet):
+def test_launch_adding(snap_compare, alone, fleet):
     run = settled("a", *"cache", ready="long-document")
-    assert snap_compare(Host(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
+    assert snap_compare(alone(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
 
 
-def test_launch_memory_not_known(snap_compare, fleet):
+def test_launch_memory_not_known(snap_compare, alone, fleet):
     fleet.memory, fleet.findings = None, ()
     run = settled("tab", "tab", ready="long-document")
-    assert snap_compare(Host(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
+    assert snap_compare(alone(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
 
 
-def test_launch_refused(snap_compare, fleet):
+def test_launch_refused(snap_compare, alone, fleet):
     def refuse(request):
         raise FleetError("port 8000 is taken by python (pid 4242, owner anna): choose another with the port field")
 
     fleet.plan = refuse
-    app = Host(lambda: LaunchScreen(fleet))
+    app = alone(lambda: LaunchScreen(fleet))
     assert snap_compare(app, terminal_size=(120, 40), run_before=settled("tab", "down", ready="long-document"))
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_flags(snap_compare, fakes, size):
+def test_flags(snap_compare, alone, fakes, size):
     staged = Changes(set={"max-num-seqs": 128, "kv-cache-dtype": "fp8"}, unset=("enable-prefix-caching",))
-    app = Host(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged, fakes.FakeFleet(fakes.chat)))
+    app = alone(lambda: FlagsScreen(fakes.chat(fakes.NOW), staged, fakes.FakeFleet(fakes.chat)))
     assert snap_compare(app, terminal_size=size, run_before=settled("down", "down", ready="max-num-seqs"))
 
 
 @pytest.mark.parametrize("size", SIZES[:2])
-def test_flags_from_traffic(snap_compare, fakes, size):
+def test_flags_from_traffic(snap_compare, alone, fakes, size):
     choices = (
         Choice("max-model-len", 1152, "95 % of requests stay below 1,100 tokens.", Source.WORKLOAD, "Longer: refused."),
         Choice("max-num-seqs", 64, "40 requests are in flight at p95.", Source.WORKLOAD),
     )
     seen = Seen("2,400 requests in 60 minutes: prompts of 900 tokens at p95.", choices)
-    app = Host(lambda: FlagsScreen(fakes.chat(fakes.NOW), Changes(), fakes.FakeFleet(fakes.chat), seen))
+    app = alone(lambda: FlagsScreen(fakes.chat(fakes.NOW), Changes(), fakes.FakeFleet(fakes.chat), seen))
     assert snap_compare(app, terminal_size=size, run_before=settled(ready="max-num-seqs"))
 
 
-def test_flags_wrong_value(snap_compare, fakes):
-    app = Host(lambda: FlagsScreen(fakes.coder(fakes.NOW), Changes(), fakes.FakeFleet(fakes.coder)))
+def test_flags_wrong_value(snap_compare, alone, fakes):
+    app = alone(lambda: FlagsScreen(fakes.coder(fakes.NOW), Changes(), fakes.FakeFleet(fakes.coder)))
     keys = ("enter", "end", "backspace", "backspace", "backspace", "x", "enter")
     assert snap_compare(app, terminal_size=(80, 24), run_before=settled(*keys, ready="max-num-seqs"))
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("keys", [(), ("slash", *"value", "enter")], ids=["following", "search"])
-def test_log(snap_compare, tmp_path, monkeypatch, size, keys):
+def test_log(snap_compare, alone, tmp_path, monkeypatch, size, keys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "server.log").write_text(LOG * 12)
-    app = Host(lambda: LogScreen("chat", "server.log", simulated=True))
+    app = alone(lambda: LogScreen("chat", "server.log", simulated=True))
     assert snap_compare(app, terminal_size=size, run_before=settled(*keys, ready="ValueError"))
 
 
-def test_log_without_colour(snap_compare, tmp_path, monkeypatch):
+def test_log_without_colour(snap_compare, alone, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "server.log").write_text(LOG * 12)
-    app = Host(lambda: LogScreen("chat", "server.log"))
+    app = alone(lambda: LogScreen("chat", "server.log"))
     assert snap_compare(app, terminal_size=(80, 24), run_before=settled("v", ready="ValueError"))

@@ -1,0 +1,84 @@
+"""What all pictures share: the console on a made fleet, one screen alone, and waiting until nothing moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+from textual.app import App
+from textual.pilot import Pilot
+
+from vllm_console.ui.app import ConsoleApp
+from vllm_console.ui.theme import CONSOLE_THEME
+
+
+async def _settled(pilot: Pilot[Any]) -> None:
+    """Wait for the first look, for the verdict on what is staged, and until everything is drawn."""
+    app = pilot.app
+    assert isinstance(app, ConsoleApp)
+    for _ in range(500):
+        await pilot.pause()
+        server = app.operations.selected
+        verdict = app.operations.told(server).verdict if server is not None else None
+        judged = verdict is None or "checking" not in verdict.words
+        if app.snapshot is not None and judged and (server is None or server.series is not None):
+            break
+        await asyncio.sleep(0.01)
+    else:
+        pytest.fail("the first look, or the verdict, never came")
+    app.operations.redraw()
+    await pilot.pause()
+
+
+def _pressing(*keys: str) -> Callable[[Pilot[Any]], Any]:
+    async def run(pilot: Pilot[Any]) -> None:
+        await _settled(pilot)
+        if keys:
+            await pilot.press(*keys)
+            await _settled(pilot)
+
+    return run
+
+
+@pytest.fixture
+def pressing() -> Callable[..., Callable[[Pilot[Any]], Any]]:
+    """For ``run_before``: settle, press the keys if there are any, settle."""
+    return _pressing
+
+
+@pytest.fixture
+def app(fakes: ModuleType) -> Callable[..., ConsoleApp]:
+    """Makes the console on a fleet of these servers, or of one in every state; ``gpus`` are the fleet's."""
+
+    def make(*servers: Any, gpus: Any = None, **options: Any) -> ConsoleApp:
+        fleet = fakes.FakeFleet(*(servers or fakes.EVERY_STATE))
+        if gpus is not None:
+            fleet.gpus = gpus
+        return ConsoleApp(fleet, **{"refresh": 0.25, **options})
+
+    return make
+
+
+class Host(App[None]):
+    """One screen, and nothing else."""
+
+    CSS = "Screen { background: ansi_default; color: ansi_default; }"
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__(ansi_color=True)
+        self.animation_level = "none"
+        self.register_theme(CONSOLE_THEME)
+        self.theme = CONSOLE_THEME.name
+        self._make = make
+
+    def on_mount(self) -> None:
+        self.push_screen(self._make())
+
+
+@pytest.fixture
+def alone() -> Callable[[Callable[[], Any]], App[None]]:
+    """Makes an app that shows one screen, which the function given makes."""
+    return Host
