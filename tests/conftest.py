@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-FAKES = Path(__file__).parent / "fakes"
+from fakes import fake_fleet, made_runs, terminal
 
 
-def load_fake(name: str) -> ModuleType:
-    """A module of ``tests/fakes``, loaded once under a name of its own."""
-    full = f"vllm_console_fakes_{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, FAKES / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[full] = module
-        spec.loader.exec_module(module)
-    return sys.modules[full]
+SLOWEST = ("real", "faults", "terminal", "commands")
+"""The folders to begin with, so that nothing long is left for the end where several processes share the tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first."""
+
+    def rank(item: pytest.Item) -> int:
+        folders = item.path.relative_to(item.config.rootpath / "tests").parts
+        return SLOWEST.index(folders[0]) if folders[0] in SLOWEST else len(SLOWEST)
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(autouse=True)
@@ -48,16 +46,16 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
 @pytest.fixture
 def fakes() -> ModuleType:
     """The module with the fake fleet and its servers."""
-    return load_fake("fake_fleet")
+    return fake_fleet
 
 
 @pytest.fixture
 def made() -> ModuleType:
     """The module with made runs and their minutes."""
-    return load_fake("made_runs")
+    return made_runs
 
 
 @pytest.fixture
 def terminal_module() -> ModuleType:
     """The module with `Terminal`, a pseudo-terminal whose screen can be read."""
-    return load_fake("terminal")
+    return terminal

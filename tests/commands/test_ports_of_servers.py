@@ -16,6 +16,18 @@ def test_servers_started_at_once_get_ports_of_their_own(program):
     assert len({json.loads(answer.stdout)["port"] for answer in answers}) == 4
 
 
+def test_servers_started_at_once_by_several_persons_get_ports_of_their_own(program, tmp_path):
+    def begin(person):
+        state = tmp_path / f"person-{person}"
+        try:
+            return program.json("--state", str(state), "start", "batch", "--engine", "simulated", "--wait")["port"]
+        finally:
+            program("--state", str(state), "stop", "batch")
+
+    with ThreadPoolExecutor(3) as pool:
+        assert len(set(pool.map(begin, range(3)))) == 3
+
+
 def test_starts_at_once_without_a_name_get_names_of_their_own(program):
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: program.json("start", "batch", "--engine", "simulated"), range(2)))

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from fakes import ports
 
 BUILDER = Path(__file__).with_name("environment") / "build.py"
 ENVIRONMENT = dict(os.environ)
@@ -143,12 +144,7 @@ StartServer = Callable[..., RealServer]
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """Finds a port of 127.0.0.1 that nothing listens on."""
-
-    def find() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            return int(listener.getsockname()[1])
-
-    return find
+    return ports.free_port
 
 
 @pytest.fixture(scope="module")

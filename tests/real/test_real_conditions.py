@@ -118,6 +118,7 @@ def preemption(program: Any) -> None:
     load = program.load(*PRESSURE)
     condition = find(program, "preempting")
     assert condition["severity"] == "critical"
+    before = program("status", "chat")["metrics"]["preemptions_total"]
     load.kill()
     change = next(remedy["set"] for remedy in condition["remedies"] if remedy["set"])
     assert set(change) == {"max-num-seqs"}  # nothing else can be done on a CPU
@@ -125,7 +126,7 @@ def preemption(program: Any) -> None:
     program.load(*PRESSURE)
     judged = until(lambda: named(program), "anything at all is said of the new generation")
     assert "preempting" not in judged
-    assert program("status", "chat")["metrics"]["preemptions_total"] <= 2
+    assert program("status", "chat")["metrics"]["preemptions_total"] < before / 3
 
 
 def prefixes(program: Any) -> None:
@@ -145,7 +146,7 @@ def stopped_engine(program: Any) -> None:
         if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline())
     )
     program.load("--rate", "20", "--concurrency", "4", "--duration", "200", "--output-tokens", "1500")
-    until(lambda: running(program) >= 4, "all four run")
+    until(lambda: running(program) >= 1, "any runs")
     engine.send_signal(signal.SIGSTOP)
     try:
         condition = find(program, "engine_hung")

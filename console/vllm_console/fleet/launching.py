@@ -27,6 +27,7 @@ from vllm_launchers.machine.flags.releases import parse_release
 from vllm_launchers.machine.gpu.host import Host
 from vllm_launchers.machine.gpu.sharing import Share
 from vllm_launchers.machine.ports import PortError, check_port, free_port, host_problem
+from vllm_launchers.machine.processes import announced_ports
 from vllm_launchers.machine.reports import ReportBook
 from vllm_launchers.plan.budget.report import budget_figures
 from vllm_launchers.plan.checks.engine import engine_missing
@@ -356,7 +357,8 @@ def _release(version: str) -> Engine:
 
 def _free(host: str, taken: Collection[int]) -> int:
     try:
-        return free_port(host, FIRST_PORT, taken)
+        # A server on its way up has not bound its port yet, and may be anybody's.
+        return free_port(host, FIRST_PORT, {*taken, *announced_ports()})
     except PortError as error:
         raise FleetError(str(error)) from error
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from vllm_console.fleet.api import FleetError
 
 PATIENCE_SECONDS = 30.0
 """Longer than a launch takes to be claimed (well under a second), by far."""
+
+OTHERS_PATIENCE_SECONDS = 5.0
+"""How long other persons' launches are waited for."""
 
 
 @contextlib.contextmanager
@@ -35,7 +39,8 @@ def turn(state: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise FleetError(f"another console has been launching a server for {patience:.0f} s; try again later")
             time.sleep(0.02)
-        yield
+        with _among_all():
+            yield
     finally:
         os.close(fd)
 
@@ -48,3 +53,23 @@ def _locked(fd: int, path: Path) -> bool:
             return False
         raise FleetError(f"{path}: cannot be locked: {os.strerror(error.errno or 0)}") from error
     return True
+
+
+@contextlib.contextmanager
+def _among_all() -> Iterator[None]:
+    """One launch at a time among all persons of this machine, or two could choose the same free port.
+
+    A name in the abstract namespace needs no folder that everybody may write, and goes with its process. Nobody can be
+    made to give it back, so a launch goes on without it after a while: its port is then only as safe as a look at it.
+    """
+    with socket.socket(socket.AF_UNIX) as name:
+        deadline = time.monotonic() + OTHERS_PATIENCE_SECONDS
+        while True:
+            try:
+                name.bind("\0vllm-console/launch")
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    break
+            time.sleep(0.02)
+        yield

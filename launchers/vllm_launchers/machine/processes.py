@@ -136,6 +136,11 @@ class ProcessScanner:
         return False
 
 
+def announced_ports() -> set[int]:
+    """The ports of all vLLM servers whose command line can be read, those that have not bound them yet included."""
+    return {server.port for server in ProcessScanner().scan() if server.port is not None}
+
+
 def server_command(argv: Sequence[str]) -> ServerCommand | None:
     """What a command line says of a vLLM server, or None when it runs none.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fakes.ports import free_port
 from vllm_launchers.keeper import client, errors, processes
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRecord, State
 
@@ -26,12 +26,6 @@ TUNING: dict[str, Any] = {
     "probe_starting": 0.05,
     "probe_ready": 0.1,
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], Any], what: str = "it") -> Any:

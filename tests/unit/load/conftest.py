@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from fakes import ports
 from vllm_launchers.presets.model import Workload
 
 
@@ -126,5 +127,4 @@ def workload() -> Workload:
 @pytest.fixture
 def free_port() -> int:
     """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    return ports.free_port()

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fakes.ports import free_port
 from vllm_launchers.simulated.core import Core, Simulation, simulate
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import MemoryPlan, plan_memory
@@ -152,12 +152,6 @@ class Launcher:
             if process.popen.poll() is None:
                 process.popen.send_signal(signal.SIGKILL)
             process.popen.wait(DEADLINE)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture

@@ -1,0 +1,32 @@
+"""Ports for servers of tests: no two of them get the same, also where several test processes run side by side."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+
+FIRST, EACH, WORKERS = 20000, 1500, 8
+"""Below the ports that the kernel gives to connections, or a client could sit on one before its server does."""
+
+
+def _numbers() -> itertools.cycle[int]:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    first = FIRST + int(worker) % WORKERS * EACH
+    begin = os.getpid() % EACH  # another run on this machine begins elsewhere
+    return itertools.cycle([*range(first + begin, first + EACH), *range(first, first + begin)])
+
+
+_next = _numbers()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing is bound to, and that this test process has not given away lately."""
+    for port in itertools.islice(_next, EACH):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"none of {EACH} ports is free")
