@@ -11,18 +11,14 @@ import pytest
 from fakes import fake_fleet, made_runs, terminal
 
 
-SLOWEST = ("real", "faults", "terminal", "commands")
-"""The folders to begin with, so that nothing long is left for the end where several processes share the tests."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first."""
-
-    def rank(item: pytest.Item) -> int:
-        folders = item.path.relative_to(item.config.rootpath / "tests").parts
-        return SLOWEST.index(folders[0]) if folders[0] in SLOWEST else len(SLOWEST)
-
-    items.sort(key=rank)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where two processes share the tests: one takes those on real vLLM, which are long, the other the rest by file."""
+    real = config.rootpath / "tests" / "real"
+    items.sort(key=lambda item: not item.path.is_relative_to(real))
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group("real" if item.path.is_relative_to(real) else item.path.name))
 
 
 @pytest.fixture(autouse=True)

@@ -1,17 +1,29 @@
-"""A person's settings: ``config.toml`` in the config folder, checked key by key."""
+"""Settings: what an administrator sets for everybody, then a person's own ``config.toml``; checked key by key.
+
+What the administrator's file sets binds: a person's own file, ``--config`` and the environment add to it and loosen
+nothing of it. Its path is fixed, since ``XDG_CONFIG_DIRS`` is each person's own to set. It is a guard-rail, no wall:
+whoever may run programs can run vLLM without this one.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 if TYPE_CHECKING:
     from vllm_launchers.machine.gpu.sharing import Share
+
+ADMIN_CONFIG = Path("/etc/vllm-console/config.toml")
+"""What an administrator sets for everybody on this machine."""
+
+ADMIN_UID = 0
+"""Whose file and folder that must be, for it to count."""
 
 MAX_BYTES = 256 * 1024
 """A config file larger than this is not one."""
@@ -42,7 +54,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``config.toml``. ``vllm`` lists further installations; ``keys`` maps an action's id to another key;
     ``shares`` a GPU's index to the most that this person's servers may hold of it (``"24 GiB"``, ``"50 %"``);
     ``reserve`` a GPU's index to what must stay free of it for other tenants, written alike; ``alerts`` says how
-    findings are told.
+    findings are told; ``board`` is the folder of the board that people of this machine share.
     """
 
     vllm: tuple[str, ...] = ()
@@ -53,6 +65,24 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: Mapping[str, str | float] = {}
     reserve: Mapping[str, str | float] = {}
     alerts: Alerts = Alerts()
+    board: str = ""
+
+
+class Settings(Config, frozen=True):
+    """What holds: the person's ``shares`` and ``reserve``, and all else as both files together say.
+
+    ``binding`` is the administrator's own file, whose shares and reserves hold besides; ``sources`` has for each key
+    that is set the file that it comes from; ``notices`` what a person should know of these files, one sentence each.
+    """
+
+    binding: Config = Config()
+    sources: Mapping[str, str] = {}
+    notices: tuple[str, ...] = ()
+
+    @property
+    def read_only_by(self) -> str:
+        """What makes it read-only, in a few words; empty where no file does."""
+        return f"read_only = true in {self.sources['read_only']}" if self.read_only else ""
 
 
 def gpu_shares(config: Config) -> tuple[Share, ...]:
@@ -61,7 +91,7 @@ def gpu_shares(config: Config) -> tuple[Share, ...]:
     Raises:
         ConfigError: a key is no index of a GPU, or a value is no share.
     """
-    return _parts("shares", config.shares)
+    return _parts("shares", config.shares) + _parts("shares", _bound(config).shares)
 
 
 def gpu_reserves(config: Config) -> tuple[Share, ...]:
@@ -70,7 +100,11 @@ def gpu_reserves(config: Config) -> tuple[Share, ...]:
     Raises:
         ConfigError: a key is no index of a GPU, or a value is no part of one.
     """
-    return _parts("reserve", config.reserve)
+    return _parts("reserve", config.reserve) + _parts("reserve", _bound(config).reserve)
+
+
+def _bound(config: Config) -> Config:
+    return config.binding if isinstance(config, Settings) else Config()
 
 
 def _parts(name: str, parts: Mapping[str, str | float]) -> tuple[Share, ...]:
@@ -95,29 +129,112 @@ def config_folder() -> Path:
     return user_config_path("vllm-console")
 
 
+def read_settings(path: Path | None = None) -> Settings:
+    """What holds for this person: the administrator's file, then the person's own or the one that ``path`` names.
+
+    Raises:
+        ConfigError: one of them cannot be used. What binds and cannot be read is not passed over.
+    """
+    path = path or config_folder() / "config.toml"
+    notices: list[str] = []
+    bound, own = _administrators(notices), _document(path)
+    binding = _config(ADMIN_CONFIG, bound)
+    person = _config(path, own)
+    if binding.board and person.board and Path(person.board) != Path(binding.board):
+        notices.append(f"{path}: its board is not used: {ADMIN_CONFIG} names {binding.board} for everybody")
+    both = {**bound, **own}
+    for name in ("keys", "alerts"):
+        if name in bound and name in own:
+            both[name] = {**bound[name], **own[name]}
+    both["vllm"] = list(dict.fromkeys([*person.vllm, *binding.vllm]))
+    both["read_only"] = binding.read_only or person.read_only
+    both["board"] = binding.board or person.board
+    for name in ("shares", "reserve"):
+        both[name] = own.get(name, {})
+    sources = {key: str(path) for key in own} | {key: str(ADMIN_CONFIG) for key in bound if key not in own}
+    if binding.read_only:
+        sources["read_only"] = str(ADMIN_CONFIG)
+    if binding.board:
+        sources["board"] = str(ADMIN_CONFIG)
+    merged = _config(path, both)
+    fields = {field.name: getattr(merged, field.name) for field in msgspec.structs.fields(Config)}
+    return Settings(**fields, binding=binding, sources=sources, notices=tuple(notices))
+
+
 def read_config(path: Path | None = None) -> Config:
-    """Read the config file; a missing one means defaults.
+    """Read a person's config file alone; a missing one means defaults.
 
     Raises:
         ConfigError: it cannot be read, is no TOML, or a key is unknown or of the wrong type.
     """
     path = path or config_folder() / "config.toml"
+    return _config(path, _document(path))
+
+
+def _administrators(notices: list[str]) -> dict[str, Any]:
+    """The administrator's document; one that others could have written is left aside, with a sentence.
+
+    Raises:
+        ConfigError: it is there and cannot be read.
+    """
+    try:
+        file = os.open(ADMIN_CONFIG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(
+            f"{ADMIN_CONFIG}: what holds for everybody cannot be read: {os.strerror(error.errno or 0)}. "
+            "Ask who looks after this machine to make it readable"
+        ) from error
+    with os.fdopen(file, "rb") as opened:
+        for place, status in ((ADMIN_CONFIG, os.fstat(file)), (ADMIN_CONFIG.parent, ADMIN_CONFIG.parent.stat())):
+            if fault := _untrusted(status):
+                notices.append(f"{ADMIN_CONFIG} is left aside: {place} {fault}")
+                return {}
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ConfigError(f"{ADMIN_CONFIG}: is no file")
+        return _parsed(ADMIN_CONFIG, opened.read(MAX_BYTES + 1))
+
+
+def _untrusted(status: os.stat_result) -> str:
+    """Why what stands there need not be an administrator's word; empty where it is."""
+    if status.st_uid != ADMIN_UID:
+        return f"belongs to uid {status.st_uid}, not to root"
+    return "can be written by others than root" if status.st_mode & 0o022 else ""
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A TOML file as it stands; a missing one is empty."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB; that is no config file")
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except FileNotFoundError:
-        return Config()
+        return {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {os.strerror(error.errno or 0)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text") from error
+    return _parsed(path, data)
+
+
+def _parsed(path: Path, data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB; that is no config file")
     import tomllib  # most people have no config file, and every command would pay for it
 
     try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text") from error
+    except (ValueError, RecursionError) as error:  # a number of ten thousand digits is a ValueError
         raise ConfigError(f"{path}: is not TOML: {error}") from error
+
+
+def _config(path: Path, document: Mapping[str, Any]) -> Config:
+    """A file's document with every key checked.
+
+    Raises:
+        ConfigError: a key is unknown, of the wrong type, or says what makes no sense; the text names ``path``.
+    """
     _refuse_unknown(path, document, Config)
     if isinstance(alerts := document.get("alerts"), dict):
         _refuse_unknown(path, alerts, Alerts, "alerts.")
@@ -127,6 +244,8 @@ def read_config(path: Path | None = None) -> Config:
         raise ConfigError(f"{path}: {error}") from error
     if not 0.1 <= config.refresh_seconds <= 60:
         raise ConfigError(f"{path}: refresh_seconds must lie between 0.1 and 60, not {config.refresh_seconds}")
+    if config.board and not (config.board.startswith("/") and config.board.isprintable()):
+        raise ConfigError(f'{path}: board: expected the whole path of a folder, such as "/var/lib/vllm-console/board"')
     try:
         gpu_shares(config)
         gpu_reserves(config)
@@ -144,7 +263,7 @@ def _refuse_unknown(path: Path, table: Mapping[str, object], shape: type[msgspec
 
             near = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean '{within}{near[0]}'?" if near else f"; known keys: {', '.join(known)}"
-            raise ConfigError(f"{path}: unknown key '{within}{key}'{hint}")
+            raise ConfigError(f"{path}: unknown key '{within}{key[:80]}'{hint}")
 
 
 def _check_alerts(alerts: Alerts) -> None:

@@ -40,6 +40,8 @@ def gpu_words(gpu: Gpu, at: float | None) -> Iterator[str]:
     yield " · ".join([gpu.label, *_named("", gpu.architecture), *facts])
     if where := [*_named("", gpu.uuid), *_named("", gpu.pci_bus_id), *_named("CPUs", gpu.cpu_affinity)]:
         yield "  " + "  ".join(where)
+    for claim in gpu.claims:
+        yield f"  board   {claim.words}"
     if gpu.lost:
         yield f"  lost    {gpu.lost}"
         return

@@ -6,19 +6,21 @@ import re
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
-    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\|$)"  # OSC
-    r"|\x1b[PX^_][^\x1b]*(?:\x1b\\|$)"  # DCS, SOS, PM, APC
+    r"|\x1b\][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|$)"  # OSC
+    r"|\x1b[PX^_][^\x1b\x9c]*(?:\x1b\\|\x9c|$)"  # DCS, SOS, PM, APC
     r"|\x1b[ -/]*[0-~]?"
-    r"|\x9b[0-?]*[ -/]*[@-~]"
+    r"|\x9b[0-?]*[ -/]*[@-~]"  # the same, written with one C1 character
+    r"|\x9d[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|$)"
+    r"|[\x90\x98\x9e\x9f][^\x1b\x9c]*(?:\x1b\\|\x9c|$)"
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
 
 def plain(text: str, limit: int = 2000) -> str:
     """Return ``text`` as one line that a terminal shows as it stands.
 
-    Escape sequences and control characters (also bidirectional overrides) are removed, tabs become spaces, and of
-    a longer text the first ``limit`` characters are kept. Of what tqdm overwrote with ``\\r`` the last state is kept.
+    Escape sequences and every character that is not to be seen (controls, bidirectional overrides, zero-width and tag
+    characters, halves of surrogate pairs) are removed, other white space becomes spaces, and of a longer text the first
+    ``limit`` characters are kept. Of what tqdm overwrote with ``\\r`` the last state is kept.
     """
     if text.isprintable() and len(text) <= limit:
         return text
@@ -26,4 +28,14 @@ def plain(text: str, limit: int = 2000) -> str:
     text = _ESCAPES.sub("", text).rstrip("\r\n")
     if "\r" in text:
         text = text.rsplit("\r", 1)[1]
-    return _CONTROL.sub("", text.replace("\t", "    "))[:limit]
+    text = text.replace("\t", "    ")
+    if not text.isprintable():
+        text = "".join(map(_seen, text))
+    return text[:limit]
+
+
+def _seen(character: str) -> str:
+    """The character, a space for other white space, nothing for what is not to be seen."""
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else ""

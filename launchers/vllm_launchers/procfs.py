@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = "/proc"
+SHARED_MEMORY = "/dev/shm"
 _LISTEN = "0A"
 
 
@@ -72,14 +73,54 @@ def pids(proc: str = PROC) -> list[int]:
 
 def open_files(pid: int) -> list[str] | None:
     """What its descriptors lead to, as link texts; None where that may not be seen (another user's process)."""
-    found = []
+    found = descriptors(pid)
+    return None if found is None else list(found.values())
+
+
+def descriptors(pid: int) -> dict[int, str] | None:
+    """Its open descriptors and what each leads to, as link texts; None where that may not be seen."""
+    found = {}
     try:
         with os.scandir(f"{PROC}/{pid}/fd") as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    found.append(os.readlink(entry.path))  # noqa: PTH115 - a process has thousands of files
+                    found[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - a process has thousands of files
     except OSError:
         return None
+    return found
+
+
+def access_mode(pid: int, descriptor: int) -> int | None:
+    """How a process has a descriptor open: ``os.O_RDONLY``, ``os.O_WRONLY`` or ``os.O_RDWR``; None where unseen."""
+    try:
+        text = Path(f"{PROC}/{pid}/fdinfo/{descriptor}").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    flags = [line.split()[1] for line in text.splitlines() if line.startswith("flags:")]
+    return int(flags[0], 8) & os.O_ACCMODE if flags else None
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """A file that a process has mapped: its device as in `os.stat_result`, its inode, and a name that it once had."""
+
+    device: int
+    inode: int
+    path: str
+
+
+def mapped_files(pid: int) -> set[MappedFile] | None:
+    """The files that a process has mapped; None where that may not be seen (another user's process)."""
+    try:
+        text = Path(f"{PROC}/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+    found = set()
+    for row in text.splitlines():
+        words = row.split(maxsplit=5)  # addresses, rights, offset, device, inode, path
+        if len(words) == 6 and words[4] != "0":
+            major, minor = words[3].split(":")
+            found.add(MappedFile(os.makedev(int(major, 16), int(minor, 16)), int(words[4]), words[5]))
     return found
 
 

@@ -30,25 +30,57 @@ SERVER_SECRETS: frozenset[str] = frozenset(
 )
 """Secrets that a server may need, taken over from the environment in which it is launched."""
 
-_SECRET_WORDS = r"(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)"
+_SECRET_WORDS = r"(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION)"
 _SECRET_NAME = re.compile(rf"(?:^|_){_SECRET_WORDS}(?:_|$)", re.IGNORECASE)
 _NOT_SECRET = re.compile(r"_(?:PATH|FILE|DIR|FOLDER)$|(?:^|_)DISABLE_", re.IGNORECASE)
-_TEXTS = r"""(?x)
-      (?P<flag>--(?:api[-_]key|hf[-_]token)(?:[=\s]\s*|['"],\s*['"])['"]?)(?P<flag_value>[^\s'",]+)
-    | (?P<field>\b(?:api_keys?|hf_token|authorization)['"]?\s*[:=]\s*(?:\[\s*)?['"])(?P<field_value>[^'"\]]+)
-    | (?P<name>\b[A-Z][A-Z0-9_]*=['"]?)(?=[^\s'"])
-    | (?P<bearer>\b[Bb]earer\s+)(?P<bearer_value>[A-Za-z0-9._~+/=-]{6,})
-    | (?P<bare>\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,})
+_KEYWORDS = (
+    r"(?:api[-_]?keys?|(?:secret|private|access|account|encryption)[-_]?(?:access[-_]?)?key(?:[-_]id)?"
+    r"|(?:hf|hub|auth|access|api|session|bearer|refresh|security)[-_]?token"
+    r"|password|passwd|passphrase|secret)"
+)
+"""What a key of JSON or YAML, or a flag, is called whose value is a secret; ``token`` alone has other meanings here."""
+_SECRET_FLAG = re.compile(rf"(?:^|[-_.]){_KEYWORDS}(?:[-_.]|$)", re.IGNORECASE)
+_QUOTED = r"""(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|\\"[^"\\]*(?:\\"|$))"""
+_TEXTS = rf"""(?xi)
+      (?P<flag>(?<!-)--(?!-)[a-z0-9_.-]{{0,40}}{_KEYWORDS}(?:[=\s]\s*|['"],\s*['"])['"]?)(?P<flag_value>[^\s'",]+)
+    | (?P<field>(?:{_KEYWORDS}|(?-i:_KEY|_TOKEN))\\?['"]?\s*[:=]\s*)
+      (?P<field_value>(?:\[\s*)?{_QUOTED}(?:\s*,\s*{_QUOTED}(?!\s*:))*|(?!(?:none|null|true|false)\b)[^\s'",;&()\[\]{{}}<>\\]+)
+    | (?P<header>\b(?:authorization|cookie)\\?['"]?\s*[:=]\s*\\?['"]?(?:(?:bearer|basic|token)\s+)?)
+      (?P<header_value>[^\s'"\\]+)
+    | (?P<name>(?-i:\b[A-Z][A-Z0-9_]*)=['"]?)(?=[^\s'"])
+    | (?P<bearer>\b(?:bearer|basic)\s+)(?P<bearer_value>[a-z0-9._~+/=-]{{6,}})
+    | (?P<url>://)(?P<url_value>[^\s/@'"?#\\]{{1,512}}(?=@))
+    | (?P<query>[?&](?:token|key|sig|signature|x-amz-signature)=)(?P<query_value>[^&\s'"\\]+)
+    | (?P<bare>(?-i:\bhf_[A-Za-z0-9]{{16,}}|\b(?:sk|nvapi|glpat|xox[abp])-[A-Za-z0-9_-]{{16,}}
+      |\bAKIA[A-Z0-9]{{16}}\b|\bgh[opusr]_[A-Za-z0-9]{{30,}}|\bgithub_pat_[A-Za-z0-9_]{{30,}}))
     """
 _NAMED_VALUE = re.compile(r"[^\s'\"]+")
-_MARKS = ("hf_", "sk-", "api-key", "api_key", "hf-token", "earer", "authorization")
-_MARKS_OF_NAMES = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
-"""A quick look first: nearly all lines of a log hold none of these."""
+_A_QUOTED = re.compile(_QUOTED)
+_MARKS = (
+    *("api_key", "api-key", "apikey", "access_key", "access-key", "accesskey", "private", "account", "encryption"),
+    *(f"_{word}{sign}" for word in ("key", "token") for sign in ("=", ":", "'", '"', " ", "\\")),
+    *(f"{word}{sign}token" for word in ("hf", "hub", "auth", "access", "api", "session") for sign in ("", "-", "_")),
+    *("bearer", "refreshtoken", "refresh-token", "refresh_token", "security", "passw", "passphrase", "secret"),
+    *("?token=", "&token=", "?key=", "&key=", "sig=", "signature=", "basic ", "authorization", "cookie"),
+    *("hf_", "sk-", "nvapi-", "glpat-", "xox", "akia", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_"),
+)
+_MARKS_OF_NAMES = ("KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "AUTHORIZATION")
+"""Nearly all lines of a log hold none of these."""
 
 
 @cache
 def _texts() -> re.Pattern[str]:
     return re.compile(_TEXTS)  # takes a millisecond, which most commands need not spend
+
+
+def is_secret_flag(name: str) -> bool:
+    """Whether a flag of that name, or a key of a JSON flag (``kv-transfer-config.password``), holds a secret."""
+    return bool(_SECRET_FLAG.search(name))
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text holds what looks like a secret: a key in JSON, a password in a URL."""
+    return redact(text) != text
 
 
 def is_secret_name(name: str) -> bool:
@@ -64,31 +96,49 @@ def redact(text: str, values: Collection[str] = ()) -> str:
     for value in sorted(values, key=len, reverse=True):
         if len(value) >= 4:  # hiding "1" everywhere would spoil the text and give the secret away
             text = text.replace(value, HIDDEN)
-    return _hide(text) if _may_hold_a_secret(text) else text
+    return _hide(text) if may_hold_secret(text) else text
 
 
-def _may_hold_a_secret(text: str) -> bool:
-    return any(mark in text for mark in _MARKS) or ("=" in text and any(mark in text for mark in _MARKS_OF_NAMES))
+def may_hold_secret(text: str) -> bool:
+    """A quick look before `redact`: whether there is anything in a text that could be, or name, a secret."""
+    if "=" in text and any(mark in text for mark in _MARKS_OF_NAMES):
+        return True
+    text = text.lower()
+    return any(mark in text for mark in _MARKS) or ("://" in text and "@" in text)
 
 
 def _hide(text: str) -> str:
     shown: list[str] = []
     at = 0
     while match := _texts().search(text, at):
-        kind = match.lastgroup or ""
-        prefix = match[kind.removesuffix("_value")]
+        kind = (match.lastgroup or "").removesuffix("_value")
         shown.append(text[at : match.start()])
         at = match.end()
         if kind == "bare":
             shown.append(HIDDEN)
+        elif kind == "field":
+            shown.append(match[kind] + _hide_quoted(match["field_value"]))
         elif kind != "name":
-            shown.append(prefix + HIDDEN)
-        elif is_secret_name(prefix.partition("=")[0]) and (value := _NAMED_VALUE.match(text, at)):
-            shown.append(prefix + HIDDEN)
+            shown.append(match[kind] + HIDDEN)
+        elif is_secret_name(match[kind].partition("=")[0]) and (value := _NAMED_VALUE.match(text, at)):
+            shown.append(match[kind] + HIDDEN)
             at = value.end()
         else:
-            shown.append(prefix)  # not a secret's name, but its value may hold a secret after all: NOTE=hf_…
+            shown.append(match[kind])  # not a secret's name, but its value may hold a secret after all: NOTE=hf_…
     return "".join(shown) + text[at:]
+
+
+def _hide_quoted(value: str) -> str:
+    """A value, or several in quotes, hidden; the quotes stay."""
+    if not _A_QUOTED.search(value):
+        return HIDDEN
+    return _A_QUOTED.sub(lambda found: _between_quotes(found[0]), value)
+
+
+def _between_quotes(text: str) -> str:
+    quote = text[:2] if text.startswith("\\") else text[:1]
+    inner = text[len(quote) :]
+    return quote + (HIDDEN if inner not in ("", quote) else "") + (quote if inner.endswith(quote) else "")
 
 
 def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
@@ -97,7 +147,7 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
     hide_next = False
     for word in argv:
         flag, equals, _ = word.partition("=")
-        secret = flag.startswith("--") and flag.lstrip("-").replace("_", "-") in SECRET_FLAGS
+        secret = flag.startswith("--") and is_secret_flag(flag)
         if hide_next and not word.startswith("--"):
             shown.append(HIDDEN)  # --api-key takes several keys
             continue

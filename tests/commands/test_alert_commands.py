@@ -105,7 +105,7 @@ def test_check_refuses_what_makes_no_sense(program, words, code, told):
 def test_watch_tells_a_failure_once_and_ends_when_told(program):
     server = start(program)
     watch = subprocess.Popen(
-        [sys.executable, "-m", "vllm_console", "--read-only", "watch", "--json"],
+        [sys.executable, "-m", "vllm_console", "watch", "--json"],
         env=program.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     try:

@@ -9,14 +9,17 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_console.diagnosis.causes import Cause
 from vllm_console.diagnosis.model import Condition, Diagnosis, Measure, Remedy, Severity
 from vllm_console.fleet.api import FleetError, PresetProblem
+from vllm_console.fleet.leftovers import Leftovers, Removed
 from vllm_console.fleet.model import Changes, Exit, FleetSnapshot, LaunchRequest, ServerView, Stage, State
 from vllm_console.telemetry.model import EngineSample, Quantiles, Sample, Series, Window
 from vllm_console.telemetry.progress import Progress, Startup
+from vllm_launchers.machine.board.model import Board
 from vllm_launchers.machine.flags.model import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.plan.budget.model import EngineReport, GpuBudget, MemoryBudget
 from vllm_launchers.plan.choices.model import Choice, Source
@@ -382,6 +385,7 @@ class FakeFleet:
 
     def __init__(self, *servers: object, step: float = 0.0) -> None:
         self.read_only = False
+        self.read_only_by = ""
         self.makers = list(servers)
         self.at = NOW
         self.step = step
@@ -412,8 +416,12 @@ class FakeFleet:
         """Raised by the plan of a restart."""
         self.known_runs: Sequence[Run] = ()
         """What `runs` gives."""
+        self.left = Leftovers()
+        """What `leftovers` gives."""
         self.comparison: Comparison | None = None
         """What `compare` gives; None for a server without an earlier run."""
+        self.on_board = Board(Path("/board"), NOW)
+        """What `board` gives."""
         self.open = threading.Event()
         """Cleared, looks hang until it is set."""
         self.open.set()
@@ -511,6 +519,14 @@ class FakeFleet:
     def stop_load(self, name: str) -> None:
         self._did("stop_load", name)
 
+    def leftovers(self) -> Leftovers:
+        self._did("leftovers")
+        return self.left
+
+    def remove_leftovers(self, wanted: Leftovers) -> Removed:
+        self._did("remove_leftovers", wanted)
+        return Removed(wanted.processes, wanted.files)
+
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         return self.known_runs, ()
 
@@ -519,6 +535,18 @@ class FakeFleet:
         if self.comparison is None:
             raise FleetError(f"{before} has no earlier run that served: there is nothing to compare with")
         return self.comparison
+
+    def board(self) -> Board:
+        self._did("board")
+        return self.on_board
+
+    def claim(self, gpus: Sequence[int], until: float, why: str = "") -> Board:
+        self._did("claim", tuple(gpus), until, why)
+        return self.on_board
+
+    def release(self, gpus: Sequence[int] = ()) -> Board:
+        self._did("release", tuple(gpus))
+        return self.on_board
 
     def close(self) -> None:
         self._did("close")

@@ -27,14 +27,19 @@ def minutes(
     in_flight: float | None = None,
     begins: float = BEGAN + 180,
     seconds: float = 60.0,
+    drift: tuple[float, float] = (0.0, 0.0),
 ) -> list[RunWindow]:
     """Minutes of a steady server; ``slower`` multiplies all latencies. With ``in_flight`` so many clients wait for
-    answers, and the rate is what the server makes of it; else requests come at a rate of their own.
+    answers, and the rate is what the server makes of it; else requests come at a rate of their own. ``drift`` is how
+    much of its level a minute takes over from the one before, and by what share levels scatter.
     """
-    chance = random.Random(seed)
+    chance, wandering = random.Random(seed), random.Random(f"drift {seed}")
+    kept, spread = drift
+    level = wandering.gauss(0, spread)
     found = []
     for index in range(count):
-        moment = slower * math.exp(chance.gauss(0, 0.05))
+        moment = slower * math.exp(chance.gauss(0, 0.05) + level)
+        level = kept * level + math.sqrt(1 - kept**2) * wandering.gauss(0, spread)
         ttft = 0.15 * moment
         itl = 0.022 * moment * (1 + chance.gauss(0, 0.02))
         e2e = ttft + answer * itl

@@ -19,8 +19,8 @@ class Notifier:
     """What begins and ends, told once.
 
     Of several consoles on one state folder one writes the log and sends to the webhook; each rings its own terminal,
-    by ``write``, which gets bytes and must not block. Nothing here raises; ``trouble`` is what went wrong, in a
-    sentence.
+    by ``write``, which gets bytes and must not block. A ``read_only`` one rings, and writes and sends nothing. Nothing
+    here raises; ``trouble`` is what went wrong, in a sentence.
     """
 
     def __init__(
@@ -30,7 +30,9 @@ class Notifier:
         *,
         environ: Mapping[str, str],
         write: Callable[[bytes], None] | None = None,
+        read_only: bool = False,
     ) -> None:
+        self._read_only = read_only
         self._log = FindingsLog(state)
         self._book: Book | None = None
         self._least = Severity(wanted.severity)
@@ -51,7 +53,7 @@ class Notifier:
             self._book = Book(self._known())
         told = self._book.look(snapshot.servers, snapshot.at)
         wanted = [one for one in told if at_least(one.finding.condition, self._least)]
-        if told and self._log.mine():
+        if told and not self._read_only and self._log.mine():
             for one in told:
                 self._log.append(document(one))
             for one in wanted:
@@ -75,7 +77,7 @@ class Notifier:
             self._webhook.send({"text": f"{hostname}: {told.sentence}", "host": hostname, **document(told)})
 
     def _hook(self, wanted: Alerts, environ: Mapping[str, str]) -> Webhook | None:
-        if not wanted.webhook:
+        if not wanted.webhook or self._read_only:
             return None
         if not wanted.webhook_header_env:
             return Webhook(wanted.webhook)

@@ -10,31 +10,55 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from vllm_console.fleet.api import Fleet, FleetError, UsageError
+from vllm_console.fleet.api import Fleet, FleetError, RefusedError, UsageError
 from vllm_console.fleet.model import Changes, ServerView, State
 
 if TYPE_CHECKING:
-    from vllm_console.config import Config
+    from vllm_console.config import Settings
 
 Document = dict[str, Any]
 
 
-def settings(args: argparse.Namespace) -> Config:
-    """The person's config file, or the one that the command line names.
+def settings(args: argparse.Namespace) -> Settings:
+    """What holds: the administrator's config file, and the person's or the one that the command line names.
 
     Raises:
         UsageError: the config file is wrong.
     """
-    from vllm_console.config import ConfigError, read_config
+    from vllm_console.config import ConfigError, read_settings
 
     try:
-        return read_config(args.config)
+        return read_settings(args.config)
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
 
+def read_only_by(args: argparse.Namespace, config: Settings) -> str:
+    """What makes this command read-only: the administrator's file before the command line; empty where nothing does."""
+    return config.read_only_by or ("--read-only" if args.read_only else "")
+
+
+def refuse_read_only(args: argparse.Namespace) -> None:
+    """End a command that changes something before it has done any part of it.
+
+    Raises:
+        RefusedError: the command line or a config file says read-only.
+    """
+    from vllm_console.fleet.refusing import read_only_words
+
+    if why := read_only_by(args, settings(args)):
+        raise RefusedError(read_only_words(why))
+
+
+def _ends_at_logout() -> tuple[str, ...]:
+    """A notice for a console that starts servers where a logout would end them."""
+    from vllm_launchers.machine.session_end import session_end
+
+    return tuple(filter(None, (session_end(),)))
+
+
 def open_fleet(
-    args: argparse.Namespace, config: Config | None = None, *, charts: bool = False, observe: bool = True
+    args: argparse.Namespace, config: Settings | None = None, *, charts: bool = False, observe: bool = True
 ) -> Fleet:
     """The person's servers, as the command line's global options say; ``observe`` looks for others' too.
 
@@ -45,10 +69,13 @@ def open_fleet(
     from vllm_console.fleet.service import LocalFleet
 
     config = config or settings(args)
-    read_only = args.read_only or config.read_only
+    read_only = read_only_by(args, config)
     return LocalFleet(
         args.state,
-        read_only=read_only,
+        read_only=bool(read_only),
+        read_only_by=read_only,
+        notices=(*config.notices, *(_ends_at_logout() if charts else ())),
+        board=config.board,
         vllm_paths=config.vllm,
         observe=observe,
         charts=charts,

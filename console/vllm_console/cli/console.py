@@ -25,9 +25,10 @@ def run(args: argparse.Namespace) -> int:
 
 def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool = False) -> int:
     """Run the app until it is quit; says afterwards what goes on without it."""
+    from vllm_console.crash import in_threads
     from vllm_console.ui.app import ConsoleApp
 
-    notifier = None if demo else _notifier(config, args)
+    notifier = None if demo else _notifier(config, args, read_only=fleet.read_only)
     app = ConsoleApp(
         fleet,
         refresh=args.refresh or config.refresh_seconds,
@@ -37,6 +38,8 @@ def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool =
         keys=config.keys,
         notifier=notifier,
     )
+    told: list[str] = []
+    in_threads(sys.argv[1:], args.state, told)
     try:
         app.run()
     except KeyboardInterrupt:
@@ -47,13 +50,17 @@ def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool =
         if notifier is not None:
             notifier.close()
         fleet.close()
+    for sentence in told:
+        print(f"vllm-console: {sentence}", file=sys.stderr)
+    if app.crash is not None:
+        raise app.crash
     if not demo and (farewell := app.farewell()):
         print(farewell)
     return app.return_code or 0
 
 
-def _notifier(config: Config, args: argparse.Namespace) -> Notifier:
+def _notifier(config: Config, args: argparse.Namespace, *, read_only: bool) -> Notifier:
     from vllm_console.alerts.notifier import Notifier
     from vllm_launchers.keeper.client import default_root
 
-    return Notifier(args.state or default_root(), config.alerts, environ=os.environ)
+    return Notifier(args.state or default_root(), config.alerts, environ=os.environ, read_only=read_only)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from vllm_console.cli.common import settings
 from vllm_console.fleet.api import FleetError, UsageError
 from vllm_launchers.machine.gpu.errors import HostError
 from vllm_launchers.machine.gpu.host import Host
@@ -32,6 +33,20 @@ def load_host(args: argparse.Namespace) -> Host:
     Raises:
         UsageError: the file cannot be read, or is no host document.
     """
+    return _claimed(args, _host(args))
+
+
+def _claimed(args: argparse.Namespace, host: Host) -> Host:
+    """The host with what people claim of its GPUs on the shared board, where there is one and it can be read."""
+    if not (folder := settings(args).board):
+        return host
+    from vllm_console.fleet.board import SharedBoard, gpu_claims
+    from vllm_launchers.machine.gpu.host import with_claims
+
+    return with_claims(host, gpu_claims(SharedBoard(Path(folder), watched=False, read_only=True).latest()))
+
+
+def _host(args: argparse.Namespace) -> Host:
     file = args.host if args.host is not None else args.host_file
     if file is None:
         return this_host(args)

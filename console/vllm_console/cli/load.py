@@ -61,14 +61,15 @@ def run(args: argparse.Namespace) -> int:
 def _target(args: argparse.Namespace) -> tuple[str, Workload]:
     """Where to send, and what: from the server's preset unless said otherwise."""
     fleet = open_fleet(args)
-    if fleet.read_only:
-        raise RefusedError("this command is read-only: it sends no load")
     workload: Workload | None = None
     url = args.server
     if not url.startswith(("http://", "https://")):
         server = fleet.snapshot().server(args.server)
         if server is None:
             raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list', or give a URL")
+        if not server.ours:
+            owner = server.owner or "somebody else"
+            raise RefusedError(f"{server.name} was started by {owner}, not by vllm-console: it is sent no load")
         if server.state not in (State.READY, State.UNRESPONSIVE):
             raise FleetError(f"{server.name} is {server.state}, so it takes no requests; {server.reason or 'wait'}")
         url, workload = server.url, server.workload

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from vllm_console import __version__
 
@@ -23,6 +24,7 @@ COMMANDS = {
     "restart": "restart a server, with changed flags if you like",
     "stop": "stop a server",
     "remove": "remove a stopped server's record, log and history",
+    "leftovers": "show what servers that have ended left: processes, files in /dev/shm",
     "logs": "print or follow a server's log",
     "load": "send a preset's workload to a server and measure it",
     "runs": "list what ran, with which flags, and how it served",
@@ -32,15 +34,31 @@ COMMANDS = {
     "host": "show this machine's GPUs and who holds them",
     "topology": "draw how the GPUs are wired",
     "gpus": "print the best set of free GPUs, for scripts",
+    "board": "show which GPUs people say are taken, till when, and who runs what",
+    "claim": "tell others that GPUs are taken, till when and why",
+    "release": "take your claims of GPUs back",
+    "doctor": "gather what a maintainer would ask for, and name what is wrong here",
     "engines": "list the vLLM installations that were found",
     "demo": "open the console on two simulated servers under traffic",
 }
 """Each command with its line of help; the module of that name in this package does it."""
 
+CHANGING = frozenset({"start", "restart", "stop", "remove", "load", "claim", "release", "demo"})
+"""What changes something, or sends load: refused, before any part of it is done, where read-only holds."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line without the secrets that were typed into it."""
+
+    def error(self, message: str) -> NoReturn:
+        from vllm_launchers.secrets import redact
+
+        super().error(redact(message))
+
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser for all commands. With ``only``, just that command's words are set up, which starts faster."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="vllm-console",
         description="Launch, keep, watch and tune local vLLM servers. Without a command it opens the console.",
     )
@@ -70,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from vllm_console.fleet.api import FleetError
 
     try:
+        if args.command in CHANGING:
+            importlib.import_module("vllm_console.cli.common").refuse_read_only(args)
         return int(module.run(args))
     except FleetError as error:
         print(f"vllm-console: {error}", file=sys.stderr)
@@ -80,6 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # noqa: BLE001 - the program's boundary: reported, and said where
+        from vllm_console.crash import tell
+
+        print(f"vllm-console: {tell(error, words, args.state)}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -32,7 +32,16 @@ def run_lines(runs: Sequence[Run], now: float) -> list[str]:
         lines.append("".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)).rstrip())
         if run.changed:
             lines.append("     " + plain("  ".join(setting_words(change) for change in run.changed)))
+        if run.conditions:
+            lines += textwrap.wrap(_held(run), WIDTH, initial_indent="     ", subsequent_indent="     ")
     return lines
+
+
+def _held(run: Run) -> str:
+    """Which conditions held, the longest first."""
+    longest = sorted(run.conditions.items(), key=lambda held: -held[1])
+    told = ", ".join(f"{plain(code.replace('_', ' '))} {duration(minutes * 60)}" for code, minutes in longest)
+    return f"held: {told}" + (" (from its history, without GPUs)" if run.judged_until is not None else "")
 
 
 def _cells(run: Run, now: float) -> tuple[str, ...]:

@@ -48,11 +48,20 @@ def run(args: argparse.Namespace) -> int:
     )
     _warn(fleet.plan(request))
     server = fleet.start(request)
+    _say_what_ends_it()
     if request.place and (why := server.reasons.get("gpus")):
         print(f"GPU {plain(why)}", file=sys.stderr)
     if args.wait:
         server = wait_until(fleet, server.name, settled, quiet=args.json, timeout=args.timeout)
     return report(args, server, wanted=State.READY if args.wait else None)
+
+
+def _say_what_ends_it() -> None:
+    """Say where a logout would end it."""
+    from vllm_launchers.machine.session_end import session_end
+
+    if sentence := session_end():
+        print(plain(f"warning: {sentence}"), file=sys.stderr)
 
 
 def _warn(plan: Plan) -> None:

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's words."""
     parser.description = (
         "Print each finding when it begins and when it ends, and tell it as [alerts] in the config file says, until "
-        "interrupted. It changes no server. As a user's service it keeps watch at night."
+        "interrupted. It changes no server; read-only, it prints and rings, and writes no log. As a user's service it "
+        "keeps watch at night."
     )
     add_json(parser)
 
@@ -42,13 +43,14 @@ def run(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     terminal = sys.stderr.isatty()
+    fleet = open_fleet(args, config, charts=True, observe=False)
     notifier = Notifier(
         args.state or client.default_root(),
         config.alerts,
         environ=os.environ,
         write=_to_terminal if terminal else None,
+        read_only=fleet.read_only,
     )
-    fleet = open_fleet(args, config, charts=True, observe=False)
     try:
         _watch(fleet, notifier, ended, as_json=args.json)
     finally:

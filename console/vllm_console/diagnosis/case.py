@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vllm_console.diagnosis.failure_line import SERVES, FailureLine
-from vllm_console.diagnosis.loglines import LogLine
+from vllm_console.telemetry.loglines import LogLine
 from vllm_launchers.plan.errors import FlagError
 from vllm_launchers.plan.flags import normalise, token_count
 from vllm_launchers.plan.model import Flags

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from vllm_console.diagnosis.case import case_of
 from vllm_console.diagnosis.causes import Cause
 from vllm_console.diagnosis.failure_line import SIGKILL_CODES, failure_in
-from vllm_console.diagnosis.loglines import parse_lines
 from vllm_console.diagnosis.model import Diagnosis
 from vllm_console.diagnosis.remedies import remedies_for
+from vllm_console.telemetry.loglines import parse_lines
 from vllm_launchers.plan.model import Flags
 
 KILLED = "It was killed (SIGKILL): by somebody, or by the kernel because the machine's memory ran out (see dmesg)."

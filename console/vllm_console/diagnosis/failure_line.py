@@ -25,7 +25,6 @@ from enum import IntEnum
 from vllm_console.diagnosis import tracebacks
 from vllm_console.diagnosis.causes import Cause, Rule
 from vllm_console.diagnosis.literals import FirstMatch
-from vllm_console.diagnosis.loglines import LogLine, parse_lines
 from vllm_console.diagnosis.rules import (
     AFTERMATH,
     CONFIG_PLACES,
@@ -43,6 +42,7 @@ from vllm_console.diagnosis.rules import (
     TOKENIZER_PLACES,
 )
 from vllm_console.diagnosis.words import names_a_flag
+from vllm_console.telemetry.loglines import LogLine, parse_lines
 
 SIGKILL_CODES = (-9, 137)
 
@@ -58,6 +58,7 @@ BEFORE_DEATH = 150
 
 _STARTS = ("non-default args: ", "vLLM API server version ", "vLLM server version ")
 SERVES = re.compile(r"Application startup complete|Avg prompt throughput: |\"(?:GET|POST) /\S* HTTP/\d[.\d]*\" \d{3}")
+_SERVES_WORDS = ("HTTP/", "startup complete", "Avg prompt")
 _DYING = re.compile(
     r"EngineCore encountered a fatal error|EngineDeadError|WorkerProc hit an exception|died unexpectedly"
     r"|output_handler failed|Watchdog caught|watchdog thread terminated"
@@ -71,6 +72,9 @@ _NO_FAULT_OF_FLAGS = re.compile(r"Import|Module|OSError|Connection|HTTP|Runtime|
 _RULES = FirstMatch([rule.pattern for rule in RULES])
 _DEATHS = FirstMatch([rule.pattern for rule in DEATHS])
 _OUT_OF_MEMORY = FirstMatch([OUT_OF_MEMORY])
+_AFTERMATH = FirstMatch([AFTERMATH])
+_QUOTES = re.compile(r"Worker failed with error ['\"](?!['\"])\S")
+"""A process that waited repeats what the other one said: as good as that one's own word, where it is missing."""
 
 
 class _Rank(IntEnum):
@@ -156,9 +160,14 @@ def _last_start(parsed: Sequence[LogLine]) -> tuple[int, int | None]:
     for index, line in enumerate(parsed):
         if any(words in line.message for words in _STARTS):
             start, serves = index, None
-        elif serves is None and SERVES.search(line.message):
+        elif serves is None and _says_that_it_serves(line.message):
             serves = index
     return start, serves
+
+
+def _says_that_it_serves(message: str) -> bool:
+    """Looks for words first: every line of a log is asked."""
+    return any(word in message for word in _SERVES_WORDS) and SERVES.search(message) is not None
 
 
 def _of_a_start(
@@ -234,12 +243,13 @@ def _record(parsed: Sequence[LogLine], index: int) -> _Candidate | None:
     """A line that is no exception: it counts if it names a cause, says that something died, or is an error record."""
     line = parsed[index]
     if rule := _named(line):
-        return _Candidate(index, _Rank.NAMED_IN_A_RECORD if line.level else _Rank.NAMED, rule)
+        rank = _Rank.NAMED_IN_A_RECORD if line.level else _Rank.NAMED
+        return _behind_nccl(parsed, index, rule, rank)
     if _OUT_OF_MEMORY.index(line.message) is not None:
         return _Candidate(index, _Rank.NAMED_IN_A_RECORD, _out_of_memory(parsed, index, index))
     if rule := _death(line.message):
         return _Candidate(index, _Rank.DEATH, rule)
-    if line.level in ("ERROR", "CRITICAL") and not AFTERMATH.search(line.message):
+    if line.level in ("ERROR", "CRITICAL") and _AFTERMATH.index(line.message) is None:
         return _Candidate(index, _Rank.ERROR_RECORD)
     return None
 
@@ -253,15 +263,35 @@ def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) 
     if _PYDANTIC.search(exception["text"] or "") and (told := tracebacks.told_by_pydantic(parsed, index)) is not None:
         return _Candidate(told, _Rank.NAMED, _refused(parsed, told))
     if rule := _named(line):
-        return _Candidate(index, _Rank.NAMED, rule)
+        return _behind_nccl(parsed, index, rule, _Rank.NAMED)
     if _OUT_OF_MEMORY.index(line.message) is not None:
         return _Candidate(index, _Rank.NAMED, _out_of_memory(parsed, above, index))
     death = _death(line.message)
-    if AFTERMATH.search(line.message):
+    if _QUOTES.search(line.message):
+        return _Candidate(index, _Rank.EXCEPTION)
+    if _AFTERMATH.index(line.message) is not None:
         return _Candidate(index, _Rank.DEATH if death else _Rank.AFTERMATH, death)
     if tracebacks.is_wrapped(parsed, index):
         return _Candidate(index, _Rank.AFTERMATH)
     return _Candidate(index, _Rank.EXCEPTION, death or _by_place(parsed, above, index, exception["type"]))
+
+
+def _behind_nccl(parsed: Sequence[LogLine], index: int, rule: Rule, rank: _Rank) -> _Candidate:
+    """NCCL is where a fault of something else shows first: the lines under its message say what it was."""
+    process = parsed[index].process
+    last = min(index + 8, len(parsed)) if rule.cause is Cause.NCCL else index
+    for below in range(index + 1, last):
+        line = parsed[below]
+        if line.process != process:
+            continue
+        if line.message.startswith("Traceback ") or tracebacks.ends_another(line.message):
+            break
+        behind = _rule(line.message)
+        if behind is None and _OUT_OF_MEMORY.index(line.message) is not None:
+            behind = OUT_OF_MEMORY_ELSEWHERE
+        if behind is not None and behind.cause is not Cause.NCCL:
+            return _Candidate(below, rank, behind)
+    return _Candidate(index, rank, rule)
 
 
 def _rule(message: str) -> Rule | None:

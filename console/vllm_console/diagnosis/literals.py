@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 SHORTEST = 3
 """Characters of a stretch that is worth looking for."""
 
+MOST_KNOWN = 4096
+"""So many texts' answers are kept: a log of many exceptions repeats them."""
+
 _TOKEN = re.compile(
     r"(?P<set>\[\^?\]?(?:\\.|[^\]\\])*\])|\\(?P<quoted>[^\w\s])|(?P<kind>\\\w|[.^$])"
     r"|(?P<repeat>[?*+]\??|\{\d+,?\d*\})|(?P<open>\()|(?P<close>\))|(?P<bar>\|)|(?P<plain>[\s\S])"
@@ -63,9 +66,18 @@ class FirstMatch:
             for word in words or ():
                 self._by_word.setdefault(word, set()).add(index)
         self._words = tuple(self._by_word)
+        self._known: dict[str, int | None] = {}
 
     def index(self, text: str) -> int | None:
         """The place of the first expression that is found in the text, or None."""
+        if text in self._known:
+            return self._known[text]
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        found = self._known[text] = self._look(text)
+        return found
+
+    def _look(self, text: str) -> int | None:
         low = text.lower()
         words = [word for word in self._words if word in low]
         if not words and not self._always:

@@ -104,6 +104,7 @@ RULES: tuple[Rule, ...] = (
         r"max_num_batched_tokens \(\d+\) (?:is smaller than|must be greater)"
         r"|invalid (?:tool call|reasoning) parser|^\w+: Error: --\S+ requires"
         r"|GPU memory utilization must be|Invalid kv_cache_dtype|model type \S+ does not support b?float16"
+        r"|[Uu]nknown [\w ]+: '[^']*'\. Valid (?:options|values|choices) are"
         r"|Unknown (?:dtype: |kv cache dtype|load format|distributed executor)",
         Cause.INVALID_FLAG_VALUE,
         REFUSED,
@@ -195,7 +196,7 @@ RULES: tuple[Rule, ...] = (
         r"(?<!FA\d is )only supported on (?:GPUs|devices) with compute capability|compute capability \S+ is not"
         r"|not supported (?:for|on|by|in) (?:the |this |your )(?:current )?(?:GPU|architecture)\b"
         r"|Min(?:imum)? capability: |requires? (?:a )?(?:GPU )?(?:with )?compute capability"
-        r"|only supports? (?:\w+ (?:and|or) )?(?:Turing|Ampere|Ada|Hopper|Blackwell)"
+        r"|only support(?:s|ed on)? (?:\w+ (?:and|or) )?(?:Turing|Ampere|Ada|Hopper|Blackwell)"
         r"|requires \.target sm_|not supported on CUDA arch"
         r"|requires? (?:a )?(?:\w+ or )?(?:Ampere|Ada|Hopper|Blackwell)\b.* GPU|requires (?:the |an? )?(?:SM|sm_?)\d\d"
         r"|kv-cache on this device",
@@ -289,7 +290,7 @@ RULES: tuple[Rule, ...] = (
     _rule(r"^KeyboardInterrupt\b", Cause.INTERRUPTED, "The start was interrupted (SIGINT, as by ctrl+c).", 0.6),
     _rule(
         r"illegal memory access|device-side assert|misaligned address|CUDA error: unspecified launch failure"
-        r"|uncorrectable ECC",
+        r"|uncorrectable ECC|Memory access fault by GPU",
         Cause.OTHER,
         "A kernel crashed on the GPU; this is a fault of vLLM, a kernel or the GPU.",
     ),
@@ -310,22 +311,27 @@ DEATHS: tuple[Rule, ...] = (
     _rule(r"Failed core proc\(s\): \{'[^}]*-\d+\}", Cause.ENGINE_DIED,
           "The engine's process was ended by a signal.", 0.75),
     _rule(r"RPC call to \w+ timed out", Cause.ENGINE_DIED, "A worker did not answer the engine in time.", 0.7),
-    _rule(r"Worker proc .* died unexpectedly|(?:Actor|RayActor)DiedError|WorkerCrashedError"
+    _rule(r"(?:Worker proc|RayWorkerProc) .*died unexpectedly|(?:Actor|RayActor)DiedError|WorkerCrashedError"
           r"|A worker died or was killed while executing", Cause.ENGINE_DIED,
           "A worker process died without a word of its own.", 0.6),
     _rule(r"Engine core proc .* died unexpectedly|EngineDeadError|Engine loop (?:has|is) (?:died|dead)",
           Cause.ENGINE_DIED, "The engine's process died without a word of its own.", 0.6),
-    _rule(r"Fatal Python error|Segmentation fault|Segfault encountered|terminate called|Bus error|core dumped",
+    _rule(r"Fatal Python error|Segmentation fault|Segfault encountered|terminate called|Bus error|core dumped"
+          r"|ChildProcessError: worker died",
           Cause.ENGINE_DIED, "The process crashed outside of Python.", 0.6),
 )  # fmt: skip
 """Lines that say that something died, not why: used where no better line is found."""
 
+_ENDS = ("SystemExit", "CancelledError", "BrokenPipeError", "ConnectionResetError", "EOFError", "GeneratorExit",
+         "RayActorError")  # fmt: skip
+
 AFTERMATH = re.compile(
-    r"Engine core initialization failed|See (?:root cause|stack trace)|Engine(?:Core)? (?:failed to start|encountered)"
+    "|".join(rf"^(?:\w+\.)*{name}\b" for name in _ENDS)
+    + r"|Engine core initialization failed|See (?:root cause|stack trace)"
+    r"|Engine(?:Core)? (?:failed to start|encountered)"
     r"|EngineDeadError|EngineGenerateError|WorkerProc (?:initialization failed|hit an exception|failed to start)"
     r"|Worker failed with error|Failed core proc|Timed out waiting for engine|output_handler failed"
     r"|Did not receive response from front-end|Exception in worker \w+ while processing"
-    r"|^(?:\w+\.)*(?:SystemExit|CancelledError|BrokenPipeError|ConnectionResetError|EOFError|GeneratorExit|RayActorError)\b"
     r"|died unexpectedly|RuntimeError: Executor failed|shutting down|Shutdown|Application (?:shutdown|startup)",
     re.IGNORECASE,
 )

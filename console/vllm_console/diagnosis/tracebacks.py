@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vllm_console.diagnosis.loglines import LogLine
+from vllm_console.telemetry.loglines import LogLine
 
 LONGEST = 400
 """Lines of one traceback, with those of other processes between them."""
@@ -51,6 +51,11 @@ def functions(parsed: Sequence[LogLine], first: int, index: int) -> tuple[str, .
     process = parsed[index].process
     found = (_FUNCTION.match(line.message) for line in parsed[first:index] if line.process == process)
     return tuple(match["function"] for match in found if match)
+
+
+def ends_another(message: str) -> bool:
+    """Whether a line is an exception of its own, and none of NCCL's names of errors (``ncclSystemError: …``)."""
+    return not message.startswith("nccl") and EXCEPTION.match(message) is not None
 
 
 def is_ignored(parsed: Sequence[LogLine], first: int) -> bool:

@@ -19,9 +19,11 @@ from vllm_console.fleet.model import (
 from vllm_launchers.plan.model import Plan, same_value
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.leftovers import Leftovers, Removed
     from vllm_console.telemetry.comparison import Comparison
     from vllm_console.telemetry.ledger import Run
     from vllm_console.telemetry.workload import SeenWorkload
+    from vllm_launchers.machine.board.model import Board
     from vllm_launchers.machine.flags.model import FlagTable
     from vllm_launchers.plan.choices.model import Choice
     from vllm_launchers.plan.findings import Finding
@@ -80,6 +82,8 @@ class Fleet(Protocol):
     """All servers of this box as one person sees them. Verbs raise `FleetError` with a sentence for people."""
 
     read_only: bool
+    read_only_by: str
+    """What makes it read-only, in a few words; empty where that is not known."""
 
     def snapshot(self, selected: str | None = None) -> FleetSnapshot:
         """Look once at everything. ``selected`` gets its chart series too. Never raises for one bad server."""
@@ -141,6 +145,21 @@ class Fleet(Protocol):
 
     def compare(self, before: str, after: str | None = None) -> Comparison:
         """Two runs side by side: numbers, ``NAME`` (its newest) or ``NAME@GENERATION``; with one name its last two."""
+
+    def board(self) -> Board:
+        """The board that people of this machine share: who says what runs, and which GPUs are claimed till when."""
+
+    def claim(self, gpus: Sequence[int], until: float, why: str = "") -> Board:
+        """Say on the board that GPUs are taken, until when (Unix seconds) and why."""
+
+    def release(self, gpus: Sequence[int] = ()) -> Board:
+        """Take one's own claims of these GPUs back, or all of them."""
+
+    def leftovers(self) -> Leftovers:
+        """What servers that have ended left: processes without a keeper, and files in ``/dev/shm``. Only looks."""
+
+    def remove_leftovers(self, wanted: Leftovers) -> Removed:
+        """End and remove what `leftovers` found, as far as it is still so. Takes about 10 s at most."""
 
     def close(self) -> None:
         """Let go of what this console holds (loads it sends, open files). Servers go on."""

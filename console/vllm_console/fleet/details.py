@@ -91,7 +91,7 @@ def unpack(packed: Mapping[str, Any]) -> Details:
     """Read back what `pack` wrote; what another version wrote otherwise is left at its default."""
     try:
         return msgspec.convert(dict(packed), Details)
-    except msgspec.ValidationError:
+    except ValueError:  # also half of a character, which JSON can hold and no text can
         preset, model = (str(packed.get(name) or "") for name in ("preset", "model"))
         engine = packed.get("engine")
         kind = engine.get("kind") if isinstance(engine, dict) else None

@@ -13,7 +13,7 @@ from vllm_console.fleet.api import UsageError
 from vllm_console.fleet.model import ServerView
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.machine.gpu.errors import NO_DRIVER, HostError
-from vllm_launchers.machine.gpu.host import Gpu, Holder, Host
+from vllm_launchers.machine.gpu.host import Gpu, GpuClaim, Holder, Host, with_claims
 
 if TYPE_CHECKING:
     from vllm_launchers.machine.gpu.watch import GpuWatch
@@ -41,6 +41,8 @@ class GpuSource:
     def __init__(self, file: Path | None = None) -> None:
         self._recorded = _read(file) if file is not None else None
         self._servers: Mapping[int, str] = {}
+        self.claims: Mapping[int, tuple[GpuClaim, ...]] = {}
+        """What people claim of GPUs, by index; told by the fleet."""
         self._occupants: Sequence[ServerView] = ()
         self._watch: GpuWatch | None = None
         self._problem = ""
@@ -93,11 +95,11 @@ class GpuSource:
     def latest(self) -> Seen:
         """What is known now."""
         if self._recorded is not None:
-            return Seen(occupied(self._recorded, self._occupants))
+            return Seen(with_claims(occupied(self._recorded, self._occupants), self.claims))
         if self._watch is None:
             return Seen(None, self._problem)
         watched = self._watch.latest()
-        return Seen(watched.host, watched.problem or watched.host.problem)
+        return Seen(with_claims(watched.host, self.claims), watched.problem or watched.host.problem)
 
     def host(self) -> Host | None:
         """The newest host, or None while none is known."""
@@ -110,7 +112,7 @@ class GpuSource:
             return seen.host
         from vllm_launchers.machine.gpu.watch import read_once
 
-        return read_once(lambda: self._servers)
+        return with_claims(read_once(lambda: self._servers), self.claims)
 
     @property
     def watching(self) -> bool:

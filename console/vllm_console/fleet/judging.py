@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_console.diagnosis.conditions.cache import hit_rate
 from vllm_console.diagnosis.conditions.engine import HUNG_AFTER_SECONDS, suspected_hang
@@ -37,6 +37,9 @@ ENOUGH_LOOKED_UP = 5_000
 """Prompt tokens looked up in the prefix cache, from which on an earlier generation's hit rate says something."""
 
 LARGE_GIB = 70.0
+
+DEFAULT_UTILIZATION = 0.9
+"""vLLM's, before 0.20: what is at least there."""
 
 
 class Judge:
@@ -76,27 +79,31 @@ class Judge:
         generation = record.current.number
         ready_at = record.current.ready_at or record.state_since
         frames = self._frames.since(ready_at, generation)
-        self._ask_if_hanging(record, frames, around, wait=wait)
+        unasked = self._ask_if_hanging(record, frames, around, wait=wait)
         silent = self._request.silent_seconds
         newest = frames[-1].end if frames else None
         hung = silent is not None and silent >= HUNG_AFTER_SECONDS
         key = (generation, record.state, newest, hung, int(now // STEP_SECONDS))
         if self._found is None or self._found[0] != key:
             situation = self._situation(record, details, around, frames, now)
-            self._found = (key, conditions(situation))
+            self._found = (key, conditions(replace(situation, unasked=unasked)))
         return self._found[1]
 
-    def _ask_if_hanging(self, record: ServerRecord, frames: Sequence[Frame], around: Around, *, wait: bool) -> None:
+    def _ask_if_hanging(self, record: ServerRecord, frames: Sequence[Frame], around: Around, *, wait: bool) -> str:
+        """Send a server that seems to hang a request; why it was not confirmed by one, where it cannot be."""
         if record.state is not State.READY or suspected_hang(frames) is None:
             self._request.forget()
-            return
+            return ""
         model = self._latest.model_name if self._latest is not None else None
-        if model is None or not around.may_ask:
-            return
+        if model is None:
+            return "its metrics do not name its model"
+        if not around.may_ask:
+            return "read-only sends none"
         spec = record.current.spec
         self._request.ask(spec.host, spec.port, model)
         if wait:
             self._request.wait(HUNG_AFTER_SECONDS + 0.1)
+        return self._request.refused
 
     def _situation(
         self, record: ServerRecord, details: Details, around: Around, frames: Sequence[Frame], now: float
@@ -128,6 +135,8 @@ class Judge:
             large_gpu=facts.large_gpu,
             quantized=facts.quantized,
             weights_gib=details.predicted.get("weights_gib"),
+            cache_gib=details.predicted.get("kv_gib"),
+            cache_free_gib=_cache_free(details, facts.memory_gib),
             silent_seconds=self._request.silent_seconds,
             earlier_reuse=self._earlier_reuse(record),
         )
@@ -148,6 +157,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
+    memory_gib: float | None = None
     compute_capability: tuple[int, int] | None = None
     large_gpu: bool = False
     quantized: bool | None = None
@@ -164,10 +174,20 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
     numbers = tuple(int(part) for part in capability.split(".")[:2]) if capability else ()
     memory = model.memory_gib if model else (gpu.memory_gib if gpu else None)
     return _Facts(
+        memory_gib=memory,
         compute_capability=(numbers[0], numbers[1]) if len(numbers) == 2 else None,
         large_gpu=memory is not None and memory >= LARGE_GIB and "A100" not in (name or ""),
         quantized=_quantized(details),
     )
+
+
+def _cache_free(details: Details, memory_gib: float | None) -> float | None:
+    """What the KV cache would take of a GPU if no flag made it of one size; by what was estimated at the launch."""
+    taken = [details.predicted.get(name) for name in ("weights_gib", "overhead_gib")]
+    utilization = details.flags.get("gpu-memory-utilization", DEFAULT_UTILIZATION)
+    if memory_gib is None or None in taken or not isinstance(utilization, int | float):
+        return None
+    return utilization * memory_gib - sum(filter(None, taken))
 
 
 def _quantized(details: Details) -> bool | None:
@@ -190,4 +210,5 @@ def slowest_link(host: Host, gpus: Sequence[int]) -> str:
 
 
 def _reserve(gpu: Gpu, reserves: Sequence[Share]) -> float | None:
-    return next((share.limit(gpu) for share in reserves if share.gpu == gpu.index), None)
+    limits = [share.limit(gpu) for share in reserves if share.gpu == gpu.index]
+    return max((limit for limit in limits if limit is not None), default=None)

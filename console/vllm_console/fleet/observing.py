@@ -14,6 +14,9 @@ from vllm_launchers.addresses import base_url
 from vllm_launchers.machine.engines import simulated_engine
 from vllm_launchers.machine.processes import ObservedServer
 
+REST_PER_WORK = 9.0
+"""Seconds of rest per second of computing: others' metrics, however long, take a tenth of a core at most."""
+
 
 class ObservedWatch:
     """One server of others and the thread that looks at it. The lock guards what the thread hands over."""
@@ -67,7 +70,9 @@ class ObservedWatch:
 
     def _look(self) -> None:
         scraper = Scraper(base_url(self.server.host, self.server.port or 0))
-        while not self._ended.wait(self._interval if self.looked.is_set() else 0.0):
+        rest = 0.0
+        while not self._ended.wait(rest):
+            busy = time.thread_time()
             try:
                 sample = scraper.sample(time.time())
             except ScrapeError as error:
@@ -78,6 +83,7 @@ class ObservedWatch:
                     self._timeline.append(sample)
                 self._enter(State.READY, "")
             self.looked.set()
+            rest = max(self._interval, REST_PER_WORK * (time.thread_time() - busy))
         scraper.close()
 
     def _enter(self, state: State, reason: str) -> None:

@@ -26,6 +26,8 @@ class OneToken:
         self._asked_at = float("-inf")
         self._silent_since: float | None = None
         self._answered: bool | None = None
+        self.refused = ""
+        """What the API server said in place of the engine, so that nothing is known of that; else empty."""
 
     def ask(self, host: str, port: int, model: str) -> None:
         """Send it, unless one is under way or was sent within the last minute."""
@@ -56,6 +58,7 @@ class OneToken:
         """The server moves again, or is another by now; the pause between two requests is kept."""
         if not self._busy:
             self._silent_since = self._answered = None
+            self.refused = ""
 
     @property
     def _busy(self) -> bool:
@@ -65,15 +68,16 @@ class OneToken:
         try:
             status = _complete(host, port, model)
         except TimeoutError:
-            self._answered = False
+            self._answered, self.refused = False, ""
             return
         except (OSError, http.client.HTTPException):
             status = None  # no connection, or cut off: that is for /health to tell
         if status == http.client.OK:
-            self._answered = True
+            self._answered, self.refused = True, ""
         else:
             # A refusal (an API key, a model that completes nothing) comes from the API server, not from the engine.
             self._silent_since = None
+            self.refused = f"the API server answered it with {status}" if status is not None else ""
 
 
 def _complete(host: str, port: int, model: str) -> int:

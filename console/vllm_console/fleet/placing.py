@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from vllm_console.fleet.api import NoPlaceError, UsageError
 from vllm_console.fleet.gpus import DEFAULT_UTILIZATION
-from vllm_launchers.machine.gpu.host import Gpu, Host
+from vllm_launchers.machine.gpu.host import Gpu, Host, with_claims
 from vllm_launchers.machine.gpu.matrix import spans
 from vllm_launchers.machine.gpu.sharing import Share, available_gib
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
@@ -93,7 +93,8 @@ def find_place(
             raise NoPlaceError(f"no GPUs can be given to it: {ranking.problem}{hint}", sets)
         return replace(_place(best, wanted, host, sets, shares), chosen=True)
     if place:
-        found = next((one for one in sets if one.mig is not None and one.mig.uuid == place), None)
+        named = rank_placements(with_claims(host, {}), wanted.gpus, need_gib=wanted.need, shares=shares).placements
+        found = next((one for one in named if one.mig is not None and one.mig.uuid == place), None)
         if found is None:
             raise NoPlaceError(f"there is no MIG slice {place[:60]} that this server could have", sets)
         return _place(found, wanted, host, sets, shares)
@@ -160,7 +161,7 @@ def _asked_for(
 
 def _only(host: Host, gpus: Sequence[int], need: Need, shares: Sequence[Share]) -> Placement | None:
     """What is to be said of just this set."""
-    chosen = replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.index in gpus))
+    chosen = with_claims(replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.index in gpus)), {})
     found = rank_placements(chosen, len(gpus), need_gib=need, shares=shares).placements
     return next((one for one in found if one.mig is None), None)
 

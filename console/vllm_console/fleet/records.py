@@ -24,14 +24,15 @@ class Records:
         """
         records, problems = [], []
         names = client.names(self._state)
-        for gone in self._known.keys() - set(names):
-            del self._known[gone]
+        for gone in set(self._known).difference(names):  # another thread may read them too
+            self._known.pop(gone, None)
         for name in names:
             try:
                 stamp = client.stamp(self._state, name)
                 known = self._known.get(name)
                 if known is None or known[0] != stamp:
-                    known = self._known[name] = (stamp, client.read(self._state, name))
+                    known = (stamp, client.read(self._state, name))
+                    self._known[name] = known
                 records.append(known[1])
             except KeeperError as error:
                 problems.append(str(error))

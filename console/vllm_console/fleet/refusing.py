@@ -10,6 +10,12 @@ from vllm_launchers.plan.findings import Finding
 from vllm_launchers.plan.model import Changes, Plan
 
 
+def read_only_words(why: str) -> str:
+    """The refusal of whatever would change something; ``why`` is what makes it read-only, or nothing."""
+    told = f" ({why})" if why else ""
+    return f"this console is read-only{told}: it shows everything and changes nothing"
+
+
 def refuse_unfit(plan: Plan, *, force: bool) -> None:
     """A launch that would end in an error is not begun.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_console.fleet.details import Details, unpack
+from vllm_console.fleet.watched import open_log
 from vllm_console.fleet.way_up import START_LOG_BYTES
 from vllm_console.telemetry.progress import Durations, durations
 from vllm_console.telemetry.startup import stages
@@ -105,7 +106,7 @@ def _settings(flags: Flags, environment: Mapping[str, str]) -> dict[str, object]
 def start_of_log(path: Path, record: ServerRecord) -> list[str]:
     """The present generation's log from its beginning; nothing where it was rotated away meanwhile."""
     try:
-        with path.open("rb") as file:
+        with open_log(path) as file:
             if record.log_inode not in (None, os.fstat(file.fileno()).st_ino):
                 return []
             file.seek(record.log_offset)

@@ -19,12 +19,15 @@ from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
     from vllm_console.fleet.model import FleetSnapshot, ServerView
+    from vllm_console.fleet.records import Records
     from vllm_console.telemetry.compare import Recorded
     from vllm_console.telemetry.comparison import Comparison
     from vllm_console.telemetry.ledger import Ledger, Run, RunHead
 
 RETRY_SECONDS = 30.0
 CONDITIONS_EVERY_SECONDS = 60.0
+PAST_SECONDS = 120.0
+"""From so much unjudged history on a look at the runs judges it."""
 
 Seen = tuple[object, ...]
 
@@ -64,10 +67,36 @@ class RunBook:
         return [self._trouble] if self._trouble else []
 
     def enter(self, record: ServerRecord) -> ServerRecord:
-        """Enter all that is known of a record, which may be about to go; gives it back."""
+        """Enter all that is known of a record, which may be about to go or to begin anew; gives it back."""
         if not self.read_only:
             self._write([(record, None)], [])
         return record
+
+    def judge_past(self, records: Sequence[ServerRecord]) -> str:
+        """Enter which conditions held while no console was open; what went wrong, if anything did."""
+        from vllm_console.fleet.afterwards import judge_past
+        from vllm_console.telemetry.history_file import HistoryError
+        from vllm_console.telemetry.ledger_file import LedgerError
+        from vllm_console.telemetry.ledger_log import RunName
+
+        if self.read_only:
+            return ""
+        ledger, now = self.open(), time.time()
+        try:
+            for record in records:
+                known = {run.key: run for run in ledger.runs(record.name)}
+                folder = client.folder(self._state, record.name)
+                for index, generation in enumerate(record.generations):
+                    key, until = run_key(record, generation), generation.ended_at or now
+                    judged = known[key].judged_until if key in known else None
+                    since = max(generation.ready_at or until, judged or 0.0)
+                    if until - since < (PAST_SECONDS if generation.ended_at is None else 1.0):
+                        continue
+                    found = judge_past(folder, record, index, since, until)
+                    ledger.note_past(RunName(key, record.name, generation.number), found, since, until)
+        except (HistoryError, LedgerError) as error:
+            return str(error)
+        return ledger.notice
 
     def open(self) -> Ledger:
         """The ledger, to be read."""
@@ -182,6 +211,7 @@ class RunsVerbs:
     """The fleet's verbs on runs."""
 
     _runs: RunBook
+    _records: Records
 
     def snapshot(self, selected: str | None = None) -> FleetSnapshot:
         """Look once at everything."""
@@ -226,6 +256,8 @@ class RunsVerbs:
         """The ledger with everything in it that the servers' records can tell."""
         self._runs.catch_up()
         problems = [text for text in self.snapshot().notices if "runs.sqlite" in text]
+        if not problems and (trouble := self._runs.judge_past(self._records.read()[0])):
+            problems.append(trouble)
         return self._runs.open(), problems
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from vllm_console.config import config_folder
 from vllm_console.fleet.api import FleetError, NotFoundError, PresetProblem, RefusedError, UsageError
+from vllm_console.fleet.board import BoardVerbs, SharedBoard, gpu_claims
 from vllm_console.fleet.details import unpack
+from vllm_console.fleet.leftovers import LeftoversVerbs
 from vllm_console.fleet.loads import Loads
 from vllm_console.fleet.model import Changes, Engine, FleetSnapshot, LaunchRequest, Preset, ServerView, Workload
 from vllm_console.fleet.observed import Observer
@@ -49,8 +52,8 @@ def _told() -> Iterator[None]:
         raise FleetError(str(error)) from error
 
 
-class LocalFleet(RunsVerbs):
-    """`vllm_console.fleet.api.Fleet` on this machine. Not for use by two threads at once."""
+class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs):
+    """`vllm_console.fleet.api.Fleet` on this machine. Stopping never waits for a look that another thread is in."""
 
     def __init__(
         self,
@@ -64,8 +67,13 @@ class LocalFleet(RunsVerbs):
         gpus: bool = True,
         shares: Sequence[Share] = (),
         reserves: Sequence[Share] = (),
+        read_only_by: str = "",
+        notices: Sequence[str] = (),
+        board: str = "",
     ) -> None:
-        self.read_only = read_only
+        self.read_only, self.read_only_by = read_only, read_only_by
+        self._notices = tuple(notices)
+        self._board = SharedBoard(Path(board), watched=charts, read_only=read_only) if board else None
         self._state = state or client.default_root()
         self._vllm_paths = tuple(vllm_paths)
         self._loads = Loads()
@@ -79,11 +87,16 @@ class LocalFleet(RunsVerbs):
             self._watch_gpus()
         self._runs = RunBook(self._state, 0.0 if charts else time.time(), read_only=read_only)
         self._watched: dict[str, WatchedServer] = {}
+        self._looking = threading.Lock()
         self._records = Records(self._state)
         self._hostname = os.uname().nodename
 
     def snapshot(self, selected: str | None = None) -> FleetSnapshot:
-        """Look once at everything; a server whose keeper died gets a new one on the way."""
+        """Look once at everything; a server whose keeper died gets a new one on the way. One look at a time."""
+        with self._looking:
+            return self._look(selected)
+
+    def _look(self, selected: str | None) -> FleetSnapshot:
         now = time.time()
         records, problems = self._records.read()
         if any(record.needs_keeper and not client.keeper_alive(self._state, record.name) for record in records):
@@ -96,7 +109,11 @@ class LocalFleet(RunsVerbs):
         if self._observer is not None:
             own = {record.server.pid for record in records if record.server and record.state.alive}
             views += self._observer.views(own, [view.name for view in views], selected)
-        found = FleetSnapshot(at=now, hostname=self._hostname, servers=tuple(views), notices=tuple(problems))
+        views, said = self._with_board(records, views)
+        problems += said + self._leftovers_notice()
+        found = FleetSnapshot(
+            at=now, hostname=self._hostname, servers=tuple(views), notices=(*problems, *self._notices)
+        )
         if self._gpus is None or not self._charts:
             return found
         self._gpus.tell(records, views)
@@ -117,6 +134,8 @@ class LocalFleet(RunsVerbs):
             records = self._records.read()[0]
             views = [self._view(record, time.time(), None) for record in records] if self._gpus.recorded else []
             self._gpus.tell(records, views)
+            if self._board is not None:
+                self._gpus.claims = gpu_claims(self._board.latest())
 
     def _watch_gpus(self) -> None:
         """Have GPUs at hand; a console watches them, a command that launches looks once."""
@@ -189,8 +208,9 @@ class LocalFleet(RunsVerbs):
                 record = self._again(name, launch)
             else:
                 spec = launch.spec(client.folder(self._state, name), self._state)
-                record = client.launch(self._state, name, spec, launch.secrets)
-        return self._view(record, time.time(), None)
+                record = self._runs.enter(client.launch(self._state, name, spec, launch.secrets))
+        self._announce()
+        return self._apart(record)
 
     def restart(self, name: str, changes: Changes, *, force: bool = False) -> ServerView:
         """Stop and start again with a difference of flags: same name, port and GPUs, next generation.
@@ -231,7 +251,9 @@ class LocalFleet(RunsVerbs):
         from vllm_console.fleet.refusing import refuse_unfit
 
         refuse_unfit(launch.plan, force=force)
-        return self._view(self._again(name, launch), time.time(), name)
+        record = self._again(name, launch)
+        self._announce()
+        return self._apart(record)
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once."""
@@ -242,15 +264,14 @@ class LocalFleet(RunsVerbs):
                 self._releases.watch(name, lambda: self._has_ended(name))
             with _told():
                 record = client.stop(self._state, name)
-        return self._view(record, time.time(), name)
+            self._announce()
+        return self._apart(record)
 
     def forget(self, name: str) -> None:
         """Remove the record, log and history of a server that has stopped or failed."""
-        self._runs.enter(self._ours(name))
+        self._runs.judge_past([self._runs.enter(self._ours(name))])
         self._loads.stop(name)
         self._forget_release(name)
-        if (watched := self._watched.pop(name, None)) is not None:
-            watched.close()
         with _told():
             client.remove(self._state, name)
 
@@ -272,6 +293,7 @@ class LocalFleet(RunsVerbs):
 
     def stop_load(self, name: str) -> None:
         """End the load that this console sends."""
+        self._refuse_read_only()
         self._loads.stop(name)
 
     def close(self) -> None:
@@ -281,6 +303,10 @@ class LocalFleet(RunsVerbs):
             self._gpus.close()
         if self._releases is not None:
             self._releases.close()
+        if self._board is not None:
+            self._board.close()
+        if self._leftovers_watch is not None:
+            self._leftovers_watch.close()
         if self._observer is not None:
             self._observer.close()
         for watched in self._watched.values():
@@ -317,6 +343,11 @@ class LocalFleet(RunsVerbs):
         held = self._releases.notice(name) if self._releases is not None else ""
         return replace(view, notice="; ".join(filter(None, (held, view.notice)))) if held else view
 
+    def _apart(self, record: ServerRecord) -> ServerView:
+        """A server after a verb, without what looks keep: one may be under way in another thread, or hang there."""
+        with contextlib.closing(WatchedServer(client.folder(self._state, record.name), charts=False)) as watched:
+            return watched.view(record, time.time(), selected=True, load=self._loads.describe(record.name))
+
     def _has_ended(self, name: str) -> bool:
         """Asked from another thread: reads the record and nothing else."""
         try:
@@ -339,13 +370,15 @@ class LocalFleet(RunsVerbs):
         spec = launch.spec(client.folder(self._state, name), self._state)
         self._forget_release(name)
         with _told():
-            if not client.read(self._state, name).state.alive:
+            if not self._runs.enter(client.read(self._state, name)).state.alive:
                 self._launcher.claim(spec.host, spec.port, self._records.taken_ports())
-            return client.restart(self._state, name, spec, launch.secrets)
+            return self._runs.enter(client.restart(self._state, name, spec, launch.secrets))
 
     def _refuse_read_only(self) -> None:
         if self.read_only:
-            raise RefusedError("this console is read-only: it shows everything and changes nothing")
+            from vllm_console.fleet.refusing import read_only_words
+
+            raise RefusedError(read_only_words(self.read_only_by))
 
     def _ours(self, name: str) -> ServerRecord:
         """The record of a server that may be acted on.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from vllm_console.fleet.details import Details, unpack
 from vllm_console.fleet.model import ServerView, Stage, State
@@ -221,6 +221,11 @@ class WatchedServer:
         return self._startup[1].look(record, now)
 
 
+def open_log(path: Path) -> BinaryIO:
+    """Open a log for reading; a pipe that somebody put in its place holds nobody up. Raises OSError."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
 def _inode(descriptor: int) -> int:
     return os.fstat(descriptor).st_ino
 
@@ -228,7 +233,7 @@ def _inode(descriptor: int) -> int:
 def _tail(path: Path, record: ServerRecord) -> list[str]:
     """The end of the present generation's log, as lines."""
     try:
-        with path.open("rb") as file:
+        with open_log(path) as file:
             size = file.seek(0, 2)
             begin = record.log_offset if record.log_inode in (None, _inode(file.fileno())) else 0
             file.seek(max(begin, size - END_LOG_BYTES))

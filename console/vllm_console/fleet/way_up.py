@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_console.fleet.details import Details
+from vllm_console.fleet.watched import open_log
 from vllm_console.telemetry.model import Stage
 from vllm_console.telemetry.progress import Durations, Progress, Startup, progress, too_quiet
 from vllm_console.telemetry.startup import StartupWatch
@@ -70,7 +71,7 @@ class WayUp:
 
     def _feed(self) -> None:
         try:
-            with self._path.open("rb") as file:
+            with open_log(self._path) as file:
                 status = os.fstat(file.fileno())
                 if self._inode is None or status.st_ino == self._inode:
                     file.seek(self._offset)

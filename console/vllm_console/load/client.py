@@ -92,7 +92,7 @@ async def find_target(client: httpx.AsyncClient, model: str | None) -> Target:
         if answer.status_code != 200:
             raise ValueError(f"status {answer.status_code}")
         models = msgspec.json.decode(answer.content, type=_Models).data
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LoadError(
             f"{client.base_url} does not answer /v1/models as vLLM does: {plain(str(error), 200)}"
         ) from error

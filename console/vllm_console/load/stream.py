@@ -37,7 +37,7 @@ def message_of(error: bytes) -> str:
     """The message of an error as the API sends it, or the text as it stands, in one short line."""
     try:
         document = msgspec.json.decode(error)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = error.decode(errors="replace")
     if isinstance(document, dict):
         document = document.get("error", document)
@@ -100,7 +100,7 @@ class Answer:
             return
         try:
             event = _decode(payload)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise AnswerError("the answer is no event stream of completions") from error
         if bytes(event.error) not in (b"", b"null"):
             raise AnswerError(f"the server reports: {message_of(bytes(event.error))}")

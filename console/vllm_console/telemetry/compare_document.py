@@ -36,6 +36,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "last_at": run.last_at,
         "figures": dict(run.figures),
         "condition_minutes": {code: round(minutes, 1) for code, minutes in run.conditions.items()},
+        "judged_from_history_until": run.judged_until,
     }
 
 

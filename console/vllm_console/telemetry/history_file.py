@@ -139,6 +139,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     """Open a history that exists. Raises `HistoryError` or `sqlite3.Error`."""
     if not path.exists():
         raise HistoryMissingError(f"{path} does not exist: nothing was recorded yet.")
+    if not path.is_file():  # SQLite would wait for ever for the other end of a pipe
+        raise HistoryForeignError(f"{path} is not a regular file: give another one.")
     # A file in a folder that one may not write to has no room for SQLite's shared memory: read it as it stands.
     alone = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
     uri = f"{path.resolve().as_uri()}?mode=ro{alone}"

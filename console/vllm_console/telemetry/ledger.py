@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+import msgspec
+
 from vllm_console.telemetry.ledger_file import LedgerDamagedError, LedgerMissingError, read, set_aside, write
 from vllm_console.telemetry.ledger_log import RunName, run_id, thin
 from vllm_console.telemetry.run_windows import FIGURES, RunWindow
@@ -83,6 +85,9 @@ class Run(RunHead):
     last_at: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     conditions: Mapping[str, float] = field(default_factory=dict)
+    judged_until: float | None = None
+    """Up to when (Unix seconds) conditions were judged afterwards, from its history: without GPUs, and without asking
+    a silent engine for a token."""
 
     @property
     def name(self) -> str:
@@ -128,6 +133,29 @@ class Ledger:
                 if not connection.execute(f"SELECT 1 FROM conditions WHERE {open_stretch}", known).fetchone():
                     connection.execute("INSERT OR IGNORE INTO conditions VALUES (?, ?, ?, ?)", (number, code, at, at))
                 connection.execute(f"UPDATE conditions SET until = ? WHERE {open_stretch}", (at, *known))
+
+        self.notice = write(self.path, act) or self.notice
+
+    def note_past(
+        self, run: RunName, stretches: Mapping[str, Sequence[tuple[float, float]]], since: float, until: float
+    ) -> None:
+        """Note the stretches (Unix seconds) in which conditions held, judged afterwards from ``since`` to ``until``.
+
+        What is known already is not counted twice.
+        """
+
+        def act(connection: sqlite3.Connection) -> None:
+            number = run_id(connection, run, since)
+            for code, new in stretches.items():
+                known = connection.execute(
+                    "SELECT since, until FROM conditions WHERE run = ? AND code = ?", (number, code)
+                ).fetchall()
+                connection.execute("DELETE FROM conditions WHERE run = ? AND code = ?", (number, code))
+                rows = [(number, code, *stretch) for stretch in _together([*known, *new])]
+                connection.executemany("INSERT INTO conditions VALUES (?, ?, ?, ?)", rows)
+            (text,) = connection.execute("SELECT document FROM runs WHERE id = ?", (number,)).fetchone()
+            document = _document(text) | {"judged_until": until}
+            connection.execute("UPDATE runs SET document = ? WHERE id = ?", (json.dumps(document), number))
 
         self.notice = write(self.path, act) or self.notice
 
@@ -182,6 +210,17 @@ class Ledger:
             return nothing
 
 
+def _together(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Stretches that overlap, or are hardly apart, as one."""
+    found: list[tuple[float, float]] = []
+    for since, until in sorted(stretches):
+        if found and since <= found[-1][1] + _TOGETHER_SECONDS:
+            found[-1] = found[-1][0], max(found[-1][1], until)
+        else:
+            found.append((since, until))
+    return found
+
+
 def changes(before: Flags, after: Flags) -> tuple[FlagChange, ...]:
     """The flags that differ, by name; ``1`` and ``True`` do."""
     pairs = ((flag, before.get(flag), after.get(flag)) for flag in sorted({*before, *after}))
@@ -233,7 +272,7 @@ def _since_before(connection: sqlite3.Connection, head: RunHead, number: int) ->
 def _document(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -243,10 +282,18 @@ def _run(row: tuple[int, str, str, int, float, str]) -> Run:
     known = {name: value for name, value in _document(text).items() if name in Run.__dataclass_fields__}
     for name in _NOT_STORED:
         known.pop(name, None)
-    known["gpus"] = tuple(known.get("gpus", ()))
-    known["stages"] = tuple(tuple(stage) for stage in known.get("stages", ()))
-    known["changed"] = tuple(FlagChange(*change) for change in known.get("changed", ()))
-    return Run(key=key, server=server, generation=generation, started_at=started_at, id=number, **known)
+    columns: dict[str, Any] = {
+        "key": key,
+        "server": server,
+        "generation": generation,
+        "started_at": started_at,
+        "id": number,
+    }
+    try:
+        changed = [dict(zip(("flag", "before", "after"), change, strict=True)) for change in known.get("changed", ())]
+        return msgspec.convert({**known, "changed": changed, **columns}, Run)
+    except (TypeError, ValueError):  # not as this version writes it, or damaged: what the columns say is left
+        return Run(**columns)
 
 
 def _measured(connection: sqlite3.Connection, run: Run) -> Run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import math
 import os
 import signal
 import sys
@@ -149,6 +150,7 @@ def record(scraper: Scraper, writer: Writer, runs: RunLog | None, options: argpa
         keeper.look(time.monotonic())
         if stopped_within(schedule.wait_from(time.monotonic())):
             return
+    keeper.look(math.inf)  # a keeper that died before its server has nobody else to end what that left
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

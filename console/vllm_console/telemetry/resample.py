@@ -12,6 +12,8 @@ from functools import cache
 from statistics import NormalDist
 
 RESAMPLES = 400
+LONGER = 2
+"""So many times as many values show the drift of both."""
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
 
 
@@ -25,14 +27,18 @@ def median(values: Sequence[float]) -> float:
 def difference(before: Sequence[float], after: Sequence[float], level: float) -> tuple[float, float, float]:
     """How much the median of ``after`` is above that of ``before``, and the bounds that hold it with ``level``.
 
-    Values are in the order of time, three of each at least.
+    Values are in the order of time, three of each at least. Where one series is twice as long as the other or more,
+    it shows how values drift, which the short one hides: they count for as much, and scatter at least as much.
     """
     change = median(after) - median(before)
-    counts = [max(2.0, len(values) * worth(values)) for values in (before, after)]
-    errors = [
-        standard_error(values, seed) * math.sqrt(len(values) / much)
-        for seed, (values, much) in enumerate(zip((before, after), counts, strict=True), 1)
-    ]
+    both = (before, after)
+    counts = [max(2.0, len(values) * worth(values)) for values in both]
+    plain = [standard_error(values, seed) for seed, values in enumerate(both, 1)]
+    short, long = sorted((0, 1), key=lambda side: len(both[side]))
+    if len(both[long]) >= LONGER * len(both[short]):
+        counts[short] = max(2.0, min(counts[short], counts[long] * len(both[short]) / len(both[long])))
+        plain[short] = max(plain[short], plain[long] * math.sqrt(len(both[long]) / len(both[short])))
+    errors = [error * math.sqrt(len(values) / much) for error, values, much in zip(plain, both, counts, strict=True)]
     reach = student(0.5 + level / 2, max(3.0, sum(counts) - 2)) * math.hypot(*errors)
     return change, change - reach, change + reach
 

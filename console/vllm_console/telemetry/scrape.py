@@ -155,7 +155,7 @@ class Scraper:
         body, _ = self._get(path)
         try:
             return json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ScrapeError("garbage", f"{self.place} answered {path} with something that is not JSON.") from None
 
     def health(self) -> None:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
+from vllm_console.telemetry.loglines import LogLine, parse_line
 from vllm_console.telemetry.model import Stage
-from vllm_console.text import plain
 from vllm_launchers.plan.budget.report import GRAPHS, KV_MEMORY, KV_TOKENS, WEIGHTS, ReportReader
 
 __all__ = ["STAGES", "Stage", "StartupWatch", "stages"]
@@ -35,8 +35,8 @@ _PHASE = {"process": 0, "imports": 1, "config": 2, "download": 3, "weights": 4, 
 _ENGINE_PHASE = 5
 
 _MARKERS: tuple[tuple[str, str], ...] = (
-    ("imports", r"Automatically detected platform|Triton is installed|Triton is not installed|Triton not available"
-                r"|Importing from |\[importing\.py"),
+    ("imports", r"Automatically detected platform|Triton (?:is )?(?:not )?installed|Triton not available"
+                r"|Importing from "),
     ("config", r"vLLM (?:API )?server version|[█▄▀ ]  version \d|non-default args:|^args: Namespace"
                r"|Resolved architecture:|Using max model len|Initializing an? (?:V[01] )?LLM engine"),
     ("weights", r"Starting to load model|Loading drafter model|Loading model weights took|Loading weights took"
@@ -55,7 +55,11 @@ _MARKERS: tuple[tuple[str, str], ...] = (
 _ANY = re.compile("|".join(f"(?P<m{number}>{pattern})" for number, (_, pattern) in enumerate(_MARKERS)))
 _AFTERWARDS = re.compile(r"(?:init engine \(|warmup run took|profiling takes|Graph capturing finished)[^\d]*([\d.]+) s")
 """Lines that come when their stage is over, with the seconds it took."""
-_TIME = re.compile(r"(?:^|[ )m])(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:[.,]\d+)? ")
+_TIME = re.compile(
+    r"(?:(?:\d{4}-)?(?P<month>\d\d)-|(?P<name>[A-Z][a-z]{2}) )(?P<day>[ \d]\d)[ T]"
+    r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
+)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _DETAILS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("weights", re.compile(r"checkpoint shards.*?(\d+)% Completed"), "{} %"),
     ("weights", WEIGHTS, "{} GiB"),
@@ -86,7 +90,7 @@ class StartupWatch:
         self._begun: dict[str, float] = {"process": started_at}
         self._details: dict[str, str] = {}
         self._time = self._marked_at = started_at
-        self._zone: float | None = None
+        self._zones: dict[int, float] = {}
 
     def feed(self, data: bytes) -> None:
         """Take in what the log has grown by; lines may be cut anywhere, ends of line may be ``\\r`` (progress bars)."""
@@ -104,8 +108,14 @@ class StartupWatch:
         """Take in one line."""
         if self.complete or not line:
             return
-        text = plain(line)
-        self._tell_time(text)
+        for part in parse_line(0, line):
+            self._take(part)
+
+    def _take(self, line: LogLine) -> None:
+        text = line.message
+        if self.complete:
+            return
+        self._tell_time(line.clock)
         self.memory.line(text)
         found = _ANY.search(text)
         if found is None or found.lastgroup is None:
@@ -176,18 +186,19 @@ class StartupWatch:
             return
         self._details[stage] = detail
 
-    def _tell_time(self, text: str) -> None:
-        match = _TIME.search(text[:200])
+    def _tell_time(self, clock: str) -> None:
+        match = _TIME.fullmatch(clock)
         if match is None:
             return
-        moment = _moment(self.started_at, *(int(group) for group in match.groups()))
+        month = _MONTHS.index(match["name"]) + 1 if match["name"] in _MONTHS else int(match["month"] or 0)
+        moment = _moment(self.started_at, month, *(int(match[name]) for name in ("day", "hour", "minute", "second")))
         if moment is None:
             return
-        if self._zone is None:
+        if len(clock) not in self._zones:  # each way to write a time may have a zone of its own
             # A log in another time zone is off by whole quarters of an hour; a slow start by less than half an hour.
             off = moment - self.started_at
-            self._zone = round(off / 900) * 900.0 if off < -60 or off > 1800 else 0.0
-        self._time = max(self._time, moment - self._zone)
+            self._zones[len(clock)] = round(off / 900) * 900.0 if off < -60 or off > 1800 else 0.0
+        self._time = max(self._time, moment - self._zones[len(clock)])
 
 
 def stages(

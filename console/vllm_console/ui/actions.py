@@ -15,9 +15,9 @@ class Action:
     """Something a person can do with a key.
 
     ``id`` names the method ``action_<id>`` (words joined by ``_``); ``keys`` are Textual key names, the first is shown;
-    ``scope`` is ``app``, ``operations``, ``launch``, ``flags`` or ``log``; ``changes`` marks what alters a server and
-    vanishes under ``--read-only``; ``footer`` puts it into the footer line, in the order of the registry; ``short`` is
-    its name there; ``group`` is the heading it stands under in help.
+    ``scope`` is ``app``, ``operations``, ``launch``, ``flags`` or ``log``; ``changes`` marks what alters a server or
+    the shared board, and vanishes under ``--read-only``; ``footer`` puts it into the footer line, in the order of the
+    registry; ``short`` is its name there; ``group`` is the heading it stands under in help.
     """
 
     id: str
@@ -53,6 +53,8 @@ _ACTIONS: tuple[Action, ...] = (
             changes=True),
     _action("forget", "x", "Forget a stopped or failed server: its record, log and history", "operations", _SERVERS,
             changes=True),
+    _action("remove_leftovers", "X", "Remove what ended servers left: processes, files in /dev/shm", "operations",
+            _SERVERS, changes=True),
     _action("toggle_load", "b", "Send the preset's workload to the server, or end it", "operations", _SERVERS, "load",
             changes=True),
     _action("stage_cure", "f", "Stage the cure of what is found; again: the next cure", "operations", _SERVERS,
@@ -77,6 +79,8 @@ _ACTIONS: tuple[Action, ...] = (
     _action("pane_5", "5", "Log; again: all panes", "operations", _VIEW),
     _action("pane_6", "6 g", "GPUs and their links; again: all panes", "operations", _VIEW),
     _action("describe_gpus", "G", "Describe the GPUs: clocks, every link, every process", "operations", _VIEW),
+    _action("claim_gpus", "C", "Claim GPUs on the shared board, or take claims back", "operations", _SERVERS,
+            changes=True),
     _action("next_pane", "tab", "Next pane", "operations", _VIEW),
     _action("previous_pane", "shift+tab", "Previous pane", "operations", _VIEW),
     _action("halve_sequences", "left_square_bracket", "Halve --max-num-seqs", "operations", _STAGE, changes=True),

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -22,7 +23,7 @@ from vllm_console.ui.commands import RegistryCommands
 from vllm_console.ui.panes.bars import Looking
 from vllm_console.ui.screens.operations import OperationsScreen
 from vllm_console.ui.theme import BAD, CONSOLE_THEME, wants_ascii
-from vllm_console.ui.threads import in_thread
+from vllm_console.ui.threads import favour_the_screen, in_thread
 
 if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 LEAVE_SECONDS = 3.0
 """How long leaving may take after a signal before the main thread is interrupted."""
+
+RESIZE_SECONDS = 0.15
+"""The least time between two layouts while the terminal is being resized."""
 
 RATES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between looks that ``+`` and ``-`` step through."""
@@ -94,6 +98,7 @@ class ConsoleApp(App[None]):
         self.left = threading.Event()
         """Set by whoever ran the app, once it has returned."""
         self._seen_at = 0.0
+        self._resized_at = float("-inf")
         self._wake = asyncio.Event()
         self.operations = OperationsScreen()
         self.set_keymap(dict(keys or {}))
@@ -108,12 +113,25 @@ class ConsoleApp(App[None]):
         """Begin to look, and end when the terminal goes or a person says so."""
         loop = asyncio.get_running_loop()
         if not self.is_headless:
+            favour_the_screen()
             for number in (signal.SIGHUP, signal.SIGTERM):
                 loop.add_signal_handler(number, self._told_to_end)
         self._seen_at = loop.time()
         if self.notifier is not None:
             self.notifier.write = self._ring
         self.run_worker(self._watch(), name="watch", exclusive=True, group="watch")
+
+    def _check_resize(self) -> None:
+        """Lay out a new size, but not before the last one has stood for a moment: sizes that come faster than they can
+        be laid out would queue up in front of the keys. Textual's own, which has the newest size wait for 8 ms."""
+        wait = self._resized_at + RESIZE_SECONDS - time.monotonic()
+        if self._resize_event is None or wait <= 0:
+            self._resized_at = time.monotonic()
+            super()._check_resize()
+            return
+        if self._resize_timer is not None:
+            self._resize_timer.stop()
+        self._resize_timer = self.set_timer(wait, self._check_resize)
 
     def _told_to_end(self) -> None:
         """SIGHUP, SIGTERM: leave as after ``q``, without a word: the terminal may be gone. Textual handles neither."""
@@ -134,6 +152,15 @@ class ConsoleApp(App[None]):
     def action_quit(self) -> None:  # type: ignore[override]
         """Leave; servers stay up. Whoever ran the app says so (`farewell`)."""
         self.exit()
+
+    def _fatal_error(self) -> None:
+        """End after an unexpected exception. Textual's own way prints all variables, secrets among them."""
+        self._close_messages_no_wait()
+
+    @property
+    def crash(self) -> Exception | None:
+        """The unexpected exception that ended it. Whoever ran the app reports it, once the terminal is itself again."""
+        return self._exception
 
     def farewell(self) -> str:
         """What is said after a person has left; empty when there is nothing to say or nobody to say it to."""

@@ -45,15 +45,29 @@ def verdict(before: Plan, after: Plan) -> Verdict:
         return Verdict("✗", f"{held}: {plain(worst.message)}", BAD)
     tokens = _tokens(before, after)
     warned = _of_level(new, Level.WARNING)
-    told = f"; {plain(warned[0].message)}" if warned else ""
+    told = f"; {_message(warned[0])}" if warned else ""
     if after.memory is None:
         return Verdict("–", f"not known whether it fits: too little is known of the model or the GPU{told}", DIM)
     fits = "fits" if after.memory.source == "engine" else "fits by estimate"
     return Verdict("!" if warned else "✓", "; ".join(filter(None, (fits, tokens))) + told, WARN if warned else OK)
 
 
+def _message(finding: Finding) -> str:
+    """What is wrong; not how to undo the change that is judged."""
+    message = plain(finding.message)
+    return message.partition(": set ")[0] if finding.code == "gpus_unused" else message
+
+
 def _of_level(findings: list[Finding], level: Level) -> list[Finding]:
     return [finding for finding in findings if finding.level is level]
+
+
+def _at_once(before: Plan, after: Plan) -> str:
+    """How many requests of the full length fit at once, where that becomes another number."""
+    old, new = (plan.memory.max_concurrency if plan.memory is not None else None for plan in (before, after))
+    if old is None or new is None or abs(new - old) < 0.05 * old:
+        return ""
+    return f", full-length requests at once {old:.0f} → {new:.0f}"
 
 
 def _tokens(before: Plan, after: Plan) -> str:
@@ -64,5 +78,5 @@ def _tokens(before: Plan, after: Plan) -> str:
     if old is None:
         return f"KV cache {count(new)} tokens"
     if abs(new - old) < 0.005 * max(old, 1):
-        return f"KV cache stays at {count(new)} tokens"
+        return f"KV cache stays at {count(new)} tokens{_at_once(before, after)}"
     return f"KV cache {count(old)} → {count(new)} tokens"

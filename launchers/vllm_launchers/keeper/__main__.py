@@ -12,13 +12,14 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 if not __package__:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from vllm_launchers.keeper import codec, daemon, store
+from vllm_launchers.keeper import codec, daemon, inherited, store
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.keeper import Keeper, failure
 from vllm_launchers.keeper.lifecycle import Tuning
@@ -34,9 +35,8 @@ def main(folder: Path, lock_fd: int) -> None:
     umask = daemon.detach()
     _point_output_away()
     daemon.become_subreaper()
-    around = Surroundings(folder, dict(os.environ), umask, codec.from_plain(Tuning, order.get("tuning") or {}))
     try:
-        keeper = _begin(order, around)
+        keeper = _begin(order, folder, umask)
     except (KeeperError, OSError) as error:
         problem = error if isinstance(error, KeeperError) else KeeperError(f"the keeper cannot begin: {error}")
         _answer(answer_fd, failure(problem))
@@ -46,20 +46,28 @@ def main(folder: Path, lock_fd: int) -> None:
     keeper.run()
 
 
-def _begin(order: Mapping[str, Any], around: Surroundings) -> Keeper:
-    secrets = order.get("secrets") or {}
+def _begin(order: Mapping[str, Any], folder: Path, umask: int) -> Keeper:
+    secrets, tuning = order.get("secrets") or {}, codec.from_plain(Tuning, order.get("tuning") or {})
+    environment = dict(os.environ)
+    shell = inherited.written_down(environment, umask)
+    around = Surroundings(folder, environment, umask, tuning)
     if order["do"] == "launch":
         now = time.time()
         generation = Generation(1, codec.from_plain(LaunchSpec, order["spec"]), started_at=now)
-        record = ServerRecord(around.folder.name, State.STARTING, now, now, (generation,))
+        record = ServerRecord(folder.name, State.STARTING, now, now, (generation,), inherited=shell)
         keeper = Keeper(around, record, secrets)
         keeper.server.start()
         return keeper
-    keeper = Keeper(around, store.read_record(around.folder), secrets)
+    record = store.read_record(folder)
     if order["do"] == "restart":
+        keeper = Keeper(around, replace(record, inherited=shell), secrets)
         keeper.server.start_next(codec.from_plain(LaunchSpec, order["spec"]))
-    else:
-        keeper.server.adopt()
+        return keeper
+    if record.inherited is not None:  # not that of whichever console happens to start this keeper
+        environment = inherited.brought_back(record.inherited, record.current.spec.secret_names, environment)
+        around = Surroundings(folder, environment, record.inherited.umask, tuning)
+    keeper = Keeper(around, record, secrets)
+    keeper.server.adopt()
     return keeper
 
 

@@ -175,10 +175,12 @@ def remove(root: Path, name: str) -> None:
     """
     import shutil
 
+    from vllm_launchers.keeper import orphans
+
     home = folder(root, name)
     if not home.is_dir():
         raise NoSuchServerError(f"there is no server named {name}")
-    store.check_ours(home)
+    store.check_own_folder(home)
     told = None
     with _on_disk(home):
         lock = store.take_lock(home)
@@ -190,6 +192,9 @@ def remove(root: Path, name: str) -> None:
     with _held(lock):
         if told is None and _may_run(root, name):
             raise StillAliveError(f"{name} has not been stopped (its keeper died); stop it first")
+        if left := orphans.left_of(home):
+            pids = ", ".join(map(str, left))
+            raise StillAliveError(f"processes of {name} still run (pid {pids}); 'vllm-console leftovers' shows them")
         # Out of sight in one step, so that nobody meets a half-deleted server.
         grave = home.with_name(f".removed-{name}-{os.getpid()}-{time.monotonic_ns()}")
         with _on_disk(home):
@@ -313,7 +318,7 @@ def _record(answer: Mapping[str, Any]) -> ServerRecord:
     if "error" in answer:
         kind = getattr(errors, str(answer["error"]), KeeperError)
         raise kind(str(answer.get("message")))
-    return codec.from_plain(ServerRecord, answer.get("record"))
+    return codec.record_of(answer.get("record"))
 
 
 @contextlib.contextmanager

@@ -25,8 +25,13 @@ def loads(data: bytes) -> ServerRecord:
     """Read ``record.json``. Raises `RecordError` with a sentence that names the wrong place."""
     try:
         raw = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"is not JSON: {error}") from error
+    return record_of(raw)
+
+
+def record_of(raw: Any) -> ServerRecord:
+    """A record from plain JSON, of a file or of a keeper's answer. Raises `RecordError`."""
     version = raw.get("version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > RECORD_VERSION:
         raise NewerRecordError(
@@ -95,7 +100,7 @@ def _decode(kind: Any, raw: Any, where: str) -> Any:
             return kind(raw)
         except ValueError as error:
             known = ", ".join(str(member.value) for member in kind)
-            raise RecordError(f"{where} is {raw!r}, expected one of {known}") from error
+            raise RecordError(f"{where} is {repr(raw)[:80]}, expected one of {known}") from error
     if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
         return float(raw)
     return _expect(kind, raw, where)

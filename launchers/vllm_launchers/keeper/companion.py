@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_launchers.keeper import processes, spawn
+from vllm_launchers.keeper import evidence, processes, spawn
 from vllm_launchers.keeper.records import ProcessIdentity
 
 BACKOFF_SECONDS = 1.0
@@ -47,7 +47,7 @@ class Companion:
 
     def __init__(self, folder: Path, changed: Changed, note: Callable[[str], None]) -> None:
         self.process: ProcessIdentity | None = None
-        self._log = folder / "companion.log"
+        self._log = folder.resolve() / evidence.COMPANION_LOG
         self._changed = changed
         self._note = note
         self._wanted: Wanted | None = None
@@ -73,6 +73,10 @@ class Companion:
         self._fresh = True
         self._backoff = BACKOFF_SECONDS
         self._next_start = 0.0
+
+    def is_mine(self, process: ProcessIdentity) -> bool:
+        """Whether one that a record points to runs, and writes this companion's log: else it is somebody else."""
+        return processes.alive(process) and evidence.is_companion(process.pid, self._log)
 
     def adopt(self, process: ProcessIdentity, wanted: Wanted | None) -> None:
         """Take over one that another keeper started."""
@@ -129,7 +133,14 @@ class Companion:
     def _bound_log(self) -> None:
         """Empty its log when it grows too large (it is opened for appending, so writing just goes on)."""
         try:
-            if self._log.stat().st_size > LOG_BYTES:
-                os.truncate(self._log, 0)
+            if self._log.stat(follow_symlinks=False).st_size <= LOG_BYTES:
+                return
+            log = os.open(self._log, os.O_WRONLY | os.O_NOFOLLOW)
         except OSError:
             return
+        try:
+            os.ftruncate(log, 0)
+        except OSError:
+            return
+        finally:
+            os.close(log)

@@ -22,6 +22,8 @@ class Health:
         """A new process: forget the one before."""
         self._silent = 0
         self._looked_at = 0.0
+        self.since = time.monotonic()
+        """When it last began or ceased to answer, on a clock that nobody sets."""
         self.reason = ""
         """Why the last probe led where it did, or why it did not count; a clause for people."""
 
@@ -34,11 +36,13 @@ class Health:
             if state is not State.READY or self._silent < self._limit:
                 return None
             self.reason = f"/health on port {port}: {probed.detail}, {self._silent} times in a row"
+            self.since = time.monotonic()
             return Transition.FELL_SILENT
         self._silent = 0
         if state is State.READY or not self._ours(port, members):
             return None
         self.reason = ""
+        self.since = time.monotonic()
         return Transition.ANSWERED if state is State.STARTING else Transition.SPOKE_AGAIN
 
     def _ours(self, port: int, members: Callable[[], Iterable[ProcessIdentity]]) -> bool:

@@ -11,7 +11,8 @@ import signal
 import time
 from collections.abc import Mapping
 
-from vllm_launchers.keeper import codec, store
+from vllm_launchers.keeper import codec, credentials, store
+from vllm_launchers.keeper.blanking import Blanking, values_of
 from vllm_launchers.keeper.errors import KeeperError, StillAliveError
 from vllm_launchers.keeper.events import (
     AdoptedEnded,
@@ -42,7 +43,9 @@ class Keeper:
         self._let_go = False
         post, spec = self._events.put, record.current.spec
         log = RotatingLog(around.folder / "server.log", spec.log_bytes, spec.log_files)
-        self._pump = LogPump(open_pipe(around.folder, blocking=False), log, post)
+        own = credentials.of_server(record) | credentials.known(spec, secrets, around.environment)
+        blanking = Blanking(values_of(own, around.environment))
+        self._pump = LogPump(open_pipe(around.folder, blocking=False), log, post, blanking)
         self._listener = Listener(around.folder, post)
         self.server = Server(around, record, secrets, self._pump, post)
         signal.signal(signal.SIGCHLD, lambda *_: post(ChildEnded()))

@@ -69,6 +69,11 @@ class Ledger:
             self._record = before
             raise UnwrittenError(self.trouble)
 
+    def replace(self, record: ServerRecord) -> None:
+        """Write another record in the place of this one."""
+        self._record = record
+        self.write()
+
     def move(
         self,
         transition: Transition,

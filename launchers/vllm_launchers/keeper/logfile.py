@@ -14,11 +14,14 @@ import contextlib
 import fcntl
 import os
 import select
+import stat
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from vllm_launchers.keeper.blanking import Blanking
+from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.events import HelperFailed, LogLost, LogMended, Post
 
 PIPE_BYTES = 1 << 20
@@ -35,6 +38,9 @@ def open_pipe(folder: Path, blocking: bool) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkfifo(path, 0o600)
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (0 if blocking else os.O_NONBLOCK))
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise KeeperError(f"{path} is no pipe; move it away")
     with contextlib.suppress(OSError):  # the user's allowance for pipes may be used up: a smaller one works too
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     return fd
@@ -43,7 +49,8 @@ def open_pipe(folder: Path, blocking: bool) -> int:
 class RotatingLog:
     """``server.log`` and its older files ``.1``, ``.2``, …, ``files`` in all, each at most ``limit`` bytes.
 
-    Files end at the end of a line, except under a line longer than 64 KiB. Never raises on a full disk.
+    Files end at the end of a line, except under a line longer than 64 KiB. Only a ``limit`` under 256 KiB may be
+    overrun, by the rest of a line of at most 64 KiB. Never raises on a full disk.
     """
 
     def __init__(self, path: Path, limit: int, files: int, write: Callable[[int, bytes], int] = os.write) -> None:
@@ -51,7 +58,7 @@ class RotatingLog:
         self.lost = 0
         """Bytes that could not be written since the last line that says so."""
         self.trouble = ""
-        self._limit = max(limit, 4096)
+        self._limit = _end_at(limit)
         self._files = max(files, 1)
         self._write = write
         self._mutex = threading.Lock()
@@ -63,7 +70,7 @@ class RotatingLog:
     def resize(self, limit: int, files: int) -> None:
         """Change the bounds."""
         with self._mutex:
-            self._limit, self._files = max(limit, 4096), max(files, 1)
+            self._limit, self._files = _end_at(limit), max(files, 1)
 
     def position(self) -> tuple[int | None, int]:
         """Inode and size of the file that is written now: where the next byte goes."""
@@ -99,7 +106,7 @@ class RotatingLog:
         cut = data.rfind(b"\n", 0, max(room, 0)) + 1
         if cut == 0 and (not self._at_line_start or self._size == 0):
             first = data.find(b"\n") + 1
-            overrun = max(room, 0) + LONGEST_LINE
+            overrun = max(room + LONGEST_LINE, 0)
             cut = first if 0 < first <= overrun else min(len(data), overrun)
         return data[:cut], data[cut:]
 
@@ -163,12 +170,18 @@ class RotatingLog:
         self._at_line_start = True
 
 
+def _end_at(limit: int) -> int:
+    """The size from which on a file ends with the next line, so that it stays within ``limit`` with that line."""
+    return limit - LONGEST_LINE if limit >= 4 * LONGEST_LINE else max(limit, 4096)
+
+
 class LogPump(threading.Thread):
     """Reads the pipe and writes the log; says when the log cannot be written, and when it can again."""
 
-    def __init__(self, pipe_fd: int, log: RotatingLog, post: Post) -> None:
+    def __init__(self, pipe_fd: int, log: RotatingLog, post: Post, blanking: Blanking | None = None) -> None:
         super().__init__(name="log", daemon=True)
         self.log = log
+        self.blanking = blanking or Blanking()
         self._pipe = pipe_fd
         self._post = post
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -202,11 +215,12 @@ class LogPump(threading.Thread):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         while data := self._read():
-            self.log.append(data)
+            self.log.append(self.blanking.clean(data))
             self._tell()
             if len(data) < CHUNK and not asked:
                 time.sleep(GATHER_SECONDS)
         if asked:
+            self.log.append(self.blanking.rest())
             self._asked_to_drain = False
             self._drained.set()
 

@@ -120,14 +120,29 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a server has from the shell that it was launched in, as far as it may be written down.
+
+    ``values`` are variables that decide how a server runs and hold no secret; of all ``others`` only the names are
+    known. ``umask`` is the file mode mask.
+    """
+
+    values: Mapping[str, str]
+    others: tuple[str, ...]
+    umask: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerRecord:
     """``record.json``: everything that is known about a server across consoles, keepers and reboots.
 
     ``generations`` holds the last ones, oldest first; the last of them is the present one. ``log_inode`` and
     ``log_offset`` say where in the log the present generation begins. ``attempt`` counts automatic restarts within
     a generation. ``downtime_seconds`` is how long the last requested restart kept the server from answering.
-    ``then`` is what a restart under way will start once the present generation is gone. ``unwritten`` says why
-    ``record.json`` could not be written: only what a keeper answers over its socket has it, the file never does.
+    ``then`` is what a restart under way will start once the present generation is gone. ``owed``: the process of the
+    present generation is being started, and nobody waits to hear whether it was: if the keeper dies, the next one
+    starts it. ``unwritten`` says why ``record.json`` could not be written: only what a keeper answers over its socket
+    has it, the file never does.
     """
 
     name: str
@@ -146,6 +161,8 @@ class ServerRecord:
     log_inode: int | None = None
     log_offset: int = 0
     then: LaunchSpec | None = None
+    owed: bool = False
+    inherited: Inherited | None = None
     unwritten: str = ""
     version: int = RECORD_VERSION
 

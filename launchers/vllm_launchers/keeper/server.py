@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vllm_launchers.keeper import credentials, processes, spawn
+from vllm_launchers.keeper import adoption, credentials, processes, spawn
+from vllm_launchers.keeper.adoption import ADOPTED, ADOPTED_EXIT
 from vllm_launchers.keeper.companion import Companion
 from vllm_launchers.keeper.errors import KeeperError, UnwrittenError
 from vllm_launchers.keeper.events import Post, Probed
@@ -35,8 +36,7 @@ from vllm_launchers.keeper.surroundings import Surroundings
 from vllm_launchers.keeper.verdict import judge, remaining
 from vllm_launchers.keeper.watch import watch
 
-ADOPTED = "a new keeper adopted it after the old one died; its exit code will be unknown"
-ADOPTED_EXIT = "it was adopted by a new keeper, which is not its parent"
+OWED = "started by a new keeper; the old one died before it could"
 DRAIN_SECONDS = 5.0
 
 
@@ -83,15 +83,18 @@ class Server:
         """Start the present generation's process for the first time. Raises `UnwrittenError`."""
         self._start_process("")
 
-    def start_next(self, spec: LaunchSpec) -> None:
-        """Start the next generation; nothing of the one before is left. Raises `UnwrittenError`: all is as before."""
+    def start_next(self, spec: LaunchSpec, *, owed: bool = False) -> None:
+        """Start the next generation; nothing of the one before is left. ``owed``: nobody waits to hear whether it was.
+
+        Raises `UnwrittenError`: all is as before.
+        """
         record = self.record
         generation = Generation(record.current.number + 1, spec, started_at=time.time())
         # What makes a restart hopeless is of use to the present generation only, and not small.
         past = replace(record.current.spec, restart=replace(record.current.spec.restart, hopeless=()))
         earlier = (*record.generations[:-1], replace(record.current, spec=past))
         kept = (*earlier, generation)[-KEPT_GENERATIONS:]
-        self._start_process("", generations=kept, attempt=0, downtime_seconds=None)
+        self._start_process("", owed=owed, generations=kept, attempt=0, downtime_seconds=None)
         self._pump.log.resize(spec.log_bytes, spec.log_files)
 
     def adopt(self) -> None:
@@ -101,17 +104,15 @@ class Server:
         if not record.state.alive:
             self._adopt_waiting()
             return
-        self.ledger.change(keeper=processes.identity(os.getpid()))
         self._epoch += 1
-        if server is not None:
-            self._household = Household((self._around.folder / "server.pipe").resolve(), server)
-        if server is None or record.current.exit is not None or not processes.alive(server):
+        household = self._household = Household.adopted(self._around.folder, server)
+        if server is None or record.current.exit is not None or household is None or not household.server_lives:
             self._adopt_dead()
             return
         self._ended = False
         self._look()
         watch(server, self._epoch, self._post)
-        self.ledger.change(adopted=True, reason=ADOPTED)
+        self.ledger.change(keeper=processes.identity(os.getpid()), adopted=True, owed=False, reason=ADOPTED)
         self._adopt_companion()
         if record.state is State.STOPPING:
             self._stop = Stop(self._fresh_ladder(), self.note, requested=True, then=record.then)
@@ -122,9 +123,8 @@ class Server:
     def _adopt_waiting(self) -> None:
         """It failed and waits to be started again: the wait goes on, with what is left of it."""
         record = self.record
-        if record.keeper is not None and record.keeper.boot_id != processes.boot_id():
-            why = f"{record.reason}; the machine was restarted since, so it is not started again"
-            self.ledger.change(next_attempt_at=None, reason=why, keeper=None)
+        if (missed := adoption.missed_by_reboot(record, processes.boot_id())) is not None:
+            self.ledger.replace(missed)
             self.over = True
             return
         seconds = remaining(record, time.time())
@@ -134,27 +134,18 @@ class Server:
 
     def _adopt_dead(self) -> None:
         """It ended (or was never started) while no keeper watched: write that down, and end what it left."""
-        record = self.record
-        why, then = "it ended while no keeper watched", record.then
-        if record.server is None:
-            why = "its keeper died before it was started"
-        elif record.server.boot_id != processes.boot_id():
-            why = "the machine was restarted since"
-            if then is not None:  # nothing starts by itself after that
-                why, then = f"{why}; it was to start again with other flags, which was not done", None
-        ended = record.current.exit or exit_unknown(record.state is State.STOPPING, why, time.time())
+        stranger = self._household is not None and self._household.stranger
+        found = adoption.ended(self.record, processes.boot_id(), time.time(), stranger=stranger)
         self._ended = True
         self._adopt_companion()
         self._companion.want(None)
         ladder = Ladder.left_over(time.monotonic(), self._around.tuning.patience)
-        # How it ended was seen: the policy applies. Of an end that nobody saw it is not known who wanted it.
-        retry = record.current.exit is not None and not ended.requested
-        self._stop = Stop(ladder, self.note, requested=ended.requested, then=then, retry=retry)
-        self._write_exit(ended)
+        self._stop = Stop(ladder, self.note, requested=found.exit.requested, then=found.then, retry=found.retry)
+        self._write_exit(found.exit, keeper=processes.identity(os.getpid()), owed=found.owed)
 
     def _adopt_companion(self) -> None:
         companion = self.record.companion
-        if companion is not None and processes.alive(companion):
+        if companion is not None and self._companion.is_mine(companion):
             self._companion.adopt(companion, self._around.companion(self.record))
         elif not self._ended:
             self._companion.want(self._around.companion(self.record))
@@ -163,6 +154,8 @@ class Server:
 
     def _start_process(self, reason: str, **fields: Any) -> None:
         """Start the last of the generations; ``fields`` change with it. Raises `UnwrittenError`: all is as before.
+
+        One that is ``owed`` stays so until its process has been let go.
 
         A server that no record knows would be nobody's, should this keeper die: none is started without one.
         """
@@ -195,7 +188,9 @@ class Server:
             self._could_not_start(f"could not be started: {error}")
             return
         self._ended = False
-        self._household = Household((self._around.folder / "server.pipe").resolve(), server, os.getpid())
+        if self.record.owed:
+            self.ledger.change(owed=False)
+        self._household = Household.born(self._around.folder, server)
         self._aim()
         self._companion.want(self._around.companion(self.record))
 
@@ -205,7 +200,7 @@ class Server:
         generation = replace(self.record.current, ended_at=at, exit=ended)
         self._ended = True
         self._companion.want(None)
-        self.ledger.move(Transition.LOST, reason, generation, server=None, keeper=None)
+        self.ledger.move(Transition.LOST, reason, generation, server=None, keeper=None, owed=False)
         self.over = True
 
     # -- health ----------------------------------------------------------------------------------------------------
@@ -224,11 +219,10 @@ class Server:
         standing = ADOPTED if record.adopted else ""
         match transition:
             case Transition.ANSWERED:
-                now = time.time()
                 downtime = record.downtime_seconds
                 if self._left_ready_at is not None:
-                    downtime, self._left_ready_at = max(now - self._left_ready_at, 0.0), None
-                generation = replace(record.current, ready_at=now)
+                    downtime, self._left_ready_at = self._health.since - self._left_ready_at, None
+                generation = replace(record.current, ready_at=time.time())
                 self.ledger.move(transition, standing, generation, downtime_seconds=downtime)
                 self._aim()
             case Transition.SPOKE_AGAIN:
@@ -276,13 +270,13 @@ class Server:
             stop.ladder.server_ended(time.monotonic())
         self._write_exit(ended)
 
-    def _write_exit(self, ended: Exit) -> None:
+    def _write_exit(self, ended: Exit, **fields: Any) -> None:
         record = self.record
         generation = replace(record.current, ended_at=record.current.ended_at or ended.at, exit=ended)
         if record.state is State.STOPPING:
-            self.ledger.change(generations=(*record.generations[:-1], generation))
+            self.ledger.change(generations=(*record.generations[:-1], generation), **fields)
         else:
-            self.ledger.move(Transition.ENDED, ended.reason, generation)
+            self.ledger.move(Transition.ENDED, ended.reason, generation, **fields)
 
     def stop(self, then: LaunchSpec | None = None, secrets: Mapping[str, str] | None = None) -> None:
         """A stop was asked for; ``then`` is what to start afterwards. The last word counts.
@@ -292,6 +286,7 @@ class Server:
         if then is not None:
             given = {**self._secrets, **(secrets or {})}
             self._secrets.update(credentials.complete(then, given, self._around.environment))
+            self._pump.blanking.know(self._secrets.values())
         reason = "stopping as asked" if then is None else "stopping, to start again"
         record, stop = self.record, self._stop
         insist = then is not None
@@ -299,12 +294,12 @@ class Server:
             if stop.requested:
                 self.ledger.change(insist=insist, reason=reason, then=then)
             else:
-                self.ledger.change(insist=insist, then=then)
+                self.ledger.change(insist=insist, then=then, owed=False)
             stop.then, stop.retry = then, False
         elif record.state in LIVE:
             self.ledger.move(Transition.STOP_ASKED, reason, insist=insist, then=then)
             if record.state is not State.STARTING:
-                self._left_ready_at = time.time() if record.state is State.READY else record.state_since
+                self._left_ready_at = time.monotonic() if record.state is State.READY else self._health.since
             self._stop = Stop(self._fresh_ladder(), self.note, requested=True, then=then)
             self.prober.aim(None)
         elif then is not None:  # failed, and waiting to be started again
@@ -330,7 +325,9 @@ class Server:
         ended = self.record.current.exit
         reason = ended.reason if ended else "it ended"
         if stop.then is not None:
-            self.start_next(stop.then)
+            self.start_next(stop.then, owed=True)
+        elif self.record.owed:
+            self._start_process(OWED, attempt=self.record.attempt)
         elif stop.requested:
             self.ledger.move(Transition.GONE, reason, server=None, keeper=None, then=None)
             self.over = True
@@ -353,7 +350,9 @@ class Server:
         record = self.record
         attempt, limit = record.attempt + 1, record.current.spec.restart.limit
         before = record.current.exit.reason if record.current.exit else "it failed"
-        self._start_process(f"started again by itself ({attempt} of {limit}) after: {before}", attempt=attempt)
+        self._start_process(
+            f"started again by itself ({attempt} of {limit}) after: {before}", attempt=attempt, owed=True
+        )
         self._retry_at = None
 
     # -- the passing of time ---------------------------------------------------------------------------------------
@@ -371,13 +370,10 @@ class Server:
             if not self.ledger.trouble:  # else it waits until its record can be written
                 with contextlib.suppress(UnwrittenError):
                     self._retry()
-        elif record.adopted and not self._ended:
-            self._look()
-        elif record.attempt and record.state is State.READY and self._is_steady():
+        elif record.attempt and record.state is State.READY and now - self._health.since >= self._around.tuning.steady:
             self.ledger.change(attempt=0)
-
-    def _is_steady(self) -> bool:
-        return time.time() - self.record.state_since >= self._around.tuning.steady
+        elif self._household is not None and not self._ended:
+            self._household.glance(now, self._companion_pid())
 
     def _climb(self, stop: Stop, now: float) -> None:
         clean = stop.advance(self._household, self._companion_pid(), self._ended, now)

@@ -43,7 +43,8 @@ class Stop:
             return server_ended
         rung = self.ladder.rung(now)
         if not rung.everybody:
-            self._send(household.server, rung.number)
+            if household.proven:
+                self._send(household.server, rung.number)
             return False
         left = household.look(companion_pid)
         for member in left:

@@ -97,11 +97,19 @@ def check_ours(path: Path) -> None:
         )
 
 
+def check_own_folder(folder: Path) -> None:
+    """Raise `NotOursError` unless a server's folder is a folder of this user, and no link to one elsewhere."""
+    if folder.is_symlink():
+        raise NotOursError(f"{folder} is a link: what it leads to may be another server's; delete the link")
+    check_ours(folder)
+
+
 def read_record(folder: Path) -> ServerRecord:
     """Read the record of a server. Raises `NoSuchServerError`, `RecordError`, `NotOursError`."""
     path = folder / RECORD
+    check_own_folder(folder)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe in its place must not hold us
     except FileNotFoundError as error:
         raise NoSuchServerError(f"there is no server named {folder.name}") from error
     except OSError as error:
@@ -111,7 +119,10 @@ def read_record(folder: Path) -> ServerRecord:
             raise NotOursError(f"{path} belongs to another user")
         data = file.read()
     try:
-        return codec.loads(data)
+        record = codec.loads(data)
+        if record.name != folder.name:
+            raise RecordError(f"is the record of a server named {record.name!r}: it was copied or moved here")
+        return record
     except RecordError as error:
         # Whether a server still runs cannot be told from such a record, so nothing is cleaned up by itself.
         way_out = "" if isinstance(error, NewerRecordError) else f"; if its server has ended, delete {folder}"
@@ -213,7 +224,7 @@ def lock_is_held(folder: Path) -> bool:
 def _locked(path: Path) -> bool:
     """Whether somebody holds a file's lock for himself alone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import struct
 import threading
 import time
@@ -36,6 +37,8 @@ def ask(folder: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECOND
     try:
         with _address(folder) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(seconds)
+            if not stat.S_ISSOCK(os.stat(address, follow_symlinks=False).st_mode):  # noqa: PTH116 - a descriptor's path
+                raise UnreachableError("a link or a file is in the socket's place")
             connection.connect(address)
             if _peer_uid(connection) != os.geteuid():
                 raise UnreachableError("another user's process listens there")
@@ -52,7 +55,7 @@ def ask(folder: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECOND
     try:
         answer = json.loads(line)
         return dict(answer)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise KeeperError(f"the keeper of {folder.name} answered what cannot be read") from error
 
 
@@ -95,7 +98,7 @@ class Listener(threading.Thread):
             try:
                 with connection:
                     self._serve(connection)
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 continue  # a console that went away, hung, or sent no JSON
             except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the listening goes on
                 self._post(HelperFailed("listener", repr(error)))

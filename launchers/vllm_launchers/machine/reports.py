@@ -95,7 +95,7 @@ class ReportBook:
             return False
         try:
             with self._locked():
-                kept = [known for known in self.entries() if _key(known) != _key(entry)]
+                kept = [known for known in self._entries() if _key(known) != _key(entry)]
                 if self._newer:
                     return False
                 self._write([*kept, entry][-MOST_ENTRIES:])
@@ -115,14 +115,19 @@ class ReportBook:
 
     def entries(self) -> list[Remembered]:
         """All starts, the oldest first."""
+        try:
+            return self._entries()
+        except OSError as error:
+            self.problem = f"{self.path}: cannot be read: {error.strerror}"
+            return []
+
+    def _entries(self) -> list[Remembered]:
+        """Raises OSError where the file is there and cannot be read: what is in it must not be written over then."""
         self._newer = False
         try:
             with self.path.open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
         except FileNotFoundError:
-            return []
-        except OSError as error:
-            self.problem = f"{self.path}: cannot be read: {error.strerror}"
             return []
         try:
             if len(data) > MOST_BYTES:

@@ -11,6 +11,7 @@ from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.flags import flag_words, normalise_setting, spellings
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, FlagValue, Plan, same_value
 from vllm_launchers.presets.model import Preset
+from vllm_launchers.secrets import holds_secret
 
 YOU_SET_IT = "you set it"
 QUIET_ENDPOINTS = "/health,/metrics"
@@ -91,6 +92,11 @@ def make_plan(
     model = model or preset.model
     if model.startswith("-") or not model.strip() or "\0" in model:
         raise PlanError("the model must be a name such as Qwen/Qwen3-8B-AWQ, or a folder")
+    if holds_secret(model):
+        raise PlanError(
+            "the model's name holds a key or a password, and every user of this machine can read it on the command "
+            "line: leave it out, and export the variable that the model's host knows"
+        )
     draft = _Draft(
         choices if choices is not None else choices_of(preset, changes),
         {name: setting.value for name, setting in preset.environment.items()} | dict(environment or {}),
@@ -100,6 +106,7 @@ def make_plan(
         _fit_to_cpu(draft, inherited or {})
     _place(draft, gpus, engine)
     flags = {name: choice.value for name, choice in draft.choices.items() if choice.value is not None}
+    _check_text(model, flags, draft.environment)
     return Plan(
         preset=preset.name,
         model=model,
@@ -115,6 +122,17 @@ def make_plan(
         choices=tuple(draft.choices.values()),
         findings=tuple(draft.findings),
     )
+
+
+def _check_text(model: str, flags: Mapping[str, FlagValue], environment: Mapping[str, str]) -> None:
+    """Words can hold any bytes, but records, JSON and exports are text."""
+    named = {"the model": model, **{f"--{name}": value for name, value in flags.items()}, **environment}
+    for name, value in named.items():
+        try:
+            f"{name}{value}".encode()
+        except UnicodeEncodeError:
+            shown = "".join(c if c.isprintable() else "?" for c in name)
+            raise PlanError(f"{shown} holds bytes that are no UTF-8 text, and a record could not hold them") from None
 
 
 def _keep_log_readable(draft: _Draft, engine: Engine, unset: set[str]) -> None:

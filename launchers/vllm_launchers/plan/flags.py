@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from vllm_launchers.plan.errors import FlagError
 from vllm_launchers.plan.model import Flags, FlagValue
-from vllm_launchers.presets.rules import FLAG_NAME, LENGTH, refused_flag
+from vllm_launchers.presets.rules import FLAG_NAME, LENGTH, refused_flag, refused_value
 
 __all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_set", "parse_value", "token_count"]
 
@@ -112,6 +112,8 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
         value = "-1"  # no length but another word for auto, and `rules` has it as a word
     if isinstance(value, float) and not math.isfinite(value):
         raise FlagError(f"--{plain}: {value} is no number that vLLM can use")
+    if refusal := refused_value(value):
+        raise FlagError(f"--{plain} cannot have this value: {refusal}")
     if isinstance(value, str) and "\0" in value:
         raise FlagError(f"--{plain}: a value cannot hold a zero byte")
     return plain, value

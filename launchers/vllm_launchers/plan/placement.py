@@ -131,7 +131,8 @@ def rank_placements(
 
     ``need_gib`` is what the server takes of each GPU, or says so for a GPU (for a MIG slice it is given a GPU of the
     slice's size); without it a GPU counts as free when nearly all of it is.
-    Lost GPUs are left out; GPUs in MIG mode give their slices to servers on one GPU only.
+    Lost GPUs, and those that somebody else has claimed, are left out; GPUs in MIG mode give their slices to servers on
+    one GPU only.
     """
     if size < 1:
         return Ranking((), "a server needs at least one GPU")
@@ -140,7 +141,7 @@ def rank_placements(
         (_key(asked, chosen), chosen) for chosen in _sets(asked, sorted(asked.gpus), size)
     ]
     if size == 1:
-        sliced = [gpu for gpu in host.gpus if gpu.mig_mode and not gpu.lost]
+        sliced = [gpu for gpu in host.gpus if gpu.mig_mode and not (gpu.lost or gpu.claimed)]
         found += [_slice(need_gib, gpu, part) for gpu in sliced for part in gpu.mig]
     found.sort(key=lambda pair: pair[0])
     choices = _different(asked, found, most)
@@ -173,7 +174,7 @@ def _needed(need: Need, gpu: Gpu) -> float | None:
 
 
 def _ask(host: Host, need: Need, shares: tuple[Share, ...]) -> _Asked:
-    usable = {gpu.index: gpu for gpu in host.gpus if not gpu.lost and not gpu.mig_mode}
+    usable = {gpu.index: gpu for gpu in host.gpus if not (gpu.lost or gpu.mig_mode or gpu.claimed)}
     frees = {index: available_gib(gpu, shares) for index, gpu in usable.items()}
     needs = {index: _needed(need, gpu) for index, gpu in usable.items()}
     return _Asked(
@@ -365,6 +366,7 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
         lost = [gpu.index for gpu in host.gpus if gpu.lost]
         sliced = [gpu.index for gpu in host.gpus if gpu.mig_mode and not gpu.lost]
         why = [f"GPU {spans(lost)} lost"] if lost else []
+        why += [f"GPU {gpu.index} {gpu.claimed}" for gpu in host.gpus if gpu.claimed]
         why += [f"GPU {spans(sliced)} in MIG mode, whose slices serve one GPU's servers only"] if sliced else []
         return f"{size} GPUs are wanted and {len(asked.gpus)} can be used" + (f" ({'; '.join(why)})" if why else "")
     if placements[0].fits:
@@ -373,4 +375,5 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
     free = "unknown" if nearest.free_gib is None else f"{nearest.free_gib:.1f} GiB"
     wanted = f"{need_words(nearest.needs_gib)} free on each" if nearest.needs_gib else "free"
     held = f": {nearest.warnings[0]}" if nearest.warnings else ""
-    return f"no set of {size} is {wanted}; the best, {spans(nearest.gpus)}, has {free} to give{held}"
+    claimed = "".join(f"; GPU {gpu.index} {gpu.claimed}" for gpu in host.gpus if gpu.claimed)
+    return f"no set of {size} is {wanted}; the best, {spans(nearest.gpus)}, has {free} to give{held}{claimed}"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import (
     SERVER_SECRETS,
+    holds_secret,
     is_secret_name,
     redact,
     redact_argv,
@@ -26,8 +27,8 @@ __all__ = [
 
 
 def split_secrets(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What may be written down and shown, and what may not."""
-    plain = {name: value for name, value in environment.items() if not is_secret_name(name)}
+    """What may be written down and shown, and what may not: secrets by their name, and a URL with a password."""
+    plain = {name: value for name, value in environment.items() if not is_secret_name(name) and not holds_secret(value)}
     return plain, {name: value for name, value in environment.items() if name not in plain}
 
 

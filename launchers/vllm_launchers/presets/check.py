@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from vllm_launchers.presets.model import EnvironmentSetting, FlagSetting, Objectives, Preset, Workload
-from vllm_launchers.presets.rules import ENVIRONMENT_NAME, FLAG_NAME, FLAG_RULES, refused_flag
-from vllm_launchers.secrets import is_secret_name
+from vllm_launchers.presets.rules import ENVIRONMENT_NAME, FLAG_NAME, FLAG_RULES, refused_flag, refused_value
+from vllm_launchers.secrets import holds_secret, is_secret_name
 
 TEXTS = ("title", "summary", "model")
 TABLES = ("flags", "environment", "workload", "objectives")
@@ -157,6 +157,8 @@ def _check_flag_value(where: str, name: str, value: object) -> None:
         raise Problem(f"{where}: expected true, false, a number or text, not {_kind(value)}")
     if isinstance(value, str):
         _check_text(where, value)
+        if refusal := refused_value(value):
+            raise Problem(f"{where}: {refusal}")
     elif (isinstance(value, float) and not math.isfinite(value)) or abs(value) > _MAX_INT:
         raise Problem(f"{where}: expected a finite number of a sensible size, not {shown(str(value))}")
     rule = FLAG_RULES.get(name)
@@ -179,6 +181,8 @@ def _check_environment(environment: Mapping[str, Any]) -> None:
         if not isinstance(value, str):
             raise Problem(f"{place}: expected text in quotes, not {_kind(value)}")
         _check_text(place, value, empty=True)
+        if holds_secret(value):
+            raise Problem(f"{place}: it holds a key or a password; export {name} before you launch, or give --env")
 
 
 def _setting(where: str, setting: object, table: str) -> object:

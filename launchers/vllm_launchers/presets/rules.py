@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_launchers.presets.model import MAX_TOKENS
-from vllm_launchers.secrets import SECRET_FLAGS
+from vllm_launchers.secrets import SECRET_FLAGS, holds_secret, is_secret_flag
 
 FLAG_NAME_PATTERN = r"^[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_.-]+)?$"
 """vLLM's flags are words joined by ``-``; a dotted tail (``compilation-config.mode``) sets one key of a JSON flag."""
@@ -28,6 +28,12 @@ MANAGED_FLAGS: Mapping[str, str] = {
     "uds": "servers are watched over TCP, so they cannot listen on a Unix socket",
 }
 """Flags that the program sets itself, and where they are chosen instead."""
+
+SECRET_ON_A_COMMAND_LINE = (
+    "every user of this machine can read a key or a password there; "
+    "write the flag into a file that only you can read, and name that file with the flag 'config'"
+)
+"""vLLM reads flags from a YAML file too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +126,9 @@ def refused_flag(name: str) -> str | None:
             f"every user of this machine can read it on the command line; "
             f"export {SECRET_FLAGS[name]} instead, and it is handed to the server unseen"
         )
-    return MANAGED_FLAGS.get(name)
+    return SECRET_ON_A_COMMAND_LINE if is_secret_flag(name) else MANAGED_FLAGS.get(name)
+
+
+def refused_value(value: object) -> str | None:
+    """Why a flag cannot have that value, or None: it holds a key or a password, which is not repeated."""
+    return SECRET_ON_A_COMMAND_LINE if isinstance(value, str) and holds_secret(value) else None

@@ -229,7 +229,7 @@ async def _refuse(_request: HttpRequest, error: Exception) -> Response:
 async def _json(request: HttpRequest) -> object:
     try:
         return json.loads(await request.body())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise bad_request(f"The body is not JSON: {error}") from None
 
 

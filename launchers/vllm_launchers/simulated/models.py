@@ -225,7 +225,7 @@ def _from_folder(name: str, folder: Path) -> Geometry:
         raise ModelNotFoundError(
             f"Invalid repository ID or local directory specified: {name!r}. There is no config.json in it."
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelNotFoundError(f"{path} is not a decoder's configuration: {error!r}") from error
     geometry = _from_shape(name, shape, method, bits)
     sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]

@@ -10,7 +10,7 @@ import pytest
 
 from vllm_console.diagnosis.conditions.engine import suspected_hang
 from vllm_console.diagnosis.conditions.rule import GpuMoment, Situation
-from vllm_console.diagnosis.conditions.watch import conditions
+from vllm_console.diagnosis.conditions.watch import CURE_ANEW_SECONDS, conditions
 from vllm_console.diagnosis.model import Condition, Severity
 from vllm_console.telemetry.frames import Frame
 from vllm_console.telemetry.model import EngineSample
@@ -252,3 +252,50 @@ def test_memory_that_others_hold_or_are_promised_is_never_offered(free: float | 
     roomy = replace(tight, spare_gib={0: 8.0}, build="cuda")
     offered = [dict(remedy.changes.set) for remedy in find(roomy, "kv_cache_pressure").remedies]
     assert offered[:2] == [{"kv-cache-dtype": "fp8"}, {"gpu-memory-utilization": 0.83}]
+
+
+def test_a_hang_that_no_request_may_confirm_is_said_to_be_one_that_seems_so() -> None:
+    known = {"unasked": "read-only sends none"}
+    hung = situation(grown=SILENT, **known)
+    (found,) = conditions(hung)
+    assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
+    assert "seems to hang" in found.cause
+    assert "read-only sends none" in found.cause
+    assert found.since == hung.frames[1].start  # the first frame that a frame like it stands before
+    short = frames_of(*[SERVING] * 6, *[SILENT] * 5)
+    assert "engine_hung" not in codes(situation(**known, frames=short, now=short[-1].end))
+
+
+def test_without_the_flag_that_makes_it_small_the_cache_takes_what_memory_has() -> None:
+    pressed = replace(SERVING, kv_cache_usage=0.95)
+    known: dict[str, Any] = {
+        "flags": {"num-gpu-blocks-override": 100, "gpu-memory-utilization": 0.9, "max-num-seqs": 64},
+        "compute_capability": (9, 0), "quantized": False, "cache_gib": 1.0,
+    }  # fmt: skip
+
+    def offered(**more: Any) -> list[tuple[list[str], tuple[str, ...]]]:
+        found = find(situation(grown=pressed, **{**known, **more}), "kv_cache_pressure")
+        return [(sorted(one.changes.set), one.changes.unset) for one in found.remedies]
+
+    fewer = (["max-num-seqs"], ())
+    free = ([], ("num-gpu-blocks-override",))
+    assert offered(cache_free_gib=3.0, spare_gib={0: 4.0}) == [free, fewer]
+    # Others hold that memory; there is no more of it; nothing is known of it.
+    assert offered(cache_free_gib=3.0, spare_gib={0: 2.0}) == [fewer]
+    assert offered(cache_free_gib=1.05, spare_gib={0: 4.0}) == [fewer]
+    assert offered(cache_free_gib=None, spare_gib={0: 4.0}) == [fewer]
+
+
+def test_a_cure_stays_as_it_was_shown_until_the_condition_ends() -> None:
+    """What it is worked out from drifts on: fewer requests run each minute."""
+    drifting = [replace(SERVING, kv_cache_usage=0.95, requests_running=64 - 2 * at) for at in range(25)]
+    frames = frames_of(*drifting)
+    shown = []
+    for count in range(6, len(frames) + 1):
+        now = situation(frames=frames[:count], now=frames[count - 1].end, moments=(), flags={"max-num-seqs": 256})
+        shown.append(str(find(now, "kv_cache_pressure").remedies))
+    anew = next(
+        at for at, frame in enumerate(frames[5:]) if frame.end // CURE_ANEW_SECONDS > START // CURE_ANEW_SECONDS
+    )
+    assert len(set(shown[:anew])) == len(set(shown[anew:])) == 1
+    assert shown[0] != shown[-1], "every ten minutes of the clock"

@@ -404,3 +404,56 @@ def test_a_killed_worker_is_named_and_not_the_executor_that_then_failed() -> Non
     )
     assert found is not None
     assert (found.cause, found.number) == (Cause.ENGINE_DIED, 2)
+
+
+@pytest.mark.parametrize(
+    ("under", "cause"),
+    [
+        ("Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'", Cause.DRIVER),
+        ("Error while creating shared memory segment /dev/shm/x (size 9), error: No space left on device (28)",
+         Cause.DISK_FULL),
+        ("Cuda failure 'an illegal memory access was encountered'", Cause.OTHER),
+        ("Cuda failure 'out of memory': CUDA out of memory", Cause.OOM_RUNTIME),
+        ("Bootstrap : no socket interface found", Cause.NCCL),
+    ],
+)  # fmt: skip
+def test_what_nccl_stumbled_over_stands_under_its_message(under: str, cause: Cause) -> None:
+    lines = [
+        *traceback("torch.distributed.DistBackendError: NCCL error in: a/NCCLUtils.cpp:94, unhandled cuda error"),
+        "ncclUnhandledCudaError: Call to CUDA function failed.",
+        "Last error:",
+        under,
+    ]
+    line = found(lines)
+    assert line.cause is cause
+    assert (line.text == under) is (cause is not Cause.NCCL)
+
+
+def test_what_nccl_said_is_not_explained_by_the_next_exception() -> None:
+    lines = [*traceback("RuntimeError: NCCL error: unhandled system error"), *traceback("OSError: [Errno 28] No space")]
+    assert found(lines).cause is Cause.NCCL
+
+
+def test_who_waited_repeats_what_the_other_said() -> None:
+    told = "RuntimeError: Worker failed with error 'a shape is odd', please check the stack trace above"
+    died = "Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
+    line = found([*traceback(told), record("EngineCore", died)])
+    assert (line.text, line.cause) == (told, Cause.OTHER)
+    silent = told.replace("a shape is odd", "")
+    assert found([*traceback(silent), record("EngineCore", died)]).cause is Cause.ENGINE_DIED
+
+
+def test_a_value_that_is_none_of_those_that_there_are() -> None:
+    line = found(traceback("ValueError: Unknown state backend: 'X'. Valid options are: A, B"))
+    assert line.cause is Cause.INVALID_FLAG_VALUE
+
+
+@pytest.mark.parametrize("carry", ["vllm-1  | ", "2026-11-20T10:00:00.1Z ", "Aug 17 18:42:18 box vllm[80]: ", "    "])
+def test_a_carried_log_is_diagnosed_as_the_log_itself(carry: str) -> None:
+    lines = engine_failure("torch.OutOfMemoryError: CUDA out of memory.", before_031, functions=["load_model"])
+    line = failure_line([carry + text for text in lines], 1)
+    own = failure_line(lines, 1)
+    assert line is not None
+    assert own is not None
+    assert (line.cause, line.number, line.text) == (own.cause, own.number, own.text)
+    assert line.cause is Cause.WEIGHTS_DO_NOT_FIT

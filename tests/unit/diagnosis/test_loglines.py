@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.diagnosis.loglines import LogLine, parse_lines
+from vllm_console.telemetry.loglines import LogLine, parse_lines
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,16 @@ from vllm_console.diagnosis.loglines import LogLine, parse_lines
         ("(raylet) A worker died", "raylet", "", "A worker died"),
         ("Loading: 0%\rLoading: 100%", "", "", "Loading: 100%"),
         ("ValueError: 06-30 13:53:19 [not:1] a prefix", "", "", "ValueError: 06-30 13:53:19 [not:1] a prefix"),
+        ("2026-05-01 18:57:24.911 | (APIServer pid=1) OSError: x", "APIServer", "", "OSError: x"),
+        ("2026-08-17T18:42:18+0200 box vllm[80]: (APIServer pid=80) OSError: x", "APIServer", "", "OSError: x"),
+        ("    (APIServer pid=1) ERROR 11-20 10:00:00 [a.py:1] x", "APIServer", "ERROR", "x"),
+        ("  ERROR 11-20 10:00:00 [a.py:1] x", "", "ERROR", "x"),
+        ("(Worker pid=1) [Stage-0] ERROR 03-12 08:22:28 [a.py:800] x", "Worker", "ERROR", "x"),
+        ("^[[1;36m(EngineCore_DP0 pid=27)^[[0;0m ERROR 09-24 13:00:49 [a.py:1] x", "EngineCore_DP0", "ERROR", "x"),
+        ("\ufffd[1;36m(W rank=3 pid=4)\ufffd[0;0m ERROR 07-26 18:47:24 [a.py:5] x", "W", "ERROR", "x"),
+        ("#033[1;36m(W pid=4)#033[0;0m INFO 02-14 08:23:15 w.py:26] x", "W", "INFO", "x"),
+        ('{"levelname": "ERROR", "processName": "MainProcess", "message": "x"}', "APIServer", "ERROR", "x"),
+        ('vllm-1  | {"level": "error", "message": "x"}', "", "ERROR", "x"),
         ("", "", "", ""),
     ],
 )
@@ -47,3 +57,19 @@ def test_a_json_record_of_several_lines_keeps_its_number() -> None:
     assert [(line.number, line.message) for line in parsed] == [(1, "x"), (2, "a"), (2, "b"), (3, "{no json")]
     assert parsed[1].process == "P"
     assert not parsed[1].harmless
+
+
+@pytest.mark.parametrize(
+    ("text", "clock"),
+    [
+        ("(A pid=1) INFO 11-20 10:03:58 [a.py:1] x", "11-20 10:03:58"),
+        ("2026-11-20T08:03:59.1Z (A pid=1) INFO 11-20 10:03:58 [a.py:1] x", "11-20 10:03:58"),
+        ("2026-11-20T08:03:59.1Z (A pid=1) x", "2026-11-20T08:03:59"),
+        ("Aug  7 18:42:18 box vllm[80]: x", "Aug  7 18:42:18"),
+        ('{"asctime": "2026-11-20 10:03:58,123", "message": "x"}', "2026-11-20 10:03:58"),
+        ('2026-11-20T08:03:59.1Z {"message": "x"}', "2026-11-20T08:03:59"),
+        ("x", ""),
+    ],
+)
+def test_the_time_is_vllms_own_before_that_of_whoever_carried_the_line(text: str, clock: str) -> None:
+    assert [line.clock for line in parse_lines([text])] == [clock]

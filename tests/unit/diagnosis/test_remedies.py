@@ -12,6 +12,7 @@ from vllm_console.diagnosis.causes import Cause
 from vllm_console.diagnosis.diagnose import NOTHING_SEEN, diagnose
 from vllm_console.diagnosis.document import change_words, diagnosis_document, diagnosis_lines
 from vllm_console.diagnosis.model import Diagnosis
+from vllm_launchers.machine.flags.releases import release_table
 from vllm_launchers.plan.model import Changes, Flags
 
 SHORT = (
@@ -235,3 +236,36 @@ def test_any_text_gets_an_answer_that_is_json(lines: list[str], code: int | None
 def test_changes_read_as_a_person_would_type_them() -> None:
     changes = Changes({"max-num-seqs": 128, "enable-prefix-caching": False}, ("swap-space",))
     assert change_words(changes) == "--max-num-seqs 128 --no-enable-prefix-caching, without --swap-space"
+
+
+def test_what_the_release_of_the_log_does_not_know_is_not_offered() -> None:
+    oom = [
+        "Traceback (most recent call last):",
+        '  File "/v/gpu_worker.py", line 1, in load_model',
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ]
+    for version in ("0.9.2", "0.20.2", "0.33.0"):
+        start = [f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}"]
+        table = release_table(version).flags
+        found = diagnose([*start, *oom], 1)
+        assert found.cause is Cause.WEIGHTS_DO_NOT_FIT
+        assert {name for remedy in found.remedies for name in remedy.changes.set} <= set(table)
+    block = "ValueError: weights = 320 is not divisible by weight quantization block_n = 128"
+    old, new = (
+        of(block, {"tensor-parallel-size": 8}, f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}")
+        for version in ("0.8.5", "0.33.0")
+    )
+    assert any("enable-expert-parallel" in remedy.changes.set for remedy in new.remedies)
+    assert all(name in release_table("0.8.5").flags for remedy in old.remedies for name in remedy.changes.set)
+
+
+def test_no_figure_is_made_up_for_what_the_log_does_not_say() -> None:
+    found = diagnose(
+        [
+            "Traceback (most recent call last):",
+            '  File "/v/w.py", line 1, in load_model',
+            "RuntimeError: CUDA out of memory",
+        ]
+    )
+    assert all("cpu-offload-gb" not in remedy.changes.set for remedy in found.remedies)
+    assert any("--cpu-offload-gb" in remedy.why for remedy in found.remedies)

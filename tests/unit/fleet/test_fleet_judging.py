@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from vllm_console.config import Config, ConfigError, gpu_reserves, read_config
+from vllm_console.diagnosis.model import Severity
 from vllm_console.fleet import one_token
 from vllm_console.fleet.details import Details, pack
 from vllm_console.fleet.gpus import GpuSource
@@ -258,7 +259,9 @@ def test_a_server_that_moves_and_a_read_only_console_ask_nothing(answering: Answ
     seen = answering(200)
     judge = Judge("chat")
     silent(judge)
-    assert judge.conditions(record(seen.port), Details(), Around(may_ask=False), NOW, wait=True) == ()
+    (found,) = judge.conditions(record(seen.port), Details(), Around(may_ask=False), NOW, wait=True)
+    assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
+    assert found.cause == "The engine seems to hang. No request has confirmed it: read-only sends none."
     moving = Judge("chat")
     for second in range(120):
         moving.append(sample(NOW - 120 + second), 1)

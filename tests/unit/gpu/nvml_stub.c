@@ -8,6 +8,8 @@
  *   reset DEVICE                   the GPU gets a new handle, the one before it is lost
  *   reset_with_init DEVICE         the same, and it is to be had only after the library was initialised anew
  *   holds DEVICE PID MIB           in place of the recorded processes this one holds so much (again: one more)
+ *   set DEVICE NAME VALUE          a figure as NVML gives it: utilization, memory_utilization, temperature, power_mw,
+ *                                  clock, throttle (bits), pcie_generation, pcie_width
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -86,6 +88,18 @@ static void hold(int i, unsigned pid, u64 mib) {
     g->used = g->total - g->free;
 }
 
+static void change(int i, const char *name, long long value) {
+    struct gpu *g = &gpus[i];
+    struct { const char *name; int *figure; } known[] = {
+        {"utilization", &g->utilization}, {"memory_utilization", &g->memory_utilization}, {"clock", &g->clock},
+        {"temperature", &g->temperature}, {"power_mw", &g->power_mw}, {"pcie_generation", &g->gen},
+        {"pcie_width", &g->width},
+    };
+    for (unsigned k = 0; k < sizeof known / sizeof *known; k++)
+        if (!strcmp(known[k].name, name)) *known[k].figure = value;
+    if (!strcmp(name, "throttle")) g->throttle = value;
+}
+
 static void read_control(void) {
     FILE *file = fopen(getenv("NVML_STUB_CONTROL"), "r");
     char word[64];
@@ -109,6 +123,11 @@ static void read_control(void) {
             u64 mib;
             if (fscanf(file, "%d %u %llu", &device, &pid, &mib) != 3) break;
             hold(device, pid, mib);
+        } else if (!strcmp(word, "set")) {
+            char name[64];
+            long long value;
+            if (fscanf(file, "%d %63s %lld", &device, name, &value) != 3) break;
+            change(device, name, value);
         } else {
             struct fault *fault = &faults[n_faults];
             strcpy(fault->function, word);

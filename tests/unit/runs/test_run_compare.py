@@ -270,3 +270,15 @@ def test_a_comparison_uses_no_clock_and_no_chance_of_its_own():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert not {"time", "random", "datetime", "sqlite3"} & set(own.split())
+
+
+def test_a_long_run_tells_how_a_short_one_drifts(made):
+    alarms = {Verdict.BETTER, Verdict.WORSE, Verdict.MIXED}
+
+    def said(seed, slower):
+        before = made.minutes(2 * seed, 60, drift=(0.8, 0.1))
+        after = made.minutes(2 * seed + 1, 10, drift=(0.8, 0.1), slower=slower)
+        return compare(*made.pair(before, after)).verdict
+
+    assert sum(said(seed, 1.0) in alarms for seed in range(20)) <= 2
+    assert sum(said(seed, 2.0) is Verdict.WORSE for seed in range(10)) >= 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
 
 import pytest
@@ -272,3 +273,30 @@ def test_a_cache_that_grows_for_somebody_else_is_no_download():
     watch = watch_until(*GPU[1:12])
     watch.downloaded(BEGUN.timestamp() + 80, "9.9 GiB")
     assert "download" not in [name for name, *_ in told(watch, 81)]
+
+
+def carried(prefix="", json_records=False):
+    """The same start as a container's runtime, systemd or a JSON formatter hands it on."""
+    made, last = [], 0
+    for line in GPU:
+        last = line[0] if isinstance(line, tuple) else last
+        at = BEGUN + timedelta(seconds=last)
+        text = line if isinstance(line, str) else f"(EngineCore pid=7) INFO {at:%m-%d %H:%M:%S} [file.py:12] {line[1]}"
+        if json_records and isinstance(line, tuple):
+            record = {"asctime": f"{at:%Y-%m-%d %H:%M:%S},120", "levelname": "INFO", "processName": "EngineCore"}
+            text = json.dumps({**record, "message": line[1]})
+        made.append(at.strftime(prefix) + text)
+    return made
+
+
+@pytest.mark.parametrize("json_records", [False, True])
+@pytest.mark.parametrize(
+    "prefix",
+    ["", "vllm-1  | ", "%Y-%m-%dT%H:%M:%S.123456789Z ", "[pod/vllm-0/server] ", "%b %d %H:%M:%S box vllm[80]: "],
+)
+def test_a_start_reads_alike_whoever_carried_its_lines(prefix, json_records):
+    names = [(name, detail) for name, _, detail in seen(log(*GPU))]
+    found = seen(carried(prefix, json_records))
+    assert [(name, detail) for name, _, detail in found] == names
+    if not prefix:  # elsewhere lines without a record of their own have a time as well
+        assert found == seen(log(*GPU))

@@ -11,7 +11,7 @@ from vllm_console.telemetry.model import EngineSample, Sample
 from vllm_console.telemetry.progress import share_of
 from vllm_console.ui import staging
 from vllm_console.ui.actions import actions, check_keys, keys_markdown
-from vllm_console.ui.panes.bars import Looking, footer_line, header_line, message_line, staged_line
+from vllm_console.ui.panes.bars import Looking, footer_line, header_line, message_lines, staged_line
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines
 from vllm_console.ui.panes.preemptions import preemption_lines
@@ -152,7 +152,7 @@ def test_escape_codes_from_outside_do_not_reach_the_screen(fakes):
     drawn = [
         row_text(server, fakes.NOW, 200),
         text(state_lines(server, fakes.NOW, 80, 20)),
-        text(message_line(None, server, None, 120)),
+        text(Strip.join(message_lines(None, server, None, 120))),
         text(describe_lines(server, fakes.NOW, 100)),
     ]
     for shown in drawn:

@@ -13,6 +13,7 @@ from vllm_console.diagnosis.conditions.rule import Situation
 from vllm_console.diagnosis.model import Remedy
 from vllm_console.telemetry.frames import Frame, merged, total
 from vllm_console.telemetry.model import Histogram
+from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import FlagValue
 
@@ -34,6 +35,12 @@ SAFETY = 2.5
 FEWEST_ENDED = 20
 """Requests whose lengths say something of those to come."""
 
+BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
+"""Flags that make the KV cache of one size, whatever memory there is."""
+
+WORTH_FREEING = 1.1
+"""So many times its present size the KV cache must become without them, to be worth a restart."""
+
 FULL_STEPS = 8
 """Sequences go by steps of eight, as the sizes that CUDA graphs are captured for do."""
 
@@ -48,11 +55,37 @@ def setting(name: str, value: FlagValue, why: str, price: str = "") -> Remedy:
 
 def more_cache(situation: Situation) -> list[Remedy]:
     """Everything that lets the KV cache hold more tokens, or need fewer, the strongest first."""
-    offered = (quantize(situation), fp8_cache(situation), share_prefixes(situation), more_memory(situation))
+    by_blocks, by_bytes = (token_count(situation.flags.get(name)) is not None for name in (BLOCKS, BYTES))
+    offered = (
+        free_size(situation),
+        None if by_blocks or by_bytes else quantize(situation),
+        None if by_blocks else fp8_cache(situation),
+        share_prefixes(situation),
+        more_memory(situation),
+    )
     return [remedy for remedy in offered if remedy is not None]
 
 
-def quantize(situation: Situation) -> Remedy | None:
+def free_size(situation: Situation) -> Remedy | None:
+    """The KV cache as large as memory allows, where a flag makes it smaller and nobody else holds that memory."""
+    names = tuple(name for name in (BLOCKS, BYTES) if name in situation.flags)
+    now, free = situation.cache_gib, situation.cache_free_gib
+    if not names or now is None or free is None or free < WORTH_FREEING * now:
+        return None
+    for gpu in situation.moments[-1].gpus if situation.moments else ():
+        spare = situation.spare_gib.get(gpu.index)
+        if spare is None or spare < free - now + PEAKS_GIB:
+            return None
+    flags = " and ".join(f"--{name}" for name in names)
+    why = f"{flags} keeps the KV cache at {now:.1f} GiB; memory has room for {free:.1f} GiB."
+    return Remedy(Changes(unset=names), why, "It then takes all that gpu-memory-utilization allows.")
+
+
+FOR_ROOM = "Weights in FP8 take half the memory; the KV cache gets the rest."
+FOR_SPEED = "Weights in FP8 are read and computed in about half the time."
+
+
+def quantize(situation: Situation, why: str = FOR_ROOM) -> Remedy | None:
     """Weights in FP8, where they are not quantized and the GPU computes in FP8."""
     capability = situation.compute_capability
     if situation.quantized is not False or capability is None or capability < ADA:
@@ -60,7 +93,7 @@ def quantize(situation: Situation) -> Remedy | None:
     if "quantization" in situation.flags:
         return None
     price = "Quality may be a little lower, and the weights are converted at every start."
-    return setting("quantization", "fp8", "Weights in FP8 take half the memory; the KV cache gets the rest.", price)
+    return setting("quantization", "fp8", why, price)
 
 
 def fp8_cache(situation: Situation) -> Remedy | None:
@@ -88,7 +121,7 @@ def share_prefixes(situation: Situation) -> Remedy | None:
 def more_memory(situation: Situation) -> Remedy | None:
     """A little more of the GPU; never what other tenants hold or what is reserved for them."""
     present = situation.flags.get("gpu-memory-utilization")
-    if not situation.moments or not isinstance(present, float) or "kv-cache-memory-bytes" in situation.flags:
+    if not situation.moments or not isinstance(present, float) or {BLOCKS, BYTES} & situation.flags.keys():
         return None
     more = round(min(HIGHEST_UTILIZATION, present + UTILIZATION_STEP), 2)
     if more <= present:

@@ -16,6 +16,9 @@ RESTART = Remedy(Changes(), "Restart the server; requests that are in flight are
 HUNG_AFTER_SECONDS = 15.0
 """A one-token request that is so long without an answer proves a hang; a busy engine answers it much sooner."""
 
+SUSPECTED_FRAMES = 4
+"""So many frames in a row nothing must move, where no request can tell a hang from a step that takes long."""
+
 ENGINE_DEAD = "answer 503"
 """What ``/health`` answers when the engine's process has died while the API server lives on."""
 
@@ -60,31 +63,46 @@ def suspected_hang(frames: Sequence[Frame]) -> float | None:
 
 
 class EngineHung:
-    """Requests run and no token comes, though ``/health`` says 200; a one-token request stays without an answer."""
+    """Requests run and no token comes, though ``/health`` says 200; a one-token request stays without an answer.
+
+    Where no such request may be sent, or it is refused, a silence of a minute is said to be what it seems to be.
+    """
 
     code = "engine_hung"
 
     def verdicts(self, situation: Situation) -> Sequence[Verdict]:
         """By frames in which nothing moves, once the request has shown that it is no pause."""
         silent = situation.silent_seconds
+        if situation.unasked:
+            return self._suspected(_silence(situation.frames))
         if silent is None or silent < HUNG_AFTER_SECONDS:
             return [Verdict.GOOD] * len(situation.frames)
         return _silence(situation.frames)
 
+    @staticmethod
+    def _suspected(silence: Sequence[Verdict]) -> list[Verdict]:
+        """Bad from the fourth silent frame in a row on."""
+        found, row = [], 0
+        for verdict in silence:
+            row = row + 1 if verdict is Verdict.BAD else 0
+            found.append(Verdict.BETWEEN if 0 < row < SUSPECTED_FRAMES else verdict)
+        return found
+
     def describe(self, situation: Situation, since: float) -> Condition:
         """Since when nothing moves, and what shows it."""
-        frame = situation.frames[-1]
-        running = frame.running_max or 0.0
+        running = situation.frames[-1].running_max or 0.0
+        since = suspected_hang(situation.frames) or since
         symptom = f"{running:.0f} requests run, and no token has come for {duration(situation.now - since)}."
-        cause = "The engine hangs: the API server lives, and a request for one token stays without an answer."
-        measures = (
-            Measure("one-token request", f"no answer after {situation.silent_seconds or 0:.0f} s",
-                    f"{HUNG_AFTER_SECONDS:.0f} s", "fixed"),
-            Measure("running", f"{running:.0f}"),
-            Measure("/health", "200"),
-        )  # fmt: skip
+        more = (Measure("running", f"{running:.0f}"), Measure("/health", "200"))
         look = Remedy(Changes(), "See where it hangs before: py-spy dump --pid of the EngineCore process.")
-        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, measures, (RESTART, look))
+        if situation.unasked:
+            cause = f"The engine seems to hang. No request has confirmed it: {situation.unasked}."
+            asked = Measure("one-token request", "not confirmed", "", situation.unasked)
+            return Condition(self.code, Severity.WARNING, since, symptom, cause, (asked, *more), (RESTART, look))
+        cause = "The engine hangs: the API server lives, and a request for one token stays without an answer."
+        asked = Measure("one-token request", f"no answer after {situation.silent_seconds or 0:.0f} s",
+                        f"{HUNG_AFTER_SECONDS:.0f} s", "fixed")  # fmt: skip
+        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, (asked, *more), (RESTART, look))
 
 
 class StarvedByClients:

@@ -92,8 +92,7 @@ class GpuMemoryBelowReserve:
             for holder in gpu.holders
             if not is_desktop(holder)
         ]
-        names = ", ".join(str(gpu.index) for gpu in short)
-        symptom = f"GPU {names} has less free memory than is kept for others."
+        symptom = f"{_named(short, 'has', 'have')} less free memory than is kept for others."
         cause = "This server and the others on it hold more than was planned."
         agree = Remedy(Changes(), "Stop a server on it, or agree with those who hold it: nobody else's is touched.")
         remedies = present((self._less(situation, short), agree))
@@ -231,8 +230,7 @@ class GpuThrottled:
                 measures.append(Measure(f"GPU {gpu.index} clock", f"{gpu.clock_mhz} MHz of {gpu.clock_max_mhz} MHz"))
             if gpu.temperature_c is not None:
                 measures.append(Measure(f"GPU {gpu.index} temperature", f"{gpu.temperature_c:.0f} °C"))
-        names = ", ".join(str(gpu.index) for gpu in slowed)
-        symptom = f"GPU {names} slows itself down: {', '.join(words) or 'throttled'}."
+        symptom = f"{_named(slowed, 'slows itself', 'slow themselves')} down: {', '.join(words) or 'throttled'}."
         if hot:
             cause, cure = "It is too hot.", "Look after its fans and the air around it, or lower its power limit."
         elif faulty:
@@ -272,9 +270,8 @@ class PcieNarrow:
                     f"generation {gpu.pcie_generation_max} ×{gpu.pcie_width_max}", "what GPU and slot can")
             for gpu in narrow
         )  # fmt: skip
-        names = ", ".join(str(gpu.index) for gpu in narrow)
         talks = situation.tensor_parallel > 1 and level_of(situation.link) is not Level.NVLINK
-        symptom = f"GPU {names} has a slower PCIe link than it could have."
+        symptom = f"{_named(narrow, 'has', 'have')} a slower PCIe link than could be."
         cause = "The slot, a riser, or a setting of the BIOS: seldom anything that a flag could mend."
         cause += " Tensor parallelism goes over it." if talks else " It costs time while weights are loaded only."
         cure = Remedy(Changes(), "Seat the GPU anew, or put it into a slot that is not shared; check the BIOS.")
@@ -328,7 +325,7 @@ class TensorParallelStalls:
             Measure("slowest link", situation.link, "NVLink", "tensor parallelism"),
         )
         symptom = f"The {split} GPUs are busy {works} of the time, but read their memory only {read} of it."
-        cause = f"They wait for each other: each layer's results go over {level_of(situation.link).words}."
+        cause = f"They wait for each other: each layer's results take a slow way, {level_of(situation.link).words}."
         remedies = present((self._half(situation), self._stages(situation)))
         return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, remedies)
 
@@ -353,6 +350,12 @@ class TensorParallelStalls:
         changes = Changes({"tensor-parallel-size": 1, "pipeline-parallel-size": split})
         why = f"As {split} stages, each GPU sends its result on once per step and not twice per layer."
         return Remedy(changes, why, "A single stream gets no faster by the further GPUs; many at once do.")
+
+
+def _named(gpus: Sequence[Gpu], one: str, several: str) -> str:
+    """``GPU 1 has`` or ``GPUs 1, 3 have``."""
+    names = ", ".join(str(gpu.index) for gpu in gpus)
+    return f"GPU {names} {one}" if len(gpus) == 1 else f"GPUs {names} {several}"
 
 
 def _gib(value: float | None) -> str:

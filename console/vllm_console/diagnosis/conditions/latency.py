@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from vllm_console.diagnosis.conditions.cures import (
     ELSEWHERE,
+    FOR_SPEED,
     fewer_sequences,
     present,
     quantize,
@@ -124,7 +125,7 @@ class PrefillContention:
             why = f"Steps of {less:,} tokens instead of {tokens:,} are shorter."
             smaller = setting("max-num-batched-tokens", less, why, "TTFT of long prompts grows.")
         apart = Remedy(Changes(), "Send long prompts to a second server on another GPU.")
-        return present((quantize(situation), share_prefixes(situation), smaller, apart))
+        return present((quantize(situation, FOR_SPEED), share_prefixes(situation), smaller, apart))
 
 
 def _is_slow(prefill: Histogram | None, limit: float) -> bool:
@@ -185,7 +186,9 @@ class SlowTokens:
             Measure(f"{self.name} p99", seconds(p99(found)), seconds(goal), situation.goals_source),
             Measure(f"{self.name} p50", seconds(p50(found))),
         ]
-        symptom = f"{self.name} p99 is {seconds(p99(found))}; its goal is {seconds(goal)}."
+        worst = p99(found)
+        now = f"{seconds(worst)} again" if worst is not None and worst <= goal else seconds(worst)
+        symptom = f"{self.name} p99 is {now}; its goal is {seconds(goal)}."
         cause, remedies = self.why(situation, frames, measures)
         return Condition(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), remedies)
 
@@ -197,7 +200,7 @@ class SlowTokens:
         measures.append(Measure("running", f"{running:.0f}", str(situation.max_num_seqs), "max-num-seqs"))
         cause = f"Steps with {running:.0f} sequences take too long on this GPU."
         fewer = fewer_sequences(situation, 0.5) if running >= 8 else None
-        return cause, present((quantize(situation), fewer, ELSEWHERE))
+        return cause, present((quantize(situation, FOR_SPEED), fewer, ELSEWHERE))
 
 
 class SlowFirstToken(SlowTokens):
@@ -219,5 +222,5 @@ class SlowFirstToken(SlowTokens):
         if queue > prefill:
             cause = "Requests wait in the queue before they are computed."
             return cause, present((share_prefixes(situation), ELSEWHERE))
-        offered = present((quantize(situation), share_prefixes(situation), ELSEWHERE))
+        offered = present((quantize(situation, FOR_SPEED), share_prefixes(situation), ELSEWHERE))
         return "Prompts take long to compute, their own or those before them.", offered

@@ -7,6 +7,7 @@ from enum import Enum
 
 from vllm_console.diagnosis.conditions.cures import (
     ELSEWHERE,
+    FOR_SPEED,
     FULL_STEPS,
     chunked,
     more_cache,
@@ -173,7 +174,7 @@ class OversubscribedCompute:
         frame = situation.frames[-1]
         symptom = f"{_grows(situation)}: {frame.waiting_max or 0:.0f} wait, though sequences and KV cache have room."
         cause = "Prompts come faster than the GPU computes them."
-        offered = present((quantize(situation), share_prefixes(situation), chunked(situation)))
+        offered = present((quantize(situation, FOR_SPEED), share_prefixes(situation), chunked(situation)))
         measures = tuple(_measures(situation))
         return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, (*offered, ELSEWHERE))
 

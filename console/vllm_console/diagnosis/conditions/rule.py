@@ -83,6 +83,10 @@ class Situation:
     """The prefix cache's hit rate in its generation before, where caching was on and that is known."""
     weights_gib: float | None = None
     """What its weights take of each GPU, as far as that was estimated."""
+    cache_gib: float | None = None
+    """What its KV cache takes of each GPU, as far as that was estimated."""
+    cache_free_gib: float | None = None
+    """What it would take if no flag made it of one size; None where that is not known."""
     build: str | None = None
     """The engine's build: ``cuda``, ``cpu``, …; a CPU build has no GPU to tune for."""
     compute_capability: tuple[int, int] | None = None
@@ -91,6 +95,8 @@ class Situation:
     quantized: bool | None = None
     """Whether its weights are quantized; None where that is not known."""
     silent_seconds: float | None = None
+    unasked: str = ""
+    """Why it is not sent a one-token request though it seems to hang (``this console is read-only``), else empty."""
 
     @property
     def goals(self) -> Objectives:

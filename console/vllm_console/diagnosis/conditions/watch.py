@@ -68,6 +68,12 @@ GENERAL = ("slow_tokens", "slow_first_token")
 SETTLING_SECONDS = 20.0
 """After a server became ready nothing is judged for this long: first requests warm it up."""
 
+CURE_SETTLES_SECONDS = 60.0
+"""So long after it began a condition's cure may still change; then it stands: what is read is what is staged."""
+
+CURE_ANEW_SECONDS = 600.0
+"""At the clock's multiples of this it is worked out anew: traffic changes."""
+
 MOST_STALE_SECONDS = 30.0
 """When the newest frame is older, nothing is known of now."""
 
@@ -88,7 +94,9 @@ def conditions(situation: Situation, rules: Sequence[Rule] = RULES) -> tuple[Con
         held = [(rule, since) for rule, since in held if rule.code == EngineHung.code]  # the rest is of before
     codes = {rule.code for rule, _ in held}
     found = [
-        rule.describe(judged, since) for rule, since in held if not codes.intersection(EXPLAINED_BY.get(rule.code, ()))
+        _described(rule, judged, since)
+        for rule, since in held
+        if not codes.intersection(EXPLAINED_BY.get(rule.code, ()))
     ]
     if all(condition.severity is Severity.NOTE for condition in found):
         well = Healthy()
@@ -97,3 +105,15 @@ def conditions(situation: Situation, rules: Sequence[Rule] = RULES) -> tuple[Con
     order = list(Severity)
     # What is named by its cause comes before a goal that is missed.
     return tuple(sorted(found, key=lambda one: (order.index(one.severity), one.code in GENERAL, one.since)))
+
+
+def _described(rule: Rule, situation: Situation, since: float) -> Condition:
+    """The condition with its figures as of now, and cause and remedies as they were worked out last."""
+    now = rule.describe(situation, since)
+    settled = max(since + CURE_SETTLES_SECONDS, situation.now // CURE_ANEW_SECONDS * CURE_ANEW_SECONDS)
+    frames = tuple(frame for frame in situation.frames if frame.end <= settled)
+    if len(frames) in (0, len(situation.frames)):
+        return now
+    moments = tuple(moment for moment in situation.moments if moment.at <= settled) or situation.moments
+    then = rule.describe(replace(situation, frames=frames, moments=moments), since)
+    return replace(now, cause=then.cause, remedies=then.remedies)

@@ -37,4 +37,17 @@ _REMEDIES: Mapping[Cause, Callable[[Case], tuple[Remedy, ...]]] = {
 def remedies_for(case: Case) -> tuple[Remedy, ...]:
     """What would mend this failure, the best first; none for what has no name."""
     find = _REMEDIES.get(case.failure.cause)
-    return find(case) if find is not None else ()
+    return tuple(one for one in find(case) if _is_known(one, case)) if find is not None else ()
+
+
+def _is_known(remedy: Remedy, case: Case) -> bool:
+    """Whether the vLLM that wrote the log takes the flags; so it counts where the log does not say which one it was."""
+    if not remedy.changes.set or case.version is None:
+        return True
+    from vllm_launchers.machine.flags.releases import UnknownReleaseError, release_table
+
+    try:
+        known = release_table(case.version).flags
+    except UnknownReleaseError:
+        return True
+    return all(name.partition(".")[0] in known for name in remedy.changes.set)

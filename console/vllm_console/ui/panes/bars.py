@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
+from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.fleet.model import Flags, FlagValue, FleetSnapshot, ServerView, State
@@ -28,6 +30,9 @@ SHORT_STAGE_KEYS = (
     ("[ ]", "seqs"), ("{ }", "context"), ("< >", "memory"), ("p", "prefix"), ("P", "chunks"), ("v", "fp8"),
     ("z", "back"),
 )  # fmt: skip
+
+MOST_MESSAGE_LINES = 3
+"""What is longer is told elsewhere too: why a server failed, by ``i``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +80,32 @@ def _both_ends(left: list[Part], right: list[Part], width: int) -> Strip:
     return line(*left, " " * max(0, width - length(left) - length(right)), *right)
 
 
-def message_line(message: Part | None, server: ServerView | None, snapshot: FleetSnapshot | None, width: int) -> Strip:
-    """What was just said; else what is wrong with the selected server, or what is to be known of it."""
+def message_lines(
+    message: Part | None, server: ServerView | None, snapshot: FleetSnapshot | None, width: int
+) -> list[Strip]:
+    """What was just said; else what is wrong with the selected server, or to be known of it. One line or more."""
+    text, style = _message(message, server, snapshot)
+    rows = textwrap.wrap(plain(text), max(20, width - 2), break_on_hyphens=False) or [""]
+    if len(rows) > MOST_MESSAGE_LINES:
+        rows[MOST_MESSAGE_LINES - 1] = fit(" ".join(rows[MOST_MESSAGE_LINES - 1 :]), width - 2)
+    return [line((f" {row}", style)) for row in rows[:MOST_MESSAGE_LINES]]
+
+
+def _message(
+    message: Part | None, server: ServerView | None, snapshot: FleetSnapshot | None
+) -> tuple[str, Style | None]:
     if message is not None:
-        text, style = (message, None) if isinstance(message, str) else message
-        return line((fit(f" {plain(text)}", width), style))
+        return (message, None) if isinstance(message, str) else message
     found = server is not None and server.diagnosis is not None  # the line of findings says it
     if server and server.reason and not found and not (server.notice and server.state is State.STOPPED):
-        return line((fit(f" ! {plain(server.name)}: {plain(server.reason)}", width), WARN))
+        return f"! {server.name}: {server.reason}", WARN
     if server and server.notice:
-        return line((fit(f" {plain(server.name)}: {plain(server.notice)}", width), WARN))
+        return f"{server.name}: {server.notice}", WARN
     if snapshot and snapshot.notices:
-        return line((fit(f" {plain(snapshot.notices[0])}", width), WARN))
+        return snapshot.notices[0], WARN
     if server and server.load:
-        return line((fit(f" {plain(server.name)}: {plain(server.load)}", width), DIM))
-    return line()
+        return f"{server.name}: {server.load}", DIM
+    return "", None
 
 
 def flag_text(value: FlagValue | None) -> str:

@@ -1,20 +1,21 @@
-"""The finding of the selected server, in one line or two: what is wrong, the cure, and the key that stages it."""
+"""The finding of the selected server, in as few lines as it takes: what is wrong, the cure, the key that stages it."""
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
+from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.diagnosis.document import change_words
 from vllm_console.diagnosis.model import Measure, Severity
 from vllm_console.fleet.model import ServerView
 from vllm_console.format import duration
 from vllm_console.text import plain
-from vllm_console.ui.findings import SIGNS, Shown, change_text, findings_of, remedy_text, staged_cure
+from vllm_console.ui.findings import SIGNS, Shown, findings_of, remedy_text, staged_cure
 from vllm_console.ui.staging import Staged
 from vllm_console.ui.theme import DIM, KEY, STRONG
 from vllm_console.ui.verdict import Verdict
@@ -23,6 +24,9 @@ from vllm_console.ui.widgets.lines import line
 
 WIDE = 100
 """From this width on the keys are told in full."""
+
+MOST_LINES = 5
+"""On a screen of 24 lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +38,66 @@ class Told:
     read_only: bool = False
 
 
-def finding_height(server: ServerView | None, told: Told, roomy: bool) -> int:
-    """How many lines it takes: none where nothing is found, one where all is well or room is scarce, else two."""
+def finding_lines(server: ServerView | None, told: Told, now: float, width: int, most: int = MOST_LINES) -> list[Strip]:
+    """What is found of a server, in as many lines as it takes to be read, up to ``most``; none where nothing is."""
     if server is None:
-        return 0
+        return []
     found = findings_of(server)
+    staged = told.verdict if told.staged else None
     if not found:
-        return int(told.verdict is not None)
-    quiet = found[0].severity is Severity.GOOD and told.verdict is None
-    return 2 if roomy and not quiet else 1
-
-
-def finding_lines(server: ServerView, told: Told, now: float, width: int, height: int) -> list[Strip]:
-    """One line or two."""
-    found = findings_of(server)
-    if not found:
-        return [_verdict_line(server, told.verdict, width)] if told.verdict is not None else []
-    top = found[0]
+        return _told_lines(server, staged, width, most)
+    top, others = found[0], len(found) - 1
     name = fit(plain(server.name), min(cell_len(plain(server.name)), 20 if width >= WIDE else 12))
-    if top.severity is Severity.GOOD and height < 2 and width >= WIDE:
-        return [_symptom_line(top, name, now, width, _why_key(top, len(found) - 1))]
-    if height < 2:
-        if told.verdict is not None and told.staged:
-            return [_verdict_line(server, told.verdict, width, _keys(server, top, told, len(found) - 1, short=True))]
-        return [_short(server, top, name, told, now, width, len(found) - 1)]
-    return [
-        _symptom_line(top, name, now, width, _cure_key(server, top, told)),
-        _cure_line(server, top, cell_len(name) + 5, told, width, len(found) - 1),
-    ]
+    parts = heading(top, name, now)
+    if top.severity is Severity.GOOD:
+        told_lines = _told_lines(server, staged, width, most - 1)
+        return [_good_line(top, parts, width, _why_key(top, others)), *told_lines]
+    indent = cell_len(name) + 5 if width >= WIDE else 3
+    cure, why = _cure_key(server, top, told), _why_key(top, others)
+    keys = ("", _short_keys(cure, top, others)) if width < WIDE else (why, cure)
+    symptom = _one_line(top, parts, width, keys[1])
+    lines = [_with_key([*parts, f": {symptom}"] if symptom else parts, keys[1], width)]
+    if staged is not None:
+        below = _rows(f"{staged.sign} {staged.words}", staged.style, indent, width, keys[0])
+    else:
+        below = _rows(_cure_text(server, top), None, indent, width, keys[0])
+    room = most - len(lines) - len(below)
+    if not symptom and room > 0:
+        lines += _rows(top.symptom, None, indent, width, "")[:room]
+    return [*lines, *below][:most]
+
+
+def _told_lines(server: ServerView, verdict: Verdict | None, width: int, most: int) -> list[Strip]:
+    """The verdict on what is staged, where no finding stands above it."""
+    if verdict is None:
+        return []
+    told = _rows(f"staged: {verdict.words}", verdict.style, cell_len(plain(server.name)) + 5, width, "")[:most]
+    first = line((f" {verdict.sign} ", verdict.style), (f"{plain(server.name)}  ", STRONG))
+    return [Strip.join([first, told[0].crop(first.cell_length)]), *told[1:]] if told else []
+
+
+def _one_line(top: Shown, parts: Sequence[Part], width: int, key: str) -> str:
+    """The symptom, with as many of its figures as fit behind the heading; empty where it does not fit itself."""
+    told = top.symptom
+    room = width - _length(parts) - len(key) - 6
+    if cell_len(told) > room:
+        return ""
+    for measure in top.measures:
+        text = measure_text(measure)
+        if plain(measure.value) not in told and cell_len(told) + cell_len(text) + 3 <= room:
+            told = f"{told.removesuffix('.')} · {text}" if told else text
+    return told
+
+
+def _cure_text(server: ServerView, top: Shown) -> str:
+    return remedy_text(server.flags, top.remedies[0]) if top.remedies else top.cause
+
+
+def _rows(text: str, style: Style | None, indent: int, width: int, key: str) -> list[Strip]:
+    """A text over as many lines as it takes; the key stands at the right of the first, and keeps its columns free."""
+    room = max(20, width - indent - (len(key) + 3 if key else 1))
+    rows = textwrap.wrap(plain(text), room, break_on_hyphens=False) or [""]
+    return [_with_key([" " * indent, (row, style)], key if not at else "", width) for at, row in enumerate(rows)]
 
 
 def clock(since: float, now: float) -> str:
@@ -88,64 +124,18 @@ def heading(found: Shown, name: str, now: float) -> list[Part]:
     return parts
 
 
-def _symptom_line(top: Shown, name: str, now: float, width: int, key: str) -> Strip:
-    parts = heading(top, name, now)
-    told = "" if top.severity is Severity.GOOD else top.symptom
+def _good_line(top: Shown, parts: list[Part], width: int, key: str) -> Strip:
+    told = ""
     room = width - _length(parts) - len(key) - 6
     for measure in top.measures:
         text = measure_text(measure)
-        if plain(measure.value) not in told and cell_len(told) + cell_len(text) + 3 <= room:
-            told = f"{told.removesuffix('.')} · {text}" if told else text
-    style = DIM if top.severity is Severity.GOOD else None
-    return _with_key(parts + ([(f": {told}", style)] if told else []), key, width)
-
-
-def _cure_line(server: ServerView, top: Shown, indent: int, told: Told, width: int, others: int) -> Strip:
-    parts: list[Part] = [" " * indent]
-    if told.verdict is not None and told.staged:
-        parts += [(f"{told.verdict.sign} ", told.verdict.style), (told.verdict.words, told.verdict.style)]
-    elif top.remedies:
-        parts.append(remedy_text(server.flags, top.remedies[0]))
-    elif top.severity is not Severity.GOOD:
-        parts.append((top.cause, None))
-    return _with_key(parts, _why_key(top, others), width)
+        if cell_len(told) + cell_len(text) + 3 <= room:
+            told = f"{told} · {text}" if told else text
+    return _with_key(parts + ([(f": {told}", DIM)] if told else []), key, width)
 
 
 def _why_key(top: Shown, others: int) -> str:
     return "" if top.severity is Severity.GOOD and not others else "i why" + (f", {others} more" if others else "")
-
-
-def _short(server: ServerView, top: Shown, name: str, told: Told, now: float, width: int, others: int) -> Strip:
-    parts = heading(top, name, now)
-    keys = _keys(server, top, told, others, short=True)
-    room = width - _length(parts) - len(keys) - 3
-    if top.severity is Severity.GOOD:
-        extra = " · ".join(measure_text(measure) for measure in top.measures[:1])
-    elif top.cures:
-        changes = top.cures[0].changes
-        extra = change_text(server.flags, changes)
-        if cell_len(extra) + 3 > room:
-            extra = plain(change_words(changes))
-    else:
-        extra = top.symptom
-    if extra and room > 8:
-        parts.append(
-            (f" · {fit(extra, min(room - 3, cell_len(extra)))}", DIM if top.severity is Severity.GOOD else None)
-        )
-    return _with_key(parts, keys, width)
-
-
-def _verdict_line(server: ServerView, found: Verdict | None, width: int, keys: str = "") -> Strip:
-    if found is None:
-        return line()
-    name = plain(server.name)
-    parts: list[Part] = [
-        (f" {found.sign} ", found.style),
-        (f"{name}  ", STRONG),
-        "staged: ",
-        (found.words, found.style),
-    ]
-    return _with_key(parts, keys, width)
 
 
 def _cure_key(server: ServerView, top: Shown, told: Told) -> str:
@@ -158,10 +148,9 @@ def _cure_key(server: ServerView, top: Shown, told: Told) -> str:
     return f"cure {at + 1} of {len(cures)}, f next" if len(cures) > 1 else "cure staged"
 
 
-def _keys(server: ServerView, top: Shown, told: Told, others: int, *, short: bool) -> str:
-    cure = _cure_key(server, top, told)
-    if short:
-        cure = {"f stage cure": "f cure", "cure staged": ""}.get(cure, "f next" if cure else "")
+def _short_keys(cure: str, top: Shown, others: int) -> str:
+    """The keys where width is scarce."""
+    cure = {"f stage cure": "f cure", "cure staged": ""}.get(cure, "f next" if cure else "")
     why = "" if top.severity is Severity.GOOD and not others else f"i why{f' +{others}' if others else ''}"
     return "  ".join(filter(None, (cure, why)))
 

@@ -36,7 +36,12 @@ _ROLES = {"head": STRONG, "lost": BAD, "nvlink": None, "switch": None, "fact": N
 def wanted_height(host: Host) -> int:
     """Lines that say all there is to say of a machine."""
     listed = process_count(host)
-    return len(matrix_rows(host)) + sum(len(gpu.mig) for gpu in host.gpus) + 4 + (listed + 1 if listed else 0)
+    return (
+        len(matrix_rows(host))
+        + sum(len(gpu.mig) + len(gpu.claims) for gpu in host.gpus)
+        + 4
+        + (listed + 1 if listed else 0)
+    )
 
 
 def gpus_lines(snapshot: FleetSnapshot, width: int, height: int) -> list[Strip]:
@@ -82,6 +87,9 @@ def _rows(host: Host, snapshot: FleetSnapshot, width: int, colours: Mapping[str,
         parts.append(" " * (beside - row_width(row)))
         strips.append(line(*parts, *(columns.facts(gpu, colours) if gpu else [(columns.heading, DIM)])))
         if gpu is not None:
+            strips += [
+                line((fit(f"     {plain(claim.words)}", width), DIM if claim.mine else WARN)) for claim in gpu.claims
+            ]
             strips += [_slice(part.profile, part.free_gib, part.memory_gib, part.uuid, width) for part in gpu.mig]
     return strips
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from textual.screen import ModalScreen
 
 from vllm_console.text import plain
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
-from vllm_console.ui.widgets.draw import fit
+from vllm_console.ui.widgets.draw import Part, fit
 from vllm_console.ui.widgets.lines import LineView, line
 
 
@@ -28,6 +29,7 @@ class Confirm(ModalScreen[bool]):
     def __init__(self, question: str, details: Sequence[str] = (), yes: str = "yes") -> None:
         super().__init__()
         self._question, self._details, self._yes = plain(question), [plain(text) for text in details], yes
+        self._told: Part = ""
 
     def compose(self) -> ComposeResult:
         """A box with the question."""
@@ -36,12 +38,30 @@ class Confirm(ModalScreen[bool]):
     def on_mount(self) -> None:
         """Show the question."""
         self.query_one("#dialog").set_class(getattr(self.app, "ascii", False), "-ascii")
+        self._draw()
+
+    def on_resize(self) -> None:
+        """Wrap for the new size."""
+        if self.is_mounted:
+            self._draw()
+
+    def tell(self, told: Part) -> None:
+        """What is to be known besides, in place of what was told before; it may come while the question stands."""
+        self._told = told
+        if self.is_mounted:
+            self._draw()
+
+    def _draw(self) -> None:
+        width = max(20, int(0.9 * self.app.size.width) - 8)
+        text, style = (self._told, None) if isinstance(self._told, str) else self._told
+        rows = [line(row) for detail in self._details for row in textwrap.wrap(detail, width, break_on_hyphens=False)]
+        rows += [line((row, style)) for row in textwrap.wrap(plain(text), width, break_on_hyphens=False)]
         self.query_one(LineView).show(
             [
                 line((self._question, STRONG)),
                 line(),
-                *(line(text) for text in self._details),
-                *([line()] if self._details else []),
+                *rows,
+                *([line()] if rows else []),
                 line(("y", KEY), f" {self._yes}   ", ("n", KEY), " leave it"),
             ]
         )

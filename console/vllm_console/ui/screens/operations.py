@@ -16,8 +16,8 @@ from textual.widgets import Input
 from vllm_console.fleet.model import FleetSnapshot, ServerView, State
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.panes.bars import footer_line, header_line, message_line, staged_line
-from vllm_console.ui.panes.finding import finding_height, finding_lines
+from vllm_console.ui.panes.bars import footer_line, header_line, message_lines, staged_line
+from vllm_console.ui.panes.finding import finding_lines
 from vllm_console.ui.panes.gpus import GpusPane
 from vllm_console.ui.panes.kv_cache import KvCachePane
 from vllm_console.ui.panes.latency import LatencyPane
@@ -70,6 +70,7 @@ class OperationsScreen(Cures):
         self._message = LineView(id="message", classes="bar")
         self._staged_bar = LineView(id="staged", classes="bar")
         self._footer = LineView(id="footer", classes="bar")
+        self._foot = Vertical(id="foot")
 
     def compose(self) -> ComposeResult:
         """Header, table, panes, and the lines at the foot."""
@@ -84,7 +85,7 @@ class OperationsScreen(Cures):
         with self._lower:
             yield self._panes[3]
             yield self._log
-        with Vertical(id="foot"):
+        with self._foot:
             yield self._field
             yield self._message
             yield self._staged_bar
@@ -145,7 +146,8 @@ class OperationsScreen(Cures):
                 self.console.say(f"{server.name} did not start: {server.reason}", BAD)
 
     def on_screen_resume(self) -> None:
-        """Draw what came while the screen was covered."""
+        """Draw what came while it was covered; the message line says what a toast said, which would cover it."""
+        self.app.clear_notifications()
         self.redraw()
 
     def on_resize(self) -> None:
@@ -179,11 +181,15 @@ class OperationsScreen(Cures):
         self._header.show([header_line(self.console.snapshot, self.console.looking, width)])
 
     def draw_foot(self) -> None:
-        """Draw message, staged changes and footer."""
+        """Draw message, staged changes and footer. A message takes as many lines as it is long."""
         width, server = self.app.size.width, self.selected
-        self._message.show([message_line(self.console.message, server, self.console.snapshot, width)])
+        message = message_lines(self.console.message, server, self.console.snapshot, width)
+        set_height(self._message, len(message))
+        set_height(self._foot, 2 + (1 if self._field.display else len(message)))
+        self._message.show(message)
         if self.console.read_only:
-            staged = line((" read-only: nothing can be changed from here", DIM))
+            by = f" ({plain(self.console.fleet.read_only_by)})" if self.console.fleet.read_only_by else ""
+            staged = line((f" read-only{by}: nothing can be changed from here", DIM))
         elif server is not None and server.ours:
             staged = staged_line(server.flags, self.staged.get(server.name, ()), width)
         else:
@@ -198,11 +204,13 @@ class OperationsScreen(Cures):
         if not servers:
             self._welcome.show(_welcome(snapshot, self._filter, self.console.read_only))
 
+    def _finding_lines(self, server: ServerView, snapshot: FleetSnapshot) -> list[Strip]:
+        size = self.app.size
+        return finding_lines(server, self.told(server), snapshot.at, size.width, max(1, size.height // 4 - 1))
+
     def _draw_finding(self, server: ServerView, snapshot: FleetSnapshot) -> None:
         if self._finding.display:
-            told, width = self.told(server), self.app.size.width
-            height = finding_height(server, told, self.roomy)
-            self._finding.show(finding_lines(server, told, snapshot.at, width, height))
+            self._finding.show(self._finding_lines(server, snapshot))
 
     def _keep_cursor(self) -> None:
         """Keep the cursor on its server by name; when that is gone, on the one now in its place."""
@@ -236,7 +244,8 @@ class OperationsScreen(Cures):
 
     def _arrange_finding(self, server: ServerView | None) -> int:
         """How many rows the finding takes."""
-        height = finding_height(server, self.told(server), self.roomy) if server is not None else 0
+        snapshot = self.console.snapshot
+        height = len(self._finding_lines(server, snapshot)) if server is not None and snapshot is not None else 0
         set_display(self._finding, height > 0)
         if height:
             set_height(self._finding, height)

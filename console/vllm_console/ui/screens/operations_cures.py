@@ -18,6 +18,7 @@ from vllm_console.ui.staging import Staged
 from vllm_console.ui.theme import DIM, WARN
 from vllm_console.ui.threads import in_thread
 from vllm_console.ui.verdict import Verdict, ask_verdict
+from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.plan.model import Plan
 
 DEBOUNCE_SECONDS = 0.2
@@ -44,6 +45,11 @@ class Cures(PaneChoice):
         if staged and verdict is None:
             verdict = Verdict("·", "checking whether it fits …", DIM)
         return Told(staged, verdict, self.console.read_only)
+
+    def verdict_words(self, server: ServerView) -> Part:
+        """What the plan says of what is staged for a server, as the question before a restart shows it."""
+        found = self.told(server).verdict
+        return (f"{found.sign} {found.words}", found.style) if found is not None else ""
 
     # -- staging a cure --------------------------------------------------------------------------------------------
 
@@ -125,6 +131,9 @@ class Cures(PaneChoice):
             verdict = Verdict("–", f"not known whether it fits: {plain(str(error))}", DIM)
         self._verdicts[server.name] = (staged, verdict)
         self.redraw()
+        name, dialog = self.asked or ("", None)
+        if dialog is self.app.screen and name == server.name and self.staged.get(name) == staged:
+            dialog.tell(self.verdict_words(server))
 
 
 def _nothing_to_stage(server: ServerView) -> str:

@@ -15,6 +15,7 @@ from vllm_console.ui.screens.dialogs import Choose, Confirm
 from vllm_console.ui.staging import Staged
 from vllm_console.ui.theme import WARN
 from vllm_console.ui.traffic import Seen, seen_by
+from vllm_console.ui.widgets.draw import Part
 from vllm_console.ui.widgets.repaint import TightScreen
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class ServerVerbs(TightScreen):
         super().__init__()
         self.staged: dict[str, Staged] = {}
         """By server's name, what is staged for it."""
+        self.asked: tuple[str, Confirm] | None = None
+        """The server that a restart was asked about last, and the question."""
 
     @property
     def console(self) -> ConsoleApp:
@@ -45,6 +48,10 @@ class ServerVerbs(TightScreen):
 
     def redraw(self) -> None:
         """Draw anew what depends on the staged changes."""
+        raise NotImplementedError
+
+    def verdict_words(self, server: ServerView) -> Part:
+        """What the plan says of what is staged for a server; empty where nothing is."""
         raise NotImplementedError
 
     def select(self, name: str) -> None:
@@ -186,11 +193,13 @@ class ServerVerbs(TightScreen):
         staged = self.staged.get(server.name, ())
         running = server.window.requests_running if server.window else None
         if server.state in (State.READY, State.UNRESPONSIVE) and running:
-            details = [f"{running:.0f} requests are running; a restart ends them."]
+            details = [_running(running, "a restart ends them")]
             details += [
                 f"--{step.flag}  {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}" for step in staged
             ] or ["No flag changes."]
-            self._ask(f"Restart {server.name}?", details, "restart", lambda: self._restart(server.name, staged))
+            question, told = f"Restart {server.name}?", self.verdict_words(server)
+            dialog = self._ask(question, details, "restart", lambda: self._restart(server.name, staged), told)
+            self.asked = server.name, dialog
         else:
             self._restart(server.name, staged)
 
@@ -216,7 +225,7 @@ class ServerVerbs(TightScreen):
             self.console.say(f"{server.name} is {server.state} already: x forgets it, r starts it again.", WARN)
             return
         running = server.window.requests_running if server.window else None
-        details = [f"{running:.0f} requests are running."] if running else []
+        details = [_running(running, "they are ended")] if running else []
         fleet, name = self.console.fleet, server.name
         self._ask(
             f"Stop {name}?",
@@ -241,12 +250,15 @@ class ServerVerbs(TightScreen):
             lambda: self.console.act(f"Forgetting {name} …", lambda: fleet.forget(name), lambda _: f"{name} is gone."),
         )
 
-    def _ask(self, question: str, details: list[str], yes: str, then: Callable[[], None]) -> None:
+    def _ask(self, question: str, details: list[str], yes: str, then: Callable[[], None], told: Part = "") -> Confirm:
         def answered(answer: bool | None) -> None:
             if answer:
                 then()
 
-        self.app.push_screen(Confirm(question, details, yes), answered)
+        dialog = Confirm(question, details, yes)
+        dialog.tell(told)
+        self.app.push_screen(dialog, answered)
+        return dialog
 
     def action_switch_preset(self) -> None:
         """Hand the server's place to another preset, picked from a list."""
@@ -268,7 +280,7 @@ class ServerVerbs(TightScreen):
                 return
             details = [f"{name} ({present or 'no preset'}) is stopped first; then {preset} starts in its place."]
             if running:
-                details.append(f"{running:.0f} requests are running; they end.")
+                details.append(_running(running, "they end"))
             self._ask(f"Switch {name} to {preset}?", details, "switch", lambda: switch(preset))
 
         def switch(preset: str) -> None:
@@ -343,6 +355,18 @@ class ServerVerbs(TightScreen):
         self.app.copy_to_clipboard(shlex.join(server.argv))
         self.console.say(f"Copied the command line of {server.name}.")
 
+    def action_remove_leftovers(self) -> None:
+        """End and remove what servers that have ended left, after a yes."""
+        from vllm_console.ui.screens.leftovers import remove_leftovers
+
+        remove_leftovers(self.console)
+
+    def action_claim_gpus(self) -> None:
+        """Claim GPUs on the shared board, or take claims back."""
+        from vllm_console.ui.screens.claims import claim_gpus
+
+        claim_gpus(self.console)
+
     def action_describe_gpus(self) -> None:
         """Describe the machine's GPUs."""
         snapshot = self.console.snapshot
@@ -352,3 +376,8 @@ class ServerVerbs(TightScreen):
         from vllm_console.ui.screens.gpu_details import GpuDetailsScreen
 
         self.app.push_screen(GpuDetailsScreen(snapshot))
+
+
+def _running(count: float, then: str) -> str:
+    """How many requests run, and what becomes of them."""
+    return "1 request is running; it is ended." if round(count) == 1 else f"{count:.0f} requests are running; {then}."

@@ -152,7 +152,12 @@ def _about(found: Shown, now: float, width: int) -> list[Strip]:
 def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
     lines = [line()] if measures else []
     for measure in measures:
-        parts: list[Part] = [" " * INDENT, fit(plain(measure.name), MEASURE_WIDTH), (plain(measure.value), STRONG)]
+        parts: list[Part] = [
+            " " * INDENT,
+            fit(plain(measure.name), MEASURE_WIDTH - 1),
+            " ",
+            (plain(measure.value), STRONG),
+        ]
         if measure.limit:
             parts.append(f"  limit {plain(measure.limit)}")
         row = line(*parts)

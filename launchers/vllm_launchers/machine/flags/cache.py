@@ -90,7 +90,7 @@ class FlagCache:
             if msgspec.json.decode(data, type=_Format).format != FORMAT:
                 return None
             kept = msgspec.json.decode(data, type=_Kept)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         return kept.table if kept.stamp == stamp and kept.folder == str(place) else None
 

@@ -91,7 +91,7 @@ def _editable(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.glob("vllm*-info/direct_url.json")):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         url = document.get("url", "") if isinstance(document, dict) else ""
         if isinstance(url, str) and url.startswith("file://"):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from vllm_launchers.machine.gpu.errors import HostError
-from vllm_launchers.machine.gpu.host import Gpu, Host, Link
+from vllm_launchers.machine.gpu.host import Gpu, Host, Link, with_claims
 from vllm_launchers.machine.gpu.links import Level, bandwidth, islands_of, level_of
 
 MOST_BYTES = 8 * 1024 * 1024
@@ -76,6 +76,7 @@ def decode_host(data: bytes) -> Host:
         raise HostError(f"is no host document: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HostError(f"is not JSON: {str(error)[:200]}") from error
+    host = with_claims(host, {})  # what was claimed when it was written expires
     for problem in _problems(host):
         raise HostError(problem)
     return _complete(host)

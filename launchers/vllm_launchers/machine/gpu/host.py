@@ -70,6 +70,18 @@ class NvLink:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuClaim:
+    """A person's word on the shared board that a GPU is taken, until when, and in ``words`` for people:
+    ``taken till 18:00 by anna: training``. ``mine`` is whether that is this person's own."""
+
+    user: str
+    until: float
+    why: str = ""
+    mine: bool = False
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU. ``index`` counts in the order of the PCI bus, as NVML and nvidia-smi do.
 
@@ -120,6 +132,12 @@ class Gpu:
     nvlink_sent_gbs: float | None = None
     nvlink_received_gbs: float | None = None
     lost: str = ""
+    claims: tuple[GpuClaim, ...] = ()
+
+    @property
+    def claimed(self) -> str:
+        """The words of the first claim by somebody else; empty where there is none."""
+        return next((claim.words for claim in self.claims if not claim.mine), "")
 
     @property
     def label(self) -> str:
@@ -201,6 +219,13 @@ def connected(indices: Iterable[int], pairs: Iterable[tuple[int, int]]) -> tuple
     for index in sorted(group):
         members.setdefault(root(index), []).append(index)
     return tuple(tuple(found) for found in members.values())
+
+
+def with_claims(host: Host, claims: Mapping[int, tuple[GpuClaim, ...]]) -> Host:
+    """The same host with what people claim of its GPUs, by index."""
+    if not claims and not any(gpu.claims for gpu in host.gpus):
+        return host
+    return replace(host, gpus=tuple(replace(gpu, claims=claims.get(gpu.index, ())) for gpu in host.gpus))
 
 
 def with_servers(host: Host, roots: Mapping[int, str]) -> Host:

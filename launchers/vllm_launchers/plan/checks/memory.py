@@ -48,10 +48,18 @@ def memory_findings(
     """Memory that is held now, weights that do not fit, a KV cache too small for one request."""
     gpus = gpus_of(plan, knowledge)
     yield from _unusable(plan, gpus)
+    yield from _claimed(gpus)
     for gpu in gpus:
         yield from _held(plan, knowledge, gpu, budget)
     if plan.memory is not None:
         yield from _room(plan, knowledge, plan.memory, workload, budget)
+
+
+def _claimed(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+    """GPUs that somebody else has claimed on the shared board: a word, which nothing but a person keeps."""
+    for gpu in gpus:
+        if gpu.claimed:
+            yield Finding("gpu_claimed", Level.WARNING, f"GPU {gpu.index} is {gpu.claimed}; ask first, or take another")
 
 
 def _unusable(plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:

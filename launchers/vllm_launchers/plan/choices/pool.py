@@ -65,6 +65,11 @@ class Pool:
         return right and places >= layout.total // width
 
 
+def _may(gpu: Gpu, given: tuple[int, ...]) -> bool:
+    """Whether it is among those given, or nobody else has claimed it."""
+    return gpu.index in given if given else not gpu.claimed
+
+
 def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[Share] = ()) -> Pool | None:
     """The GPUs that a launch may take: those given, else those that nobody works on, else all. None without GPUs.
 
@@ -74,7 +79,7 @@ def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[Share]
     if host is None:
         return None
     given, shares = tuple(gpus), tuple(shares)
-    usable = {gpu.index: gpu for gpu in host.gpus if not gpu.lost and (not given or gpu.index in given)}
+    usable = {gpu.index: gpu for gpu in host.gpus if not gpu.lost and _may(gpu, given)}
     whole = {index: gpu for index, gpu in usable.items() if not gpu.mig_mode}
     if not whole:
         return _slice(usable.values())

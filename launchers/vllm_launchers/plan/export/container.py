@@ -151,6 +151,6 @@ def _draft(value: object) -> Iterator[str]:
 def _json(text: str) -> dict[str, object]:
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -196,7 +196,7 @@ def _merged(target: str, said: Mapping[str, Any], old: Iterable[str], flags: Fla
     if target in flags:
         try:
             held = json.loads(str(flags[target]))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if not isinstance(held, dict) or any(name.startswith(f"{target}.") for name in flags):
         return None

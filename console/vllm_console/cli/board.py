@@ -1,0 +1,100 @@
+"""``vllm-console board``: which GPUs people of this machine say are taken, till when, and who runs what."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from vllm_console.cli.common import Document, add_json, open_fleet, print_json
+from vllm_console.format import UNKNOWN, duration
+from vllm_console.text import plain
+
+if TYPE_CHECKING:
+    from vllm_launchers.machine.board.model import Announced, Board, Claim
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show it."""
+    show(open_fleet(args, observe=False).board(), as_json=args.json)
+    return 0
+
+
+def show(board: Board, *, as_json: bool) -> None:
+    """Print what is on it; what was left aside goes to standard error."""
+    if as_json:
+        print_json(board_document(board))
+        return
+    for notice in board.notices:
+        print(f"vllm-console: {plain(notice)}", file=sys.stderr)
+    for claim in board.claims:
+        print(plain(_claim_line(claim, board.at)))
+    if not board.claims:
+        print("No GPU is claimed. Claim one with 'vllm-console claim 0 --until 18:00 --why TEXT'.")
+    if board.servers:
+        print()
+        print(f"{'SERVER':<16}{'BY':<12}{'PRESET':<18}{'GPU':<8}{'PORT':<7}{'FOR':<8}MODEL")
+    for server in board.servers:
+        print(plain(_server_line(server, board.at)))
+
+
+def board_document(board: Board) -> Document:
+    """The board as the commands print it (a contract). Times are Unix seconds."""
+    return {
+        "folder": str(board.folder),
+        "claims": [_claim(one) for one in board.claims],
+        "servers": [_server(one) for one in board.servers],
+        "notices": list(board.notices),
+    }
+
+
+def _claim(one: Claim) -> Document:
+    return {
+        "gpus": list(one.gpus),
+        "user": one.user,
+        "uid": one.uid,
+        "since": one.since,
+        "until": one.until,
+        "why": one.why or None,
+        "mine": one.uid == os.getuid(),
+    }
+
+
+def _server(one: Announced) -> Document:
+    return {
+        "name": one.name,
+        "preset": one.preset or None,
+        "model": one.model or None,
+        "engine": one.engine or None,
+        "gpus": list(one.gpus),
+        "port": one.port or None,
+        "since": one.since,
+        "user": one.user,
+        "uid": one.uid,
+        "mine": one.uid == os.getuid(),
+        "seen": one.seen,
+    }
+
+
+def _claim_line(one: Claim, now: float) -> str:
+    from vllm_launchers.machine.board.model import claim_words, gpus_text
+
+    words = claim_words(one, now, mine=one.uid == os.getuid())
+    return f"{gpus_text(one.gpus)} {words} (since {time.strftime('%H:%M', time.localtime(one.since))})"
+
+
+def _server_line(one: Announced, now: float) -> str:
+    who = "you" if one.uid == os.getuid() else one.user
+    gpus = ",".join(map(str, one.gpus)) or UNKNOWN
+    seen = "" if one.seen else "  (whether it runs cannot be seen from here)"
+    return (
+        f"{one.name:<15} {who:<11} {one.preset or UNKNOWN:<17} {gpus:<7} {one.port or UNKNOWN:<6} "
+        f"{duration(now - one.since):<7} {one.model or UNKNOWN}{seen}"
+    )

@@ -1,0 +1,206 @@
+"""Everything a maintainer would ask for, in one document: versions, installs, records' health, findings, crashes.
+
+Secrets are blanked: names of variables stay, values go. What is wrong is listed first, each with what to do.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_console import __version__
+from vllm_console.crash import reports
+from vllm_console.text import plain
+from vllm_launchers.secrets import is_secret_name, redact
+
+if TYPE_CHECKING:
+    from vllm_launchers.machine.gpu.host import Host
+    from vllm_launchers.plan.model import Engine
+
+Document = dict[str, Any]
+
+VERSION = 1
+PACKAGES = ("textual", "rich", "httpx", "nvidia-ml-py", "psutil", "msgspec", "platformdirs", "vllm")
+RECENT_FINDINGS = 20
+LEAST_FREE_BYTES = 1 << 30
+LEAST_FILES = 1024
+PREFIXES = ("VLLM_", "CUDA_", "NCCL_", "HF_", "XDG_", "TERM", "COLORTERM", "NO_COLOR", "LC_", "LANG", "TMUX", "SSH_TTY")
+"""Of the environment, what changes how servers or this program behave."""
+
+
+def examine(state: Path, config: Path, engines: tuple[Engine, ...], host: Host) -> Document:
+    """Gather the document: ``{"version", "problems": [{"what", "do"}], "program", "machine", …}``. Changes nothing."""
+    from vllm_launchers.machine.gpu.document import encode_host
+    from vllm_launchers.machine.session_end import session_end
+
+    problems: list[Document] = []
+    document: Document = {
+        "version": VERSION,
+        "problems": problems,
+        "program": _program(),
+        "machine": _machine(),
+        "folders": _folders(state, config, problems),
+        "engines": [{"kind": str(e.kind), "version": e.version, "path": e.path} for e in engines],
+        "servers": _servers(state, problems),
+        "findings": _findings(state),
+        "crashes": [str(path) for path in reports(state)],
+        "environment": _environment(),
+        "host": encode_host(host),
+    }
+    if all(engine.kind == "simulated" for engine in engines):
+        _problem(problems, "no vLLM was found on PATH", "install it, or name one with --vllm PATH or in config.toml")
+    if host.problem:
+        _problem(problems, f"GPUs cannot be read: {host.problem}", "see that nvidia-smi works for this user")
+    if document["machine"]["open_files_limit"] < LEAST_FILES:
+        _problem(problems, "few files may be open at once", f"raise 'ulimit -n' to {LEAST_FILES} or more")
+    if at_logout := session_end():
+        _problem(problems, at_logout, "or start servers from a session that stays, such as a system service")
+    if document["crashes"]:
+        newest = document["crashes"][-1]
+        _problem(problems, f"this program has failed before, last: {newest}", "attach that report to an issue")
+    return _blanked(document)  # type: ignore[no-any-return]
+
+
+def words(document: Document) -> Iterator[str]:
+    """The document for people, a line at a time."""
+    problems = document["problems"]
+    yield "Nothing wrong was found." if not problems else f"{len(problems)} to look at:"
+    for problem in problems:
+        yield f"! {problem['what']}"
+        yield f"    {problem['do']}"
+    for title in ("program", "machine", "folders", "engines", "servers", "findings", "crashes", "environment"):
+        yield ""
+        yield title.capitalize()
+        yield from (f"  {line}" for line in _lines(document[title]))
+
+
+def _lines(part: object) -> Iterator[str]:
+    if isinstance(part, Mapping):
+        width = max(map(len, part), default=0)
+        for name, value in part.items():
+            if isinstance(value, Mapping):
+                value = ", ".join(f"{key} {inner}" for key, inner in value.items() if inner not in (None, ""))
+            yield plain(f"{name:<{width}}  {'–' if value is None else value}")
+    elif isinstance(part, list):
+        if not part:
+            yield "none"
+        for entry in part:
+            texts = (
+                map(str, (v for v in entry.values() if v not in (None, ""))) if isinstance(entry, Mapping) else [entry]
+            )
+            yield plain("  ".join(texts))
+
+
+def _problem(problems: list[Document], what: str, do: str) -> None:
+    problems.append({"what": what, "do": do})
+
+
+def _program() -> Document:
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {"vllm-console": __version__, "python": platform.python_version(), "executable": sys.executable, **versions}
+
+
+def _machine() -> Document:
+    shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
+    return {
+        "platform": platform.platform(),
+        "libc": " ".join(platform.libc_ver()),
+        "uid": os.getuid(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "shm_free_bytes": shm.free if shm else None,
+        "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "container": Path("/.dockerenv").exists() or "container" in os.environ,
+    }
+
+
+def _folders(state: Path, config: Path, problems: list[Document]) -> Document:
+    found: Document = {}
+    for name, path in (("state", state), ("config", config)):
+        try:
+            info = path.stat()
+        except FileNotFoundError:
+            found[name] = {"path": str(path), "mode": "not there yet"}
+            continue
+        except OSError as error:
+            _problem(problems, f"{path}: {os.strerror(error.errno or 0)}", "see that this user may read it")
+            found[name] = {"path": str(path), "mode": None}
+            continue
+        free = shutil.disk_usage(path).free
+        found[name] = {"path": str(path), "mode": f"{stat.S_IMODE(info.st_mode):04o}", "uid": info.st_uid, "free": free}
+        if free < LEAST_FREE_BYTES:
+            _problem(
+                problems, f"{path}: less than 1 GiB is free there", "make room: records and history are kept there"
+            )
+        if name == "state" and info.st_uid != os.getuid():
+            _problem(problems, f"{path} belongs to another user", "choose another with --state")
+        elif name == "state" and stat.S_IMODE(info.st_mode) & 0o077:
+            _problem(problems, f"{path} can be entered by others", f"chmod 700 {path}")
+    return found
+
+
+def _servers(state: Path, problems: list[Document]) -> list[Document]:
+    from vllm_launchers.keeper import client
+    from vllm_launchers.keeper.errors import KeeperError
+
+    try:
+        records, unreadable = client.list_records(state)
+    except KeeperError as error:
+        _problem(problems, str(error), "see that this user may read it")
+        return []
+    for sentence in unreadable:
+        _problem(problems, sentence, "a server whose record cannot be read is not touched; remove its folder by hand")
+    servers = []
+    for record in records:
+        kept = client.keeper_alive(state, record.name)
+        if record.needs_keeper and not kept:
+            _problem(
+                problems,
+                f"{record.name}: its keeper is gone",
+                "the next command or console starts one and takes it over",
+            )
+        servers.append(
+            {
+                "name": record.name,
+                "state": str(record.state),
+                "generation": record.current.number,
+                "keeper": "alive" if kept else "none",
+                "reason": record.reason,
+            }
+        )
+    return servers
+
+
+def _findings(state: Path) -> list[Document]:
+    from vllm_console.alerts.log import FindingsLog
+
+    return [dict(entry) for entry in FindingsLog(state).read()][-RECENT_FINDINGS:]
+
+
+def _environment() -> Document:
+    chosen = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIXES)}
+    return {name: "(set, not shown)" if is_secret_name(name) else redact(value) for name, value in chosen.items()}
+
+
+def _blanked(value: Any) -> Any:
+    """All texts of a document without secrets."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: _blanked(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_blanked(inner) for inner in value]
+    return value

@@ -1,0 +1,84 @@
+"""How often a comparison is wrong, and how often it sees a change that is there, on made minutes.
+
+    python tests/benchmarks/compare_alarms.py [--pairs 300] [--json]
+
+Each row is a kind of noise: every minute takes over a part of the one before it (its autocorrelation), and levels
+scatter by a share; on top of that each minute and each figure scatters on its own. Two runs of that noise are compared
+with nothing changed (a verdict of better, worse or mixed is a false alarm), and with all latencies made slower or
+faster by a factor (a verdict in that direction sees it). All of it comes from seeds: the same at every call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+import made_runs as made
+
+from vllm_console.telemetry.compare import compare
+from vllm_console.telemetry.comparison import Verdict
+
+ALARMS = (Verdict.BETTER, Verdict.WORSE, Verdict.MIXED)
+NOISES = ((0.0, 0.0), (0.0, 0.1), (0.5, 0.1), (0.8, 0.1), (0.9, 0.1), (0.95, 0.1), (0.9, 0.2))
+COUNTS = ((5, 5), (10, 10), (20, 20), (60, 60), (60, 10))
+FACTORS = (0.7, 1.3, 2.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of noise: shares of all pairs, from 0 to 1."""
+
+    kept: float
+    spread: float
+    minutes: tuple[int, int]
+    alarms: float
+    seen: dict[float, float]
+
+
+def verdict(seed: int, counts: tuple[int, int], drift: tuple[float, float], factor: float) -> Verdict:
+    """What is said of two runs of so many minutes; ``factor`` makes the second slower."""
+    before = made.minutes(2 * seed, counts[0], drift=drift)
+    after = made.minutes(2 * seed + 1, counts[1], drift=drift, slower=factor)
+    return compare(*made.pair(before, after)).verdict
+
+
+def row(kept: float, spread: float, counts: tuple[int, int], pairs: int) -> Row:
+    """All pairs of one kind of noise."""
+    drift = (kept, spread)
+    alarms = sum(verdict(seed, counts, drift, 1.0) in ALARMS for seed in range(pairs)) / pairs
+    seen = {}
+    for factor in FACTORS:
+        right = Verdict.WORSE if factor > 1 else Verdict.BETTER
+        seen[factor] = sum(verdict(seed, counts, drift, factor) is right for seed in range(pairs)) / pairs
+    return Row(kept, spread, counts, alarms, seen)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=300, help="pairs of runs per kind of noise (default 300)")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    wanted = [(kept, spread, counts, options.pairs) for counts in COUNTS for kept, spread in NOISES]
+    with ProcessPoolExecutor() as pool:
+        rows = list(pool.map(row, *zip(*wanted, strict=True)))
+    if options.json:
+        print(json.dumps([asdict(one) for one in rows], indent=2))
+        return 0
+    heads = "".join(f"{f'sees ×{factor:g}':>12}" for factor in FACTORS)
+    print(f"{'minutes':>7}  {'takes over':>10}  {'scatter':>7}  {'false alarms':>12}{heads}")
+    for one in rows:
+        seen = "".join(f"{share:>12.0%}" for share in one.seen.values())
+        print(f"{'{}+{}'.format(*one.minutes):>7}  {one.kept:>10.2f}  {one.spread:>7.0%}  {one.alarms:>12.1%}{seen}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

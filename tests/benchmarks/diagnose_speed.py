@@ -1,0 +1,94 @@
+"""How long a diagnosis of a long log takes, against reading the file and splitting it into lines in the same run.
+
+    python tests/benchmarks/diagnose_speed.py [--mib 32] [--rounds 5] [--json]
+
+Three logs: of a server that served and then died, of tracebacks only, of exceptions that are all different. CPU time of
+this process; medians over the rounds, the floor measured between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import count, cycle, islice
+from pathlib import Path
+
+from vllm_console.diagnosis.diagnose import diagnose
+
+MIB = 1 << 20
+
+SERVED = (
+    '(APIServer pid=1) INFO:     10.0.0.1:40000 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+    "(APIServer pid=1) INFO 11-20 10:00:01 [loggers.py:259] Engine 000: Avg prompt throughput: 5.2 tokens/s",
+)
+DEATH = "(EngineCore pid=7) ERROR 11-20 10:00:02 [core.py:900] EngineCore encountered a fatal error."
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    *(f'  File "/env/vllm/v1/part{number}.py", line {number}, in step{number}' for number in range(10)),
+    "RuntimeError: a shape did not go with another one",
+)
+
+
+def served() -> Iterator[str]:
+    """A server's access log and figures."""
+    return cycle(SERVED)
+
+
+def tracebacks() -> Iterator[str]:
+    """The same traceback again and again."""
+    return cycle(TRACEBACK)
+
+
+def exceptions() -> Iterator[str]:
+    """Exceptions without tracebacks, no two alike."""
+    return (f"RuntimeError: request {number} was not to be answered" for number in count())
+
+
+LOGS: dict[str, Callable[[], Iterator[str]]] = {"served": served, "tracebacks": tracebacks, "exceptions": exceptions}
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = {name: measure(Path(folder) / name, lines(), args) for name, lines in LOGS.items()}
+    if args.json:
+        print(json.dumps(figures, indent=2))
+        return 0
+    for name, found in figures.items():
+        print(f"{name:12}{found['seconds']:8.2f} s   {found['ratio']:6.0f} × reading and splitting")
+    return 0
+
+
+def measure(path: Path, lines: Iterator[str], args: argparse.Namespace) -> dict[str, float]:
+    """CPU seconds of a diagnosis, and how many times the floor that is."""
+    some = list(islice(lines, 1000))
+    wanted = args.mib * MIB * len(some) // (len("\n".join(some)) + 1)
+    path.write_text("\n".join([*some, *islice(lines, max(0, wanted - len(some))), DEATH]))
+    floors, spent = [], []
+    for _ in range(args.rounds):
+        floors.append(clock(lambda: path.read_bytes().decode("utf-8", "replace").split("\n")))
+        text = path.read_text().split("\n")
+        spent.append(clock(lambda text=text: diagnose(text)))  # type: ignore[misc]
+    seconds, floor = statistics.median(spent), statistics.median(floors)
+    return {"seconds": seconds, "floor_seconds": floor, "ratio": seconds / floor}
+
+
+def clock(do: Callable[[], object]) -> float:
+    """CPU seconds that it took."""
+    begin = time.process_time()
+    do()
+    return time.process_time() - begin
+
+
+if __name__ == "__main__":
+    sys.exit(main())

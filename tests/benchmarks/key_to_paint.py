@@ -1,0 +1,97 @@
+"""From a key to its effect on the screen, beside each fault and without any, in the same run.
+
+Run: ``python tests/benchmarks/key_to_paint.py``. The console runs in a real pseudo-terminal; a key moves the cursor in
+the table of servers, and the time counts until the emulated screen shows it there. Every round opens a console, presses
+the keys without a fault and then beside it. It prints medians over the rounds of their p50 and p99; it asserts nothing.
+A C compiler is needed for the stalled disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from harness import median
+
+from fakes import key_presses as keys
+from fakes import terminal
+
+SCAN_SECONDS = 6.0
+"""After so long others' servers have been found."""
+
+
+@contextlib.contextmanager
+def fault(name: str, scene: keys.Scene, box: Any, console: Any) -> Iterator[Any]:
+    """A fault, while it lasts; gives what is to be done between two keys."""
+    if name in keys.METRICS:
+        scene.strange_server(name)
+        settle(console, SCAN_SECONDS)
+        yield lambda: None
+    elif name == "flood":
+        for server in ("s00", "s01"):
+            scene.order(box, f"flood {server}")
+        yield lambda: None
+        scene.order(box, "quiet")
+    elif name == "stall":
+        with keys.stalled(scene):
+            keys.until(console, scene.flag.with_name("stalled.met").exists)
+            yield lambda: None
+    elif name == "resize":
+        yield keys.resizing(console)
+    else:
+        yield lambda: None
+
+
+def settle(console: Any, seconds: float) -> None:
+    """Let the console go on for so long."""
+    until = time.monotonic() + seconds
+    keys.until(console, lambda: time.monotonic() > until)
+
+
+def one_round(name: str, presses: int, seed: int) -> tuple[list[float], list[float]]:
+    """Seconds without the fault and beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        scene = keys.Scene(Path(folder), terminal)
+        try:
+            box = scene.servers(32 if name == "32 servers" else 3)
+            compiler = shutil.which("cc") or "gcc"
+            library = keys.build_stalling(compiler, Path(folder)) if name == "stall" else None
+            console = scene.console(env=keys.stalling_environment(scene, library) if library else {})
+            settle(console, 1.0)
+            calm = keys.press(console, presses, seed)
+            with fault(name, scene, box, console) as meanwhile:
+                return calm, keys.press(console, presses, seed + 1, meanwhile)
+        finally:
+            scene.close()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("faults", nargs="*", default=[*keys.METRICS, "flood", "stall", "resize", "32 servers"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--presses", type=int, default=100)
+    args = parser.parse_args()
+    print(f"key to paint in ms, medians of {args.rounds} rounds of {args.presses} keys; without the fault, beside it")
+    for name in args.faults:
+        rounds = [one_round(name, args.presses, 2 * number) for number in range(args.rounds)]
+        figures = [
+            1000 * median([keys.quantile(found[side], share) for found in rounds])
+            for side in (0, 1)
+            for share in (0.5, 0.99)
+        ]
+        calm50, calm99, beside50, beside99 = figures
+        print(f"  {name:10s}  p50 {calm50:4.0f} / {beside50:4.0f}   p99 {calm99:4.0f} / {beside99:4.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""``doctor``: what is wrong here, and everything a maintainer would ask for, without a secret."""
+
+from __future__ import annotations
+
+import json
+
+
+def test_it_has_versions_servers_and_what_is_wrong(program):
+    program.json("start", "batch", "--engine", "simulated", "--name", "nightly", "--wait")
+    answer = program("doctor", "--json")
+    document = json.loads(answer.stdout)
+    assert answer.returncode == (1 if document["problems"] else 0)
+    assert document["program"]["textual"]
+    assert [(server["name"], server["state"], server["keeper"]) for server in document["servers"]] == [
+        ("nightly", "ready", "alive")
+    ]
+    assert document["folders"]["state"]["mode"] == "0700"
+    assert all(set(problem) == {"what", "do"} for problem in document["problems"])
+    assert "nightly" in program("doctor").stdout
+
+
+def test_a_torn_record_and_an_open_folder_are_named_with_what_to_do(program):
+    state = program.home / "state" / "vllm-console"
+    server = state / "servers" / "torn"
+    server.mkdir(parents=True, mode=0o700)
+    (server / "record.json").write_text("{")
+    state.chmod(0o755)
+    answer = program("doctor", "--json")
+    state.chmod(0o700)
+    wrong = {problem["what"]: problem["do"] for problem in json.loads(answer.stdout)["problems"]}
+    assert answer.returncode == 1
+    assert any("can be entered by others" in what and do.startswith("chmod 700") for what, do in wrong.items())
+    assert any("torn" in what for what in wrong)
+    (server / "record.json").unlink()
+
+
+def test_no_secret_is_in_it(program):
+    secret = "hf_" + "Zz9" * 11
+    names = {"HF_TOKEN": secret, "VLLM_API_KEY": secret, "NCCL_DEBUG": f"--api-key {secret}"}
+    for words in (("doctor",), ("doctor", "--json")):
+        answer = program(*words, env=names)
+        assert secret not in answer.stdout + answer.stderr
+        assert "HF_TOKEN" in answer.stdout

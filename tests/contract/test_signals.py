@@ -1,0 +1,80 @@
+"""Signals leave the program by one door, which looks first who is behind a pid."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DOOR = "launchers/vllm_launchers/keeper/processes.py"
+SENDS = {"kill", "killpg", "pidfd_send_signal", "tgkill", "sigqueue", "pthread_kill", "send_signal"}
+"""Functions and methods that signal whatever has a number; ``kill`` and ``terminate`` are methods of children too."""
+OWN_CHILDREN = {
+    "console/vllm_console/fleet/loads.py": {"terminate", "kill"},
+    "console/vllm_console/cli/demo.py": {"terminate"},
+}
+"""Where a child is ended by the object that started it, which keeps its pid until it is reaped."""
+
+
+def calls() -> Iterator[tuple[str, str, ast.Call, str]]:
+    """Every call that could send a signal: file, function it stands in, the call, and what is called."""
+    for folder in ("console", "launchers"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            for function in ast.walk(tree):
+                if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                    continue
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                        name = node.func.attr
+                        if name in SENDS | {"terminate"}:
+                            yield str(path.relative_to(ROOT)), function.name, node, name
+
+
+def to_itself(call: ast.Call) -> bool:
+    """``os.kill(os.getpid(), …)``."""
+    return bool(call.args) and ast.unparse(call.args[0]) == "os.getpid()"
+
+
+def test_signals_are_sent_in_one_place() -> None:
+    through_the_door = set()
+    for file, function, call, name in calls():
+        if file == DOOR:
+            through_the_door.add((function, ast.unparse(call.func)))
+        elif name in OWN_CHILDREN.get(file, ()):
+            assert not call.args, f"{file}: {ast.unparse(call)}"
+        else:
+            assert to_itself(call), f"{file}: {ast.unparse(call)} in {function}"
+    assert through_the_door == {("send", "os.kill"), ("send", "signal.pidfd_send_signal")}
+
+
+def test_no_shell_and_no_program_that_signals_is_run() -> None:
+    for folder in ("console", "launchers"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    assert node.value not in {"pkill", "killall", "fuser"}, path
+                if isinstance(node, ast.keyword) and node.arg == "shell":
+                    assert ast.unparse(node.value) == "False", path
+
+
+def test_the_door_looks_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The descriptor is opened before the look, so that a pid given to somebody else in between is never hit."""
+    from vllm_launchers.keeper import processes
+    from vllm_launchers.keeper.records import ProcessIdentity
+
+    done: list[str] = []
+    monkeypatch.setattr(processes.os, "pidfd_open", lambda pid: done.append("open") or 1000)
+    monkeypatch.setattr(processes.os, "close", lambda fd: done.append("close"))
+    monkeypatch.setattr(processes, "alive", lambda process: bool(done.append("look")))
+    monkeypatch.setattr(processes.signal, "pidfd_send_signal", lambda fd, number: done.append("send"))
+    assert not processes.send(ProcessIdentity(1, 1, "boot"), 15)
+    assert done == ["open", "look", "close"]
+    done.clear()
+    monkeypatch.setattr(processes, "alive", lambda process: done.append("look") or True)
+    assert processes.send(ProcessIdentity(1, 1, "boot"), 15)
+    assert done == ["open", "look", "send", "close"]

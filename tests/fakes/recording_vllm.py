@@ -1,0 +1,52 @@
+"""A server that looks like ``vllm serve``, writes down every request it gets, and can belong to somebody else.
+
+``python .../vllm serve MODEL --port N --log FILE [--uid UID]``; with ``VLLM::APIServer`` as its title it says nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+METRICS = b"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="tiny",engine="0"} 3
+"""
+PR_SET_DUMPABLE = 4
+
+
+# Opened while it is still the one who may.
+RECORDED = os.open(os.environ["RECORDED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+
+def value(name: str, default: str = "") -> str:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+
+
+class Recording(BaseHTTPRequestHandler):
+    def answer(self) -> None:
+        os.write(RECORDED, f"{self.command} {self.path}\n".encode())
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = METRICS if self.path == "/metrics" else b"{}"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = answer  # noqa: N815 - names of http.server
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on standard output: the log is part of what must not change."""
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", int(value("--port", "0"))), Recording)
+    if uid := int(os.environ.get("BECOME", "0")):
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc would show root as its owner
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    server.serve_forever()

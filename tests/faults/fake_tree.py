@@ -1,0 +1,87 @@
+"""A stand-in with vLLM's tree of processes: API server, engine, two workers. Standard library only.
+
+As measured on vLLM: an API server ends, with code 0, when its engine has died, and an engine when a worker has; engine
+and workers outlive an API server that was killed. Worse than vLLM: here a worker outlives its engine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+def title(name: str) -> None:
+    ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
+
+
+def rest() -> None:
+    while True:
+        time.sleep(600)
+
+
+def worker(number: int, apart: bool) -> None:
+    if apart:  # as Ray's: a session and an output of its own
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (1, 2):
+            os.dup2(nothing, fd)
+    title(f"VLLM::Worker_TP{number}")
+    rest()
+
+
+def fork(run: object, *words: object) -> int:
+    pid = os.fork()
+    if pid == 0:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        run(*words)  # type: ignore[operator]
+        os._exit(0)
+    return pid
+
+
+def engine(pids: Path, apart: bool) -> None:
+    title("VLLM::EngineCore")
+    workers = [fork(worker, number, apart) for number in range(2)]
+    partial = pids.with_suffix(".new")
+    partial.write_text(" ".join(map(str, (os.getpid(), *workers))))
+    partial.replace(pids)
+    os.wait()
+
+
+def health(port: int) -> None:
+    listener = socket.create_server(("127.0.0.1", port))
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--pids", type=Path, required=True)
+    parser.add_argument("--never-ready", action="store_true")
+    parser.add_argument("--stubborn", action="store_true")
+    parser.add_argument("--apart", action="store_true")
+    given = parser.parse_args()
+    core = fork(engine, given.pids, given.apart)
+    if given.stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not given.never_ready:
+        threading.Thread(target=health, args=(given.port,), daemon=True).start()
+    os.waitpid(core, 0)
+    print("EngineDeadError", flush=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""A keeper that dies at the worst moment, under a clock that is set back, or is replaced from another shell."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vllm_launchers.keeper import client, errors, processes, store
+from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
+
+WRAPPER = """
+import os, runpy, signal, sys, time
+ROOT, FAULT, CLOCK = {root!r}, {fault!r}, {clock!r}
+sys.argv = sys.argv[3:]  # without this file's own -I -S
+sys.path.append(ROOT)
+from vllm_launchers.keeper import spawn
+start, now = spawn.start, time.time
+
+def die(_child=None):
+    os.unlink(FAULT)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def struck(command, before):
+    try:
+        moment = open(FAULT).read()
+    except FileNotFoundError:
+        return start(command, before)
+    if moment == "early":
+        die()
+    return start(command, lambda child: (before(child), die()))
+
+def shifted():
+    try:
+        return now() + float(open(CLOCK).read() or 0)
+    except FileNotFoundError:
+        return now()
+
+spawn.start, time.time = struck, shifted
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+POLICY = RestartPolicy(RestartMode.ON_FAILURE, limit=3, backoff_seconds=0.2, backoff_cap_seconds=0.2)
+
+
+@pytest.fixture
+def keepers(tmp_path, monkeypatch):
+    """Real keepers that kill themselves where ``fault`` says, and whose clock is off by what ``clock`` says."""
+    fault, clock = tmp_path / "fault", tmp_path / "clock"
+    root = str(Path(client.__file__).parents[2])
+    wrapper, python = tmp_path / "wrapper.py", tmp_path / "python"
+    wrapper.write_text(WRAPPER.format(root=root, fault=str(fault), clock=str(clock)))
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {wrapper} "$@"\n')
+    python.chmod(0o700)
+    real = client.sys
+
+    class Python:
+        executable = str(python)
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    monkeypatch.setattr(client, "sys", Python())
+    return fault, clock
+
+
+def died(bench, fault):
+    bench.until(lambda _: not fault.exists() and not client.keeper_alive(bench.root, "one"))
+    return bench.read()
+
+
+@pytest.mark.parametrize("moment", ["early", "late"])
+def test_a_restart_that_was_accepted_is_made_whenever_its_keeper_dies(bench, keepers, moment):
+    """Early: its generation is written down, its process not begun. Late: the process is written down, not let go."""
+    fault, _ = keepers
+    bench.ready(bench.spec())
+    fault.write_text(moment)
+    new = bench.spec(details={"flags": "new"})
+    bench.restart(new)
+    left = died(bench, fault)
+    assert (left.state, left.current.number, left.owed) == (State.STARTING, 2, True)
+    assert (left.server is None) == (moment == "early")
+    assert bench.adopt() == ["one"]
+    second = bench.wait(State.READY, generation=2)
+    assert (second.current.spec, second.owed, second.adopted) == (new, False, False)
+
+
+def test_a_start_by_itself_is_made_though_its_keeper_dies_and_counts(bench, keepers):
+    fault, _ = keepers
+    first = bench.ready(bench.spec(restart=POLICY))
+    fault.write_text("early")
+    processes.send(first.server, 9)
+    left = died(bench, fault)
+    assert (left.state, left.attempt, left.owed) == (State.STARTING, 1, True)
+    bench.adopt()
+    again = bench.until(lambda record: record.state is State.READY)
+    assert (again.current.number, again.attempt, again.owed) == (1, 1, False)
+
+
+def test_a_stop_is_the_last_word_over_a_start_that_is_owed(bench, keepers, session_of):
+    fault, _ = keepers
+    bench.ready(bench.spec())
+    fault.write_text("early")
+    bench.restart(bench.spec())
+    died(bench, fault)
+    bench.stop()
+    ended = bench.until(lambda record: not record.state.alive)
+    assert not ended.owed
+    bench.until(lambda _: not client.keeper_alive(bench.root, "one"))
+    assert bench.adopt() == []
+    assert ended.server is None
+
+
+def test_a_launch_that_was_told_to_have_failed_is_not_made_later(bench, keepers):
+    fault, _ = keepers
+    fault.write_text("early")
+    with pytest.raises(errors.KeeperError, match="ended before it began"):
+        bench.launch(bench.spec())
+    assert not fault.exists()
+    assert bench.adopt() == ["one"]
+    failed = bench.wait(State.FAILED)
+    assert "its keeper died before it was started" in failed.reason
+    assert failed.server is None
+
+
+def test_an_owed_start_is_not_made_after_the_machine_was_restarted(bench, keepers):
+    fault, _ = keepers
+    bench.ready(bench.spec())
+    fault.write_text("early")
+    bench.restart(bench.spec())
+    left = died(bench, fault)
+    earlier = replace(left, keeper=replace(left.keeper, boot_id="11111111-2222-3333-4444-555555555555"))
+    store.write_record(client.folder(bench.root, "one"), earlier)
+    bench.adopt()
+    failed = bench.wait(State.FAILED)
+    assert "the machine was restarted since; it was to start again, which was not done" in failed.reason
+    assert not failed.owed
+
+
+def test_a_clock_that_is_set_freezes_no_wait_and_forgives_nothing(bench, keepers):
+    _, clock = keepers
+    hours = -5
+    bench.launch(bench.spec(restart=POLICY), steady=1.0)
+    first = bench.wait(State.READY)
+    clock.write_text(str(hours * 3600))
+    begun = time.monotonic()
+    processes.send(first.server, 9)
+    again = bench.until(lambda record: record.state is State.READY and record.attempt == 1)
+    ready_at = time.monotonic()
+    assert abs(again.state_since - time.time() - hours * 3600) < 60, "the clock was off"
+    bench.until(lambda record: record.attempt == 0)
+    assert time.monotonic() - ready_at > 0.8, "forgiven for a time that really passed"
+
+    processes.send(bench.read().server, 9)
+    waiting = bench.until(lambda record: record.next_attempt_at)
+    bench.orphaned(waiting)
+    clock.write_text(str(-hours * 3600))
+    bench.adopt()
+    bench.until(lambda record: record.state is State.READY and record.attempt == 1)
+    clock.write_text(str(hours * 3600))
+    bench.restart(bench.spec())
+    second = bench.wait(State.READY, generation=2)
+    assert 0 < second.downtime_seconds < time.monotonic() - begun
+
+
+def test_a_restart_by_a_keeper_from_another_shell_has_the_environment_of_the_launch(bench, monkeypatch, tmp_path):
+    dump = tmp_path / "environment"
+    first = {"CUDA_VISIBLE_DEVICES": "0", "LD_LIBRARY_PATH": "/opt/a", "PLUGIN": "a", "MY_TOKEN": "tok-0123456789abc"}
+    other = {"CUDA_VISIBLE_DEVICES": "7", "LD_LIBRARY_PATH": "/opt/b", "PLUGIN": "b", "OTHER_TOKEN": "x" * 20,
+             "LD_PRELOAD_EXTRA": "1", "NCCL_DEBUG": "INFO", "EXTRA": "1"}  # fmt: skip
+    plain = bench.spec()
+    code = (
+        f"import json, os, sys; open({str(dump)!r}, 'w').write(json.dumps(dict(os.environ)));"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    spec = replace(plain, argv=(sys.executable, "-S", "-c", code, *plain.argv), environment={"OURS": "1"})
+    with monkeypatch.context() as shell:
+        for name, value in first.items():
+            shell.setenv(name, value)
+        shell.setenv("HTTP_PROXY", "http://anna:hunter2hunter2@proxy:3128")
+        ready = bench.ready(spec)
+    launched = json.loads(dump.read_text())
+    written = bench.file("record.json").read_text()
+    assert "/opt/a" in written
+    assert not any(secret in written for secret in (first["MY_TOKEN"], "hunter2"))
+
+    bench.orphaned(ready)
+    for name, value in other.items():
+        monkeypatch.setenv(name, value)
+    bench.adopt()
+    bench.restart(spec)
+    bench.wait(State.READY, generation=2)
+    again = json.loads(dump.read_text())
+    assert again != launched
+    for name in ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "PATH", "HOME", "OURS"):
+        assert again[name] == launched[name]
+    assert again["PLUGIN"] == "b", "its value was not written down; that it was set is known"
+    assert not {"OTHER_TOKEN", "LD_PRELOAD_EXTRA", "NCCL_DEBUG", "EXTRA", "MY_TOKEN"} & again.keys()

@@ -1,0 +1,242 @@
+"""Logs under fire: floods, keepers killed in the middle, rotation under a reader, bytes that no screen should see."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from vllm_console.logs.file import LogFile
+from vllm_launchers.keeper.logfile import CHUNK, RotatingLog
+from vllm_launchers.keeper.records import LaunchSpec, State
+
+WRITER = """
+import os, sys, time
+lines, rate = int(sys.argv[1]), int(sys.argv[2])
+began, number = time.monotonic(), 0
+while number < lines:
+    until = min(lines, number + max(1, rate // 100 if rate else 5000))
+    data = b"".join(b"line %08d of a log\\n" % n for n in range(number, until))
+    while data:
+        data = data[os.write(1, data):]
+    number = until
+    if rate:
+        time.sleep(max(0.0, began + number / rate - time.monotonic()))
+print("rate %d" % (lines / (time.monotonic() - began)), flush=True)
+time.sleep(float(sys.argv[3]))
+"""
+NASTY = [
+    b"\x1b]0;STOLEN-TITLE\x07after a title\n",
+    b"\x1b[2J\x1b[5;7;46mcolours\x1b[0m and \x1b]52;c;U1RPTEVO\x07 a clipboard\n",
+    b"\x1bPdcs\x1b\\ \x9b31m \xff\xfe\xc3( nul\x00nul [bold]markup[/bold] needle-a\n",
+    b"".join(b"\rLoading shards: %3d%%|##   |" % share for share in range(101)) + b" tqdm-done\n",
+    b"long " + b"x" * (10 << 20) + b"\n",
+    b"0123456789" * 300 + b"\x1b[31m\n",
+    b"Traceback (most recent call last):\n",
+    b"torch.OutOfMemoryError: CUDA out of memory. \x1b[41mTried to allocate 2.00 GiB\n",
+    b"the last line \x1b[6n\x07\x08\x0e needle-b\n",
+]
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of the lines, in the order in which they stand."""
+    return [int(number) for number in re.findall(r"line (\d{8}) of a log\n", text)]
+
+
+def flood(bench, lines, rate, stay=0.0, **fields):
+    argv = (sys.executable, "-S", "-c", WRITER, str(lines), str(rate), str(stay))
+    return LaunchSpec(argv, "127.0.0.1", 1, **{"log_bytes": 1 << 20, "log_files": 100, **fields})
+
+
+def test_fifty_thousand_lines_a_second_arrive_whole(bench):
+    lines = 100_000
+    bench.launch(flood(bench, lines, 50_000))
+    bench.wait(State.FAILED)
+    log = bench.log()
+    assert numbers(log) == list(range(lines))
+    rate = int(re.search(r"rate (\d+)", log)[1])
+    assert rate > 40_000, "the writer was held up, or this machine cannot write that fast"
+    assert len(list(bench.file("").glob("server.log.*"))) >= 2, "it was rotated"
+
+
+def test_a_writer_faster_than_the_disk_waits_and_loses_nothing(bench):
+    """As fast as it can, by far more than the pipe holds: it is held back, and every line is there."""
+    lines = 1_000_000
+    bench.launch(flood(bench, lines, 0))
+    bench.wait(State.FAILED)
+    assert numbers(bench.log()) == list(range(lines))
+
+
+def test_a_keeper_killed_under_a_flood_and_adopted_goes_on_with_the_next_line(bench, wait_until):
+    """What the keeper had just read is the only thing that can be gone with it: no more than one read."""
+    lines = 100_000
+    record = bench.launch(flood(bench, lines, 40_000, stay=2.0))
+    for count in (10_000, 40_000):
+        wait_until(lambda count=count: len(bench.log()) > 23 * count, "the flood")
+        bench.orphaned(record)
+        assert bench.adopt() == ["one"], "the server goes on writing meanwhile"
+        record = bench.read()
+    wait_until(lambda: "rate" in bench.log(), "the writer's end")
+    seen = numbers(bench.log())
+    assert seen == sorted(set(seen)), "none is doubled or out of place"
+    gaps = [after - before - 1 for before, after in itertools.pairwise(seen) if after != before + 1]
+    assert seen[-1] == lines - 1
+    assert len(gaps) <= 2
+    assert all(gap * 23 <= CHUNK + 23 for gap in gaps)
+
+
+@pytest.mark.parametrize("piece", [CHUNK, 999])
+def test_the_disk_is_bounded_also_under_a_line_of_ten_megabytes(tmp_path, piece):
+    limit, files = 1 << 20, 3
+    log, most = RotatingLog(tmp_path / "server.log", limit, files), 0
+    data = b"short\n" * 100_000 + b"x" * (10 << 20) + b"\n" + (b"y" * 60_000 + b"\n") * 40
+    for at in range(0, len(data), piece):
+        log.append(data[at : at + piece])
+        if at % (piece * 16) == 0:
+            most = max(most, sum(path.stat().st_size for path in tmp_path.iterdir()))
+    log.close()
+    assert most > limit * (files - 1), "it came near the bound"
+    assert most <= limit * files
+    assert all(path.stat().st_size <= limit for path in tmp_path.iterdir())
+    whole = b"".join(path.read_bytes() for path in sorted(tmp_path.iterdir(), reverse=True) if path.suffix != ".log")
+    assert data.endswith(whole + (tmp_path / "server.log").read_bytes())
+
+
+def test_following_over_rotation_misses_and_doubles_no_line(bench, wait_until):
+    """``logs -f`` of the real program, a pipe for its terminal, over some ten rotations."""
+    lines = 60_000
+    bench.launch(flood(bench, 0, 0, stay=60))
+    wait_until(lambda: "rate" in bench.log(), "the first line")
+    words = [sys.executable, "-m", "vllm_console", "logs", "one", "-f"]
+    env = {**os.environ, "VLLMCONSOLE_STATE": str(bench.root), "PYTHONUNBUFFERED": "1"}
+    follower = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        assert follower.stdout.readline().startswith("rate")
+        pipe = os.open(bench.file("server.pipe"), os.O_WRONLY)
+        sender = subprocess.Popen([sys.executable, "-S", "-c", WRITER, str(lines), "30000", "0"], stdout=pipe)
+        os.close(pipe)
+        got = []
+        for line in follower.stdout:
+            if line.startswith("rate"):
+                break
+            got.append(line)
+        assert sender.wait() == 0
+    finally:
+        follower.send_signal(signal.SIGINT)
+        follower.wait(10)
+        follower.stdout.close()
+    assert numbers("".join(got)) == list(range(lines))
+    assert bench.file("server.log.1").exists()
+
+
+def test_a_log_emptied_and_removed_by_a_person_is_gone_on_with(tmp_path):
+    path = tmp_path / "server.log"
+    log, reader = RotatingLog(path, 1 << 20, 3), LogFile(path)
+    log.append(b"one\ntwo\n")
+    assert [line.text for line in reader.poll()] == ["one", "two"]
+    os.truncate(path, 0)
+    assert reader.poll() == []
+    log.append(b"three\n")
+    assert path.read_bytes() == b"three\n", "no hole of NULs where the old text was"
+    assert [line.text for line in reader.poll()] == ["three"]
+    path.unlink()
+    log.append(b"four\n" * 250_000)  # to the next rotation at the latest it is a file again
+    log.append(b"five\n")
+    assert path.exists()
+    assert reader.tail(1)[-1].text == "five"
+    log.close()
+
+
+def nasty_server(bench, wait_until):
+    """A server that has failed, with everything in its log that should not reach a screen."""
+    (bench.root / "nasty").write_bytes(b"".join(NASTY))
+    source = "import sys; d = open(sys.argv[1], 'rb').read(); sys.stdout.buffer.write(d); sys.exit(1)"
+    argv = (sys.executable, "-S", "-c", source, str(bench.root / "nasty"))
+    bench.launch(LaunchSpec(argv, "127.0.0.1", 1))
+    bench.wait(State.FAILED)
+    assert bench.file("server.log").read_bytes() == b"".join(NASTY), "the file has every byte"
+
+
+def test_no_escape_code_of_a_log_reaches_the_terminal(bench, wait_until, terminal_module):
+    nasty_server(bench, wait_until)
+    env = {"VLLMCONSOLE_STATE": str(bench.root)}
+    for words in (("logs", "one"), ("status", "one"), ("diagnose", str(bench.file("server.log"))), ("list",)):
+        terminal = terminal_module.Terminal([sys.executable, "-m", "vllm_console", *words], 120, 40, env)
+        try:
+            terminal.wait_end()
+        finally:
+            terminal.close()
+        assert b"\x1b" not in terminal.raw, words
+        assert not set(terminal.raw) - set(range(32, 256)) - set(b"\r\n"), words
+        if words[0] == "logs":
+            text = bytes(terminal.raw).decode()
+            assert "after a title" in text
+            assert "100%|##   | tqdm-done" in text
+            assert "  0%|" not in text
+            assert "cut: a line of 10.0 MiB" in text
+    assert b"STOLEN" not in terminal.raw
+
+
+def test_the_screen_stays_whole_over_a_nasty_log(bench, wait_until, terminal_module):
+    nasty_server(bench, wait_until)
+    env = {"VLLMCONSOLE_STATE": str(bench.root)}
+    console = terminal_module.Terminal([sys.executable, "-m", "vllm_console"], 120, 40, env)
+    try:
+        console.wait_for("needle-b")
+        console.press("l")
+        console.wait_for("Log · one")
+        console.wait_for("the last line")
+        console.press("/")
+        console.wait_for("text to search for")
+        console.press("needle-a\r")
+        console.wait_for("search: needle-a")
+        console.wait_for("nulnul [bold]markup[/bold] needle-a")
+        console.press("\x1b")
+        console.wait_for(lambda text: "search: needle-a" not in text)
+        console.press("\x1b")
+        console.wait_for("Servers")
+        console.press("q")
+        assert console.wait_end() == 0
+        assert console.restored()
+    finally:
+        console.close()
+    for stolen in (b"STOLEN", b"\x1b]0;", b"\x1b]52", b"\x1b[5;7;46m", b"\x1b[6n", b"\x1bP", b"U1RPTEVO", b"\x00"):
+        assert stolen not in console.raw
+
+
+def test_no_single_call_on_a_nasty_line_keeps_all_other_threads_waiting(tmp_path):
+    """A line of megabytes is cut before anything is searched in it: else the screen's thread would stand still."""
+    path = tmp_path / "server.log"
+    evil = [b"A=" * (2 << 20), b"\x1b[" * (2 << 20), b"hf_" * (1 << 20), b' File "' * (1 << 20), b"\r" * (4 << 20)]
+    path.write_bytes(b"\n".join(evil) + b"\nlast\n")
+    gaps, ended = [0.0], threading.Event()
+
+    def tick():
+        last = time.monotonic()
+        while not ended.is_set():
+            time.sleep(0.001)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+
+    watch = threading.Thread(target=tick)
+    began = time.monotonic()
+    watch.start()
+    try:
+        from vllm_launchers.secrets import redact
+
+        log = LogFile(path, clean=redact)
+        assert log.tail(10)[-1].text == "last"
+        found = log.search("nowhere", log.end, backwards=True)
+        while not found.done:
+            found = log.search("nowhere", found.next_offset, backwards=True)
+    finally:
+        ended.set()
+        watch.join()
+    assert max(gaps) < max(0.5 * (time.monotonic() - began), 20 * sorted(gaps)[len(gaps) // 2] + 0.2)

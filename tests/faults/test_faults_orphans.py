@@ -1,0 +1,310 @@
+"""SIGKILL to any processes of a server, in any order: nothing of it is left, or it is named and can be ended."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vllm_console.fleet import leftovers as left_behind
+from vllm_launchers.keeper import client, codec, errors, orphans, processes, store
+from vllm_launchers.keeper.records import State
+from vllm_launchers.machine import leftovers
+
+TREE = Path(__file__).with_name("fake_tree.py")
+SECONDS = 10.0
+SEED = 6
+PARTS = ("api", "engine", "worker0", "worker1")
+VICTIMS = (*PARTS, "keeper", "recorder")
+BESIDE = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+
+
+def orders():
+    """Each pair of the six in both orders; seeded longer ones, all with the keeper; dealt over the moments."""
+    chance = random.Random(SEED)
+    found = [list(pair) for pair in itertools.permutations(VICTIMS, 2)]
+    for length in (3, 4, 6):
+        for _ in range(4):
+            others = chance.sample([name for name in VICTIMS if name != "keeper"], length - 1)
+            found.append(chance.sample([*others, "keeper"], length))
+    moments = ("starting", "serving", "stopping")
+    return [(moments[index % 3], tuple(order)) for index, order in enumerate(found)]
+
+
+class Server:
+    """One server of four processes in a state folder of its own, with its keeper and something beside it."""
+
+    def __init__(self, bench, *options):
+        self.bench = bench
+        self.pids = bench.root / "pids"
+        spec = bench.spec()
+        argv = (sys.executable, "-S", str(TREE), "--port", str(spec.port), "--pids", str(self.pids), *options)
+        bench.launch(replace(spec, argv=argv, companion=BESIDE))
+        record = bench.until(lambda record: record.companion and self.pids.exists())
+        tree = [processes.identity(int(pid)) for pid in self.pids.read_text().split()]
+        self.who = dict(zip(PARTS, (record.server, *tree), strict=True))
+        self.who |= {"keeper": record.keeper, "recorder": record.companion}
+        bench.seen.update(self.who.values())
+
+    @property
+    def parts(self):
+        return [self.who[name] for name in PARTS]
+
+    def kill(self, order):
+        """What died by us, in turn: the death of one may have taken others along."""
+        killed = []
+        for name in order:
+            if processes.send(self.who[name], signal.SIGKILL):
+                killed.append(name)
+                wait(lambda name=name: not processes.alive(self.who[name]), f"the death of the {name}")
+        return killed
+
+    def gone(self):
+        return not any(processes.alive(process) for process in self.who.values() if process is not self.who["keeper"])
+
+
+def wait(condition, what):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {SECONDS:g} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def another(bench):
+    """More benches like the first, each with a root of its own."""
+    made = []
+
+    def make():
+        made.append(type(bench)(Path(tempfile.mkdtemp(prefix="keeper-test-"))))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def play(bench, moment, order):
+    options = {"starting": ["--never-ready"], "serving": [], "stopping": ["--stubborn"]}[moment]
+    server = Server(bench, *options)
+    if moment != "starting":
+        bench.wait(State.READY)
+    if moment == "stopping":
+        bench.stop()
+    killed = server.kill(order)
+    assert killed[0] == order[0], "the fault did not happen"
+    if "keeper" in killed:  # its threads hold the lock for an instant longer than its pid lives
+        wait(lambda: not client.keeper_alive(bench.root, "one"), "the end of a keeper's lock")
+    bench.adopt()  # what any console does at its next look
+    if moment == "stopping" or set(killed) & set(PARTS):
+        wait(server.gone, f"the end of all of a server, {moment}, after SIGKILL to {killed}")
+        bench.until(lambda record: not record.state.alive)
+    else:
+        assert all(map(processes.alive, server.parts)), "a keeper and a recorder take no server with them"
+        wait(lambda: client.keeper_alive(bench.root, "one"), "a keeper")
+        bench.stop()
+        wait(server.gone, "the end that was asked for")
+    return killed
+
+
+def test_nothing_is_left_whoever_is_killed_in_whichever_order(another):
+    plays = [(another(), moment, order) for moment, order in orders()]
+    with ThreadPoolExecutor(16) as pool:
+        killed = list(pool.map(lambda one: play(*one), plays))
+    assert len(killed) == 42
+    assert {name for one in killed for name in one} == set(VICTIMS)
+    assert sum("keeper" in one and len(one) > 1 for one in killed) > 15
+
+
+def test_workers_with_a_session_and_an_output_of_their_own_are_remembered(bench):
+    server = Server(bench, "--apart")
+    bench.wait(State.READY)
+    wait(lambda: len(orphans.memory.read(bench.file("")).members) == 4, "the keeper's look")
+    assert server.kill(["keeper", "engine"]) == ["keeper", "engine"]
+    wait(lambda: not client.keeper_alive(bench.root, "one"), "the end of a keeper's lock")
+    wait(lambda: not processes.alive(server.who["api"]), "the end of the API server")
+    assert processes.alive(server.who["worker0"])
+    bench.adopt()
+    wait(server.gone, "the end of workers that hold nothing of the server's")
+
+
+def test_the_console_that_launched_is_killed_and_the_server_stays(bench):
+    code = (
+        "import sys, time; from pathlib import Path; from vllm_launchers.keeper import client, codec;"
+        "from vllm_launchers.keeper.records import LaunchSpec; import json;"
+        "client.launch(Path(sys.argv[1]), 'one', codec.from_plain(LaunchSpec, json.loads(sys.argv[2])));"
+        "print('up', flush=True); time.sleep(600)"
+    )
+    words = [sys.executable, "-c", code, str(bench.root), json.dumps(codec.to_plain(bench.spec("--children", "2")))]
+    console = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+    assert console.stdout.readline() == b"up\n"
+    os.killpg(console.pid, signal.SIGKILL)
+    assert console.wait() == -signal.SIGKILL
+    console.stdout.close()
+    ready = bench.wait(State.READY)
+    assert client.keeper_alive(bench.root, "one")
+    assert bench.adopt() == []
+    bench.stopped()
+    assert not processes.alive(ready.server)
+
+
+def test_a_deleted_folder_leaves_processes_that_are_named_and_can_be_ended(bench):
+    server = Server(bench)
+    bench.wait(State.READY)
+    assert server.kill(["keeper"]) == ["keeper"]
+    shutil.rmtree(client.folder(bench.root, "one"))
+    assert bench.adopt() == []
+    found = left_behind.look(bench.root)
+    assert {one.process for one in found.processes} == {*server.parts, server.who["recorder"]}
+    assert all("was deleted" in one.why for one in found.processes)
+    assert "5 processes" in left_behind.words(found)
+    elsewhere = orphans.find(bench.root / "another")
+    assert elsewhere.found == ()
+    assert sum(str(bench.root) in sentence for sentence in elsewhere.spared) == 5, "named, with where to look"
+    removed = left_behind.remove(bench.root, replace(found, files=()))
+    assert {one.process for one in removed.processes} == {*server.parts, server.who["recorder"]}
+    assert removed.problems == ()
+    assert server.gone()
+
+
+def test_a_server_whose_record_is_broken_is_not_removed_from_under_its_processes(bench):
+    server = Server(bench)
+    bench.wait(State.READY)
+    assert orphans.find(bench.root).found == (), "it has a keeper"
+    server.kill(["keeper"])
+    assert orphans.find(bench.root).found == (), "it is adopted at the next look"
+    bench.file("record.json").write_text("{")
+    with pytest.raises(errors.StillAliveError, match=str(server.who["api"].pid)):
+        client.remove(bench.root, "one")
+    found = orphans.find(bench.root).found
+    assert {one.process for one in found} == {*server.parts, server.who["recorder"]}
+    gone, problems = orphans.end(found, bench.root)
+    assert (len(gone), problems) == (5, [])
+    client.remove(bench.root, "one")
+    assert client.names(bench.root) == []
+
+
+def test_only_an_orphan_is_ended_and_only_while_it_is_one(bench):
+    server = Server(bench)
+    bench.wait(State.READY)
+    server.kill(["keeper"])
+    bench.file("record.json").rename(bench.file("record.old"))
+    found = orphans.find(bench.root).found
+    assert len(found) == 5
+    bench.file("record.old").rename(bench.file("record.json"))
+    wait(lambda: not client.keeper_alive(bench.root, "one"), "the end of a keeper's lock")
+    assert bench.adopt() == ["one"]
+    gone, problems = orphans.end(found, bench.root)
+    assert gone == []
+    assert all("is looked after again" in problem for problem in problems)
+    assert all(map(processes.alive, server.parts))
+
+
+# -- files in /dev/shm -------------------------------------------------------------------------------------------------
+
+MAKE = """
+import os, sys, time
+from multiprocessing import shared_memory, resource_tracker, get_context
+memory = shared_memory.SharedMemory(create=True, size=1 << 16)
+semaphore = get_context("spawn").Lock()
+print(memory.name, semaphore._semlock.name, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def shared():
+    """A process with shared memory and a semaphore, and the names of both files."""
+    process = subprocess.Popen([sys.executable, "-c", MAKE], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    names = [name.strip("/").removeprefix("dev/shm/") for name in process.stdout.readline().split()]
+    names = [names[0], f"sem.{names[1]}"]
+    paths = [Path("/dev/shm", name) for name in names]
+    assert all(path.exists() for path in paths), paths
+    yield process, paths
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    process.stdout.close()
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def offered(paths, *, later=120.0, whole_machine=True, recorded=None):
+    found = leftovers.find(recorded, now=time.time() + later, whole_machine=whole_machine)
+    return [file for file in found.found if Path(file.path) in paths], found
+
+
+def test_shared_memory_is_offered_once_nobody_uses_it_and_not_before(shared):
+    process, paths = shared
+    assert offered(paths)[0] == [], "mapped: the semaphore under another name than its own"
+    os.killpg(process.pid, signal.SIGKILL)  # with Python's tracker, which would remove them
+    process.wait()
+    wait(lambda: len(offered(paths)[0]) == 2, "both files")
+    assert offered(paths, later=0.0)[0] == [], "made this minute"
+    files, found = offered(paths)
+    with paths[0].open("rb"):
+        again = leftovers.find(now=time.time() + 120.0, whole_machine=True)
+        gone, problems = leftovers.remove([file for file in files if file.path == str(paths[0])], again)
+        assert gone == []
+        assert "used again" in problems[0]
+    gone, problems = leftovers.remove(files, found)
+    assert (len(gone), problems) == (2, [])
+    assert not any(path.exists() for path in paths)
+
+
+def test_in_a_container_only_what_a_keeper_saw_is_offered(shared):
+    process, paths = shared
+    inode = paths[0].stat().st_ino
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    wait(lambda: len(offered(paths)[0]) == 2, "both files")
+    files, found = offered(paths, whole_machine=False)
+    assert files == []
+    assert any("outside this container" in sentence for sentence in found.spared)
+    files, _ = offered(paths, whole_machine=False, later=0.0, recorded={paths[0].name: inode})
+    assert [file.path for file in files] == [str(paths[0])]
+    assert "its keeper saw it" in files[0].why
+    assert offered(paths, whole_machine=False, recorded={paths[0].name: inode + 1})[0] == []
+
+
+def test_files_of_others_links_and_other_names_are_never_offered(shared):
+    process, paths = shared
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    wait(lambda: len(offered(paths)[0]) == 2, "both files")
+    strange = [Path("/dev/shm", name) for name in (f"psm_{os.getpid():08x}", f"mine-{os.getpid()}", "psm_notours1")]
+    try:
+        strange[0].symlink_to(paths[0])
+        strange[1].touch()
+        strange[2].touch()
+        assert offered(strange)[0] == []
+        if os.geteuid() == 0:
+            os.chown(paths[0], 65534, 65534)
+            assert [file.path for file in offered(paths)[0]] == [str(paths[1])]
+    finally:
+        for path in strange:
+            path.unlink(missing_ok=True)
+
+
+def test_a_copied_memory_names_nobody(bench):
+    server = Server(bench)
+    bench.wait(State.READY)
+    home = bench.file("")
+    wait(lambda: len(orphans.memory.read(home).members) == 4, "the keeper's look")
+    copy = store.prepare(bench.root, "copy")
+    shutil.copy(home / "members.json", copy)
+    os.mkfifo(copy / "server.pipe", 0o600)
+    assert orphans.memory.read(copy).members == frozenset()
+    assert all(map(processes.alive, server.parts))

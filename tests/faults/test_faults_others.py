@@ -1,0 +1,320 @@
+"""Strangers that look like a server in every way that can be forged: no verb ever signals one or touches its files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vllm_console.cli import demo
+from vllm_console.fleet.api import FleetError
+from vllm_console.fleet.service import LocalFleet
+from vllm_launchers.keeper import client, errors, memory, orphans, processes, store, wire
+from vllm_launchers.keeper.companion import LOG_BYTES, Companion
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.procfs import open_files
+
+STRANGER = """
+import ctypes, os, signal, sys
+if uid := int(sys.argv[1]):
+    os.setgroups([]), os.setresgid(uid, uid, uid), os.setresuid(uid, uid, uid)
+catchable = set(range(1, 65)) - {signal.SIGKILL, signal.SIGSTOP, 32, 33}
+signal.pthread_sigmask(signal.SIG_BLOCK, catchable)
+ctypes.CDLL(None).prctl(15, b"VLLM::EngineCor", 0, 0, 0)
+print("up", flush=True)
+while True:
+    got = signal.sigwaitinfo(catchable)
+    print(got.si_signo, got.si_pid, flush=True)
+"""
+"""Writes down every signal that it gets, and by whom."""
+NOBODY = 65534
+OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
+
+
+class Stranger:
+    """Somebody else's process with the command line and the title of a server's."""
+
+    def __init__(self, log, uid):
+        words = [str(uid), "vllm", "serve", "m", "--port", "8000"]
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-S", "-c", STRANGER, *words], stdout=output, start_new_session=True
+            )
+        self.pid = self.process.pid
+
+    @property
+    def identity(self):
+        return processes.identity(self.pid)
+
+    def unhurt(self):
+        assert self.process.poll() is None
+        assert self.log.read_text() == "up\n", "it got a signal"
+        return True
+
+
+@pytest.fixture
+def stranger(tmp_path, wait_until):
+    """Makes strangers; each of them must be alive and unsignalled at the end of the test."""
+    made = []
+
+    def make(uid=0):
+        if uid and os.geteuid() != 0:
+            pytest.skip("only root can start another user's process")
+        one = Stranger(tmp_path / f"stranger-{len(made)}", uid)
+        made.append(one)
+        wait_until(lambda: one.log.read_text() == "up\n", "a stranger")
+        return one
+
+    try:
+        yield make
+        assert made
+        assert all(one.unhurt() for one in made)
+    finally:
+        for one in made:
+            one.process.kill()
+            one.process.wait()
+
+
+def forged(root, name, server, *, state=State.READY, companion=None, keeper=None):
+    """A record as a keeper leaves it that was killed while its server was in this state."""
+    spec = LaunchSpec((sys.executable, "-c", "pass"), "127.0.0.1", 1)
+    generation = Generation(1, spec, 1.0, ready_at=2.0 if state is State.READY else None)
+    record = ServerRecord(name, state, 1.0, 1.0, (generation,), server=server, keeper=keeper, companion=companion)
+    home = store.prepare(root, name)
+    os.mkfifo(home / "server.pipe", 0o600)
+    (home / "companion.log").touch(0o600)
+    store.write_record(home, record)
+    return record
+
+
+LIES = {
+    "exact": lambda there: there,
+    "pid given to another": lambda there: replace(there, start_time=there.start_time - 1),
+    "another boot": lambda there: replace(there, boot_id=OTHER_BOOT),
+}
+
+
+@pytest.mark.parametrize("uid", [0, NOBODY], ids=["same user", "another user"])
+def test_a_record_that_points_to_a_stranger_never_hurts_it(bench, stranger, uid):
+    """Every state and every verb with its exact identity, every other lie in each state: side by side in one folder."""
+    there = stranger(uid).identity
+    cases = {}
+    verbs = ("stop", "restart", "adopt")
+    for at, (lie, tell) in enumerate(LIES.items()):
+        for number, state in enumerate((State.STARTING, State.READY, State.UNRESPONSIVE, State.STOPPING)):
+            for verb in verbs if lie == "exact" and not uid else [verbs[(at + number) % 3]]:
+                name = f"{lie}.{state}.{verb}".replace(" ", "-")
+                cases[name] = verb
+                forged(bench.root, name, tell(there), state=state, companion=tell(there))
+
+    def act(name):
+        with client_errors():
+            if cases[name] == "stop":
+                bench.stop(name)
+            elif cases[name] == "restart":
+                bench.restart(replace(bench.spec("--exit-after", "0", "--exit-code", "2", "--never-ready")), name)
+            else:
+                client._adopt(client.folder(bench.root, name), None)
+        return bench.until(lambda record: not record.state.alive and not client.keeper_alive(bench.root, name), name)
+
+    with ThreadPoolExecutor(16) as pool:
+        ended = dict(zip(cases, pool.map(act, cases), strict=True))
+    assert len(ended) == (12 if uid else 20)
+    for name, record in ended.items():
+        assert record.server is None, name
+    told = [record.generations[0].exit.reason for name, record in ended.items() if name.startswith("exact")]
+    assert all(f"pid {there.pid} is no process of this server" in reason for reason in told), told
+    for name in cases:
+        client.remove(bench.root, name)
+    assert processes.alive(there)
+
+
+def client_errors():
+    """What a verb refuses is not what is looked at here."""
+    return contextlib.suppress(errors.KeeperError)
+
+
+def test_a_copied_state_folder_stops_nothing_of_the_original(bench, stranger, tmp_path):
+    """As from a backup: the record is right in every word, and the server runs, with another folder's pipe."""
+    stranger()
+    ready = bench.ready(bench.spec("--children", "2"))
+    bench.until(lambda _: len(memory.read(bench.file("")).members) >= 3)
+    copy = tmp_path / "copy"
+    home = store.prepare(copy, "one")
+    for file in ("record.json", "members.json"):
+        shutil.copy(bench.file(file), home)
+    os.mkfifo(home / "server.pipe", 0o600)
+    record = client.stop(copy, "one")
+    record = client.wait_for(copy, "one", lambda record: not record.state.alive, 20)
+    assert "is no process of this server" in record.exit.reason
+    assert orphans.find(copy).found == ()
+
+    renamed = store.prepare(bench.root, "two")
+    shutil.copy(bench.file("record.json"), renamed)
+    for verb in (client.stop, client.read):
+        with pytest.raises(errors.RecordError, match="it was copied or moved here"):
+            verb(bench.root, "two")
+    assert bench.adopt() == []
+    client.remove(bench.root, "two")
+    assert processes.alive(ready.server)
+    assert bench.read().state is State.READY
+
+
+def test_links_in_the_place_of_folders_and_files_lead_nowhere(bench, stranger, tmp_path):
+    there = stranger().identity
+    real = bench.ready(bench.spec())
+    aim = tmp_path / "somebody"
+    aim.mkdir()
+    precious = aim / "precious"
+    precious.write_bytes(b"x" * (LOG_BYTES + 1))
+
+    (store.servers_folder(bench.root) / "linked").symlink_to(bench.file(""))
+    for verb in (client.stop, client.remove):
+        with pytest.raises(errors.NotOursError, match="is a link"):
+            verb(bench.root, "linked")
+    assert any("linked" in problem for problem in client.list_records(bench.root)[1])
+
+    for name in ("record.json", "keeper.lock", "server.log", "keeper.log", "server.pipe", "companion.log"):
+        server = f"with-{name}"
+        forged(bench.root, server, there)
+        file = bench.file(name, server)
+        file.unlink(missing_ok=True)
+        file.symlink_to(precious)
+        with client_errors():
+            bench.stop(server)
+        with client_errors():
+            client.adopt_orphans(bench.root)
+    assert precious.stat().st_size == LOG_BYTES + 1
+    assert sorted(path.name for path in aim.iterdir()) == ["precious"]
+
+    forged(bench.root, "file-for-a-pipe", there)
+    pipe = bench.file("server.pipe", "file-for-a-pipe")
+    pipe.unlink()
+    pipe.write_text("mine")
+    with pytest.raises(errors.KeeperError, match="is no pipe"):
+        bench.stop("file-for-a-pipe")
+    assert pipe.read_text() == "mine"
+
+    forged(bench.root, "socket", there)
+    bench.file("keeper.sock", "socket").symlink_to(bench.file("keeper.sock"))
+    with pytest.raises(wire.UnreachableError, match="in the socket's place"):
+        wire.ask(client.folder(bench.root, "socket"), {"do": "stop"})
+    assert bench.read() == real, "a stop of one server does not reach another by its socket"
+
+
+def test_a_companions_log_that_became_a_link_is_not_emptied(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"x" * (LOG_BYTES + 1))
+    (tmp_path / "companion.log").symlink_to(precious)
+    companion = Companion(tmp_path, lambda process: None, lambda text: None)
+    companion.tick(0.0)
+    assert precious.stat().st_size == LOG_BYTES + 1
+    (tmp_path / "companion.log").unlink()
+    precious.rename(tmp_path / "companion.log")
+    companion.tick(0.0)
+    assert (tmp_path / "companion.log").stat().st_size == 0
+
+
+def test_a_state_folder_of_another_user_is_refused_whole(bench, stranger, tmp_path):
+    there = stranger(NOBODY).identity
+    forged(bench.root, "one", there)
+    os.chown(bench.file(""), NOBODY, NOBODY)
+    for verb in (client.stop, client.remove):
+        with pytest.raises(errors.NotOursError, match="belongs to another user"):
+            verb(bench.root, "one")
+    assert bench.adopt() == []
+    os.chown(bench.file(""), 0, 0)
+    os.chown(bench.file("record.json"), NOBODY, NOBODY)
+    with pytest.raises(errors.NotOursError, match="belongs to another user"):
+        client.stop(bench.root, "one")
+
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, NOBODY, NOBODY)
+    link = tmp_path / "link"
+    link.symlink_to(theirs)
+    with pytest.raises(errors.NotOursError, match="belongs to another user"):
+        client.launch(link, "one", bench.spec())
+    assert list(theirs.iterdir()) == []
+
+
+def test_a_socket_of_another_user_is_told_nothing(bench, stranger, tmp_path):
+    there = stranger(NOBODY).identity
+    forged(bench.root, "one", there, state=State.STOPPING)
+    code = (
+        "import os, socket, sys; os.setresgid(*3 * [65534]), os.setresuid(*3 * [65534]); "
+        "one = socket.socket(socket.AF_UNIX); one.bind(sys.argv[1]); one.listen(); "
+        "print('up', flush=True); taken = one.accept()[0]; print(taken.recv(100), flush=True)"
+    )
+    place = Path("/tmp", f"others-{os.getpid()}")
+    place.mkdir(mode=0o777)
+    place.chmod(0o777)
+    listener = subprocess.Popen([sys.executable, "-S", "-c", code, str(place / "sock")], stdout=subprocess.PIPE)
+    try:
+        assert listener.stdout.readline() == b"up\n"
+        (place / "sock").rename(bench.file("keeper.sock"))
+        with pytest.raises(wire.UnreachableError, match="another user"):
+            wire.ask(bench.file(""), {"do": "stop"})
+        assert listener.stdout.readline() == b"b''\n"
+        bench.stop()
+        bench.wait(State.STOPPED)
+    finally:
+        listener.kill()
+        listener.wait()
+        listener.stdout.close()
+        shutil.rmtree(place)
+
+
+def test_the_consoles_verbs_its_end_and_the_demos_end_leave_strangers_alone(bench, stranger, tmp_path):
+    """A server of somebody else on the very port, and records that point to it."""
+    there = stranger().identity
+    with socket.create_server(("127.0.0.1", 0)):
+        forged(bench.root, "mine", there)
+        forged(bench.root, "other", there)
+        fleet = LocalFleet(bench.root, observe=True)
+        try:
+            for verb in (fleet.stop, fleet.forget, fleet.stop_load):
+                with contextlib.suppress(FleetError):
+                    verb("mine")
+            with contextlib.suppress(FleetError):
+                fleet.switch("other", "chatbot")
+            seen = fleet.snapshot()
+            observed = [view for view in seen.servers if not view.ours]
+            for view in observed:
+                with pytest.raises(FleetError, match=r"never touched|no server is called"):
+                    fleet.stop(view.name)
+        finally:
+            fleet.close()
+    root = tmp_path / "demo"
+    forged(root, "chat", there)
+    demo._end(root)
+    assert not root.exists()
+    assert processes.alive(there)
+
+
+def test_who_merely_reads_a_servers_log_pipe_is_not_taken_for_it(bench, wait_until):
+    ready = bench.ready(bench.spec("--tick", "0.05"))
+    pipe = bench.file("server.pipe")
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        wait_until(lambda: str(pipe.resolve()) in (open_files(reader.pid) or ()), "the reader")
+        bench.orphaned(ready)
+        processes.send(ready.server, signal.SIGKILL)
+        wait_until(lambda: not processes.alive(ready.server), "the server's death")
+        assert bench.adopt() == ["one"]
+        bench.wait(State.FAILED)
+        assert reader.wait(10) == 0, "it came to the end of the pipe, and no signal ended it"
+        assert orphans.find(bench.root).found == ()
+    finally:
+        reader.kill()
+        reader.wait()

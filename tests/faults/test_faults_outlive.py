@@ -1,0 +1,208 @@
+"""Servers outlive everything but their own stop: consoles, terminals, tmux, the program's own files, its versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fakes.terminal import Terminal
+from vllm_console.cli.main import main
+from vllm_console.fleet.details import Details, pack
+from vllm_launchers import keeper as keeper_package
+from vllm_launchers.keeper import client, codec, errors, processes, store
+from vllm_launchers.keeper.records import RECORD_VERSION, RestartMode, RestartPolicy, State
+from vllm_launchers.plan.model import Engine, EngineKind
+
+LAUNCH = """
+import json, os, sys
+from pathlib import Path
+from vllm_launchers.keeper import client, codec
+from vllm_launchers.keeper.records import LaunchSpec
+root, name, spec, tuning = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+client.launch(root, name, codec.from_plain(LaunchSpec, spec), tuning=tuning)
+if len(sys.argv) > 5:
+    os.execv(sys.executable, [sys.executable, "-m", "vllm_console", "--state", str(root)])
+"""
+TUNING = {"patience": {"interrupt": 1.0, "terminate": 1.5, "rest": 0.7, "kill": 5.0}, "probe_starting": 0.05,
+          "probe_ready": 0.1}  # fmt: skip
+WAYS = ["killed", "hung up", "closed"]
+
+
+def launching(bench, name: str, spec, *more: str) -> list[str]:
+    return ["-c", LAUNCH, str(bench.root), name, json.dumps(codec.to_plain(spec)), json.dumps(TUNING), *more]
+
+
+def answers(record) -> bool:
+    with socket.create_connection(("127.0.0.1", record.current.spec.port), 5) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        return connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_consoles_and_terminals_go_and_their_servers_stay(bench, wait_until, tmp_path):
+    """Each console launched a server in its own terminal: killed, hung up, its terminal closed, its tmux killed."""
+    details = pack(Details(preset="chatbot", model="m", engine=Engine(EngineKind.SIMULATED, ("x",), "1", "cpu", "x")))
+    names = {way: way.replace(" ", "-") for way in WAYS}
+    specs = {way: bench.spec(details=details) for way in WAYS}
+    terminals = {
+        way: Terminal([sys.executable, *launching(bench, names[way], specs[way], "console")], 120, 30, {})
+        for way in WAYS
+    }
+    tmux = shutil.which("tmux")
+    if tmux is not None:
+        names["tmux"] = "tmux"
+        tmux = [tmux, "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
+        words = [sys.executable, *launching(bench, "tmux", bench.spec(details=details), "console")]
+        subprocess.run([*tmux, "new-session", "-d", "-x", "120", "-y", "30", *words], check=True)
+    try:
+        for terminal in terminals.values():
+            terminal.wait_for("quit")
+        if tmux is not None:
+            shown = [*tmux, "capture-pane", "-p"]
+            wait_until(lambda: "quit" in subprocess.run(shown, capture_output=True, text=True, check=True).stdout)
+        before = {name: bench.wait(State.READY, name) for name in names.values()}
+        consoles = {way: terminal.process for way, terminal in terminals.items()}
+
+        consoles["killed"].kill()
+        os.killpg(consoles["hung up"].pid, signal.SIGHUP)
+        terminals["closed"].hang_up()
+        if tmux is not None:
+            subprocess.run([*tmux, "kill-server"], check=True)
+            wait_until(lambda: subprocess.run(shown, capture_output=True, check=False).returncode != 0)
+        assert consoles["killed"].wait(20) == -signal.SIGKILL
+        for way in ("hung up", "closed"):
+            consoles[way].wait(20)
+    finally:
+        for terminal in terminals.values():
+            terminal.close()
+        if tmux is not None:
+            subprocess.run([*tmux, "kill-server"], check=False, capture_output=True)
+    assert bench.adopt() == [], "no keeper went either"
+    for name, was in before.items():
+        record = bench.read(name)
+        assert (record.state, record.server, record.keeper) == (State.READY, was.server, was.keeper)
+        assert answers(record)
+        assert os.getsid(record.keeper.pid) != os.getsid(record.server.pid)
+    for name in before:
+        bench.stop(name)
+    for name in before:
+        bench.wait(State.STOPPED, name)
+
+
+def test_a_keeper_needs_nothing_of_what_started_it(bench, session_of, tmp_path):
+    """Its package, its console's virtual environment and working folder and the runtime folder are deleted."""
+    package, place = Path(keeper_package.__file__).parents[1], tmp_path / "place"
+    site, run, cwd, venv = (place / name for name in ("site", "run", "cwd", "venv"))
+    for folder in (run, cwd):
+        folder.mkdir(parents=True)
+    shutil.copytree(package / "keeper", site / "vllm_launchers" / "keeper", ignore=shutil.ignore_patterns("*.pyc"))
+    for name in ("__init__.py", "addresses.py", "procfs.py", "secrets.py"):
+        shutil.copy(package / name, site / "vllm_launchers" / name)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    quiet = tmp_path / "quiet"
+    policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05)
+    beside = (str(venv / "bin" / "python"), "-S", "-c", "import time; time.sleep(600)")
+    spec = bench.spec("--quiet-file", str(quiet), "--children", "1", restart=policy, companion=beside)
+    environment = {**os.environ, "PYTHONPATH": str(site), "XDG_RUNTIME_DIR": str(run)}
+    words = [str(venv / "bin" / "python"), *launching(bench, "one", spec)]
+    subprocess.run(words, check=True, cwd=cwd, env=environment)
+    first = bench.wait(State.READY)
+    assert str(site) in Path(f"/proc/{first.keeper.pid}/cmdline").read_text()
+    assert str(venv) in Path(f"/proc/{first.keeper.pid}/cmdline").read_text()
+    shutil.rmtree(place)
+    assert not site.exists()
+
+    quiet.touch()
+    assert "answer 503" in bench.wait(State.UNRESPONSIVE).reason
+    quiet.unlink()
+    bench.wait(State.READY)
+    processes.send(first.server, signal.SIGKILL)
+    again = bench.until(lambda record: record.state is State.READY and record.attempt == 1)
+    bench.restart(bench.spec("--ignore", "TERM", "--children", "1"))
+    second = bench.wait(State.READY, generation=2)
+    with pytest.raises(errors.StillAliveError):
+        client.remove(bench.root, "one")
+    bench.stop()
+    stopped = bench.wait(State.STOPPED)
+    assert stopped.exit.signal == "SIGKILL"
+    assert first.keeper == again.keeper == second.keeper
+    assert not session_of(second.server.pid)
+    bench.until(lambda _: not client.keeper_alive(bench.root, "one"))
+    notes = bench.file("keeper.log").read_text()
+    assert "fault" not in notes
+    assert "Error" not in notes
+    assert "the companion cannot be started" in notes, "the one thing that was gone with its interpreter is said"
+
+
+def older(record, *, first_version: bool) -> bytes:
+    """A record as earlier versions wrote it: without the fields that came since."""
+    raw = json.loads(codec.dumps(record))
+    del raw["owed"], raw["inherited"]
+    if first_version:
+        del raw["then"], raw["unwritten"]
+        for one in raw["generations"]:
+            del one["spec"]["tls"], one["spec"]["restart"]["hopeless"]
+    return json.dumps(raw).encode()
+
+
+@pytest.mark.parametrize("first_version", [False, True])
+def test_a_newer_console_keeps_the_servers_of_older_records(bench, first_version):
+    """Both shapes that there were: adopted, restarted, stopped."""
+    ready = bench.ready(bench.spec())
+    bench.orphaned(ready)
+    bench.file("record.json").write_bytes(older(ready, first_version=first_version))
+    assert replace(bench.read(), inherited=ready.inherited) == ready
+    assert bench.adopt() == ["one"]
+    assert bench.read().server == ready.server
+    assert answers(ready)
+    bench.restart(bench.spec())
+    bench.wait(State.READY, generation=2)
+    assert bench.stopped().exit.requested
+
+
+@pytest.mark.parametrize("keeper_lives", [True, False])
+def test_a_record_of_a_newer_version_is_refused_in_a_sentence_and_its_server_goes_on(bench, keeper_lives, capsys):
+    ready = bench.ready(bench.spec())
+    if not keeper_lives:
+        bench.orphaned(ready)
+    raw = json.loads(codec.dumps(ready)) | {"version": RECORD_VERSION + 1, "server": {"kind": "unheard of"}}
+    newer = json.dumps(raw).encode()
+    bench.file("record.json").write_bytes(newer)
+    told = "newer vllm-console .* update vllm-console"
+    for act in (
+        lambda: bench.stop(),
+        lambda: bench.restart(bench.spec()),
+    ):
+        with pytest.raises(errors.NewerRecordError, match=told):
+            act()
+    with pytest.raises(errors.StillAliveError if keeper_lives else errors.NewerRecordError):
+        client.remove(bench.root, "one")
+    with pytest.raises(errors.NameTakenError):
+        bench.launch(bench.spec())
+    assert bench.adopt() == []
+    for words in (["list"], ["status", "one"], ["stop", "one"], ["restart", "one"], ["remove", "one"]):
+        code = main(["--state", str(bench.root), *words])
+        said = capsys.readouterr()
+        assert "update vllm-console" in said.out + said.err, words
+        assert "Traceback" not in said.out + said.err
+        assert code in ((0, 1) if words == ["list"] else (1, 2, 3, 4)), words
+    assert bench.file("record.json").read_bytes() == newer, "left as it is"
+    assert processes.alive(ready.server)
+    assert answers(ready)
+
+    store.write_record(client.folder(bench.root, "one"), ready)  # as the newer console would find it
+    assert bench.stopped().exit.requested
+
+
+def test_an_answer_of_a_newer_keeper_is_refused_in_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr("vllm_launchers.keeper.wire.ask", lambda *_: {"record": {"version": RECORD_VERSION + 1}})
+    with pytest.raises(errors.NewerRecordError, match="update vllm-console"):
+        client._ask(tmp_path, {"do": "read"})

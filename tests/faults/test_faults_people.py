@@ -1,0 +1,297 @@
+"""A box with several people: others' servers are shown and never touched, and a board on which nobody can speak for
+somebody else. Processes and files of another user are real ones, so most of it runs as root only."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_launchers.keeper import processes
+from vllm_launchers.machine.board.model import Announced, Claim, Page, dump, utc
+from vllm_launchers.machine.board.read import read_board
+from vllm_launchers.machine.board.write import change_page
+
+FAKES = Path(__file__).parents[1] / "fakes"
+NOBODY = 65534
+SEED = 20_260
+PR_CAPBSET_DROP = 24
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE = 1, 2, 19
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two people")
+
+
+def see_less() -> None:
+    """Before a program runs: even root sees no more of others' processes than anybody would."""
+    for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE):
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+class Program:
+    """Runs one command, or many in one interpreter under `watched_program`."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._env = env
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self._run(["-m", "vllm_console", *words])
+
+    def each(self, watched: Path, lines: list[list[str]]) -> list[dict[str, Any]]:
+        done = self._run([str(FAKES / "watched_program.py"), str(watched), "--each"], json.dumps(lines))
+        assert done.returncode == 0, done.stderr
+        answers: list[dict[str, Any]] = json.loads(done.stdout)
+        return answers
+
+    def _run(self, words: list[str], given: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words], env=self._env, input=given, capture_output=True, text=True, timeout=120,
+            check=False, preexec_fn=see_less if os.geteuid() == 0 else None,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def program(tmp_path):
+    """``vllm-console`` as somebody who cannot look into others' processes."""
+    (tmp_path / "config" / "vllm-console").mkdir(parents=True)
+    board = tmp_path / "board"
+    board.mkdir()
+    board.chmod(0o1777)
+    (tmp_path / "config" / "vllm-console" / "config.toml").write_text(f'board = "{board}"\n')
+    folders = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("STATE", "CONFIG", "CACHE")}
+
+    env = {**os.environ, **folders, "ADMIN": ""}
+    return Program(env)
+
+
+@pytest.fixture
+def theirs(tmp_path, port, wait_until):
+    """Two servers of nobody's: one that says its port, one that hides behind vLLM's process title."""
+    requests = tmp_path / "requests"
+    script = tmp_path / "vllm"
+    shutil.copy(FAKES / "recording_vllm.py", script)
+    env = {**os.environ, "RECORDED": str(requests), "BECOME": str(NOBODY)}
+    plain = subprocess.Popen([sys.executable, str(script), "serve", "tiny", "--port", str(port)], env=env)
+    titled = subprocess.Popen(["VLLM::APIServer", str(script)], executable=sys.executable, env=env)
+    try:
+        wait_until(lambda: all(Path(f"/proc/{p.pid}").stat().st_uid == NOBODY for p in (plain, titled)), "another user")
+        yield plain, titled
+    finally:
+        for process in (plain, titled):
+            process.kill()
+            process.wait()
+
+
+@as_root
+def test_others_servers_are_shown_with_what_can_be_read_and_every_verb_is_refused(program, theirs, tmp_path, port):
+    plain, titled = theirs
+    look = f"import os; os.readlink('/proc/{plain.pid}/fd/0')"
+    hidden = subprocess.run([sys.executable, "-c", look], capture_output=True, preexec_fn=see_less, check=False)
+    assert b"PermissionError" in hidden.stderr, "the fault: its descriptors cannot be read"
+    before = [processes.identity_of(processes.table()[process.pid]) for process in theirs]
+    answer = program("list", "--json")
+    found = {server["pid"]: server for server in json.loads(answer.stdout)}
+    assert found[plain.pid]["name"] == f"vllm@{port}"
+    assert (found[plain.pid]["owner"], found[plain.pid]["ours"]) == ("nobody", False)
+    assert (found[plain.pid]["model"], found[plain.pid]["state"]) == ("tiny", "ready")
+    assert found[plain.pid]["metrics"]["requests_running"] == 3
+    dark = found[titled.pid]
+    assert (dark["owner"], dark["port"], dark["model"], dark["metrics"]) == ("nobody", None, None, None)
+    table = program("list").stdout
+    assert "started by nobody, not by this console: shown, never touched" in table
+    row = next(line for line in table.splitlines() if line.startswith(f"vllm@pid-{titled.pid}"))
+    assert "–" in row
+    verbs = (["stop"], ["restart"], ["restart", "--preset", "batch"], ["remove"], ["load"])
+    names = (f"vllm@{port}", f"vllm@pid-{titled.pid}")
+    lines = [[words[0], name, *words[1:]] for name in names for words in verbs]
+    for line, refused in zip(lines, program.each(tmp_path / "watched", lines), strict=True):
+        assert refused["code"] == 4, (line, refused)
+        assert "started by nobody" in refused["err"]
+    assert (tmp_path / "watched").read_text() == "", "no signal, no process"
+    assert all(processes.alive(process) for process in before)
+    assert set((tmp_path / "requests").read_text().splitlines()) <= {"GET /metrics"}
+
+
+def page_of(board: Path, uid: int, text: bytes, *, owner: int | None = None, mode: int = 0o644) -> Path:
+    """A file on the board as somebody put it there."""
+    path = board / f"{uid}.json"
+    path.write_bytes(text)
+    path.chmod(mode)
+    os.chown(path, owner if owner is not None else uid, -1)
+    return path
+
+
+def claims(*entries: dict[str, object]) -> bytes:
+    return json.dumps({"version": 1, "claims": list(entries), "servers": []}).encode()
+
+
+@as_root
+def test_a_hostile_board_says_nothing_in_another_persons_name(tmp_path):
+    board, now = tmp_path / "board", time.time()
+    board.mkdir()
+    good = {"gpus": [2], "since": utc(now), "until": utc(now + 3600), "why": "training \x1b[31m[bold]\n\x07run"}
+    page_of(board, NOBODY, claims(good))
+    page_of(board, 2001, claims(good), owner=2002)
+    (board / "2003.json").symlink_to(board / f"{NOBODY}.json")
+    os.link(board / "2001.json", board / "2002.json")
+    page_of(board, 2004, b"x" * 300_000)
+    page_of(board, 2005, b"[" * 200_000)
+    page_of(board, 2006, b'{"version": 1, "claims": [1, {"gpus": ["2"]}, {"gpus": [' + b"9" * 5000 + b"]}]}")
+    page_of(board, 2007, claims({**good, "since": utc(now + 7200), "until": utc(now + 9000)}))
+    page_of(board, 2008, claims({**good, "until": utc(now + 30 * 86_400)}))
+    page_of(board, 2009, claims({**good, "until": utc(now - 1)}))
+    page_of(board, 2010, json.dumps({"version": 2}).encode())
+    page_of(board, 2011, b"\xff\xfe\x00")
+    os.mkfifo(board / "2012.json")
+    (board / "2013.json").mkdir()
+    page_of(board, 2014, claims({**good, "gpus": [True]}, {**good, "gpus": [-1]}, {**good, "until": "18:00"}))
+    (board / "anna.json").write_text("{}")
+    found = read_board(board, now)
+    assert [(one.uid, one.user, one.gpus) for one in found.claims] == [(NOBODY, "nobody", (2,))]
+    assert "\x1b" not in found.claims[0].why
+    assert "\n" not in found.claims[0].why
+    told = "\n".join(found.notices)
+    for name in (
+        "2001",
+        "2002",
+        "2003",
+        "2004",
+        "2005",
+        "2006",
+        "2007",
+        "2008",
+        "2010",
+        "2011",
+        "2012",
+        "2013",
+        "2014",
+    ):
+        assert f"{name}.json" in told, name
+    assert "2009" not in told, "what expired is none, and no fault"
+    assert "belongs to uid 2002" in told
+    assert "anna.json is nobody's page" in told
+
+
+@as_root
+def test_what_another_person_claims_is_refused_with_who_and_till_when(program, tmp_path):
+    board, now = tmp_path / "board", time.time()
+    until = now + 7200
+    page_of(board, NOBODY, dump(Page((Claim((2,), now, until, "training"),))))
+    till = time.strftime("%H:%M", time.localtime(int(until)))
+    host = ["--host", "4xa6000"]
+    lines = [
+        [*host, "claim", "1,2", "--until", "1h"],
+        [*host, "release", "2"],
+        [*host, "claim", "1", "--until", "1h", "--why", "mine"],
+        ["board", "--json"],
+        ["gpus", "--free", "1", *host],
+        ["gpus", "--free", "4", *host],
+        [*host, "plan", "chatbot", "--engine", "simulated", "--gpus", "2", "--json"],
+    ]
+    refused, theirs, mine, board_now, one, four, plan = program.each(tmp_path / "watched", lines)
+    assert (refused["code"], theirs["code"], mine["code"]) == (4, 4, 0)
+    assert "GPU 2 is taken till" in refused["err"]
+    assert f"{till} by nobody: training" in refused["err"]
+    assert [(one["user"], one["gpus"], one["mine"]) for one in json.loads(board_now["out"])["claims"]] == [
+        ("nobody", [2], False),
+        ("root", [1], True),
+    ]
+    assert one["out"].strip() in ("0", "1", "3")
+    assert four["code"] == 1
+    assert "by nobody: training" in four["err"]
+    assert "gpu_claimed" in {finding["code"] for finding in json.loads(plan["out"])["findings"]}
+    assert (board / f"{NOBODY}.json").read_bytes() == dump(Page((Claim((2,), now, until, "training"),)))
+    released = program("release")
+    assert released.returncode == 0
+    assert not (board / "0.json").exists(), "an empty page is taken down"
+
+
+def test_a_board_that_anybody_may_clear_is_read_and_not_written(program, tmp_path):
+    board = tmp_path / "board"
+    board.chmod(0o777)
+    refused = program("claim", "0", "--until", "1h")
+    assert refused.returncode == 1
+    assert "is not safe" in refused.stderr
+    assert "chmod 1777" in refused.stderr
+    shown = program("board")
+    assert shown.returncode == 0
+    assert "is not safe" in shown.stderr
+    assert list(board.iterdir()) == []
+    board.rmdir()
+    gone = program("board")
+    assert gone.returncode == 1
+    assert "there is no such board" in gone.stderr
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_page_and_two_writers_lose_nothing(tmp_path):
+    dice, now = random.Random(SEED), time.time()
+    uid = os.getuid()
+    me = Claim((0,), float(int(now)), float(int(now)) + 3600, "first")
+    change_page(tmp_path, lambda page: Page((me,)), now)
+    kills = 0
+    for _ in range(15):
+        child = os.fork()
+        if child == 0:
+            while True:
+                text = "x" * dice.randrange(200)
+                change_page(tmp_path, lambda page, text=text: Page((me, Claim((1,), now, now + 60, text))), now)
+        time.sleep(dice.uniform(0.002, 0.03))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        kills += os.WIFSIGNALED(status)
+        found = read_board(tmp_path, now)
+        assert found.notices == ()
+        assert me.gpus in [one.gpus for one in found.claims]
+    assert kills == 15
+    children = []
+    for number in range(2, 8):
+        child = os.fork()
+        if child == 0:
+            new = Claim((number,), now, now + 60)
+            change_page(tmp_path, lambda page, new=new: Page((*page.claims, new)), now)
+            os._exit(0)
+        children.append(child)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+    found = read_board(tmp_path, now)
+    assert {index for one in found.claims for index in one.gpus} >= {0, *range(2, 8)}
+    later = change_page(tmp_path, lambda page: page, now + 120)
+    assert [one.gpus for one in later.claims] == [(0,)], "what expired goes at the next write"
+    assert (tmp_path / f"{uid}.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_server_stands_on_the_board_only_while_its_process_lives(tmp_path):
+    now, uid = time.time(), os.getuid()
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(99)"], stdout=-1)
+    assert sleeper.stdout is not None
+    sleeper.stdout.readline()
+    found = processes.identity_of(processes.table()[sleeper.pid])
+    real = Announced("chat", "chatbot", "tiny", "", (0,), 8000, float(int(now)), found.pid, found.start_time)
+    reused = Announced("old", "chatbot", "tiny", "", (1,), 8001, float(int(now)), found.pid, found.start_time - 1)
+    (tmp_path / f"{uid}.json").write_bytes(dump(Page((), (real, reused))))
+    assert [one.name for one in read_board(tmp_path, now).servers] == ["chat"]
+    sleeper.kill()
+    sleeper.wait()
+    assert read_board(tmp_path, now).servers == ()
+
+
+def test_a_server_is_announced_while_it_runs_and_taken_down_when_it_is_stopped(program, tmp_path):
+    started = program("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait")
+    assert started.returncode == 0, started.stderr
+    try:
+        servers = json.loads(program("board", "--json").stdout)["servers"]
+        assert [(one["name"], one["preset"], one["mine"], one["seen"]) for one in servers] == [
+            ("chat", "chatbot", True, True)
+        ]
+    finally:
+        assert program("stop", "chat").returncode == 0
+    assert json.loads(program("board", "--json").stdout)["servers"] == []
+    assert not (tmp_path / "board" / f"{os.getuid()}.json").exists()

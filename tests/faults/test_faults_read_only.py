@@ -1,0 +1,348 @@
+"""Read-only, by the command line or by what an administrator sets: everything is shown and nothing changes at all.
+
+Around it: a server whose keeper is dead, one whose keeper writes down every order that it gets, a stopped one, and one
+that somebody else started. Servers write down every request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from vllm_console.cli.main import CHANGING, COMMANDS
+from vllm_console.fleet.api import Fleet, RefusedError
+from vllm_console.fleet.details import Details, pack
+from vllm_console.fleet.model import Changes, LaunchRequest, Workload
+from vllm_console.fleet.service import LocalFleet
+from vllm_console.ui.actions import actions
+from vllm_launchers.keeper import client, processes, store
+from vllm_launchers.keeper.records import LaunchSpec, State
+from vllm_launchers.machine.engines import simulated_engine
+
+FAKES = Path(__file__).parents[1] / "fakes"
+WORK = Workload(input_tokens_p95=1500, output_tokens_p95=400, prefix_reuse=0.6, concurrency=64)
+
+READING = {
+    "presets": [], "plan": ["chatbot", "--engine", "simulated"], "list": [], "status": ["ordered"],
+    "check": ["ordered", "--allow-idle"], "watch": [], "export": ["prometheus"], "logs": ["ordered"], "runs": [],
+    "compare": ["ordered"], "metrics": ["URL"], "diagnose": ["LOG"], "host": [], "topology": [],
+    "gpus": ["--free", "1", "--host", "4xa6000"], "engines": [], "board": [], "doctor": [], "leftovers": [],
+}  # fmt: skip
+"""Commands that change nothing, with words for them. A new command stands here, or is refused."""
+
+REFUSED = {
+    "start": ["chatbot", "--engine", "simulated"], "restart": ["ordered", "--set", "max-num-seqs=8"],
+    "stop": ["ordered"], "remove": ["gone"], "load": ["URL", "--duration", "1"], "claim": ["0", "--until", "2h"],
+    "release": [], "demo": ["--picture", "x.svg", "--after", "1"],
+}  # fmt: skip
+
+READING_VERBS = {
+    "snapshot", "presets", "engines", "flags", "seen_workload", "plan", "runs", "compare", "board", "close",
+    "leftovers",
+}  # fmt: skip
+REFUSED_VERBS = {
+    "suggest": ("ordered", WORK), "plan_restart": ("ordered", Changes()),
+    "start": (LaunchRequest("chatbot", engine="simulated"),), "restart": ("ordered", Changes()),
+    "switch": ("ordered", "batch"), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
+    "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
+}  # fmt: skip
+
+READING_ACTIONS = {
+    "why", "open_log", "describe", "compare", "filter", "copy_command", "cursor_down", "cursor_up", "cursor_first",
+    "cursor_last", "pane_1", "pane_2", "pane_3", "pane_4", "pane_5", "pane_6", "describe_gpus", "next_pane",
+    "previous_pane", "clear", "pause", "refresh_faster", "refresh_slower", "commands", "help", "quit",
+}  # fmt: skip
+
+KEYS = {
+    "tab": "\t", "shift+tab": "\x1b[Z", "escape": "\x1b", "enter": "\r", "space": " ", "backspace": "\x7f",
+    "delete": "\x1b[3~", "up": "\x1b[A", "down": "\x1b[B", "right": "\x1b[C", "left": "\x1b[D", "home": "\x1b[H",
+    "end": "\x1b[F", "pageup": "\x1b[5~", "pagedown": "\x1b[6~", "f1": "\x1bOP", "shift+up": "\x1b[1;2A",
+    "shift+down": "\x1b[1;2B", "slash": "/", "question_mark": "?", "colon": ":", "plus": "+", "equals_sign": "=",
+    "minus": "-", "left_square_bracket": "[", "right_square_bracket": "]", "left_curly_bracket": "{",
+    "right_curly_bracket": "}", "less_than_sign": "<", "greater_than_sign": ">",
+}  # fmt: skip
+
+
+def typed(key: str) -> str:
+    """What a terminal sends for a key."""
+    return chr(ord(key[-1]) & 31) if key.startswith("ctrl+") else KEYS.get(key, key)
+
+
+@dataclass
+class Box:
+    """A home with servers around, and what came to them."""
+
+    home: Path
+    root: Path
+    url: str = ""
+    orders: bytearray = field(default_factory=bytearray)
+    running: dict[str, processes.ProcessIdentity] = field(default_factory=dict)
+
+    @property
+    def env(self) -> dict[str, str]:
+        folders = {f"XDG_{name}_HOME": str(self.home / name.lower()) for name in ("STATE", "CONFIG", "CACHE")}
+        return {**os.environ, **folders, "HOME": str(self.home), "VLLMCONSOLE_STATE": str(self.root), "ADMIN": ""}
+
+    def admin(self, text: str) -> Path:
+        path = self.home / "etc" / "config.toml"
+        path.parent.mkdir(exist_ok=True, mode=0o755)
+        path.write_text(text)
+        path.chmod(0o644)
+        return path
+
+    def tree(self) -> dict[str, object]:
+        """All below state, config and cache: kind, mode, size, time and content."""
+        found: dict[str, object] = {}
+        for top in (self.root, *(self.home / name for name in ("state", "config", "cache", "board"))):
+            for path in sorted([top, *top.rglob("*")]):
+                status = path.lstat()
+                digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+                found[str(path)] = (oct(status.st_mode), status.st_mtime_ns, digest)
+        return found
+
+    def requests(self) -> set[str]:
+        path = self.home / "requests"
+        return {line.split()[0] for line in path.read_text().splitlines()} if path.exists() else set()
+
+    def check(self, before: dict[str, object], watched: Path) -> None:
+        """Nothing came of it."""
+        assert self.tree() == before
+        # Python's own platform.platform(), of which `doctor` tells, asks uname.
+        started = [line for line in watched.read_text().splitlines() if "['uname', '-p']" not in line]
+        assert started == [], "a process was started, a signal sent or a keeper asked"
+        assert self.orders == b""
+        assert self.requests() <= {"GET"}
+        assert all(processes.alive(process) for process in self.running.values())
+        assert not client.keeper_alive(self.root, "orphan")
+
+
+@pytest.fixture
+def box(bench, tmp_path, port, monkeypatch):
+    """Three servers of ours and one of somebody else's."""
+    box = Box(tmp_path, bench.root, f"http://127.0.0.1:{port}")
+    for name in ("state", "config", "cache", "board"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "config" / "vllm-console").mkdir()
+    (tmp_path / "board").chmod(0o1777)
+    config = f'read_only = false\nboard = "{tmp_path / "board"}"\n[alerts]\nterminal = ["bell"]\n'
+    (tmp_path / "config" / "vllm-console" / "config.toml").write_text(config)
+    script = tmp_path / "vllm"
+    shutil.copy(FAKES / "recording_vllm.py", script)
+    details = pack(Details("chatbot", "tiny", simulated_engine(), {"max-num-seqs": 256}, workload=WORK))
+    own = {"RECORDED": str(tmp_path / "requests")}
+    monkeypatch.setenv("RECORDED", own["RECORDED"])
+    for name in ("orphan", "ordered", "gone"):
+        taken = bench.spec().port
+        argv = (sys.executable, str(script), "serve", "tiny", "--port", str(taken))
+        bench.launch(LaunchSpec(argv, "127.0.0.1", taken, own, details=details), name)
+    for name in ("orphan", "ordered"):
+        record = bench.wait(State.READY, name)
+        box.running[name] = record.server
+    bench.wait(State.READY, "gone")
+    bench.stopped("gone")
+    for name in ("orphan", "ordered"):
+        bench.orphaned(bench.read(name))
+    lock = store.take_lock(client.folder(bench.root, "ordered"), 5)
+    assert lock is not None
+    listener = _keeper_that_writes_down(client.folder(bench.root, "ordered") / "keeper.sock", box.orders)
+    words = [sys.executable, str(script), "serve", "tiny", "--port", str(port)]
+    other = subprocess.Popen(words, env={**os.environ, **own})
+    box.running["other"] = processes.identity_of(processes.table()[other.pid])
+    assert client.keeper_alive(bench.root, "ordered")
+    try:
+        yield box
+    finally:
+        listener.close()
+        os.close(lock)
+        other.kill()
+        other.wait()
+
+
+def _keeper_that_writes_down(path: Path, orders: bytearray) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            orders.extend(b"asked ")
+            orders.extend(connection.recv(4096))
+            connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener
+
+
+def lines_of(box: Box, commands: dict[str, list[str]], *before: str) -> list[list[str]]:
+    places = {"URL": box.url, "LOG": str(client.folder(box.root, "gone") / "server.log")}
+    found = [[*before, name, *(places.get(word, word) for word in words)] for name, words in commands.items()]
+    return [line for line in found if line[len(before)] in COMMANDS]
+
+
+def run_each(box: Box, watched: Path, lines: list[list[str]], **env: str) -> list[dict[str, object]]:
+    watched.touch()
+    words = [sys.executable, str(FAKES / "watched_program.py"), str(watched), "--each"]
+    done = subprocess.run(
+        words, input=json.dumps(lines), env={**box.env, **env}, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answers: list[dict[str, object]] = json.loads(done.stdout)
+    return answers
+
+
+def test_no_command_is_forgotten():
+    assert set(COMMANDS) <= READING.keys() | REFUSED.keys()
+    assert set(REFUSED) == CHANGING
+    assert not READING.keys() & REFUSED.keys()
+
+
+def test_every_command_shows_or_refuses_and_changes_nothing(box, tmp_path):
+    before, watched = box.tree(), tmp_path / "watched"
+    shown = lines_of(box, READING, "--read-only")
+    refused = lines_of(box, REFUSED, "--read-only")
+    removing = ["--read-only", "leftovers", "--remove"]
+    *answers, removed = run_each(box, watched, [*shown, *refused, removing])
+    assert removed["code"] == 4
+    told = {line[1]: answer for line, answer in zip(shown + refused, answers, strict=True)}
+    for name in REFUSED:
+        assert told[name]["code"] == 4, (name, told[name])
+        assert "read-only (--read-only)" in told[name]["err"]
+    assert {name for name in READING if name in told and told[name]["code"] == 4} == set()
+    for name in ("list", "status", "watch", "logs", "metrics", "board", "gpus"):
+        assert told[name]["code"] == 0, (name, told[name])
+    assert all(
+        name in told["list"]["out"] for name in ("orphan", "ordered", "gone", f"vllm@{box.url.rpartition(':')[2]}")
+    )
+    assert "a keeper died" in told["list"]["err"]
+    assert box.requests() == {"GET"}, "it was looked at"
+    box.check(before, watched)
+    assert not (tmp_path / "x.svg").exists()
+
+
+def test_what_an_administrator_sets_binds_whatever_a_person_says(box, tmp_path):
+    admin = box.admin("read_only = true\n")
+    loose = tmp_path / "loose.toml"
+    loose.write_text("read_only = false\n")
+    (tmp_path / "config" / "vllm-console" / "config.toml").write_text("read_only = false\n")
+    before, watched = box.tree(), tmp_path / "watched"
+    around = {"ADMIN": str(admin), "XDG_CONFIG_DIRS": str(tmp_path / "config")}
+    lines = [*lines_of(box, REFUSED), ["--config", str(loose), "stop", "ordered"], ["list"]]
+    answers = run_each(box, watched, lines, **around)
+    for line, answer in zip(lines[:-1], answers, strict=False):
+        assert answer["code"] == 4, (line, answer)
+        assert f"read_only = true in {admin}" in str(answer["err"])
+    assert answers[-1]["code"] == 0
+    box.check(before, watched)
+
+
+def test_an_administrators_file_counts_only_when_nobody_else_could_have_written_it(box, tmp_path):
+    admin = box.admin("read_only = true\n")
+    around, watched = {"ADMIN": str(admin)}, tmp_path / "watched"
+
+    def told(words: list[str]) -> dict[str, object]:
+        return run_each(box, watched, [words], **around)[0]
+
+    admin.chmod(0o666)
+    answer = told(["list"])
+    assert "is left aside" in str(answer["err"])
+    assert "can be written by others" in str(answer["err"])
+    admin.chmod(0o644)
+    admin.parent.chmod(0o777)
+    assert "is left aside" in str(told(["list"])["err"])
+    admin.parent.chmod(0o755)
+    admin.write_text("read_onyl = true\n")
+    answer = told(["list"])
+    assert answer["code"] == 2, "what binds and cannot be read is not passed over"
+    assert "did you mean 'read_only'" in str(answer["err"])
+
+
+def test_every_verb_of_the_fleet_is_refused_or_only_reads(box, tmp_path):
+    verbs = {name for name, value in vars(Fleet).items() if callable(value) and not name.startswith("_")}
+    assert verbs == READING_VERBS | REFUSED_VERBS.keys()
+    before = box.tree()
+    fleet = LocalFleet(box.root, read_only=True, read_only_by="a test", board=str(tmp_path / "board"), charts=True)
+    try:
+        for name, words in REFUSED_VERBS.items():
+            with pytest.raises(RefusedError, match="read-only") as refused:
+                getattr(fleet, name)(*words)
+            assert refused.value.exit_code == 4
+        for _ in range(3):
+            assert fleet.snapshot("ordered").server("ordered") is not None
+        assert fleet.board().claims == ()
+        fleet.runs()
+        fleet.plan(LaunchRequest("chatbot", engine="simulated"))
+    finally:
+        fleet.close()
+    assert box.tree() == before
+    assert box.orders == b""
+    assert box.requests() <= {"GET"}
+
+
+def test_no_action_is_forgotten():
+    reachable = [action for action in actions() if action.scope in ("app", "operations")]
+    assert {action.id for action in reachable if not action.changes} == READING_ACTIONS
+    assert {action.scope for action in actions()} == {"app", "operations", "launch", "flags", "log"}
+
+
+@pytest.mark.terminal
+def test_a_console_in_which_every_key_is_pressed_changes_nothing(box, tmp_path, terminal_module):
+    keys = dict.fromkeys(key for action in actions() for key in action.keys if action.id != "quit")
+    before, watched = box.tree(), tmp_path / "watched"
+    watched.touch()
+    words = [sys.executable, str(FAKES / "watched_program.py"), str(watched)]
+    env = {**box.env, "WORDS": "--read-only --refresh 0.25"}
+    terminal = terminal_module.Terminal(words, 120, 40, env)
+    try:
+        terminal.wait_for("ordered")
+        terminal.wait_for("read-only (--read-only): nothing can be changed from here")
+        for key in keys:
+            for keystroke in (typed(key), "\x1b"):
+                terminal.press(keystroke)
+                terminal.pump(0.06)
+        for _ in range(3):
+            terminal.press("\x1b")
+            terminal.pump(0.3)
+        terminal.wait_for("read-only (--read-only)")
+        terminal.press("q")
+        assert terminal.wait_end() == 0
+    finally:
+        terminal.close()
+    assert b"a keeper died" in bytes(terminal.raw)
+    box.check(before, watched)
+
+
+def test_without_read_only_the_same_is_seen_to_change_something(box, tmp_path):
+    """The hash, the audit hook and the keeper that writes down do see what they are to see."""
+    before, watched = box.tree(), tmp_path / "watched"
+    answers = run_each(box, watched, [["claim", "0", "--until", "2h"], ["list"]])
+    assert [answer["code"] for answer in answers] == [0, 0]
+    assert box.tree() != before
+    assert "subprocess.Popen" in watched.read_text() or "os.fork" in watched.read_text(), "the orphan was adopted"
+    deadline = time.monotonic() + 20
+    while not client.keeper_alive(box.root, "orphan"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(processes_keeper(box, "orphan"), signal.SIGKILL)
+
+
+def processes_keeper(box: Box, name: str) -> int:
+    keeper = client.read(box.root, name).keeper
+    assert keeper is not None
+    return keeper.pid

@@ -1,0 +1,166 @@
+"""The screen never freezes: keys are pressed in a real terminal while everything around the console hangs or floods."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import threading
+
+import pytest
+
+from fakes import key_presses as keys
+from vllm_console.fleet.service import LocalFleet
+from vllm_console.telemetry import history
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.records import State
+
+NVML = """
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int hang(void) { close(open(getenv("NVML_ASKED"), O_WRONLY | O_CREAT, 0600)); for (;;) pause(); return 0; }
+int nvmlInit_v2(void) { return hang(); }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return hang(); }
+"""
+PRESSES = 12
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    """The C compiler, for a disk that stalls and a driver that hangs; CI has one."""
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail("no C compiler: the stalled disk cannot be built")
+        pytest.skip("no C compiler")
+    return found
+
+
+@pytest.fixture
+def scene(tmp_path, terminal_module):
+    made = keys.Scene(tmp_path, terminal_module)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_every_key_is_answered_beside_every_fault(scene, compiler, tmp_path):
+    """32 servers, and one fault after the other, several of them staying: no key waits many times as long as before.
+
+    How much longer is the benchmark's matter (``key_to_paint.py``); a screen that waits for one of these sources, all
+    of which hang for seconds or for ever, waits hundreds of times as long.
+    """
+    box = scene.servers(32)
+    environment = keys.stalling_environment(scene, keys.build_stalling(compiler, tmp_path))
+    console = scene.console(env=environment)
+    calm = keys.press(console, 2 * PRESSES)
+    strange = [scene.strange_server(kind) for kind in keys.METRICS]
+
+    waits = {"resizing": keys.press(console, PRESSES, 1, keys.resizing(console))}
+    console.resize(120, 40)
+    scene.order(box, "flood s00")
+    scene.order(box, "flood s01")
+    waits["a flooded log"] = keys.press(console, PRESSES, 2)
+    for server in strange:
+        keys.until_said(console, server, "asked")
+    waits["strange metrics"] = keys.press(console, PRESSES, 3)
+    with keys.stalled(scene):
+        keys.until(console, scene.flag.with_name("stalled.met").exists)
+        waits["a stalled disk"] = keys.press(console, PRESSES, 4)
+    scene.order(box, "quiet")
+
+    asked = tmp_path / "asked"
+    library = keys.build(compiler, NVML, tmp_path / "libnvidia-ml.so.1")
+    hung = scene.console(env={"LD_LIBRARY_PATH": str(library.parent), "NVML_ASKED": str(asked)})
+    keys.until(hung, asked.exists)
+    waits["a driver that hangs"] = keys.press(hung, PRESSES, 5)
+
+    most = max(40 * statistics.median(calm), 10 * max(calm))
+    assert {fault: max(found) for fault, found in waits.items() if max(found) > most} == {}, f"calm: {max(calm)}"
+    assert most < keys.FROZEN_SECONDS, "this machine is too busy to tell"
+
+
+def test_a_server_is_stopped_while_a_look_hangs_on_another(bench, monkeypatch):
+    """The disk stalls under one server's history; the key that stops another must not wait for that."""
+    for name in ("one", "two"):
+        bench.ready(bench.spec(), name)
+    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    assert [server.state for server in fleet.snapshot().servers] == [State.READY] * 2
+    let_go, met, connected = threading.Event(), threading.Event(), history.Reader._connected
+
+    def stall(reader):
+        if reader.path.parent.name == "two":
+            met.set()
+            let_go.wait(60)
+        return connected(reader)
+
+    monkeypatch.setattr(history.Reader, "_connected", stall)
+    look = threading.Thread(target=fleet.snapshot)
+    look.start()
+    try:
+        assert met.wait(20)
+        assert fleet.stop("one").state in (State.STOPPING, State.STOPPED)
+        bench.wait(State.STOPPED)
+        assert look.is_alive(), "the look hung all the while"
+    finally:
+        let_go.set()
+        look.join(20)
+        fleet.close()
+
+
+def test_verbs_and_looks_in_several_threads_get_in_each_others_way_nowhere(bench):
+    for name in ("one", "two"):
+        bench.ready(bench.spec(), name)
+    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    over, faults = threading.Event(), []
+
+    def look():
+        try:
+            while not over.is_set():
+                fleet.snapshot("one")
+        except Exception as error:  # noqa: BLE001 - all that may go wrong is looked for
+            faults.append(error)
+
+    looks = [threading.Thread(target=look) for _ in range(3)]
+    for thread in looks:
+        thread.start()
+    try:
+        for name in ("one", "two"):
+            fleet.stop(name)
+            bench.wait(State.STOPPED, name)
+            fleet.forget(name)
+    finally:
+        over.set()
+        for thread in looks:
+            thread.join(20)
+        fleet.close()
+    assert faults == []
+    assert client.names(bench.root) == []
+
+
+@pytest.mark.parametrize("file", ["record.json", "server.log", "history.sqlite", "keeper.lock"])
+def test_a_pipe_in_place_of_a_file_holds_nobody_up(bench, file):
+    """Opening a pipe that nobody writes to waits for ever."""
+    for name in ("one", "two"):
+        bench.launch(bench.spec("--exit-after", "0", "--exit-code", "3"), name)
+        bench.wait(State.FAILED, name)
+    bench.until(lambda _: not client.keeper_alive(bench.root, "two"), "two")
+    path = bench.file(file, "two")
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    found = []
+    look = threading.Thread(target=lambda: found.append(fleet.snapshot("two")), daemon=True)
+    look.start()
+    look.join(20)
+    assert found, "the look hangs"
+    server = found[0].server("one")
+    assert server is not None
+    assert server.state is State.FAILED
+    if file == "record.json":
+        assert "record.json" in " ".join(found[0].notices)
+    if file == "history.sqlite":
+        assert "not a regular file" in found[0].server("two").notice
+    fleet.close()

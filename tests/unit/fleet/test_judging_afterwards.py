@@ -1,0 +1,104 @@
+"""Conditions of hours that no console saw: judged from the stored history, entered once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_console.cli.run_lines import run_lines
+from vllm_console.fleet.details import Details, pack
+from vllm_console.fleet.runs import RunBook
+from vllm_console.fleet.watched import HISTORY
+from vllm_console.telemetry.history import Writer
+from vllm_console.telemetry.model import EngineSample, Sample
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.presets.model import Objectives
+
+GOALS = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.8, preemption_rate=0.02)
+HOUR = 3600
+
+
+def look(at: float, begun: float, usage: float) -> Sample:
+    done = (at - begun) * 10
+    engine = EngineSample(
+        requests_running=4, requests_waiting=0, kv_cache_usage=usage, preemptions_total=0, prompt_tokens_total=done,
+        generation_tokens_total=done, requests_finished_total=done / 20,
+    )  # fmt: skip
+    return Sample(at, {"0": engine}, kv_cache_tokens=50_000, model_name="m")
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> tuple[RunBook, ServerRecord]:
+    """Two hours that ended an hour ago: the first under pressure, the second at ease."""
+    begun = time.time() - 3 * HOUR
+    details = Details(preset="chatbot", model="m", flags={"max-num-seqs": 8}, objectives=GOALS)
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details))
+    generation = Generation(1, spec, begun - 60, ready_at=begun, ended_at=begun + 2 * HOUR)
+    record = ServerRecord("chat", State.STOPPED, begun + 2 * HOUR, begun - 60, (generation,))
+    folder = client.folder(tmp_path, "chat")
+    folder.mkdir(parents=True)
+    writer = Writer(folder / HISTORY)
+    for second in range(0, 2 * HOUR, 10):
+        writer.append(look(begun + second, begun, 0.95 if second < HOUR else 0.2))
+    writer.close()
+    book = RunBook(tmp_path, 0.0, read_only=False)
+    book.enter(record)
+    return book, record
+
+
+def test_a_night_without_a_console_is_in_the_ledger_in_the_morning(night):
+    book, record = night
+    assert book.open().runs("chat")[0].conditions == {}
+    assert book.judge_past([record]) == ""
+    (run,) = book.open().runs("chat")
+    assert run.conditions["kv_cache_pressure"] == pytest.approx(60, abs=3)
+    assert run.judged_until == record.current.ended_at
+    assert not {"engine_hung", "healthy"} & set(run.conditions)
+
+
+def test_what_was_judged_is_not_counted_twice(night):
+    book, record = night
+    book.judge_past([record])
+    first = book.open().runs("chat")[0].conditions
+    assert book.judge_past([record]) == ""
+    assert book.open().runs("chat")[0].conditions == first
+    (run,) = book.open().runs("chat")
+    since = record.current.ready_at
+    name = client_name(run)
+    book.open().note_past(name, {"kv_cache_pressure": [(since + 600, since + 1200)]}, since, run.judged_until)
+    assert book.open().runs("chat")[0].conditions == first
+
+
+def client_name(run):
+    from vllm_console.telemetry.ledger_log import RunName
+
+    return RunName(run.key, run.server, run.generation)
+
+
+def test_a_damaged_history_is_said_and_judged_when_it_can_be_read(night, tmp_path):
+    book, record = night
+    path = client.folder(tmp_path, "chat") / HISTORY
+    whole = path.read_bytes()
+    path.write_bytes(b"no history" * 1000)
+    assert "history" in book.judge_past([record])
+    assert book.open().runs("chat")[0].judged_until is None
+    path.write_bytes(whole)
+    assert book.judge_past([record]) == ""
+    assert "kv_cache_pressure" in book.open().runs("chat")[0].conditions
+
+
+def test_a_read_only_console_enters_nothing(night, tmp_path):
+    _, record = night
+    RunBook(tmp_path, 0.0, read_only=True).judge_past([record])
+    assert RunBook(tmp_path, 0.0, read_only=True).open().runs("chat")[0].judged_until is None
+
+
+def test_a_list_of_runs_says_what_held_and_how_that_is_known(night):
+    book, record = night
+    book.judge_past([record])
+    text = "\n".join(run_lines(book.open().runs("chat"), time.time()))
+    assert "held: kv cache pressure" in text
+    assert "without GPUs" in text

@@ -1,0 +1,44 @@
+"""What ended servers left: shown with a question, removed after a yes, never where nothing may be changed."""
+
+from __future__ import annotations
+
+from vllm_console.fleet.leftovers import Leftovers
+from vllm_launchers.keeper.orphans import Orphan
+from vllm_launchers.keeper.records import ProcessIdentity
+from vllm_launchers.machine.leftovers import LeftFile
+
+LEFT = Leftovers(
+    (Orphan(ProcessIdentity(4711, 5, "boot"), "VLLM::EngineCor", "/state/servers/chat", "its server is failed"),),
+    (LeftFile("/dev/shm/psm_0a1b2c3d", 240 << 20, 7, "seen"),),
+)
+
+
+async def test_they_are_named_and_go_after_a_yes(console):
+    async with console() as c:
+        c.fleet.left = LEFT
+        await c.press("X")
+        await c.sees("End and remove 1 process and 1 file (240 MiB) in /dev/shm?")
+        await c.sees("pid 4711 VLLM::EngineCor: of server chat; its server is failed")
+        await c.sees("/dev/shm/psm_0a1b2c3d")
+        await c.press("n")
+        assert [call[0] for call in c.fleet.calls] == ["leftovers"]
+        await c.press("X")
+        await c.sees("End and remove")
+        await c.press("y")
+        await c.sees("Removed 1 process and 1 file (240 MiB) in /dev/shm.")
+        assert c.fleet.calls[-1] == ("remove_leftovers", LEFT)
+
+
+async def test_nothing_left_is_said_so(console):
+    async with console() as c:
+        await c.press("X")
+        await c.sees("Servers that have ended left nothing.")
+        assert [call[0] for call in c.fleet.calls] == ["leftovers"]
+
+
+async def test_a_read_only_console_has_no_such_key(console):
+    async with console(read_only=True) as c:
+        c.fleet.left = LEFT
+        await c.press("X")
+        await c.pilot.pause()
+        assert c.fleet.calls == []
