@@ -148,12 +148,15 @@ def _marked(console: Any) -> set[str]:
 
 
 def resizing(console: Any, every: float = 0.05) -> Callable[[], None]:
-    """Makes the terminal a little larger and smaller again all the time; small, since the emulator is slow."""
+    """Makes the terminal a little larger and smaller again all the time, as often as the emulator can follow.
+
+    It is small, since the emulator is slow; what waits unread in the terminal would count as the console's delay.
+    """
     sizes = [(80, 24), (84, 25), (78, 23), (88, 26)]
     state = {"next": 0.0, "turn": 0}
 
     def resize() -> None:
-        if time.monotonic() >= state["next"]:
+        if time.monotonic() >= state["next"] and not select.select([console.master], [], [], 0)[0]:
             state["next"] = time.monotonic() + every
             state["turn"] += 1
             console.resize(*sizes[int(state["turn"]) % len(sizes)])

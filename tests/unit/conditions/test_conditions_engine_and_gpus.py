@@ -229,6 +229,10 @@ def test_requests_that_wait_while_none_runs() -> None:
     condition = find(situation(grown=stuck), "not_admitted")
     assert condition.severity is Severity.CRITICAL
     assert "2 requests wait" in condition.symptom
+    assert "paused" in condition.remedies[0].why  # whatever they need, there is room for it
+    longer = situation(grown=stuck, max_model_len=65_536, flags={"max-model-len": 65_536})  # the cache has 50,000
+    remedies = find(longer, "not_admitted").remedies
+    assert remedies[-1].changes.set == {"max-model-len": 50_000}
     assert "not_admitted" not in codes(situation(grown=replace(stuck, requests_running=1)))
     assert "not_admitted" not in codes(situation(grown=replace(stuck, requests_waiting=None)))
 
@@ -259,7 +263,7 @@ def test_a_hang_that_no_request_may_confirm_is_said_to_be_one_that_seems_so() ->
     hung = situation(grown=SILENT, **known)
     (found,) = conditions(hung)
     assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
-    assert "seems to hang" in found.cause
+    assert found.symptom.endswith("; no request has confirmed it.")
     assert "read-only sends none" in found.cause
     assert found.since == hung.frames[1].start  # the first frame that a frame like it stands before
     short = frames_of(*[SERVING] * 6, *[SILENT] * 5)

@@ -96,8 +96,9 @@ class EngineHung:
         more = (Measure("running", f"{running:.0f}"), Measure("/health", "200"))
         look = Remedy(Changes(), "See where it hangs before: py-spy dump --pid of the EngineCore process.")
         if situation.unasked:
-            cause = f"The engine seems to hang. No request has confirmed it: {situation.unasked}."
-            asked = Measure("one-token request", "not confirmed", "", situation.unasked)
+            symptom = f"{symptom.removesuffix('.')}; no request has confirmed it."
+            cause = f"It seems to hang; the request for one token that would tell was not sent: {situation.unasked}."
+            asked = Measure("one-token request", situation.unasked)
             return Condition(self.code, Severity.WARNING, since, symptom, cause, (asked, *more), (RESTART, look))
         cause = "The engine hangs: the API server lives, and a request for one token stays without an answer."
         asked = Measure("one-token request", f"no answer after {situation.silent_seconds or 0:.0f} s",

@@ -197,9 +197,28 @@ class NotAdmitted:
         return found
 
     def describe(self, situation: Situation, since: float) -> Condition:
-        """Nothing runs."""
-        symptom = f"{situation.frames[-1].waiting_max or 0:.0f} requests wait and none runs."
-        cause = "The first of them finds no room in the KV cache or in a step, or the engine was put to sleep."
-        wake = Remedy(Changes(), "If it was put to sleep, wake it; else restart it: those that wait are lost.")
-        remedies = (*present((chunked(situation), *more_cache(situation))), wake)
-        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, tuple(_measures(situation)), remedies)
+        """Nothing runs: a context that the cache cannot hold keeps them out, else somebody has stopped the engine.
+
+        vLLM refuses to start where one full context does not fit; older ones look only at memory, and not at
+        ``num-gpu-blocks-override``. With ``/pause`` and ``/sleep`` it lets nobody in (tried on 0.32).
+        """
+        frame, context = situation.frames[-1], situation.max_model_len
+        symptom = f"{frame.waiting_max or 0:.0f} requests wait and none runs."
+        cache = frame.kv_cache_tokens
+        measures = tuple(_measures(situation))
+        if cache is not None and context is not None and context > cache:
+            cause = f"A request may have {context:,} tokens, and the KV cache holds {cache:,}: the first finds no room."
+            remedies = (*more_cache(situation), self._shorter(cache))
+        else:
+            cause = "They would find room: the engine was paused or put to sleep, or waits for something itself."
+            wake = "If it was paused or put to sleep, let it go on: POST /resume, or /wake_up. Else restart it."
+            remedies = (
+                Remedy(Changes(), wake, "With a restart those that wait are lost."),
+                *present((chunked(situation),)),
+            )
+        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, measures, remedies)
+
+    @staticmethod
+    def _shorter(cache: int) -> Remedy:
+        why = "What never fits is then refused at once, and holds up nobody."
+        return setting("max-model-len", cache // 16 * 16, why, "Longer requests are refused.")
