@@ -118,7 +118,7 @@ def test_verbs_and_looks_in_several_threads_get_in_each_others_way_nowhere(bench
 
     def look():
         try:
-            while not over.is_set():
+            while not over.wait(0.02):
                 fleet.snapshot("one")
         except Exception as error:  # noqa: BLE001 - all that may go wrong is looked for
             faults.append(error)
