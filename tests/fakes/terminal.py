@@ -30,13 +30,14 @@ class Terminal:
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.before = termios.tcgetattr(child)
         self._child = child
-        around = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        # A test runner may have said a size of its own, which would win over the terminal's.
+        around = {name: value for name, value in {**os.environ, **env}.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             list(words),
             stdin=child,
             stdout=child,
             stderr=child,
-            env={**around, **env, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            env={**around, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )

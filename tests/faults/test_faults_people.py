@@ -184,8 +184,9 @@ def test_a_hostile_board_says_nothing_in_another_persons_name(tmp_path):
 @as_root
 def test_what_another_person_claims_is_refused_with_who_and_till_when(program, tmp_path):
     board, now = tmp_path / "board", time.time()
-    until = now + 7200
-    page_of(board, NOBODY, dump(Page((Claim((2,), now, until, "training"),))))
+    # Claims are shown by their second: theirs is surely the earlier one.
+    since, until = now - 60, now + 7200
+    page_of(board, NOBODY, dump(Page((Claim((2,), since, until, "training"),))))
     till = time.strftime("%H:%M", time.localtime(int(until)))
     host = ["--host", "4xa6000"]
     lines = [
@@ -209,7 +210,7 @@ def test_what_another_person_claims_is_refused_with_who_and_till_when(program, t
     assert four["code"] == 1
     assert "by nobody: training" in four["err"]
     assert "gpu_claimed" in {finding["code"] for finding in json.loads(plan["out"])["findings"]}
-    assert (board / f"{NOBODY}.json").read_bytes() == dump(Page((Claim((2,), now, until, "training"),)))
+    assert (board / f"{NOBODY}.json").read_bytes() == dump(Page((Claim((2,), since, until, "training"),)))
     released = program("release")
     assert released.returncode == 0
     assert not (board / "0.json").exists(), "an empty page is taken down"
