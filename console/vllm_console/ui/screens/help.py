@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from textual.strip import Strip
@@ -11,6 +12,9 @@ from vllm_console.ui.screens.reading import ReadingScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import beside, fit
 from vllm_console.ui.widgets.lines import BLANK, line
+
+# Width of the keys, in cells.
+_KEYS = 10
 
 _MARKS = (
     ("!", "misses the preset's objective"),
@@ -58,5 +62,13 @@ def help_lines(width: int, read_only: bool) -> list[Strip]:
 
 def _block(title: str, entries: Sequence[tuple[str, str]], width: int) -> list[Strip]:
     lines = [line((f" {title}", STRONG))]
-    lines += [line("  ", (fit(keys, 10), KEY), " ", (fit(text, width - 15).rstrip(), None)) for keys, text in entries]
+    for keys, text in entries:
+        # Keys that need more than their column have a line of their own.
+        head, rows = keys, textwrap.wrap(text, width - _KEYS - 5, break_on_hyphens=False)
+        if len(keys) > _KEYS:
+            lines.append(line("  ", (keys, KEY)))
+            head = ""
+        for row in rows:
+            lines.append(line("  ", (fit(head, _KEYS), KEY), " ", (row, None)))
+            head = ""
     return [*lines, line((" ", DIM))]
