@@ -11,6 +11,12 @@ import pytest
 from fakes import fake_fleet, made_runs, terminal
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For the soak in `faults`: how long it goes on, and what it is drawn from."""
+    parser.addoption("--soak-minutes", type=float, default=2.0, help="how long the soak acts (default 2)")
+    parser.addoption("--soak-seed", type=int, default=6, help="what its actions are drawn from (default 6)")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where two processes share the tests: one takes those on real vLLM, which are long, the other the rest by file."""

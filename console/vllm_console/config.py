@@ -206,9 +206,8 @@ def _untrusted(status: os.stat_result) -> str:
 def _document(path: Path) -> dict[str, Any]:
     """A TOML file as it stands; a missing one is empty."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB; that is no config file")
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return {}
     except OSError as error:

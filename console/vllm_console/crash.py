@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import threading
@@ -69,13 +70,15 @@ def _blank(text: str) -> str:
 
 def _write(text: str, state: Path | None) -> Path:
     from vllm_launchers.keeper.store import default_root
+    from vllm_launchers.private import open_file, own_folder
 
     state = state or default_root()
     folder = state / FOLDER
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(state)
+    own_folder(folder)
     path = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}.txt"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="backslashreplace") as file:
+    opened = open_file(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+    with os.fdopen(opened, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
     for old in reports(state)[:-KEPT]:
         old.unlink(missing_ok=True)
@@ -85,11 +88,12 @@ def _write(text: str, state: Path | None) -> Path:
 def in_threads(words: Sequence[str], state: Path | None, told: list[str]) -> None:
     """From now on an exception that ends a thread is reported, and its sentence added to ``told``.
 
-    Python would print it over the screen.
+    Python would print it over the screen. That the terminal is gone is no fault: nobody is there to be told either.
     """
 
     def hook(args: threading.ExceptHookArgs) -> None:
-        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        gone = isinstance(args.exc_value, OSError) and args.exc_value.errno == errno.EIO
+        if args.exc_value is not None and not gone and not isinstance(args.exc_value, SystemExit):
             told.append(tell(args.exc_value, words, state))
 
     threading.excepthook = hook

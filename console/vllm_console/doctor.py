@@ -74,8 +74,8 @@ def words(document: Document) -> Iterator[str]:
     problems = document["problems"]
     yield "Nothing wrong was found." if not problems else f"{len(problems)} to look at:"
     for problem in problems:
-        yield f"! {problem['what']}"
-        yield f"    {problem['do']}"
+        yield plain(f"! {problem['what']}")
+        yield plain(f"    {problem['do']}")
     for title in ("program", "machine", "folders", "engines", "servers", "findings", "crashes", "environment"):
         yield ""
         yield title.capitalize()
@@ -149,10 +149,16 @@ def _folders(state: Path, config: Path, problems: list[Document]) -> Document:
             _problem(problems, f"{path} belongs to another user", "choose another with --state")
         elif name == "state" and stat.S_IMODE(info.st_mode) & 0o077:
             _problem(problems, f"{path} can be entered by others", f"chmod 700 {path}")
+        elif name == "state":
+            from vllm_launchers.private import check
+
+            for sentence in check(path, mend=False):
+                _problem(problems, sentence, "any command that is not read-only mends what is yours")
     return found
 
 
 def _servers(state: Path, problems: list[Document]) -> list[Document]:
+    from vllm_console.fleet.watched import exposed_words
     from vllm_launchers.keeper import client
     from vllm_launchers.keeper.errors import KeeperError
 
@@ -172,6 +178,9 @@ def _servers(state: Path, problems: list[Document]) -> list[Document]:
                 f"{record.name}: its keeper is gone",
                 "the next command or console starts one and takes it over",
             )
+        if told := exposed_words(record):
+            do = "export VLLM_API_KEY and restart it, or start it without --host"
+            _problem(problems, f"{record.name}: {told}", do)
         servers.append(
             {
                 "name": record.name,

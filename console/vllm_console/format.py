@@ -9,6 +9,8 @@ def seconds(value: float | None) -> str:
     """A latency: ``850µs``, ``24ms``, ``1.9s``, ``12s``."""
     if value is None:
         return UNKNOWN
+    if value == 0:
+        return "0s"
     if value < 0.001:
         return f"{value * 1e6:.0f}µs"
     if value < 1:

@@ -15,8 +15,11 @@ WIDTH = 100
 """Columns after which lists of links are broken."""
 
 
-def describe(host: Host) -> Iterator[str]:
-    """The host, a line at a time: the machine, each GPU with its links and processes, and what is wrong."""
+def describe(host: Host, *, wrong_first: bool = False) -> Iterator[str]:
+    """The host, a line at a time: the machine, each GPU with its links and processes, and what is wrong.
+
+    ``wrong_first`` is for a screen, which shows its beginning; of what a command prints the end is seen.
+    """
     facts = [host.hostname or "a host", *_named("driver", host.driver), *_named("CUDA", host.cuda)]
     yield " · ".join(facts)
     cores = f", {host.cpu_cores} cores" if host.cpu_cores else ""
@@ -25,13 +28,14 @@ def describe(host: Host) -> Iterator[str]:
     yield f"  memory  {_gib(host.memory_free_gib)} free of {_gib(host.memory_gib)}{_swap(host)}"
     if host.problem:
         yield f"  GPUs    {host.problem}"
+    wrong = [f"! {text}" for text in concerns(host)]
+    if wrong and wrong_first:
+        yield from ("", *wrong)
     for gpu in host.gpus:
         yield ""
         yield from gpu_words(gpu, host.at)
-    found = concerns(host)
-    if found:
-        yield ""
-    yield from (f"! {text}" for text in found)
+    if wrong and not wrong_first:
+        yield from ("", *wrong)
 
 
 def gpu_words(gpu: Gpu, at: float | None) -> Iterator[str]:

@@ -15,13 +15,31 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Whether only this machine can reach an address. Of names ``localhost`` alone is known to be such."""
+    host = host.strip("[]")
+    if host in ("127.0.0.1", "::1") or host in _WILDCARDS:
+        return host not in _WILDCARDS
     import ipaddress  # seldom wanted, and not small: a keeper lives beside every server
 
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return host.lower().removesuffix(".") == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def open_words(host: str, key: bool | None) -> str:
+    """The warning of a server that others can reach and use; empty for one that is alone or has an API key.
+
+    ``key`` is whether it has one, None where none was seen and that cannot be known. The one place that decides.
+    """
+    if key or is_loopback(host):
+        return ""
+    where = f"all addresses ({host})" if host.strip("[]") else "all addresses"
+    where = where if is_wildcard(host) else host
+    if key is None:
+        return f"it listens on {where}, no API key seen: whoever reaches it can use it, unless it has one"
+    return f"it listens on {where} without an API key: whoever reaches it can use it"
 
 
 def reachable(host: str) -> str:

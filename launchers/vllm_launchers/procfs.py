@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 PROC = "/proc"
 SHARED_MEMORY = "/dev/shm"
 _LISTEN = "0A"
+_MAPPED = bytes(10) + b"\xff\xff"
+_LOOPBACK_6 = bytes(15) + b"\x01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +34,26 @@ class ProcessStat:
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """A line of ``/proc/net/tcp``: local port, state as the two hexadecimal digits there, owner, inode."""
+    """A line of ``/proc/net/tcp``: local port, state as the two hexadecimal digits there, owner, inode, and the local
+    address as it stands there: words of four bytes, hexadecimal, each in the machine's byte order."""
 
     port: int
     state: str
     uid: int
     inode: str
+    address: str = ""
 
     @property
     def listening(self) -> bool:
         """Whether it waits for connections."""
         return self.state == _LISTEN
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        words = bytes.fromhex(self.address)
+        data = b"".join(int.from_bytes(words[at : at + 4], sys.byteorder).to_bytes(4) for at in range(0, len(words), 4))
+        return data[-4:-3] == b"\x7f" if data[:-4] in (b"", _MAPPED) else data == _LOOPBACK_6
 
     @property
     def link(self) -> str:
@@ -131,4 +143,5 @@ def tcp_sockets() -> Iterator[TcpSocket]:
             text = Path(f"{PROC}/net/{name}").read_text(encoding="ascii", errors="replace")
             for words in map(str.split, text.splitlines()[1:]):
                 if len(words) > 9:
-                    yield TcpSocket(int(words[1].rpartition(":")[2], 16), words[3], int(words[7]), words[9])
+                    address, _, port = words[1].rpartition(":")
+                    yield TcpSocket(int(port, 16), words[3], int(words[7]), words[9], address)

@@ -9,7 +9,10 @@ from functools import cache
 HIDDEN = "•••"
 """Stands where a secret was."""
 
-SECRET_FLAGS: Mapping[str, str] = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
+API_KEY = "VLLM_API_KEY"
+"""The variable that holds the key which vLLM asks its clients for."""
+
+SECRET_FLAGS: Mapping[str, str] = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 """Flags of vLLM whose value is a secret, and the environment variable that does the same.
 
 Every user of a machine can read every command line, but only root and oneself an environment.
@@ -17,7 +20,7 @@ Every user of a machine can read every command line, but only root and oneself a
 
 SERVER_SECRETS: frozenset[str] = frozenset(
     {
-        "VLLM_API_KEY",
+        API_KEY,
         "HF_TOKEN",
         "HUGGING_FACE_HUB_TOKEN",
         "HUGGINGFACEHUB_API_TOKEN",

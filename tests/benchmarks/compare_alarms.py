@@ -5,7 +5,8 @@
 Each row is a kind of noise: every minute takes over a part of the one before it (its autocorrelation), and levels
 scatter by a share; on top of that each minute and each figure scatters on its own. Two runs of that noise are compared
 with nothing changed (a verdict of better, worse or mixed is a false alarm), and with all latencies made slower or
-faster by a factor (a verdict in that direction sees it). All of it comes from seeds: the same at every call.
+faster by a factor (a verdict in that direction sees it). Where a third number of minutes is given, an earlier run of
+that length is at hand, from which it is taken how figures drift. All of it comes from seeds: the same at every call.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import made_runs as made
 
-from vllm_console.telemetry.compare import compare
+from vllm_console.telemetry.compare import Recorded, compare
 from vllm_console.telemetry.comparison import Verdict
 
 ALARMS = (Verdict.BETTER, Verdict.WORSE, Verdict.MIXED)
 NOISES = ((0.0, 0.0), (0.0, 0.1), (0.5, 0.1), (0.8, 0.1), (0.9, 0.1), (0.95, 0.1), (0.9, 0.2))
-COUNTS = ((5, 5), (10, 10), (20, 20), (60, 60), (60, 10))
+COUNTS = ((5, 5), (10, 10), (10, 10, 60), (20, 20), (20, 20, 60), (60, 60), (60, 10))
 FACTORS = (0.7, 1.3, 2.0)
 
 
@@ -37,19 +38,21 @@ class Row:
 
     kept: float
     spread: float
-    minutes: tuple[int, int]
+    minutes: tuple[int, ...]
     alarms: float
     seen: dict[float, float]
 
 
-def verdict(seed: int, counts: tuple[int, int], drift: tuple[float, float], factor: float) -> Verdict:
+def verdict(seed: int, counts: tuple[int, ...], drift: tuple[float, float], factor: float) -> Verdict:
     """What is said of two runs of so many minutes; ``factor`` makes the second slower."""
+    long = made.minutes(10**6 + seed, counts[2], drift=drift) if len(counts) > 2 else []
+    earlier = Recorded(made.run(3), long, 0.0) if long else None
     before = made.minutes(2 * seed, counts[0], drift=drift)
     after = made.minutes(2 * seed + 1, counts[1], drift=drift, slower=factor)
-    return compare(*made.pair(before, after)).verdict
+    return compare(*made.pair(before, after), earlier).verdict
 
 
-def row(kept: float, spread: float, counts: tuple[int, int], pairs: int) -> Row:
+def row(kept: float, spread: float, counts: tuple[int, ...], pairs: int) -> Row:
     """All pairs of one kind of noise."""
     drift = (kept, spread)
     alarms = sum(verdict(seed, counts, drift, 1.0) in ALARMS for seed in range(pairs)) / pairs
@@ -73,10 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps([asdict(one) for one in rows], indent=2))
         return 0
     heads = "".join(f"{f'sees ×{factor:g}':>12}" for factor in FACTORS)
-    print(f"{'minutes':>7}  {'takes over':>10}  {'scatter':>7}  {'false alarms':>12}{heads}")
+    print(f"{'minutes':>10}  {'takes over':>10}  {'scatter':>7}  {'false alarms':>12}{heads}")
     for one in rows:
         seen = "".join(f"{share:>12.0%}" for share in one.seen.values())
-        print(f"{'{}+{}'.format(*one.minutes):>7}  {one.kept:>10.2f}  {one.spread:>7.0%}  {one.alarms:>12.1%}{seen}")
+        minutes = "+".join(map(str, one.minutes[:2])) + "".join(f" ({number})" for number in one.minutes[2:])
+        print(f"{minutes:>10}  {one.kept:>10.2f}  {one.spread:>7.0%}  {one.alarms:>12.1%}{seen}")
     return 0
 
 

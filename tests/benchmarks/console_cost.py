@@ -1,6 +1,7 @@
 """What the console costs, beside vllmstat and an empty Textual app in the same run.
 
 Run: ``python tests/benchmarks/console_cost.py``. It prints medians of five rounds and the ratios; it asserts nothing.
+With ``--quick`` only what is measured within a minute, of ten rounds: the command ``list`` and the first paint.
 vllmstat 0.9.1 is installed into a temporary virtual environment (or named with ``--vllmstat``).
 """
 
@@ -26,11 +27,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--quick", action="store_true", help="the command and the first paint only")
     parser.add_argument("--vllmstat", help="its executable, if it is installed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, bench() as box:
         if others := len(box("list")):
             print(f"{others} servers of others run here: the console watches them too, and costs more than alone")
+        if args.quick:
+            commands(box, 10)
+            first_paint(box, 10)
+            return
         vllmstat = args.vllmstat or install_vllmstat(Path(folder))
         one_server(box, vllmstat, args.rounds, args.seconds)
         commands(box, args.rounds)
@@ -80,6 +86,7 @@ def commands(box: Bench, rounds: int) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
+    cpu(box.words("list", "--json"))  # the first one may compile
     pairs = [(cpu(box.words("list", "--json")), cpu([sys.executable, "-c", ""])) for _ in range(2 * rounds)]
     ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
     print(f"list --json: {ours:.0f} ms of CPU; a Python that does nothing: {floor:.0f} ms; ratio {ours / floor:.1f}")
@@ -97,6 +104,7 @@ def first_paint(box: Bench, rounds: int) -> None:
                 pass
             return cpu_seconds(process.pid)
 
+    paint(box.words())  # the first one may compile
     pairs = [(paint(box.words()), paint([sys.executable, "-c", EMPTY_APP])) for _ in range(rounds)]
     ours, empty = (median(column) for column in zip(*pairs, strict=True))
     print(f"first paint: console {ours:.2f} s of CPU, empty Textual app {empty:.2f} s, ratio {ours / empty:.2f}")

@@ -94,8 +94,9 @@ class Bench:
     """A state folder of its own and the commands that act on it."""
 
     def __init__(self, folder: Path) -> None:
+        around = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self.env = {
-            **os.environ,
+            **around,
             "HOME": str(folder),
             "XDG_STATE_HOME": str(folder / "state"),
             "XDG_CONFIG_HOME": str(folder / "config"),

@@ -2,14 +2,16 @@
 
 Run: ``python tests/benchmarks/key_to_paint.py``. The console runs in a real pseudo-terminal; a key moves the cursor in
 the table of servers, and the time counts until the emulated screen shows it there. Every round opens a console, presses
-the keys without a fault and then beside it. It prints medians over the rounds of their p50 and p99; it asserts nothing.
-A C compiler is needed for the stalled disk.
+the keys without a fault and then beside it (a driver that hangs gets a console of its own). It prints medians over the
+rounds of their p50 and p99, and how many processes wanted the machine meanwhile; it asserts nothing. A C compiler is
+needed for the stalled disk and the driver. All of it with ``--rounds 1`` takes about five minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
@@ -31,7 +33,7 @@ SCAN_SECONDS = 6.0
 
 @contextlib.contextmanager
 def fault(name: str, scene: keys.Scene, box: Any, console: Any) -> Iterator[Any]:
-    """A fault, while it lasts; gives what is to be done between two keys."""
+    """A fault, while it lasts; gives what is to be done between two keys, or another console to press them in."""
     if name in keys.METRICS:
         scene.strange_server(name)
         settle(console, SCAN_SECONDS)
@@ -47,6 +49,12 @@ def fault(name: str, scene: keys.Scene, box: Any, console: Any) -> Iterator[Any]
             yield lambda: None
     elif name == "resize":
         yield keys.resizing(console)
+    elif name == "driver":
+        asked = scene.flag.with_name("asked")
+        library = keys.build(shutil.which("cc") or "gcc", keys.HANGING_NVML, asked.with_name("libnvidia-ml.so.1"))
+        hung = scene.console(env={"LD_LIBRARY_PATH": str(library.parent), "NVML_ASKED": str(asked)})
+        keys.until(hung, asked.exists)
+        yield hung
     else:
         yield lambda: None
 
@@ -68,8 +76,10 @@ def one_round(name: str, presses: int, seed: int) -> tuple[list[float], list[flo
             console = scene.console(env=keys.stalling_environment(scene, library) if library else {})
             settle(console, 1.0)
             calm = keys.press(console, presses, seed)
-            with fault(name, scene, box, console) as meanwhile:
-                return calm, keys.press(console, presses, seed + 1, meanwhile)
+            with fault(name, scene, box, console) as found:
+                if name == "driver":
+                    return calm, keys.press(found, presses, seed + 1)
+                return calm, keys.press(console, presses, seed + 1, found)
         finally:
             scene.close()
 
@@ -77,7 +87,9 @@ def one_round(name: str, presses: int, seed: int) -> tuple[list[float], list[flo
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("faults", nargs="*", default=[*keys.METRICS, "flood", "stall", "resize", "32 servers"])
+    parser.add_argument(
+        "faults", nargs="*", default=[*keys.METRICS, "flood", "driver", "stall", "resize", "32 servers"]
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--presses", type=int, default=100)
     args = parser.parse_args()
@@ -90,7 +102,9 @@ def main() -> None:
             for share in (0.5, 0.99)
         ]
         calm50, calm99, beside50, beside99 = figures
-        print(f"  {name:10s}  p50 {calm50:4.0f} / {beside50:4.0f}   p99 {calm99:4.0f} / {beside99:4.0f}", flush=True)
+        load = os.getloadavg()[0]
+        figures_said = f"p50 {calm50:4.0f} / {beside50:4.0f}   p99 {calm99:4.0f} / {beside99:4.0f}   load {load:.1f}"
+        print(f"  {name:10s}  {figures_said}", flush=True)
 
 
 if __name__ == "__main__":

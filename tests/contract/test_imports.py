@@ -34,7 +34,7 @@ ROOMS = {
 }
 """Each room, whole, and what must not be loaded with it."""
 
-FOUNDATION = {"vllm_launchers.addresses", "vllm_launchers.procfs", "vllm_launchers.secrets"}
+FOUNDATION = {f"vllm_launchers.{name}" for name in ("addresses", "private", "procfs", "secrets")}
 """What stands below all rooms and needs the standard library only."""
 
 LOAD_A_ROOM = """

@@ -420,6 +420,10 @@ class FakeFleet:
         """What `leftovers` gives."""
         self.comparison: Comparison | None = None
         """What `compare` gives; None for a server without an earlier run."""
+        self.judged, self.past_trouble = 0, ""
+        """How often `judge_past` was asked, and what it gives."""
+        self.last_changes: dict[str, Comparison] = {}
+        """What `last_change` gives, by server."""
         self.on_board = Board(Path("/board"), NOW)
         """What `board` gives."""
         self.open = threading.Event()
@@ -535,6 +539,13 @@ class FakeFleet:
         if self.comparison is None:
             raise FleetError(f"{before} has no earlier run that served: there is nothing to compare with")
         return self.comparison
+
+    def last_change(self, name: str) -> Comparison | None:
+        return self.last_changes.get(name)
+
+    def judge_past(self, name: str | None = None) -> str:
+        self.judged += 1
+        return self.past_trouble
 
     def board(self) -> Board:
         self._did("board")

@@ -25,6 +25,15 @@ FROZEN_SECONDS = 20.0
 """A key is waited for so long; then the screen counts as frozen."""
 MARKED = re.compile(r"[▸>]\W*(s\d\d) ")
 """A row of the table that the cursor is on."""
+HANGING_NVML = """
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int hang(void) { close(open(getenv("NVML_ASKED"), O_WRONLY | O_CREAT, 0600)); for (;;) pause(); return 0; }
+int nvmlInit_v2(void) { return hang(); }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; return hang(); }
+"""
+"""A driver's library whose first call hangs for ever; it leaves a file where ``NVML_ASKED`` says."""
 METRICS = ("hangs", "garbage", "huge", "large", "drips", "halfway")
 """What ``strange_server.py`` can do wrong."""
 
@@ -113,8 +122,8 @@ def press(console: Any, times: int, seed: int = 0, meanwhile: Callable[[], None]
     """
     chance = random.Random(seed)
     waits = []
-    for turn in range(times):
-        _rest(console, chance.uniform(0.02, 0.15), meanwhile)
+    for turn in range(times + times % 2):  # the cursor ends where it began
+        _rest(console, chance.uniform(0.02, 0.08), meanwhile)
         wanted = "s01" if turn % 2 == 0 else "s00"
         began = time.monotonic()
         console.press("j" if turn % 2 == 0 else "k")

@@ -84,8 +84,10 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it did not end; the screen:\n{self.text}"
             self.pump()
-        for _ in range(20):
-            self.pump(0.01)
+        seen = -1
+        while seen != len(self.raw):  # its last words come in pieces, a whole screen among them
+            seen = len(self.raw)
+            self.pump(0.2)
         return int(self.process.returncode)
 
     def hang_up(self) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 EVENTS = frozenset(
     {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system", "os.kill",
@@ -32,7 +33,22 @@ def watch(path: str) -> None:
     sys.addaudithook(note)
 
 
-def run(words: list[str]) -> dict[str, object]:
+def closed_afterwards() -> list[Any]:
+    """The fleets that a command opens from now on; a process of its own would close them by its end."""
+    from vllm_console.fleet.service import LocalFleet
+
+    opened: list[Any] = []
+    begin = LocalFleet.__init__
+
+    def noted(self: LocalFleet, *words: Any, **more: Any) -> None:
+        begin(self, *words, **more)
+        opened.append(self)
+
+    LocalFleet.__init__ = noted  # type: ignore[method-assign]
+    return opened
+
+
+def run(words: list[str], opened: list[Any]) -> dict[str, object]:
     """One command line; ``watch`` is told to end after a moment."""
     from vllm_console.cli.main import main
 
@@ -44,6 +60,8 @@ def run(words: list[str]) -> dict[str, object]:
             code: object = main(words)
     except SystemExit as error:
         code = error.code
+    while opened:
+        opened.pop().close()
     return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
 
 
@@ -54,7 +72,8 @@ if __name__ == "__main__":
         config.ADMIN_CONFIG, config.ADMIN_UID = Path(admin), os.getuid()
     watch(sys.argv[1])
     if "--each" in sys.argv:
-        json.dump([run(words) for words in json.load(sys.stdin)], sys.stdout)
+        opened = closed_afterwards()
+        json.dump([run(words, opened) for words in json.load(sys.stdin)], sys.stdout)
     else:
         from vllm_console.cli.main import main
 

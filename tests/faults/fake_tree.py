@@ -1,4 +1,4 @@
-"""A stand-in with vLLM's tree of processes: API server, engine, two workers. Standard library only.
+"""A stand-in with vLLM's tree of processes: API server, engine, workers (two unless told). Standard library only.
 
 As measured on vLLM: an API server ends, with code 0, when its engine has died, and an engine when a worker has; engine
 and workers outlive an API server that was killed. Worse than vLLM: here a worker outlives its engine too.
@@ -46,9 +46,9 @@ def fork(run: object, *words: object) -> int:
     return pid
 
 
-def engine(pids: Path, apart: bool) -> None:
+def engine(pids: Path, apart: bool, count: int) -> None:
     title("VLLM::EngineCore")
-    workers = [fork(worker, number, apart) for number in range(2)]
+    workers = [fork(worker, number, apart) for number in range(count)]
     partial = pids.with_suffix(".new")
     partial.write_text(" ".join(map(str, (os.getpid(), *workers))))
     partial.replace(pids)
@@ -71,8 +71,9 @@ def main() -> None:
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--stubborn", action="store_true")
     parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
-    core = fork(engine, given.pids, given.apart)
+    core = fork(engine, given.pids, given.apart, given.workers)
     if given.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not given.never_ready:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -18,8 +21,9 @@ import os, runpy, signal, sys, time
 ROOT, FAULT, CLOCK = {root!r}, {fault!r}, {clock!r}
 sys.argv = sys.argv[3:]  # without this file's own -I -S
 sys.path.append(ROOT)
-from vllm_launchers.keeper import spawn
-start, now = spawn.start, time.time
+from vllm_launchers.keeper import spawn, store
+start, write, now = spawn.start, store.write_record, time.time
+left = None
 
 def die(_child=None):
     os.unlink(FAULT)
@@ -34,16 +38,39 @@ def struck(command, before):
         die()
     return start(command, lambda child: (before(child), die()))
 
+def struck_write(folder, record):
+    # dies before or after one of the writes of the record, counted from when the fault was laid
+    global left
+    fault = FAULT + "-" + folder.name
+    try:
+        when, number = open(fault).read().split()
+    except FileNotFoundError:
+        return write(folder, record)
+    left = int(number) if left is None else left - 1
+    if left == 0:
+        if when == "after":
+            write(folder, record)
+        os.unlink(fault)
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(folder, record)
+
 def shifted():
     try:
         return now() + float(open(CLOCK).read() or 0)
     except FileNotFoundError:
         return now()
 
-spawn.start, time.time = struck, shifted
+spawn.start, store.write_record, time.time = struck, struck_write, shifted
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 POLICY = RestartPolicy(RestartMode.ON_FAILURE, limit=3, backoff_seconds=0.2, backoff_cap_seconds=0.2)
+
+
+def until(condition, what):
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -86,6 +113,54 @@ def test_a_restart_that_was_accepted_is_made_whenever_its_keeper_dies(bench, kee
     assert bench.adopt() == ["one"]
     second = bench.wait(State.READY, generation=2)
     assert (second.current.spec, second.owed, second.adopted) == (new, False, False)
+
+
+def test_a_restart_is_made_whichever_of_its_writes_its_keeper_dies_at(bench, keepers):
+    """Before and after each write of the record from the order to its being ready: what was ordered comes to be."""
+    fault, _ = keepers
+    faults = {
+        f"{when}-{number}": fault.with_name(f"{fault.name}-{when}-{number}")
+        for number in range(7)
+        for when in ("before", "after")
+    }
+    for name in faults:
+        bench.launch(bench.spec(), name)
+    new = {name: bench.spec(details={"flags": f"new {name}"}) for name in faults}
+    for name, path in faults.items():
+        bench.wait(State.READY, name)
+        path.write_text(name.replace("-", " "))
+        bench.restart(new[name], name)
+
+    def ready(name):
+        record = bench.read(name)
+        return record.current.number == 2 and record.state is State.READY and client.keeper_alive(bench.root, name)
+
+    def all_ready():
+        bench.adopt()
+        return all(map(ready, faults))
+
+    until(all_ready, "all that was ordered")
+    for name in faults:
+        record = bench.read(name)
+        assert (record.current.spec, record.owed, record.then) == (new[name], False, None), name
+        assert processes.alive(record.server), name
+    struck = [name for name, path in faults.items() if not path.exists()]
+    assert len(struck) >= 10, "the faults did not happen"
+    assert all(f"{when}-{number}" in struck for when in ("before", "after") for number in range(4))
+
+
+def test_a_record_that_lags_behind_a_keeper_that_does_not_answer_is_called_old(bench):
+    ready = bench.ready(bench.spec())
+    resource.prlimit(ready.keeper.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    assert bench.stop().state is State.STOPPING
+    assert "File too large" in bench.wait(State.STOPPED).unwritten
+    os.kill(ready.keeper.pid, signal.SIGSTOP)
+    try:
+        old = bench.read()
+    finally:
+        os.kill(ready.keeper.pid, signal.SIGCONT)
+    assert (old.state, old.reason) == (State.READY, client.OLD)
+    assert bench.read().state is State.STOPPED
 
 
 def test_a_start_by_itself_is_made_though_its_keeper_dies_and_counts(bench, keepers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,9 +15,12 @@ import time
 import pytest
 
 from vllm_console.logs.file import LogFile
-from vllm_launchers.keeper.logfile import CHUNK, RotatingLog
+from vllm_launchers.keeper.logfile import LogPump, RotatingLog
+from vllm_launchers.keeper.logpipe import CHUNK, open_pipe
 from vllm_launchers.keeper.records import LaunchSpec, State
 
+SEED = 5
+KILLS = 6
 WRITER = """
 import os, sys, time
 lines, rate = int(sys.argv[1]), int(sys.argv[2])
@@ -50,6 +54,22 @@ def numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"line (\d{8}) of a log\n", text)]
 
 
+def size_of(bench) -> int:
+    """Bytes of all its log; none while a file is being renamed."""
+    try:
+        return sum(path.stat().st_size for path in bench.file("").glob("server.log*"))
+    except FileNotFoundError:
+        return 0
+
+
+def ended(bench) -> bool:
+    """Whether the writer has said its last."""
+    try:
+        return "rate" in bench.file("server.log").read_text()
+    except FileNotFoundError:
+        return False
+
+
 def flood(bench, lines, rate, stay=0.0, **fields):
     argv = (sys.executable, "-S", "-c", WRITER, str(lines), str(rate), str(stay))
     return LaunchSpec(argv, "127.0.0.1", 1, **{"log_bytes": 1 << 20, "log_files": 100, **fields})
@@ -74,22 +94,80 @@ def test_a_writer_faster_than_the_disk_waits_and_loses_nothing(bench):
     assert numbers(bench.log()) == list(range(lines))
 
 
-def test_a_keeper_killed_under_a_flood_and_adopted_goes_on_with_the_next_line(bench, wait_until):
-    """What the keeper had just read is the only thing that can be gone with it: no more than one read."""
-    lines = 100_000
-    record = bench.launch(flood(bench, lines, 40_000, stay=2.0))
-    for count in (10_000, 40_000):
-        wait_until(lambda count=count: len(bench.log()) > 23 * count, "the flood")
+@pytest.mark.parametrize("rotating", [False, True])
+def test_a_keeper_killed_under_a_flood_loses_and_doubles_no_line(bench, wait_until, rotating):
+    """Killed again and again while the server writes, also into files that are full every few hundred lines."""
+    lines = 120_000
+    bounds = {"log_bytes": 40_000, "log_files": 200} if rotating else {}
+    record, while_it_wrote = bench.launch(flood(bench, lines, 60_000, stay=600.0, **bounds)), 0
+    for kill in range(KILLS):
+        least = 23 * lines * kill // KILLS
+        wait_until(lambda least=least: size_of(bench) > least, "the flood")
         bench.orphaned(record)
+        while_it_wrote += not ended(bench)
         assert bench.adopt() == ["one"], "the server goes on writing meanwhile"
         record = bench.read()
-    wait_until(lambda: "rate" in bench.log(), "the writer's end")
-    seen = numbers(bench.log())
-    assert seen == sorted(set(seen)), "none is doubled or out of place"
-    gaps = [after - before - 1 for before, after in itertools.pairwise(seen) if after != before + 1]
-    assert seen[-1] == lines - 1
-    assert len(gaps) <= 2
-    assert all(gap * 23 <= CHUNK + 23 for gap in gaps)
+    wait_until(lambda: ended(bench), "the writer's end")
+    assert numbers(bench.log()) == list(range(lines))
+    assert while_it_wrote >= 3
+
+
+STEPS = [
+    *itertools.product(("look", "write", "take out", "note"), ("before", "after")),
+    ("write", "within"),
+]  # fmt: skip
+
+
+def struck(pump, step, moment):
+    """Have the pump's process killed at this step."""
+    owner, name = {
+        "look": (pump._pipe, "peek"),
+        "write": (pump.log, "append"),
+        "take out": (pump._pipe, "take"),
+        "note": (pump._position, "write"),
+    }[step]
+    real = getattr(owner, name)
+
+    def strike(*given):
+        if moment == "within":
+            real(given[0][: len(given[0]) // 2])
+        elif moment == "after":
+            real(*given)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, strike)
+
+
+def test_a_keeper_killed_at_any_step_of_a_chunk_leaves_the_next_one_the_rest(tmp_path):
+    """Each with more output in the pipe than the one before had seen, and with a file that is full on the way."""
+    server, written = open_pipe(tmp_path, blocking=True), 0
+    steps = [step for step in STEPS for _ in range(4)]
+    random.Random(SEED).shuffle(steps)
+    for step, moment in steps:
+        for _ in range(2):
+            os.write(server, b"".join(b"line %08d of a log\n" % (written + number) for number in range(350)))
+            written += 350
+            child = os.fork()
+            if child == 0:
+                try:
+                    pump = LogPump(open_pipe(tmp_path, blocking=False), a_log(tmp_path), lambda event: None)
+                    struck(pump, step, moment)
+                    pump._pump()
+                finally:
+                    os._exit(1)
+            assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    pump = LogPump(open_pipe(tmp_path, blocking=False), a_log(tmp_path), lambda event: None)
+    pump._pump()
+    files = sorted(tmp_path.glob("server.log.*"), key=lambda path: -int(path.suffix[1:]))
+    assert len(files) > 5
+    text = "".join(path.read_text() for path in (*files, tmp_path / "server.log"))
+    assert numbers(text) == list(range(written))
+    assert text.count("\n") == written
+    os.close(server)
+
+
+def a_log(folder):
+    return RotatingLog(folder / "server.log", 40_000, 100)
 
 
 @pytest.mark.parametrize("piece", [CHUNK, 999])

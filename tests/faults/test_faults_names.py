@@ -1,13 +1,23 @@
-"""Names from outside are shown as text, and no shell is there to read them."""
+"""Names from outside are shown as text on every screen and by every command, and no shell is there to read them."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from fakes import fake_fleet, hostile, made_runs
+from vllm_console.fleet.leftovers import Leftovers
+from vllm_console.telemetry.compare import compare
 from vllm_console.text import plain
+from vllm_console.ui.app import ConsoleApp
+from vllm_launchers.keeper.orphans import Orphan
+from vllm_launchers.keeper.records import ProcessIdentity
+from vllm_launchers.machine.board.model import Board, Claim
+from vllm_launchers.machine.gpu.document import read_host
+from vllm_launchers.machine.leftovers import LeftFile
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
@@ -45,12 +55,108 @@ def test_no_shell_is_ever_used() -> None:
         ("a\u200bb\u2060c\U000e0041d\ufeffe", "abcde"),
         ("a\ud800b", "ab"),
         ("a\nb\u2028c\xa0d", "a b c d"),
+        ("ours\rtheirs\r\n", "ours theirs"),
+        ("a" + "\u0301" * 500 + "b", "a" + "\u0301" * 4 + "b"),
         ("[bold red]x[/]", "[bold red]x[/]"),
         ("$(touch x); `id`", "$(touch x); `id`"),
-        ("日本語 é 👍🏽", "日本語 é 👍🏽"),
+        ("日本語 é 👍🏽 Việt e\u0323\u0302", "日本語 é 👍🏽 Việt e\u0323\u0302"),
+        (hostile.MARK * 10_000, (hostile.MARK * 500)),
     ],
 )
 def test_a_name_is_one_line_of_what_can_be_seen(name: str, shown: str) -> None:
     assert plain(name) == shown
     assert plain(name).isprintable()
     plain(name).encode()
+
+
+LEFT = Leftovers(
+    (Orphan(ProcessIdentity(4711, 5, "boot"), "VLLM::EngineCor", "/state/servers/chat", "its server is failed"),),
+    (LeftFile("/dev/shm/psm_0a1b2c3d", 240 << 20, 7, "seen"),),
+    ("a process of another user",),
+)
+CLAIMS = (Claim((0,), fake_fleet.NOW - 1, fake_fleet.NOW + 9999, "training", 5, "anna"),)
+SCREENS = (
+    ("1 2 3 4", "OperationsScreen"),
+    ("5", "OperationsScreen"),
+    ("6 6", "OperationsScreen"),
+    ("j j j j j j", "OperationsScreen"),
+    ("d", "DescribeScreen"),
+    ("e", "FlagsScreen"),
+    ("e down down enter", "FlagsScreen"),
+    ("n", "LaunchScreen"),
+    ("n down right down enter", "LaunchScreen"),
+    ("l", "LogScreen"),
+    ("l slash M enter w y", "LogScreen"),
+    ("c", "CompareScreen"),
+    ("G", "GpuDetailsScreen"),
+    ("C", "ClaimDialog"),
+    ("X", "Confirm"),
+    ("s", "Confirm"),
+    ("w", "Choose"),
+    ("question_mark", "HelpScreen"),
+    ("colon", "CommandPalette"),
+)
+"""Keys from the operations screen, and where they lead."""
+
+
+class Look:
+    """The console on a hostile fleet, and what stands on its screen."""
+
+    def __init__(self, app: ConsoleApp, pilot: object) -> None:
+        self.app, self.pilot = app, pilot
+
+    def segments(self) -> list[str]:
+        return [segment.text for strip in self.app.screen._compositor.render_strips() for segment in strip]
+
+    async def until(self, true: object, what: str) -> None:
+        for _ in range(1000):
+            if true():
+                return
+            await self.pilot.pause()
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{what}:\n{''.join(self.segments())}")
+
+    async def clean(self, *, marked: bool) -> None:
+        """What is to be seen of the names is there, and nothing that a terminal would obey."""
+        if marked:
+            await self.until(lambda: hostile.MARK in "".join(self.segments()), "never saw the name")
+        await self.pilot.pause()
+        for text in self.segments():
+            assert text.isprintable(), repr(text)
+            assert "\u0301" * 5 not in text
+        assert self.app.crash is None
+
+
+async def test_every_screen_shows_hostile_names_as_text(tmp_path: Path) -> None:
+    """Each text of each server, GPU, preset, flag, plan, claim and finding is hostile, and each line of the log."""
+    log = tmp_path / "server.log"
+    log.write_bytes(hostile.WORST.encode(errors="surrogatepass") * 50 + b"\xff\xfe" + b"x" * 100_000 + b"\n")
+    found = compare(*made_runs.pair(made_runs.minutes(1), made_runs.minutes(2, slower=1.6)))
+    servers = (fake_fleet.pressed, fake_fleet.diagnosed, fake_fleet.loading, fake_fleet.silent, *fake_fleet.EVERY_STATE)
+    fleet = hostile.HostileFleet(*servers, log=log, comparison=found)
+    fleet.gpus = {"host": read_host(Path("4xa6000")), "host_problem": "a problem"}
+    fleet.on_board, fleet.left = Board(Path("/board"), fake_fleet.NOW, CLAIMS, notices=("a notice",)), LEFT
+    app = ConsoleApp(fleet, refresh=0.2)
+    seen = set()
+    async with app.run_test(size=(120, 40)) as pilot:
+        look = Look(app, pilot)
+        await look.until(lambda: app.snapshot is not None, "no look")
+        await look.clean(marked=True)
+        for keys, name in SCREENS:
+            await pilot.press(*keys.split())
+            await look.until(lambda name=name: type(app.screen).__name__ == name, f"{keys} did not lead to {name}")
+            await look.clean(marked=name not in ("HelpScreen", "CommandPalette") and keys != "1 2 3 4")
+            seen.add(name)
+            while app.screen is not app.operations:
+                await pilot.press("escape")
+                await pilot.pause()
+            await pilot.press("home")
+        await pilot.press("i")
+        await look.until(lambda: type(app.screen).__name__ == "WhyScreen", "why")
+        await look.clean(marked=True)
+        await pilot.press("escape", "s", "y")
+        await look.until(lambda: app.message is not None and hostile.MARK in app.message[0], "no refusal was said")
+        await look.clean(marked=True)
+    assert ("stop", fleet.snapshot().servers[0].name) in fleet.calls
+    assert len(seen) == len({name for _, name in SCREENS})
+    assert fleet.snapshot().servers[0].name.startswith(hostile.WORST)

@@ -104,7 +104,7 @@ def test_a_keeper_needs_nothing_of_what_started_it(bench, session_of, tmp_path):
     for folder in (run, cwd):
         folder.mkdir(parents=True)
     shutil.copytree(package / "keeper", site / "vllm_launchers" / "keeper", ignore=shutil.ignore_patterns("*.pyc"))
-    for name in ("__init__.py", "addresses.py", "procfs.py", "secrets.py"):
+    for name in ("__init__.py", "addresses.py", "private.py", "procfs.py", "secrets.py"):
         shutil.copy(package / name, site / "vllm_launchers" / name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     quiet = tmp_path / "quiet"

@@ -15,14 +15,6 @@ from vllm_console.telemetry import history
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import State
 
-NVML = """
-#include <fcntl.h>
-#include <stdlib.h>
-#include <unistd.h>
-static int hang(void) { close(open(getenv("NVML_ASKED"), O_WRONLY | O_CREAT, 0600)); for (;;) pause(); return 0; }
-int nvmlInit_v2(void) { return hang(); }
-int nvmlInitWithFlags(unsigned flags) { (void)flags; return hang(); }
-"""
 PRESSES = 12
 
 
@@ -72,7 +64,7 @@ def test_every_key_is_answered_beside_every_fault(scene, compiler, tmp_path):
     scene.order(box, "quiet")
 
     asked = tmp_path / "asked"
-    library = keys.build(compiler, NVML, tmp_path / "libnvidia-ml.so.1")
+    library = keys.build(compiler, keys.HANGING_NVML, tmp_path / "libnvidia-ml.so.1")
     hung = scene.console(env={"LD_LIBRARY_PATH": str(library.parent), "NVML_ASKED": str(asked)})
     keys.until(hung, asked.exists)
     waits["a driver that hangs"] = keys.press(hung, PRESSES, 5)

@@ -39,6 +39,21 @@ os.execv({python!r}, [{python!r}, "-m", "vllm_launchers.simulated", *argv])
 """
 """A server that tells its log all that it knows, in all the ways that were seen, and serves then."""
 
+EACH = """
+import json, os, sys
+from vllm_console.cli.main import main
+from vllm_console.crash import tell
+for words in json.loads(sys.argv[1]):
+    print("@@@", words[0], flush=True)
+    main(words)
+secret = " ".join(os.environ[name] for name in {names!r})
+try:
+    raise RuntimeError(f"401 for {{secret}}") from ValueError(os.environ["CI_SECRET"])
+except RuntimeError as error:
+    print("@@@", tell(error, ["start", "--env", "MY_SERVICE_PASSWORD=" + os.environ["MY_SERVICE_PASSWORD"]]))
+"""
+"""Several commands in one process, and a fault with all secrets in its text."""
+
 GIVEN_BY_ENVIRONMENT = (
     *("VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
     *("MY_SERVICE_PASSWORD", "CI_SECRET", "ALERTS_AUTHORIZATION"),
@@ -91,8 +106,8 @@ class Box:
         return found
 
     def files(self) -> list[str]:
-        """Canaries in any file below the folders of the program, databases included."""
-        paths = [path for name in ("state", "config", "cache") for path in (self.home / name).rglob("*")]
+        """Canaries in any file below the folders of the program, databases and the shared board included."""
+        paths = [path for name in ("state", "config", "cache", "board") for path in (self.home / name).rglob("*")]
         files = [path for path in paths if path.is_file() and path not in self.given]
         assert len(files) > 5
         return [f"{kind} in {path}" for path in files for kind in self.found(path.read_bytes())]
@@ -110,7 +125,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     config = box.home / "config" / "vllm-console"
     (config / "presets").mkdir(parents=True, mode=0o700)
     hook = f'webhook = "https://127.0.0.1:9/hooks/{box.new("webhook")}"\nwebhook_header_env = "ALERTS_AUTHORIZATION"\n'
-    (config / "config.toml").write_text(f"[alerts]\n{hook}")
+    (box.home / "board").mkdir(mode=0o700)
+    (box.home / "board").chmod(0o1777)
+    (config / "config.toml").write_text(f'board = "{box.home / "board"}"\n[alerts]\n{hook}')
     vllm = box.home / "vllm"
     vllm.write_text(SERVER.format(python=sys.executable, names=(*GIVEN_BY_ENVIRONMENT, *GIVEN_BY_FLAG)))
     vllm.chmod(0o755)
@@ -157,6 +174,26 @@ def test_nothing_that_was_written_or_said_holds_a_secret(box: Box) -> None:
     assert all(b"Traceback" not in one.stderr for one in done)
     assert sum(one.returncode == 0 for one in done) > 20
     assert {what: box.found(text) for what, text in box.said if box.found(text)} == {}
+    assert box.files() == []
+
+
+def test_reports_exports_and_pages_for_others_hold_none(box: Box) -> None:
+    """What is made to be handed on: ``doctor``, a crash report, dashboards and rules, a page on the board."""
+    lines = [["doctor"], ["doctor", "--json"], ["board"], ["board", "--json"], ["check", "chat"], ["presets", "--json"]]
+    lines += [["export", form, "chat"] for form in ("prometheus", "grafana")] + [["leftovers"], ["list", "--json"]]
+    code = EACH.format(names=GIVEN_BY_ENVIRONMENT)
+    words = [sys.executable, "-c", code, json.dumps(lines)]
+    done = subprocess.run(words, env=box.env, capture_output=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.decode()
+    assert said.count("@@@") == len(lines) + 1
+    crashes = list((box.home / "state/vllm-console/crashes").glob("crash-*.txt"))
+    assert str(crashes[-1]) in said
+    assert "401 for" in crashes[-1].read_text()
+    page = box.home / "board" / f"{os.getuid()}.json"
+    assert "chat" in page.read_text(), "it runs, and everybody may know"
+    assert "VLLM_API_KEY" in said, "the doctor names what is set, and shows no value"
+    assert box.found(done.stdout + done.stderr) == []
     assert box.files() == []
 
 
@@ -222,6 +259,8 @@ def test_the_console_shows_none_on_any_of_its_screens(box: Box, terminal_module)
         assert b"\x1b]52;" in terminal.raw, "something was copied"
         seen = box.found(bytes(terminal.raw))
         assert [kind for kind in seen if kind != "flags editor"] == []  # what is being typed is seen while it is typed
+        titles = re.findall(rb"\x1b\][012];([^\x07\x1b]*)", bytes(terminal.raw))
+        assert box.found(b"\n".join(titles)) == [], "the terminal's title stays in tmux and in the window list"
         assert box.files() == []
         assert box.command_lines() == []
     finally:

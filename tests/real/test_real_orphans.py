@@ -1,118 +1,176 @@
-"""Real vLLM whose processes are killed with their keeper, in several orders: nothing of it is left on the machine."""
+"""Real vLLM whose processes are killed, with one worker and with two, while it starts, serves and stops: nothing of it
+is left on the machine, and what is left in shared memory is found and can be removed."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from vllm_console.fleet import leftovers
-from vllm_launchers.keeper import client, memory, processes
+from vllm_launchers.keeper import client, codec, memory, processes
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRecord, State
 
 pytestmark = pytest.mark.real
 
-SECONDS = 10.0
-ORDERS = {
-    "keeper-first": ("keeper", "api"),
-    "engine-last": ("keeper", "worker", "api", "engine"),
+SECONDS = 30.0
+"""It is over within ten on a machine that is not overloaded."""
+UP_SECONDS = 600.0
+LAUNCH = """
+import json, sys, time
+from pathlib import Path
+from vllm_launchers.keeper import client, codec
+from vllm_launchers.keeper.records import LaunchSpec
+client.launch(Path(sys.argv[1]), sys.argv[2], codec.from_plain(LaunchSpec, json.load(sys.stdin)))
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who is killed, in this order, in which moment; ``workers`` processes beside the engine's own, 0 for none."""
+
+    moment: str
+    workers: int
+    order: tuple[str, ...]
+
+
+CASES = {
+    "serving": Case("serving", 2, ("keeper", "tracker", "worker", "api", "engine", "worker2")),
+    "stopping": Case("stopping", 0, ("api", "keeper")),
+    "starting": Case("starting", 1, ("api",)),
+    "starting-two": Case("starting", 2, ("keeper", "engine")),
 }
+KEPT = {name for name, case in CASES.items() if "keeper" not in case.order}
+"""Whose keeper ends what is left without anybody's help."""
 
 
 def wait(condition, what, seconds=SECONDS):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
 @pytest.fixture
-def servers(tmp_path, real_env, real_vllm, tiny_model, cpu_flags, free_port) -> Iterator[dict[str, ServerRecord]]:
-    """Servers with an engine and a worker each, started side by side, and ended for sure."""
-    flags = [word for flag in cpu_flags for word in _words(flag)]
+def spec_of(real_env, real_vllm, tiny_model, cpu_flags, free_port):
+    """The launch of a case: as real vLLM runs on a CPU, with as many processes as are to be had."""
 
-    def start(name):
+    def make(case: Case) -> LaunchSpec:
         port = free_port()
-        argv = (str(real_vllm), "serve", str(tiny_model), "--host", "127.0.0.1", "--port", str(port), *flags)
-        environment = {**real_env, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-        client.launch(tmp_path, name, LaunchSpec(argv, "127.0.0.1", port, environment=environment))
-        return client.wait_for(
-            tmp_path, name, lambda record: record.state is State.READY or not record.state.alive, 240
-        )
+        argv = [str(real_vllm), "serve", str(tiny_model), "--host", "127.0.0.1", "--port", str(port)]
+        for flag in cpu_flags:
+            name, value = flag.split("=")
+            argv += [f"--{name}"] if value == "true" else [f"--{name}", value]
+        environment = {**real_env, "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if case.workers else "0"}
+        if case.workers == 2:
+            argv += ["--tensor-parallel-size", "2"]
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+        return LaunchSpec(tuple(argv), "127.0.0.1", port, environment=environment)
 
-    with ThreadPoolExecutor(len(ORDERS)) as pool:
-        records = dict(zip(ORDERS, pool.map(start, ORDERS), strict=True))
-    family = {one for record in records.values() for one in tree(record)}
-    try:
-        yield records
-    finally:
-        for one in (*family, *(record.keeper for record in records.values() if record.keeper)):
-            processes.send(one, 9)
+    return make
 
 
-def _words(flag):
-    name, value = flag.split("=")
-    return [f"--{name}"] if value == "true" else [f"--{name}", value]
+@pytest.fixture
+def family(tmp_path) -> Iterator[set[ProcessIdentity]]:
+    """Everybody who was ever seen; ended for sure."""
+    seen: set[ProcessIdentity] = set()
+    yield seen
+    for record in client.list_records(tmp_path)[0]:
+        seen.update(one for one in (record.keeper, record.server) if one)
+        seen.update(memory.read(client.folder(tmp_path, record.name)).members)
+    for one in seen:
+        processes.send(one, signal.SIGKILL)
 
 
-def tree(record) -> list[ProcessIdentity]:
+def tree(record: ServerRecord) -> dict[str, ProcessIdentity]:
+    """Its keeper and all below its server by what they are: api, tracker, engine, worker, worker2, or by pid."""
     table = processes.table()
-    pids = {record.server.pid} | processes.descendants(table, [record.server.pid])
-    return [processes.identity_of(table[pid]) for pid in pids]
-
-
-def named(record) -> dict[str, ProcessIdentity]:
     found = {"keeper": record.keeper, "api": record.server}
-    for one in tree(record):
-        title = Path(f"/proc/{one.pid}/comm").read_text()
-        for part, words in (("engine", "VLLM::EngineCor"), ("worker", "VLLM::Worker")):
-            if title.startswith(words):
-                found[part] = one
+    below = sorted(processes.descendants(table, [record.server.pid]))
+    for pid in below:
+        try:
+            title = Path(f"/proc/{pid}/comm").read_text()
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        part = f"pid {pid}"
+        if title.startswith("VLLM::EngineCor"):
+            part = "engine"
+        elif b"resource_tracker" in words:
+            part = "tracker"
+        elif title.startswith("VLLM::Worker") or b"spawn_main" in words:
+            part = "worker2" if "worker" in found else "worker"
+        found[part] = processes.identity_of(table[pid])
     return found
 
 
-def test_nothing_of_a_real_server_is_left(servers, tmp_path):
-    families = {name: tree(record) for name, record in servers.items()}
-    whole = {name: named(record) for name, record in servers.items()}
-    assert all(record.state is State.READY for record in servers.values())
-    assert all(set(parts) == {"keeper", "api", "engine", "worker"} for parts in whole.values()), whole
+def play(root: Path, name: str, case: Case, spec: LaunchSpec, family: set[ProcessIdentity]) -> dict:
+    """Launch it from a console that is killed at once, and kill its processes when the moment has come."""
+    words = [sys.executable, "-c", LAUNCH, str(root), name]
+    console = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    console.stdin.write(json.dumps(codec.to_plain(spec)).encode())
+    console.stdin.close()
+    assert console.stdout.readline() == b"up\n"
+    os.killpg(console.pid, signal.SIGKILL)
+    assert console.wait() == -signal.SIGKILL
+    console.stdout.close()
+    parts = {"keeper", "api", "engine", *("worker", "worker2")[: case.workers]} if case.workers else {"keeper", "api"}
 
-    def seen():
-        return {name: memory.read(client.folder(tmp_path, name)) for name in ORDERS}
+    def come():
+        record = client.read(root, name)
+        assert record.state.alive, record.reason
+        there = tree(record)
+        family.update(there.values())
+        return parts <= there.keys() and (case.moment == "starting" or record.state is State.READY)
 
-    wait(lambda: all(one.shared_memory for one in seen().values()), "the keepers' look at shared memory", 90)
-    assert all(set(families[name]) <= one.members for name, one in seen().items())
-    shared = seen()
-    for name, order in ORDERS.items():
-        for part in order:
-            assert processes.send(whole[name][part], 9), f"{name}: the {part} was gone before it was killed"
+    wait(come, f"{name}: {case.moment}", UP_SECONDS)
+    home = client.folder(root, name)
+    if case.moment == "serving":
+        wait(lambda: memory.read(home).shared_memory, "the keeper's look at shared memory")
+    if case.moment == "stopping":
+        assert client.stop(root, name).state is State.STOPPING
+    who, shared = tree(client.read(root, name)), dict(memory.read(home).shared_memory)
+    killed = [part for part in case.order if processes.send(who[part], signal.SIGKILL)]
+    assert killed[0] == case.order[0], "the fault did not happen"
+    return {"killed": killed, "family": [one for part, one in who.items() if part != "keeper"], "shared": shared}
 
-    wait(lambda: not client.keeper_alive(tmp_path, "keeper-first"), "the death of a keeper")
-    wait(lambda: not client.keeper_alive(tmp_path, "engine-last"), "the death of a keeper")
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_console", "--state", str(tmp_path), "list", "--json"],
-        capture_output=True, text=True, timeout=60, check=True, env=dict(os.environ),
-    )  # fmt: skip
-    assert {view["name"] for view in json.loads(done.stdout) if view["ours"]} == set(ORDERS)
-    everybody = [one for family in families.values() for one in family]
+
+def test_nothing_of_a_real_server_is_left(tmp_path, spec_of, family):
+    specs = {name: spec_of(case) for name, case in CASES.items()}
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        plays = pool.map(lambda name: play(tmp_path, name, CASES[name], specs[name], family), CASES)
+        seen = dict(zip(CASES, plays, strict=True))
+    assert {part for one in seen.values() for part in one["killed"]} >= {"keeper", "api", "engine", "worker", "tracker"}
+
+    for name in CASES.keys() - KEPT:
+        wait(lambda name=name: not client.keeper_alive(tmp_path, name), "the death of a keeper")
+    words = [sys.executable, "-m", "vllm_console", "--state", str(tmp_path), "list", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert {view["name"] for view in json.loads(done.stdout) if view["ours"]} == CASES.keys()
+    everybody = [one for play in seen.values() for one in play["family"]]
+    assert len(everybody) >= 12
     wait(lambda: not any(map(processes.alive, everybody)), "the end of all")
-    for name in ORDERS:
+    for name in CASES:
         record = client.wait_for(tmp_path, name, lambda record: not record.state.alive, 30)
-        assert record.state is State.FAILED
+        assert record.state is (State.STOPPED if name == "stopping" else State.FAILED), record.reason
 
-    recorded = {name for one in shared.values() for name in one.shared_memory}
-    there = {name for name in recorded if Path("/dev/shm", name).exists()}
-    assert there, "a SIGKILL leaves shared memory behind"
+    shared = seen["serving"]["shared"]
+    there = {name for name in shared if Path("/dev/shm", name).exists()}
+    assert there, "killed with what would have cleaned up after it, a server leaves shared memory behind"
     found = leftovers.look(tmp_path)
-    files = [file for file in found.files if Path(file.path).name in recorded]
+    files = [file for file in found.files if Path(file.path).name in shared]
     assert {Path(file.path).name for file in files} == there
     removed = leftovers.remove(tmp_path, leftovers.Leftovers(files=files))
     assert not removed.problems
-    assert not any(Path("/dev/shm", name).exists() for name in recorded)
+    assert not any(Path("/dev/shm", name).exists() for name in shared)

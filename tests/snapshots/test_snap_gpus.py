@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vllm_launchers.machine.gpu.document import read_host, recorded_hosts
-from vllm_launchers.machine.gpu.host import Holder
+from vllm_launchers.machine.gpu.host import GpuClaim, Holder
 from vllm_launchers.machine.gpu.sharing import Share
 
 SIZES = [(80, 24), (120, 40)]
@@ -48,6 +48,19 @@ def test_everything_about_the_gpus(snap_compare, app, pressing, fakes, size):
     assert snap_compare(
         app(fakes.chat, fakes.coder, gpus=recorded("8xl40s")), terminal_size=size, run_before=pressing("G")
     )
+
+
+@pytest.mark.parametrize(("size", "key"), [((80, 24), "6"), ((120, 40), "6"), ((80, 24), "G")])
+def test_gpus_with_which_something_is_the_matter(snap_compare, app, pressing, fakes, size, key):
+    host = read_host(Path("4xa6000"))
+    claim = GpuClaim("anna", 2e9, "training", words="taken till 18:00 by anna: training")
+    held = (Holder(pid=4242, server="chat", gib=28.8), Holder(pid=99, user="erik", gib=17.5, command="python train.py"))
+    hot = replace(
+        host.gpus[3], used_by=held, free_gib=1.4, used_gib=46.5, throttle=("too hot (hardware)",), temperature_c=96.0,
+        utilization=92.0, pcie_width=4, pcie_generation=3,
+    )  # fmt: skip
+    gpus = {"host": replace(host, gpus=(*host.gpus[:2], replace(host.gpus[2], claims=(claim,)), hot))}
+    assert snap_compare(app(fakes.chat, fakes.coder, gpus=gpus), terminal_size=size, run_before=pressing(key))
 
 
 def test_no_driver(snap_compare, app, pressing, fakes):

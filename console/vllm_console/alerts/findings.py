@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm_console.diagnosis.document import condition_document
 from vllm_console.diagnosis.model import Condition, Severity
+from vllm_console.diagnosis.titles import title_of_code
 from vllm_console.fleet.model import ServerView, State
 
 ENDS_AFTER_SECONDS = 60.0
@@ -64,7 +65,7 @@ class Told:
     def sentence(self) -> str:
         """For people, in one line: the server, the finding, and what is seen of it."""
         condition = self.finding.condition
-        title = f"{self.finding.server}: {condition.code.replace('_', ' ')}"
+        title = f"{self.finding.server}: {title_of_code(condition.code)}"
         return f"{title}: {condition.symptom}" if self.event is Event.BEGAN else f"{title}: over"
 
 

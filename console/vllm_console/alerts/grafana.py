@@ -49,7 +49,7 @@ def _uid(name: str) -> str:
     slug = re.sub(r"[^A-Za-z0-9_-]", "-", whole)
     if slug == whole and len(whole) <= LONGEST_UID:
         return whole
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{slug[: LONGEST_UID - 9]}-{digest}"
 
 

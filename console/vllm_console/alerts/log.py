@@ -10,9 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_launchers.private import open_file, own_folder
+
 NAME, OLDER, LOCK = "findings.log", "findings.log.1", "findings.lock"
 MOST_BYTES = 1 << 20
 """At this size the log becomes the older one, and that one goes."""
+MOST_READ = 2 * MOST_BYTES
+"""Of a file that is longer all the same."""
 
 
 class FindingsLog:
@@ -32,8 +36,8 @@ class FindingsLog:
         if self._lock is not None:
             return True
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            own_folder(self.path.parent)
+            lock = open_file(self._lock_path, os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:
             self._say(self._lock_path, error)
             return False
@@ -52,10 +56,9 @@ class FindingsLog:
             with contextlib.suppress(FileNotFoundError):
                 if self.path.stat().st_size + len(line) > MOST_BYTES:
                     self.path.replace(self._older)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self.path, flags, 0o600)
+            descriptor = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
             try:
-                os.write(descriptor, line)
+                _write(descriptor, line)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -67,7 +70,8 @@ class FindingsLog:
         """All that is there, oldest first; lines that are none are passed over."""
         for path in (self._older, self.path):
             try:
-                lines = path.read_bytes().splitlines()
+                with path.open("rb") as file:
+                    lines = file.read(MOST_READ).splitlines()
             except OSError:
                 continue
             for line in lines:
@@ -85,4 +89,17 @@ class FindingsLog:
             self._lock = None
 
     def _say(self, path: Path, error: OSError) -> None:
-        self.trouble = f"{path}: cannot be written: {os.strerror(error.errno or 0)}"
+        self.trouble = f"{path}: cannot be written: {error.strerror}"
+
+
+def _write(descriptor: int, line: bytes) -> None:
+    """All of a line or nothing: what a full disk cuts short is taken back. Raises OSError."""
+    before = os.fstat(descriptor).st_size
+    left = line
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, before)  # nobody else writes: the lock is held
+        raise

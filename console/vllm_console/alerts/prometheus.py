@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from vllm_console.diagnosis.conditions.cache import MOST_PREEMPTIONS
 from vllm_console.diagnosis.conditions.queue import LEAST_WAITING
 from vllm_console.format import percent, seconds
 from vllm_console.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS
+from vllm_console.text import plain
 from vllm_launchers.presets.model import Objectives
 
 WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
@@ -55,15 +57,27 @@ def checked_match(text: str) -> str:
     Raises:
         MatchError: they are none.
     """
-    if not _MATCHERS.fullmatch(text):
+    if not _MATCHERS.fullmatch(text) or not text.isprintable():
         raise MatchError(f'{text[:60]!r} is no list of label matchers such as job="vllm",instance=~"gpubox:.*"')
     return text.strip()
 
 
 def model_match(model: str) -> str:
     """The matcher of one served model."""
-    escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    named = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
+    escaped = "".join(named.get(c) or (c if _is_seen(c) else _go_escape(c)) for c in model)
     return f'model_name="{escaped}"'
+
+
+def _is_seen(character: str) -> bool:
+    """Whether it may stand as it is; accents are spelt out, since a heap of them would cover the lines around."""
+    return character.isprintable() and unicodedata.category(character) not in ("Mn", "Me")
+
+
+def _go_escape(character: str) -> str:
+    """As strings of PromQL, which are Go's, write it; half of a character is none there."""
+    code = 0xFFFD if "\ud800" <= character <= "\udfff" else ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +211,15 @@ def rules_yaml(target: Target) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return plain(" ".join(text.split()))
 
 
 def _quoted(text: str) -> str:
-    """A YAML scalar in double quotes; JSON's strings are YAML's."""
-    return json.dumps(text, ensure_ascii=True)
+    """A YAML scalar in double quotes, of ASCII only. JSON's strings are YAML's but for what lies beyond ``\\uffff``."""
+    return f'"{"".join(map(_yaml_character, text))}"'
+
+
+def _yaml_character(character: str) -> str:
+    if "\ud800" <= character <= "\udfff":
+        return "\\ufffd"
+    return json.dumps(character)[1:-1] if character < "\U00010000" else f"\\U{ord(character):08x}"

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from vllm_console.alerts.findings import Event, Told, gravest
+from vllm_console.diagnosis.titles import title_of_code
 from vllm_console.text import plain
 
 ESC, BEL = "\x1b", "\x07"
@@ -56,7 +57,7 @@ def message(told: Sequence[Told]) -> str:
     if first is None:
         return ""
     condition = first.finding.condition
-    title = f"{first.finding.server}: {condition.code.replace('_', ' ')}"
+    title = f"{first.finding.server}: {title_of_code(condition.code)}"
     words = f"{title} is over" if first.event is Event.ENDED else f"{title} ({condition.severity})"
     return words if len(told) == 1 else f"{words}, and {len(told) - 1} more"
 

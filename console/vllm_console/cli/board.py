@@ -80,6 +80,7 @@ def _server(one: Announced) -> Document:
         "uid": one.uid,
         "mine": one.uid == os.getuid(),
         "seen": one.seen,
+        "open": one.open,
     }
 
 
@@ -94,6 +95,7 @@ def _server_line(one: Announced, now: float) -> str:
     who = "you" if one.uid == os.getuid() else one.user
     gpus = ",".join(map(str, one.gpus)) or UNKNOWN
     seen = "" if one.seen else "  (whether it runs cannot be seen from here)"
+    seen += "  ! others can use it: no API key" if one.open else ""
     return (
         f"{one.name:<15} {who:<11} {one.preset or UNKNOWN:<17} {gpus:<7} {one.port or UNKNOWN:<6} "
         f"{duration(now - one.since):<7} {one.model or UNKNOWN}{seen}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vllm_console.cli.common import add_json, open_fleet, print_json
+from vllm_console.cli.common import add_json, complain, open_fleet, print_json
 from vllm_console.fleet.api import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import plain
 
@@ -55,4 +55,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{mark:<7} {plain(one.sentence)}")
     for problem in report.problems:
         print(f"vllm-console: {plain(problem)}", file=sys.stderr)
+    # Cron often looks where no console is open: its look keeps the ledger up to date.
+    if trouble := fleet.judge_past(args.name):
+        complain(trouble)
     return 0 if report.ok else 1

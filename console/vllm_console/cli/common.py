@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_console.fleet.api import Fleet, FleetError, RefusedError, UsageError
 from vllm_console.fleet.model import Changes, ServerView, State
+from vllm_console.text import plain
 
 if TYPE_CHECKING:
     from vllm_console.config import Settings
@@ -58,9 +59,15 @@ def _ends_at_logout() -> tuple[str, ...]:
 
 
 def open_fleet(
-    args: argparse.Namespace, config: Settings | None = None, *, charts: bool = False, observe: bool = True
+    args: argparse.Namespace,
+    config: Settings | None = None,
+    *,
+    charts: bool = False,
+    observe: bool = True,
+    check: bool = True,
 ) -> Fleet:
-    """The person's servers, as the command line's global options say; ``observe`` looks for others' too.
+    """The person's servers, as the command line's global options say; ``observe`` looks for others' too, ``check``
+    that their folder is this person's alone.
 
     Raises:
         UsageError: the config file, which is read where ``config`` is not given, is wrong.
@@ -70,11 +77,12 @@ def open_fleet(
 
     config = config or settings(args)
     read_only = read_only_by(args, config)
+    seen = check_state(args, config) if check else []
     return LocalFleet(
         args.state,
         read_only=bool(read_only),
         read_only_by=read_only,
-        notices=(*config.notices, *(_ends_at_logout() if charts else ())),
+        notices=(*(seen if charts else ()), *config.notices, *(_ends_at_logout() if charts else ())),
         board=config.board,
         vllm_paths=config.vllm,
         observe=observe,
@@ -83,6 +91,21 @@ def open_fleet(
         shares=gpu_shares(config),
         reserves=gpu_reserves(config),
     )
+
+
+def check_state(args: argparse.Namespace, config: Settings) -> list[str]:
+    """See that the state folder is this person's alone, and mend it where that is allowed; says what was not.
+
+    The sentences go to standard error, and back to whoever can show them too.
+    """
+    from vllm_console.text import plain
+    from vllm_launchers.keeper.store import default_root
+    from vllm_launchers.private import check
+
+    told = [plain(one) for one in check(args.state or default_root(), mend=not read_only_by(args, config))]
+    for sentence in told:
+        print(f"vllm-console: {sentence}", file=sys.stderr)
+    return told
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +136,11 @@ def changes_from(args: argparse.Namespace) -> Changes:
         raise UsageError(str(error)) from error
 
 
+def complain(sentence: str) -> None:
+    """Say on standard error, in one line, what is wrong."""
+    print(f"vllm-console: {plain(sentence)}", file=sys.stderr)
+
+
 def print_json(document: object) -> None:
     """Write one JSON document to standard output."""
     json.dump(document, sys.stdout, indent=2)
@@ -120,7 +148,7 @@ def print_json(document: object) -> None:
 
 
 def server_document(server: ServerView) -> Document:
-    """A server as ``start``, ``restart`` and ``stop`` print it (a contract)."""
+    """A server as ``start``, ``restart`` and ``stop`` print it (a contract); a ``notice`` only where there is one."""
     return {
         "name": server.name,
         "preset": server.preset or None,
@@ -131,6 +159,7 @@ def server_document(server: ServerView) -> Document:
         "argv": list(server.argv),
         "generation": server.generation,
         "log": server.log_path or None,
+        **({"notice": server.notice} if server.notice else {}),
     }
 
 
@@ -195,7 +224,7 @@ def wait_until(
         stage = server.stages[-1] if server.stages else None
         line = f"{name}: {server.state}" + (f" · {stage.name} {stage.detail}" if stage else "")
         if show and line != told:
-            sys.stderr.write(f"\r\x1b[2K{line}")
+            sys.stderr.write(f"\r\x1b[2K{plain(line)}")
             sys.stderr.flush()
             told = line
         time.sleep(0.2)
@@ -219,8 +248,8 @@ def report(args: argparse.Namespace, server: ServerView, *, wanted: State | None
         mark = " (simulated)" if server.simulated else ""
         print(f"{server.name}{mark}: {server.state}, generation {server.generation}, {server.url}")
         if server.notice:
-            print(f"  note: {server.notice}")
+            print(f"  note: {plain(server.notice)}")
     if server.state is State.FAILED or (wanted is not None and server.state is not wanted):
-        print(f"vllm-console: {server.name} is {server.state}: {server.reason}", file=sys.stderr)
+        complain(f"{server.name} is {server.state}: {server.reason}")
         return 1
     return 0

@@ -42,11 +42,7 @@ def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool =
     in_threads(sys.argv[1:], args.state, told)
     try:
         app.run()
-    except KeyboardInterrupt:
-        if not app.ended_by_signal:
-            raise
     finally:
-        app.left.set()
         if notifier is not None:
             notifier.close()
         fleet.close()

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from vllm_console.cli.common import Document, add_json, print_json
 from vllm_console.fleet.api import FleetError
-from vllm_console.text import plain
+from vllm_console.text import plain, redrawn
 
 MOST_BYTES = 32 << 20
 """Of a longer log the beginning is left out: what ended it stands in its last part."""
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_launchers.secrets import redact
 
     skipped, text = _read(args.logfile)
-    found = diagnose([redact(_shown(line)) for line in text.split("\n")], args.exit_code)
+    found = diagnose([redact(redrawn(line)) for line in text.split("\n")], args.exit_code)
     if found.line is not None:
         found = replace(found, line=found.line + skipped)
     document: Document = diagnosis_document(found)
@@ -48,9 +48,7 @@ def _read(name: str) -> tuple[int, str]:
     """How many lines at the beginning were left out, and the rest."""
     try:
         if name == "-":
-            data = sys.stdin.buffer.read()
-            skipped = data.count(b"\n", 0, max(0, len(data) - MOST_BYTES))
-            data = data[-MOST_BYTES:]
+            skipped, data = _last_of(sys.stdin.buffer)
         else:
             with Path(name).open("rb") as file:
                 skipped = _lines_before(file, os.fstat(file.fileno()).st_size - MOST_BYTES)
@@ -60,6 +58,18 @@ def _read(name: str) -> tuple[int, str]:
     return skipped, data.decode("utf-8", "replace")
 
 
+def _last_of(stream: BinaryIO) -> tuple[int, bytes]:
+    """How many lines of a stream were left out, and its last part."""
+    kept, skipped = bytearray(), 0
+    while part := stream.read(CHUNK_BYTES):
+        kept += part
+        if len(kept) >= 2 * MOST_BYTES:
+            skipped += kept.count(b"\n", 0, len(kept) - MOST_BYTES)
+            del kept[:-MOST_BYTES]
+    skipped += kept.count(b"\n", 0, max(0, len(kept) - MOST_BYTES))
+    return skipped, bytes(kept[-MOST_BYTES:])
+
+
 def _lines_before(file: BinaryIO, offset: int) -> int:
     """Read as far as ``offset``, and count the lines that end there."""
     lines = 0
@@ -67,8 +77,3 @@ def _lines_before(file: BinaryIO, offset: int) -> int:
         lines += part.count(b"\n")
         offset -= len(part)
     return lines
-
-
-def _shown(line: str) -> str:
-    """What a terminal shows of a line in the end: a progress bar writes over itself with carriage returns."""
-    return line.rstrip("\r").rpartition("\r")[2]

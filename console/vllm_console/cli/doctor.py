@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
 
     state = args.state or default_root()
     config = args.config.parent if args.config is not None else config_folder()
-    document = examine(state, config, tuple(open_fleet(args).engines()), this_host(args))
+    document = examine(state, config, tuple(open_fleet(args, check=False).engines()), this_host(args))
     if args.json:
         print_json(document)
     else:

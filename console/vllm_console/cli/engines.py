@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from vllm_console.cli.common import add_json, open_fleet, print_json
+from vllm_console.text import plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     for engine in engines:
-        print(f"{engine.label:<28} {engine.path}")
+        print(plain(f"{engine.label:<28} {engine.path}"))
     if all(engine.kind == "simulated" for engine in engines):
         print("No vLLM was found on PATH. Install it (pip install 'vllm-console[vllm]') or name it with --vllm PATH.")
     return 0

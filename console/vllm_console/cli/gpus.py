@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if best is None:
         untold = [words for words in limits if words not in ranking.problem]
         raise FleetError(plain("; ".join([ranking.problem, *untold])))
-    print(best.visible_devices(by_uuid=args.uuid))
+    print(plain(best.visible_devices(by_uuid=args.uuid)))
     print(plain(best.reason), file=sys.stderr)
     for index, uuid in zip(best.gpus, best.uuids, strict=True):
         print(f"  GPU {index}  {plain(uuid or 'no UUID known')}", file=sys.stderr)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from vllm_console.cli.common import settings
+from vllm_console.cli.common import check_state, settings
 from vllm_console.fleet.api import FleetError, UsageError
 from vllm_launchers.machine.gpu.errors import HostError
 from vllm_launchers.machine.gpu.host import Host
@@ -33,6 +33,7 @@ def load_host(args: argparse.Namespace) -> Host:
     Raises:
         UsageError: the file cannot be read, or is no host document.
     """
+    check_state(args, settings(args))
     return _claimed(args, _host(args))
 
 

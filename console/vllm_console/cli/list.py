@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from vllm_console.cli.common import add_json, open_fleet, print_json, status_document
+from vllm_console.cli.common import add_json, complain, open_fleet, print_json, status_document
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     snapshot = open_fleet(args, observe=not args.ours).snapshot()
     servers = snapshot.servers
     for notice in snapshot.notices:
-        print(f"vllm-console: {notice}", file=sys.stderr)
+        complain(notice)
     if args.json:
         print_json([status_document(server) for server in servers])
     elif servers:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
-from vllm_console.cli.common import add_json, open_fleet, print_json
+from vllm_console.cli.common import add_json, complain, open_fleet, print_json
 from vllm_console.fleet.api import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.fleet.model import State, Workload
 
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(report.summary())
     if report.failed:
-        print(f"vllm-console: {report.failed} of {report.sent} requests failed: {report.failure}", file=sys.stderr)
+        complain(f"{report.failed} of {report.sent} requests failed: {report.failure}")
     return 0 if report.completed else 1
 
 

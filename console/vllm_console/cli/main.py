@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -47,13 +48,18 @@ CHANGING = frozenset({"start", "restart", "stop", "remove", "load", "claim", "re
 """What changes something, or sends load: refused, before any part of it is done, where read-only holds."""
 
 
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
+"""Python's own 700 have it look through all that was imported again and again: some 10 ms of a command."""
+
+
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong with a command line without the secrets that were typed into it."""
 
     def error(self, message: str) -> NoReturn:
+        from vllm_console.text import plain
         from vllm_launchers.secrets import redact
 
-        super().error(redact(message))
+        super().error(plain(redact(message)))
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -81,18 +87,20 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the return value is the exit code (0 done, 1 failed, 2 usage, 3 unknown, 4 refused)."""
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     words = list(sys.argv[1:] if argv is None else argv)
     named = next((word for word in words if word in COMMANDS), None)
     args = build_parser(named).parse_args(words)
     module = importlib.import_module(f"vllm_console.cli.{args.command or 'console'}")
     from vllm_console.fleet.api import FleetError
+    from vllm_console.text import plain
 
     try:
         if args.command in CHANGING:
             importlib.import_module("vllm_console.cli.common").refuse_read_only(args)
         return int(module.run(args))
     except FleetError as error:
-        print(f"vllm-console: {error}", file=sys.stderr)
+        print(f"vllm-console: {plain(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # The reader of our output went away (``| head``). Keep the interpreter from complaining about it at exit.

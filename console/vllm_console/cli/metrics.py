@@ -9,6 +9,7 @@ from pathlib import Path
 from vllm_console.cli.common import Document, add_json, print_json
 from vllm_console.fleet.api import FleetError
 from vllm_console.telemetry.model import Sample
+from vllm_console.text import plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     for key, value in document.items():
         if key != "engines":
             print(f"{key:<28} {_show(value)}")
-    print(f"{'engines':<28} {', '.join(document['engines']) or '–'}")
+    print(f"{'engines':<28} {', '.join(map(plain, document['engines'])) or '–'}")
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from vllm_console.fleet.refusing import fix_words
 from vllm_console.format import UNKNOWN
 from vllm_console.text import plain
 from vllm_launchers.plan.secrets import command_line, redact_argv, redact_environment
+from vllm_launchers.plan.shell_words import line_word
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.budget.model import GpuBudget, MemoryBudget
@@ -141,7 +141,7 @@ def _written(flag: str, value: object) -> str:
         return f"({flag})"
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    return plain(f"--{flag} {shlex.quote(str(value))}")
+    return f"--{plain(flag)} {line_word(str(value))}"
 
 
 def _wrapped(head: str, text: str) -> Iterator[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from vllm_console.cli.common import Document, add_json, open_fleet, print_json
+from vllm_console.cli.common import Document, add_json, complain, open_fleet, print_json
 from vllm_console.fleet.api import NotFoundError
 from vllm_console.fleet.model import Preset
+from vllm_console.text import plain
 from vllm_launchers.plan.flags import flag_words
 
 
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     """List them; files that are no use are named on stderr."""
     presets, problems = open_fleet(args).presets()
     for problem in problems:
-        print(f"vllm-console: {problem.message}", file=sys.stderr)
+        complain(problem.message)
     if args.name:
         chosen = [preset for preset in presets if preset.name == args.name]
         if not chosen:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         print_json([preset_document(preset) for preset in presets])
         return 0
     for preset in presets:
-        print(f"{preset.name:<18} {preset.model:<38} {preset.summary}")
+        print(plain(f"{preset.name:<18} {preset.model:<38} {preset.summary}"))
     return 0
 
 
@@ -66,4 +66,4 @@ def describe_preset(preset: Preset) -> list[str]:
         f"  objectives  TTFT p99 {goal.ttft_p99_seconds} s, ITL p99 {goal.itl_p99_seconds * 1000:.0f} ms, "
         f"KV cache {goal.kv_cache_usage:.0%}, preempted {goal.preemption_rate:.0%} of requests"
     )
-    return lines
+    return [plain(line) for line in lines]

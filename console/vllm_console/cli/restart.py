@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from vllm_console.cli.common import add_changes, add_json, changes_from, open_fleet, report, settled, wait_until
-from vllm_console.fleet.model import ServerView, State
+from vllm_console.cli.common import (
+    add_changes,
+    add_json,
+    changes_from,
+    complain,
+    open_fleet,
+    report,
+    settled,
+    wait_until,
+)
+from vllm_console.fleet.model import Changes, Flags, ServerView, State
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         server = fleet.switch(args.name, args.preset, force=args.force)
     else:
         server = fleet.restart(args.name, changes, force=args.force)
+        if before is not None and not args.previous:
+            say_several(before.flags, changes)
     generation = before.generation if before else 0
 
     def begun(server: ServerView) -> bool:
@@ -49,3 +60,13 @@ def run(args: argparse.Namespace) -> int:
     if args.wait:
         server = wait_until(fleet, args.name, settled, quiet=args.json, timeout=args.timeout)
     return report(args, server, wanted=State.READY if args.wait else None)
+
+
+def say_several(flags: Flags, changes: Changes) -> None:
+    """Say on standard error that several changes at once cannot be judged one by one."""
+    from vllm_launchers.plan.model import same_value
+
+    changed = [flag for flag, value in changes.set.items() if not same_value(flags.get(flag), value)]
+    changed += [flag for flag in changes.unset if flag in flags]
+    if len(changed) > 1:
+        complain(f"note: {len(changed)} changes at once ({', '.join(changed)}): 'compare' will not tell them apart")

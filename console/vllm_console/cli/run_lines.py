@@ -6,6 +6,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 
+from vllm_console.diagnosis.titles import title_of_code
 from vllm_console.format import count, duration, seconds
 from vllm_console.telemetry.compare_words import (
     amount_words,
@@ -40,7 +41,7 @@ def run_lines(runs: Sequence[Run], now: float) -> list[str]:
 def _held(run: Run) -> str:
     """Which conditions held, the longest first."""
     longest = sorted(run.conditions.items(), key=lambda held: -held[1])
-    told = ", ".join(f"{plain(code.replace('_', ' '))} {duration(minutes * 60)}" for code, minutes in longest)
+    told = ", ".join(f"{title_of_code(code)} {duration(minutes * 60)}" for code, minutes in longest)
     return f"held: {told}" + (" (from its history, without GPUs)" if run.judged_until is not None else "")
 
 

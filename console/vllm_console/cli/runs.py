@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 
-from vllm_console.cli.common import add_json, open_fleet, print_json
+from vllm_console.cli.common import add_json, complain, open_fleet, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
 
     found, notices = open_fleet(args, observe=False).runs(args.name)
     for notice in notices:
-        print(f"vllm-console: {notice}", file=sys.stderr)
+        complain(notice)
     if args.json:
         print_json([run_document(run) for run in found])
     elif found:

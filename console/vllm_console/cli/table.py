@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from vllm_console.fleet.model import ServerView
 from vllm_console.format import UNKNOWN, count, duration, percent, seconds
 from vllm_console.telemetry.model import Quantiles
 from vllm_console.text import plain
+from vllm_launchers.plan.shell_words import line_of
 
 COLUMNS = (
     ("NAME", 14),
@@ -85,7 +85,7 @@ def describe(server: ServerView, now: float) -> list[str]:
     }
     lines += [f"  {title:<11} {value}" for title, value in facts.items() if value]
     if server.argv:
-        lines.append(f"  command     {shlex.join(server.argv)}")
+        lines.append(f"  command     {line_of(server.argv)}")
     if server.stages:
         lines.append("  start-up    " + "  ".join(f"{s.name} {seconds(s.seconds)}" for s in server.stages))
     if server.downtime_seconds is not None:

@@ -24,7 +24,7 @@ from enum import IntEnum
 
 from vllm_console.diagnosis import tracebacks
 from vllm_console.diagnosis.causes import Cause, Rule
-from vllm_console.diagnosis.literals import FirstMatch
+from vllm_console.diagnosis.literals import FirstMatches
 from vllm_console.diagnosis.rules import (
     AFTERMATH,
     CONFIG_PLACES,
@@ -58,7 +58,6 @@ BEFORE_DEATH = 150
 
 _STARTS = ("non-default args: ", "vLLM API server version ", "vLLM server version ")
 SERVES = re.compile(r"Application startup complete|Avg prompt throughput: |\"(?:GET|POST) /\S* HTTP/\d[.\d]*\" \d{3}")
-_SERVES_WORDS = ("HTTP/", "startup complete", "Avg prompt")
 _DYING = re.compile(
     r"EngineCore encountered a fatal error|EngineDeadError|WorkerProc hit an exception|died unexpectedly"
     r"|output_handler failed|Watchdog caught|watchdog thread terminated"
@@ -69,10 +68,7 @@ _PYDANTIC = re.compile(r"\d+ validation errors? for (?P<model>\w+)")
 _NO_FAULT_OF_FLAGS = re.compile(r"Import|Module|OSError|Connection|HTTP|Runtime|Attribute")
 
 
-_RULES = FirstMatch([rule.pattern for rule in RULES])
-_DEATHS = FirstMatch([rule.pattern for rule in DEATHS])
-_OUT_OF_MEMORY = FirstMatch([OUT_OF_MEMORY])
-_AFTERMATH = FirstMatch([AFTERMATH])
+_WORDS = FirstMatches([rule.pattern for rule in RULES], [rule.pattern for rule in DEATHS], [OUT_OF_MEMORY], [AFTERMATH])
 _QUOTES = re.compile(r"Worker failed with error ['\"](?!['\"])\S")
 """A process that waited repeats what the other one said: as good as that one's own word, where it is missing."""
 
@@ -158,16 +154,18 @@ def _last_start(parsed: Sequence[LogLine]) -> tuple[int, int | None]:
     start = 0
     serves: int | None = None
     for index, line in enumerate(parsed):
-        if any(words in line.message for words in _STARTS):
+        message = line.message
+        if any(words in message for words in _STARTS):
             start, serves = index, None
-        elif serves is None and _says_that_it_serves(line.message):
+        elif serves is None and _says_that_it_serves(message):
             serves = index
     return start, serves
 
 
 def _says_that_it_serves(message: str) -> bool:
     """Looks for words first: every line of a log is asked."""
-    return any(word in message for word in _SERVES_WORDS) and SERVES.search(message) is not None
+    seen = "HTTP/" in message or "startup complete" in message or "Avg prompt" in message
+    return seen and SERVES.search(message) is not None
 
 
 def _of_a_start(
@@ -229,14 +227,22 @@ def _best(window: Sequence[_Candidate], exit_code: int | None) -> _Candidate | N
 
 
 def _candidates(parsed: Sequence[LogLine], first: int, end: int | None = None) -> Iterable[_Candidate]:
+    """What could show a cause. Of exceptions that say nothing, one of each process will do: the first one counts."""
+    told: set[str] = set()
     for index in range(first, len(parsed) if end is None else end):
         line = parsed[index]
         if line.harmless or tracebacks.CODE.match(line.message):
             continue
         exception = tracebacks.EXCEPTION.match(line.message)
+        mute = exception is not None and _says_nothing(line.message)
+        if mute and line.process in told:
+            continue
         candidate = _exception(parsed, index, exception) if exception else _record(parsed, index)
-        if candidate is not None:
-            yield candidate
+        if candidate is None:
+            continue
+        if mute and candidate.rank is _Rank.EXCEPTION:
+            told.add(line.process)
+        yield candidate
 
 
 def _record(parsed: Sequence[LogLine], index: int) -> _Candidate | None:
@@ -245,11 +251,11 @@ def _record(parsed: Sequence[LogLine], index: int) -> _Candidate | None:
     if rule := _named(line):
         rank = _Rank.NAMED_IN_A_RECORD if line.level else _Rank.NAMED
         return _behind_nccl(parsed, index, rule, rank)
-    if _OUT_OF_MEMORY.index(line.message) is not None:
+    if _out_of_memory_in(line.message):
         return _Candidate(index, _Rank.NAMED_IN_A_RECORD, _out_of_memory(parsed, index, index))
     if rule := _death(line.message):
         return _Candidate(index, _Rank.DEATH, rule)
-    if line.level in ("ERROR", "CRITICAL") and _AFTERMATH.index(line.message) is None:
+    if line.level in ("ERROR", "CRITICAL") and not _is_aftermath(line.message):
         return _Candidate(index, _Rank.ERROR_RECORD)
     return None
 
@@ -264,12 +270,12 @@ def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) 
         return _Candidate(told, _Rank.NAMED, _refused(parsed, told))
     if rule := _named(line):
         return _behind_nccl(parsed, index, rule, _Rank.NAMED)
-    if _OUT_OF_MEMORY.index(line.message) is not None:
+    if _out_of_memory_in(line.message):
         return _Candidate(index, _Rank.NAMED, _out_of_memory(parsed, above, index))
     death = _death(line.message)
     if _QUOTES.search(line.message):
         return _Candidate(index, _Rank.EXCEPTION)
-    if _AFTERMATH.index(line.message) is not None:
+    if _is_aftermath(line.message):
         return _Candidate(index, _Rank.DEATH if death else _Rank.AFTERMATH, death)
     if tracebacks.is_wrapped(parsed, index):
         return _Candidate(index, _Rank.AFTERMATH)
@@ -287,7 +293,7 @@ def _behind_nccl(parsed: Sequence[LogLine], index: int, rule: Rule, rank: _Rank)
         if line.message.startswith("Traceback ") or tracebacks.ends_another(line.message):
             break
         behind = _rule(line.message)
-        if behind is None and _OUT_OF_MEMORY.index(line.message) is not None:
+        if behind is None and _out_of_memory_in(line.message):
             behind = OUT_OF_MEMORY_ELSEWHERE
         if behind is not None and behind.cause is not Cause.NCCL:
             return _Candidate(below, rank, behind)
@@ -295,13 +301,26 @@ def _behind_nccl(parsed: Sequence[LogLine], index: int, rule: Rule, rank: _Rank)
 
 
 def _rule(message: str) -> Rule | None:
-    found = _RULES.index(message)
+    found = _WORDS.of(message)[0]
     return None if found is None else RULES[found]
 
 
 def _death(message: str) -> Rule | None:
-    found = _DEATHS.index(message)
+    found = _WORDS.of(message)[1]
     return None if found is None else DEATHS[found]
+
+
+def _says_nothing(message: str) -> bool:
+    """Whether it is none of those that have a meaning here by their words."""
+    return not _WORDS.any_in(message) and "validation error" not in message
+
+
+def _out_of_memory_in(message: str) -> bool:
+    return _WORDS.of(message)[2] is not None
+
+
+def _is_aftermath(message: str) -> bool:
+    return _WORDS.of(message)[3] is not None
 
 
 def _named(line: LogLine) -> Rule | None:

@@ -87,7 +87,9 @@ RULES: tuple[Rule, ...] = (
         0.8,
     ),
     _rule(
-        r"\berror: (?:argument|the following arguments|ambiguous option|expected)", Cause.INVALID_FLAG_VALUE, REFUSED
+        r"\berror: argument|\berror: the following arguments|\berror: ambiguous option|\berror: expected",
+        Cause.INVALID_FLAG_VALUE,
+        REFUSED,
     ),
     _rule(
         r"max_model_len \(\d+\) is greater than the derived max_model_len",

@@ -146,6 +146,12 @@ class Fleet(Protocol):
     def compare(self, before: str, after: str | None = None) -> Comparison:
         """Two runs side by side: numbers, ``NAME`` (its newest) or ``NAME@GENERATION``; with one name its last two."""
 
+    def last_change(self, name: str) -> Comparison | None:
+        """A server's last two runs side by side, quickly, from what is recorded; None where there is nothing to say."""
+
+    def judge_past(self, name: str | None = None) -> str:
+        """Enter in the ledger what held while no console was open; takes seconds. What went wrong, if anything did."""
+
     def board(self) -> Board:
         """The board that people of this machine share: who says what runs, and which GPUs are claimed till when."""
 

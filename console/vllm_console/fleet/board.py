@@ -255,6 +255,7 @@ class BoardVerbs:
 def announced(records: Sequence[ServerRecord]) -> tuple[Announced, ...]:
     """The servers that are up, or will be again, as their owner's page has them."""
     from vllm_console.fleet.details import unpack
+    from vllm_console.fleet.watched import exposed_words
     from vllm_launchers.machine.board.model import Announced
 
     found = []
@@ -267,7 +268,7 @@ def announced(records: Sequence[ServerRecord]) -> tuple[Announced, ...]:
             found.append(
                 Announced(
                     record.name, details.preset, details.model, engine, details.gpus, spec.port, since,
-                    keeper.pid, keeper.start_time,
+                    keeper.pid, keeper.start_time, open=bool(exposed_words(record)),
                 )
             )  # fmt: skip
     return tuple(found)

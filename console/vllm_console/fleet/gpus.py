@@ -13,9 +13,10 @@ from vllm_console.fleet.api import UsageError
 from vllm_console.fleet.model import ServerView
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.machine.gpu.errors import NO_DRIVER, HostError
-from vllm_launchers.machine.gpu.host import Gpu, GpuClaim, Holder, Host, with_claims
+from vllm_launchers.machine.gpu.host import Gpu, GpuClaim, Holder, Host, with_claims, with_servers
 
 if TYPE_CHECKING:
+    from vllm_launchers.machine.board.model import Board
     from vllm_launchers.machine.gpu.watch import GpuWatch
 
 DRIVER_LIBRARY = "libnvidia-ml.so.1"
@@ -125,6 +126,27 @@ class GpuSource:
         self._closed = True
         if self._watch is not None:
             self._watch.close()
+
+
+def earlier_looks(state: Path, since: float, board: Board | None) -> list[Host]:
+    """What recorders saw of this machine's GPUs after ``since`` (Unix seconds), oldest first.
+
+    Our servers are named, and what the board says now is said of all looks since it was written there.
+    """
+    from vllm_console.fleet.board import gpu_claims
+    from vllm_console.fleet.records import Records
+    from vllm_console.telemetry.gpu_looks import GPU_LOOKS, read_looks
+
+    hosts = read_looks(state / GPU_LOOKS, since)
+    servers = roots(Records(state).read()[0]) if hosts else {}
+    found = [with_servers(host, servers) for host in hosts]
+    if board is None or not board.claims:
+        return found
+
+    def claims(at: float) -> Mapping[int, tuple[GpuClaim, ...]]:
+        return gpu_claims(replace(board, claims=tuple(claim for claim in board.claims if claim.since <= at)))
+
+    return [with_claims(host, claims(host.at or 0.0)) for host in found]
 
 
 def roots(records: Iterable[ServerRecord]) -> dict[int, str]:

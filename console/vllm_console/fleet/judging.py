@@ -61,8 +61,8 @@ class Judge:
         self._latest = sample
 
     def look(self, host: Host | None, gpus: Iterable[int], now: float) -> None:
-        """Take in a look at its GPUs."""
-        if host is None or (self._moments and 0 <= now - self._moments[-1].at < MOMENT_SECONDS):
+        """Take in a look at its GPUs; one of before a driver's fault says nothing of now."""
+        if host is None or host.problem or (self._moments and 0 <= now - self._moments[-1].at < MOMENT_SECONDS):
             return
         found = [gpu for index in gpus if (gpu := host.gpu(index)) is not None]
         if found:

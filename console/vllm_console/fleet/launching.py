@@ -18,6 +18,7 @@ from vllm_console.fleet.model import Changes, LaunchRequest, Preset, Workload
 from vllm_console.fleet.placing import VISIBLE, Place, Wanted, find_place, find_place_again, kept_slice
 from vllm_console.fleet.planning import Ask, Resolved, resolve, suggestions, without_server
 from vllm_console.fleet.watched import HISTORY
+from vllm_console.telemetry.gpu_looks import GPU_LOOKS
 from vllm_console.telemetry.ledger_file import FILE_NAME as LEDGER
 from vllm_console.telemetry.run_windows import WINDOW_SECONDS as RUN_WINDOW_SECONDS
 from vllm_launchers.addresses import base_url
@@ -70,6 +71,7 @@ class Launch:
             *("--history", str(folder / HISTORY), "--generation", "{generation}"),
             *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
             *("--ledger", str(state / LEDGER), "--run", token_hex(8), "--window", f"{RUN_WINDOW_SECONDS:g}"),
+            *(("--gpu-looks", str(state / GPU_LOOKS)) if plan.gpus else ()),
         )
         return LaunchSpec(
             argv=plan.argv,

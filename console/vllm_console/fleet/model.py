@@ -51,7 +51,9 @@ class ServerView:
     conditions: tuple[Condition, ...] = ()
     """What is the matter with it while it runs, the gravest first; `healthy` alone where nothing is."""
     notice: str = ""
-    """What a person should know besides: adopted by a new keeper, bound to all addresses without a key, …"""
+    """What a person should know besides: adopted by a new keeper, open to others without an API key, …"""
+    exposed: str = ""
+    """Why others can use it: where it listens without an API key; it stands in ``notice`` too. Else empty."""
     exit: Exit | None = None
     next_attempt_at: float | None = None
     downtime_seconds: float | None = None

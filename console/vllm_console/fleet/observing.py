@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection
+from pathlib import Path
 
 from vllm_console.fleet.model import ServerView, State
 from vllm_console.fleet.watched import CHART_POINTS, CHART_STEP_SECONDS
 from vllm_console.telemetry.scrape import ScrapeError, Scraper
 from vllm_console.telemetry.timeline import Timeline
-from vllm_launchers.addresses import base_url
+from vllm_launchers.addresses import base_url, open_words
 from vllm_launchers.machine.engines import simulated_engine
+from vllm_launchers.machine.ports import listens_to_itself
 from vllm_launchers.machine.processes import ObservedServer
+from vllm_launchers.secrets import API_KEY
 
 REST_PER_WORK = 9.0
 """Seconds of rest per second of computing: others' metrics, however long, take a tenth of a core at most."""
@@ -30,6 +33,7 @@ class ObservedWatch:
         self._state = State.STARTING
         self._since = time.time()
         self._reason = ""
+        self._exposed = exposed(server)
         self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS)
         if server.port:
             threading.Thread(target=self._look, name=f"observe-{server.pid}", daemon=True).start()
@@ -58,7 +62,8 @@ class ObservedWatch:
                 pid=server.pid,
                 argv=server.argv,
                 reason=self._reason,
-                notice=f"started by {server.user or 'somebody else'}, not by this console: shown, never touched",
+                notice="; ".join(filter(None, (self._exposed, _whose(server)))),
+                exposed=self._exposed,
                 sample=self._timeline.latest,
                 window=self._timeline.window(),
                 series=self._timeline.series(now) if selected == name else None,
@@ -81,13 +86,41 @@ class ObservedWatch:
             else:
                 with self._lock:
                     self._timeline.append(sample)
-                self._enter(State.READY, "")
+                    first = self._state is not State.READY
+                self._enter(State.READY, "", exposed(self.server) if first else None)
             self.looked.set()
             rest = max(self._interval, REST_PER_WORK * (time.thread_time() - busy))
         scraper.close()
 
-    def _enter(self, state: State, reason: str) -> None:
+    def _enter(self, state: State, reason: str, exposed: str | None = None) -> None:
         with self._lock:
+            if exposed is not None:
+                self._exposed = exposed
             if state is not self._state:
                 self._state, self._since = state, time.time()
             self._reason = reason
+
+
+def exposed(server: ObservedServer) -> str:
+    """The warning of a server that others can use, as far as it is seen from outside; reads ``/proc``.
+
+    Where it listens is what its command line says, unless the kernel knows of this machine's own addresses only.
+    """
+    flags = {word.partition("=")[0].replace("_", "-") for word in server.argv}
+    if "--uds" in flags:
+        return ""
+    told = open_words(server.host, True if "--api-key" in flags or _has_key(server.pid) else None)
+    return "" if told and server.port and listens_to_itself(server.port, server.user) else told
+
+
+def _has_key(pid: int) -> bool:
+    """Whether a process was started with an API key in its environment; False where that cannot be read."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(name == API_KEY.encode() and value for name, _, value in (entry.partition(b"=") for entry in entries))
+
+
+def _whose(server: ObservedServer) -> str:
+    return f"started by {server.user or 'somebody else'}, not by this console: shown, never touched"

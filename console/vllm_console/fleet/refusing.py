@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-
 from vllm_console.fleet.api import UnfitError
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.findings import Finding
 from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.plan.shell_words import line_word
 
 
 def read_only_words(why: str) -> str:
@@ -42,7 +41,7 @@ def finding_words(finding: Finding) -> str:
 
 def fix_words(fix: Changes) -> str:
     """A change of flags as it is given to a command: ``--set max-model-len=8192``."""
-    words = [f"--set {shlex.quote(f'{name}={_value(value)}')}" for name, value in fix.set.items()]
+    words = [f"--set {line_word(f'{name}={_value(value)}')}" for name, value in fix.set.items()]
     return " ".join([*words, *(f"--unset {name}" for name in fix.unset)])
 
 

@@ -29,6 +29,10 @@ CONDITIONS_EVERY_SECONDS = 60.0
 PAST_SECONDS = 120.0
 """From so much unjudged history on a look at the runs judges it."""
 
+_NOT_JUDGED = "read-only: what held while no console was open is not judged; a console that may write does that"
+_FEW_EARLIER = 12
+"""So many runs are looked at first for one to compare with."""
+
 Seen = tuple[object, ...]
 
 
@@ -73,14 +77,12 @@ class RunBook:
         return record
 
     def judge_past(self, records: Sequence[ServerRecord]) -> str:
-        """Enter which conditions held while no console was open; what went wrong, if anything did."""
+        """Enter which conditions held while no console was open; what went wrong or may not be, if anything is."""
         from vllm_console.fleet.afterwards import judge_past
         from vllm_console.telemetry.history_file import HistoryError
         from vllm_console.telemetry.ledger_file import LedgerError
         from vllm_console.telemetry.ledger_log import RunName
 
-        if self.read_only:
-            return ""
         ledger, now = self.open(), time.time()
         try:
             for record in records:
@@ -92,6 +94,8 @@ class RunBook:
                     since = max(generation.ready_at or until, judged or 0.0)
                     if until - since < (PAST_SECONDS if generation.ended_at is None else 1.0):
                         continue
+                    if self.read_only:
+                        return _NOT_JUDGED
                     found = judge_past(folder, record, index, since, until)
                     ledger.note_past(RunName(key, record.name, generation.number), found, since, until)
         except (HistoryError, LedgerError) as error:
@@ -226,7 +230,7 @@ class RunsVerbs:
         """
         ledger, problems = self._ledger()
         with _read():
-            found = ledger.runs(name)
+            found = self._filled(ledger.runs(name))
         if name is not None and not found:
             raise NotFoundError(f"no run of a server called '{plain(name)}' is known; see 'vllm-console runs'")
         return found, [*problems, *filter(None, [ledger.notice])]
@@ -240,17 +244,61 @@ class RunsVerbs:
             NotFoundError: there is no such run.
             UsageError: a word names no run, or both are the same.
         """
-        from vllm_console.telemetry.compare import compare
-
         ledger, _ = self._ledger()
         with _read():
             if after is None:
-                one, other = _last_two(ledger, before)
-            else:
-                one, other = _find(ledger, before), _find(ledger, after)
+                return self._compared(ledger, *_last_two(ledger, before))
+            one, other = _find(ledger, before), _find(ledger, after)
             if one.id == other.id:
-                raise UsageError(f"{plain(before)} and {plain(after or '')} are the same run ({one.id}): name two")
-            return compare(_recorded(ledger, one), _recorded(ledger, other))
+                raise UsageError(f"{plain(before)} and {plain(after)} are the same run ({one.id}): name two")
+            return self._compared(ledger, one, other)
+
+    def last_change(self, name: str) -> Comparison | None:
+        """What `compare` says of a server, from what the ledger has at the moment; None where there is nothing to say.
+
+        Quick enough to be asked again and again: no server is looked at and nothing is judged.
+
+        Raises:
+            FleetError: the ledger cannot be read.
+        """
+        ledger = self._runs.open()
+        with _read():
+            try:
+                return self._compared(ledger, *_last_two(ledger, name))
+            except FleetError:
+                return None
+
+    def judge_past(self, name: str | None = None) -> str:
+        """Enter in the ledger which conditions held while no console was open, of one server or of all.
+
+        Reads up to a day of history. What went wrong, if anything did; a read-only fleet enters nothing.
+        """
+        if self._runs.read_only:
+            return ""
+        return self._runs.judge_past([record for record in self._records.read()[0] if name in (None, record.name)])
+
+    def _compared(self, ledger: Ledger, before: Run, after: Run, *passed: Run) -> Comparison:
+        from vllm_console.telemetry.compare import compare
+
+        other, one = self._filled([after, before])
+        long = _longest(ledger, one, other)
+        found = compare(_recorded(ledger, one), _recorded(ledger, other), _recorded(ledger, long) if long else None)
+        return replace(found, notes=(_passed_over(passed), *found.notes)) if passed else found
+
+    def _filled(self, found: Sequence[Run]) -> Sequence[Run]:
+        """Runs with what their servers' records know, where a read-only fleet may not enter that."""
+        from vllm_console.telemetry.ledger import changes
+
+        if not self._runs.read_only:
+            return found
+        heads = {run_key(record, one): _head(record, one) for record in self._records.read()[0]
+                 for one in record.generations}  # fmt: skip
+        filled = [_with_head(run, heads.get(run.key)) for run in found]
+        for index, run in enumerate(filled):
+            earlier = next((one for one in filled[index + 1 :] if one.server == run.server and one.flags), None)
+            if run.before is None and earlier is not None:
+                filled[index] = replace(run, before=earlier.id, changed=changes(earlier.flags, run.flags))
+        return filled
 
     def _ledger(self) -> tuple[Ledger, Sequence[str]]:
         """The ledger with everything in it that the servers' records can tell."""
@@ -274,12 +322,12 @@ def _read() -> Iterator[None]:
 
 def _find(ledger: Ledger, word: str) -> Run:
     """The run that a word names."""
-    if word.isdigit() and len(word) < 16:
+    if word.isdecimal() and len(word) < 16:
         if (run := ledger.run(int(word))) is not None:
             return run
         raise NotFoundError(f"there is no run {word}; see 'vllm-console runs'")
     name, at, number = word.rpartition("@")
-    if at and not number.isdigit():
+    if at and not (number.isdecimal() and len(number) < 16):
         raise UsageError(f"{plain(word)}: expected a run's number, NAME or NAME@GENERATION")
     for run in ledger.runs(name if at else word, most=5000 if at else 1):
         if not at or run.generation == int(number):
@@ -287,16 +335,47 @@ def _find(ledger: Ledger, word: str) -> Run:
     raise NotFoundError(f"no run '{plain(word)}' is known; see 'vllm-console runs'")
 
 
-def _last_two(ledger: Ledger, word: str) -> tuple[Run, Run]:
-    """A run, and the newest one of its server before it that served."""
+def _last_two(ledger: Ledger, word: str) -> tuple[Run, ...]:
+    """A run's predecessor that served, that run, and what was passed over: runs too short for a comparison."""
+    from vllm_console.telemetry.compare import FEWEST, WARM_UP
+
     newest = _find(ledger, word)
-    for run in ledger.runs(newest.server, most=1000):
-        if (run.started_at, run.id) < (newest.started_at, newest.id) and run.served:
-            return run, newest
+    for most in (_FEW_EARLIER, 1000):
+        runs = ledger.runs(newest.server, most=most)
+        earlier = [run for run in runs if (run.started_at, run.id) < (newest.started_at, newest.id) and run.served]
+        for index, run in enumerate(earlier):
+            if run.windows >= WARM_UP + FEWEST:
+                return (run, newest, *earlier[:index])
+        if earlier:
+            return earlier[0], newest
     raise FleetError(
         f"{newest.name} has no earlier run that served: there is nothing to compare with. Restart it with a changed "
         "flag, or name two runs"
     )
+
+
+def _longest(ledger: Ledger, before: Run, after: Run) -> Run | None:
+    """The longest of the newest other runs that served like these two, to see how such a server's figures drift."""
+    here = (after.model, after.engine, after.gpu_kind)
+    others = [run for run in ledger.runs(after.server, most=_FEW_EARLIER) if run.id not in (before.id, after.id)]
+    alike = [run for run in others if (run.model, run.engine, run.gpu_kind) == here]
+    return max(alike, key=lambda run: run.windows, default=None)
+
+
+def _passed_over(runs: Sequence[Run]) -> str:
+    """Which runs lie between the two."""
+    names = ", ".join(run.name for run in runs[:3]) + (", …" if len(runs) > 3 else "")
+    return f"{names} had too little traffic to compare with, and {'is' if len(runs) == 1 else 'are'} passed over."
+
+
+def _with_head(run: Run, head: RunHead | None) -> Run:
+    """A run with what its server's record knows and the ledger does not."""
+    from vllm_console.telemetry.ledger import RunHead
+
+    if head is None:
+        return run
+    known = {name: getattr(head, name) for name in RunHead.__dataclass_fields__ if not getattr(run, name)}
+    return replace(run, **known)
 
 
 def _recorded(ledger: Ledger, run: Run) -> Recorded:

@@ -337,7 +337,7 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs):
         name = record.name
         if name not in self._watched:
             self._watched[name] = WatchedServer(client.folder(self._state, name), charts=self._charts)
-        around = Around(self._gpus, self._shares, self._reserves, may_ask=not self.read_only)
+        around = Around(self._gpus, self._shares, self._reserves, may_ask=not self.read_only, board=self._board)
         load, chosen = self._loads.describe(name), selected == name
         view = self._watched[name].view(record, now, selected=chosen, load=load, around=around)
         held = self._releases.notice(name) if self._releases is not None else ""

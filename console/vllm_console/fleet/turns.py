@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_console.fleet.api import FleetError
+from vllm_launchers.private import open_file, own_folder
 
 PATIENCE_SECONDS = 30.0
 """Longer than a launch takes to be claimed (well under a second), by far."""
@@ -29,10 +30,10 @@ def turn(state: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
     """
     path = state / "launch.lock"
     try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        own_folder(state)
+        fd = open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
-        raise FleetError(f"{path}: cannot be written: {os.strerror(error.errno or 0)}") from error
+        raise FleetError(f"{path}: cannot be written: {error.strerror}") from error
     try:
         deadline = time.monotonic() + patience
         while not _locked(fd, path):

@@ -13,13 +13,14 @@ from vllm_console.fleet.model import ServerView, Stage, State
 from vllm_console.telemetry.history import Entry, HistoryError, HistoryMissingError, Reader
 from vllm_console.telemetry.timeline import Timeline
 from vllm_console.text import plain
-from vllm_launchers.addresses import is_wildcard
+from vllm_launchers.addresses import open_words
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.plan.model import Flags
-from vllm_launchers.secrets import redact, redact_argv
+from vllm_launchers.secrets import API_KEY, redact, redact_argv
 
 if TYPE_CHECKING:
     from vllm_console.diagnosis.model import Condition, Diagnosis
+    from vllm_console.fleet.board import SharedBoard
     from vllm_console.fleet.gpus import GpuSource
     from vllm_console.fleet.judging import Judge
     from vllm_console.fleet.way_up import WayUp
@@ -50,13 +51,15 @@ END_LOG_BYTES = 512 << 10
 class Around:
     """What servers are judged by besides: GPUs, and how this person shares them with others.
 
-    ``reserves`` are what is kept for other tenants. ``may_ask`` is whether a server may be sent a request of ours.
+    ``reserves`` are what is kept for other tenants. ``may_ask`` is whether a server may be sent a request of ours;
+    ``board`` is where people say which GPUs they take.
     """
 
     gpus: GpuSource | None = None
     shares: Sequence[Share] = ()
     reserves: Sequence[Share] = ()
     may_ask: bool = True
+    board: SharedBoard | None = None
 
     @property
     def host(self) -> Host | None:
@@ -85,13 +88,14 @@ class WatchedServer:
         spec = record.current.spec
         details = self._read_details(spec.details)
         if self._judge is None and around is not None and (selected or self._charts):
-            from vllm_console.fleet.judging import Judge
-
-            self._judge, self._sequence = Judge(record.name), None
+            self._judge, self._sequence = _judge(record.name), None
+            if details.gpus and (around.gpus is None or not around.gpus.recorded):
+                self._recall(self._judge, details.gpus, around, now)
         history_problem = self._read_history(now)
         earlier = record.generations[-2] if len(record.generations) > 1 else None
         window = self._timeline.window() if record.state.alive else None
         stages, startup = self._way_up(record, details, now, selected=selected)
+        exposed = exposed_words(record)
         return ServerView(
             name=record.name,
             state=record.state,
@@ -112,7 +116,8 @@ class WatchedServer:
             attempt=record.attempt,
             reason=self._reason(record, details.flags),
             diagnosis=self._diagnosis(record, details.flags),
-            notice="; ".join(filter(None, (_notice(record), history_problem))),
+            notice="; ".join(filter(None, (_notice(record), exposed, history_problem))),
+            exposed=exposed,
             exit=record.exit,
             next_attempt_at=record.next_attempt_at,
             downtime_seconds=record.downtime_seconds,
@@ -158,6 +163,15 @@ class WatchedServer:
         except HistoryError as error:
             return str(error)
         return ""
+
+    def _recall(self, judge: Judge, gpus: Sequence[int], around: Around, now: float) -> None:
+        """What its recorder, or one beside it, saw of its GPUs so far."""
+        from vllm_console.fleet.gpus import earlier_looks
+        from vllm_console.fleet.judging import HISTORY_SECONDS
+
+        board = around.board.latest() if around.board is not None else None
+        for host in earlier_looks(self._folder.parents[1], now - HISTORY_SECONDS, board):
+            judge.look(host, gpus, host.at or now)
 
     def _read_past(self, history: Reader, now: float) -> list[Entry]:
         """What a first look needs: half an hour to judge by, a quarter for charts, else a minute."""
@@ -221,6 +235,12 @@ class WatchedServer:
         return self._startup[1].look(record, now)
 
 
+def _judge(name: str) -> Judge:
+    from vllm_console.fleet.judging import Judge
+
+    return Judge(name)
+
+
 def open_log(path: Path) -> BinaryIO:
     """Open a log for reading; a pipe that somebody put in its place holds nobody up. Raises OSError."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
@@ -247,7 +267,10 @@ def _notice(record: ServerRecord) -> str:
     notes = [f"{record.unwritten}; what is shown comes from its keeper's memory"] if record.unwritten else []
     if record.adopted and record.state.alive:
         notes.append("a new keeper adopted it; how it ends will not be known")
-    spec = record.current.spec
-    if is_wildcard(spec.host) and "VLLM_API_KEY" not in spec.secret_names:
-        notes.append(f"it listens on all addresses ({spec.host}) without an API key: anybody who reaches it may use it")
     return "; ".join(notes)
+
+
+def exposed_words(record: ServerRecord) -> str:
+    """The warning of a server that others can use, while it is up or will be again."""
+    spec = record.current.spec
+    return open_words(spec.host, API_KEY in spec.secret_names) if record.needs_keeper else ""

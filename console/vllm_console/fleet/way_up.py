@@ -118,9 +118,13 @@ class _ModelCache:
         rate = f"{(size - first) / 2**20 / (now - at):.0f} MiB/s" if now - at >= 1 else ""
         gib = size / 2**30
         if self._expected is not None and gib < self._expected:
-            told = f"{gib:.1f} of about {self._expected:.1f} GiB"
+            told = f"{_amount(gib)} of about {_amount(self._expected)}"
             return ", ".join(filter(None, (told, rate, f"{gib / self._expected * 100:.0f} %")))
-        return ", ".join(filter(None, (f"{gib:.1f} GiB", rate)))
+        return ", ".join(filter(None, (_amount(gib), rate)))
+
+
+def _amount(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{gib * 1024:.0f} MiB"
 
 
 def _weights_gib(details: Details) -> float | None:

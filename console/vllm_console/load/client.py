@@ -18,6 +18,9 @@ from vllm_launchers.addresses import is_loopback
 
 CONNECT_SECONDS = 10.0
 LARGEST_ERROR = 64 * 1024
+LARGEST_MODELS = 1024 * 1024
+MOST_NAMED = 8
+"""Served models that an error names."""
 
 
 class LoadError(Exception):
@@ -60,7 +63,9 @@ def check_url(url: str, *, allow_remote: bool) -> str:
 
 def open_client(base: str, api_key: str | None, max_in_flight: int) -> httpx.AsyncClient:
     """A client for one server. Proxies and ``.netrc`` of the environment are not used; reads have no time limit."""
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+    headers = {"content-type": "application/json", "accept-encoding": "identity"} | (
+        {"authorization": f"Bearer {api_key}"} if api_key else {}
+    )
     return httpx.AsyncClient(
         base_url=base,
         headers=headers,
@@ -78,28 +83,51 @@ async def find_target(client: httpx.AsyncClient, model: str | None) -> Target:
     Raises:
         LoadError: nothing answers, not as vLLM does, or the model is not served.
     """
+    base = str(client.base_url)
     try:
-        answer = await client.get("/v1/models", timeout=CONNECT_SECONDS)
+        async with asyncio.timeout(CONNECT_SECONDS):
+            status, body = await _models(client)
     except httpx.ConnectError as error:
-        raise LoadError(f"nothing answers at {client.base_url}: no connection; is the server up?") from error
-    except httpx.TimeoutException as error:
-        raise LoadError(f"{client.base_url} does not answer within {CONNECT_SECONDS:.0f} s; does it hang?") from error
+        raise LoadError(f"nothing answers at {base}: no connection; is the server up?") from error
+    except (httpx.TimeoutException, TimeoutError) as error:
+        raise LoadError(f"{base} does not answer within {CONNECT_SECONDS:.0f} s; does it hang?") from error
     except httpx.HTTPError as error:
-        raise LoadError(f"{client.base_url} does not speak HTTP as vLLM does: {plain(str(error), 200)}") from error
-    if answer.status_code in (401, 403):
-        raise LoadError(f"{client.base_url} wants an API key: set VLLM_API_KEY to it")
+        raise LoadError(f"{base} does not speak HTTP as vLLM does: {plain(str(error), 200)}") from error
+    if status in (401, 403):
+        raise LoadError(f"{base} wants an API key: set VLLM_API_KEY to it")
+    if status != 200:
+        raise LoadError(f"{base} does not answer /v1/models as vLLM does: status {status}")
+    return target_in(body, model, base)
+
+
+async def _models(client: httpx.AsyncClient) -> tuple[int, bytes]:
+    """Status and body of ``/v1/models``: of a longer body only as much as shows that it is no such answer."""
+    body = bytearray()
+    async with client.stream("GET", "/v1/models") as answer:
+        async for data in answer.aiter_raw():
+            body += data
+            if len(body) > LARGEST_MODELS:
+                break
+        return answer.status_code, bytes(body)
+
+
+def target_in(body: bytes, model: str | None, base: str) -> Target:
+    """What a body of ``/v1/models`` says is served at ``base``; ``model`` None takes the first.
+
+    Raises:
+        LoadError: it is no such body, or the model is not among those served.
+    """
     try:
-        if answer.status_code != 200:
-            raise ValueError(f"status {answer.status_code}")
-        models = msgspec.json.decode(answer.content, type=_Models).data
+        if len(body) > LARGEST_MODELS:
+            raise ValueError(f"more than {LARGEST_MODELS >> 20} MiB")
+        models = msgspec.json.decode(body, type=_Models).data
     except (ValueError, RecursionError) as error:
-        raise LoadError(
-            f"{client.base_url} does not answer /v1/models as vLLM does: {plain(str(error), 200)}"
-        ) from error
+        raise LoadError(f"{base} does not answer /v1/models as vLLM does: {plain(str(error), 200)}") from error
     chosen = next((one for one in models if model in (None, one.id)), None)
     if chosen is None:
-        served = ", ".join(plain(one.id, 200) for one in models) or "nothing"
-        raise LoadError(f"{client.base_url} serves {served}, not {plain(model or 'a model', 200)}")
+        served = ", ".join(plain(one.id, 200) for one in models[:MOST_NAMED]) or "nothing"
+        more = f" and {len(models) - MOST_NAMED} more" if len(models) > MOST_NAMED else ""
+        raise LoadError(f"{base} serves {served}{more}, not {plain(model or 'a model', 200)}")
     return Target(chosen.id, chosen.max_model_len)
 
 

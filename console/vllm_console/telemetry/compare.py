@@ -26,6 +26,8 @@ FEWEST = 5
 """Windows of each run below which nothing is said."""
 MOST = 120
 """Windows of each run that are looked at, the newest."""
+MOST_EARLIER = 60
+"""Windows of an earlier run that are looked at for how figures drift."""
 SMALLEST_CHANGE = 0.05
 SMALLEST_SHARE = 0.005
 """Changes below these are none, however sure: of a figure, and of a share such as preemptions per request."""
@@ -52,8 +54,8 @@ _LENGTHS = tuple(key for key, _, _ in _FACTORS if "length" in key)
 _LATENCIES = (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "end-to-end"))
 _FIGURES = (
     *((f"{key}_{part}", f"{name} {part}", "s") for key, name in _LATENCIES for part in ("mean", "p50", "p90", "p99")),
-    ("generation_tokens_per_second", "generation", "/s"),
-    ("prompt_tokens_per_second", "prompts", "/s"),
+    ("generation_tokens_per_second", "tokens out", "/s"),
+    ("prompt_tokens_per_second", "tokens in", "/s"),
     ("preemption_share", "preempted", "share"),
     ("preemptions_per_minute", "preemptions", "/min"),
     ("kv_cache_usage", "KV cache", "share"),
@@ -92,8 +94,11 @@ class _Traffic:
     lighter: bool = False
 
 
-def compare(before: Recorded, after: Recorded) -> Comparison:
-    """Set two runs side by side; ``before`` is what ``after`` is measured against."""
+def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) -> Comparison:
+    """Set two runs side by side; ``before`` is what ``after`` is measured against.
+
+    A longer ``earlier`` run of the same server shows how its figures drift, which short runs hide.
+    """
     one, other = usable(before), usable(after)
     matched = False
     traffic = _traffic(one, other)
@@ -103,7 +108,11 @@ def compare(before: Recorded, after: Recorded) -> Comparison:
             (one, other), traffic, matched = pair, like, True
     sides = tuple(_side(recorded, used) for recorded, used in ((before, one), (after, other)))
     enough = not sides[0].missing and not sides[1].missing
-    figures = tuple(_figure(key, name, unit, one, other, after.run, traffic, enough) for key, name, unit in _FIGURES)
+    drift = _alike(usable(earlier), one)[-MOST_EARLIER:] if earlier is not None and enough else []
+    figures = tuple(
+        _figure(key, name, unit, one, other, after.run, traffic, _values(drift, key) if enough else None)
+        for key, name, unit in _FIGURES
+    )
     found = Comparison(
         before=sides[0],
         after=sides[1],
@@ -144,7 +153,8 @@ def usable(recorded: Recorded) -> list[RunWindow]:
     """The windows that can be compared: warm, and with traffic from their beginning to their end."""
     warm = [w for w in recorded.windows if recorded.warm_at is not None and w.at >= recorded.warm_at - 0.001]
     # While a queue is worked off after the traffic has ended, nothing comes.
-    least = DRAINING * (_middle(warm, "requests_per_second") or 0.0)
+    came = [rate for rate in _values(warm, "requests_per_second") if rate > 0]
+    least = DRAINING * median(came) if came else 0.0
     warm = [w for w in warm if w.figures.get("requests_per_second", least) >= least]
     inner = []
     for index, window in enumerate(warm):
@@ -232,9 +242,17 @@ def _alike_only(
 ) -> tuple[list[RunWindow], list[RunWindow]] | None:
     """The windows of both whose traffic was like that of the run with fewer of them; None where these are too few."""
     fewer = before if len(before) < len(after) else after
-    middles = {key: middle for key in _LOAD if (middle := _middle(fewer, key)) is not None}
-    if len(middles) < len(_LOAD) or min(len(before), len(after)) < FEWEST:
+    if min(len(before), len(after)) < FEWEST:
         return None
+    one, other = _alike(before, fewer), _alike(after, fewer)
+    return (one, other) if min(len(one), len(other)) >= FEWEST else None
+
+
+def _alike(windows: Sequence[RunWindow], pattern: Sequence[RunWindow]) -> list[RunWindow]:
+    """Those windows whose traffic was like that of ``pattern``; none where that is not known."""
+    middles = {key: middle for key in _LOAD if (middle := _middle(pattern, key)) is not None}
+    if len(middles) < len(_LOAD):
+        return []
 
     def like(window: RunWindow) -> bool:
         return all(
@@ -242,8 +260,7 @@ def _alike_only(
             for key, middle in middles.items()
         )
 
-    one, other = [w for w in before if like(w)], [w for w in after if like(w)]
-    return (one, other) if min(len(one), len(other)) >= FEWEST else None
+    return [window for window in windows if like(window)]
 
 
 # -- figures -------------------------------------------------------------------------------------------------------
@@ -257,8 +274,9 @@ def _figure(
     after: Sequence[RunWindow],
     run: Run,
     traffic: _Traffic,
-    enough: bool,
+    earlier: Sequence[float] | None,
 ) -> Figure:
+    """``earlier`` is None where there are too few windows to judge by."""
     goal = run.objectives.get(_GOALS.get(key, ""))
     one, other = _values(before, key), _values(after, key)
     if not one or not other:
@@ -266,22 +284,25 @@ def _figure(
         return Figure(
             key, name, unit, median(one) if one else None, median(other) if other else None, verdict=verdict, goal=goal
         )
-    if min(len(one), len(other)) < FEWEST or not enough:
+    if min(len(one), len(other)) < FEWEST or earlier is None:
         verdict = Verdict.TOO_LITTLE if key in JUDGED else None
         change = median(other) - median(one)
         return Figure(key, name, unit, median(one), median(other), change, verdict=verdict, goal=goal)
-    change, low, high = _difference(one, other, unit)
+    change, low, high = _difference(one, other, unit, earlier)
     figure = Figure(key, name, unit, median(one), median(other), change, low, high, goal=goal)
     if key not in JUDGED or not _enough_for(key, before, after):
         return figure
     return replace(figure, verdict=_judge(figure, traffic))
 
 
-def _difference(before: Sequence[float], after: Sequence[float], unit: str) -> tuple[float, float, float]:
+def _difference(
+    before: Sequence[float], after: Sequence[float], unit: str, earlier: Sequence[float]
+) -> tuple[float, float, float]:
     """A change and its interval; of latencies and rates by their ratio, since they scatter in shares of themselves."""
     if unit == "share" or min(*before, *after) <= 0:
-        return difference(before, after, LEVEL)
-    ratios = difference([math.log(value) for value in before], [math.log(value) for value in after], LEVEL)
+        return difference(before, after, LEVEL, earlier)
+    logs = [[math.log(value) for value in values if value > 0] for values in (before, after, earlier)]
+    ratios = difference(logs[0], logs[1], LEVEL, logs[2])
     one, other = median(before), median(after)
     low, high = (one * math.expm1(min(bound, _LARGEST)) for bound in ratios[1:])
     return other - one, low, high

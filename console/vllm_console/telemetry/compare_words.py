@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from vllm_console.format import UNKNOWN, count, percent, seconds
 from vllm_console.telemetry.comparison import Comparison, Factor, Figure, Likeness, Side, Verdict
 from vllm_console.telemetry.ledger import FlagChange, Run
 
 _HITS_APART = 0.2
+_NO_POINTS = "±0 pp"
 _WORDS = {
     Verdict.BETTER: "Better",
     Verdict.WORSE: "Worse",
@@ -24,6 +26,23 @@ def sentence(found: Comparison) -> str:
     return f"{_WORDS[found.verdict]}: {_because(found)}."
 
 
+def brief(found: Comparison) -> str:
+    """The verdict and what moved most, in a few words: ``Better: TTFT p99 −41%``."""
+    said = _WORDS[found.verdict]
+    if found.verdict is Verdict.NO_DIFFERENCE and too_noisy(found):
+        return f"{said}: less than a doubling would not show"
+    if found.verdict is Verdict.NOT_COMPARABLE:
+        why = {Likeness.DIFFERENT: "the traffic was not alike", Likeness.ROUGHLY: "the traffic may be why"}
+        return ": ".join(filter(None, (said, why.get(found.traffic))))
+    parts = []
+    for verdict in (Verdict.BETTER, Verdict.WORSE) if found.verdict is Verdict.MIXED else (found.verdict,):
+        figures = [figure for figure in found.judged if figure.verdict is verdict]
+        if figures and verdict is not Verdict.NO_DIFFERENCE:
+            most = max(figures, key=lambda figure: abs(figure.share(figure.change) or 0.0))
+            parts.append(f"{most.name} {change_words(replace(most, low=None, high=None))}")
+    return f"{said}: {', '.join(parts)}" if parts else said
+
+
 def _because(found: Comparison) -> str:
     better = [figure for figure in found.judged if figure.verdict is Verdict.BETTER]
     worse = [figure for figure in found.judged if figure.verdict is Verdict.WORSE]
@@ -34,7 +53,7 @@ def _because(found: Comparison) -> str:
     if found.verdict is Verdict.MIXED:
         return f"{_moved(better)} is better; {_moved(worse)} is worse"
     if found.verdict is Verdict.NO_DIFFERENCE:
-        return f"{_would_show(found)} in {found.before.compared} + {found.after.compared} windows"
+        return _would_show(found)
     if found.verdict is Verdict.TOO_LITTLE:
         return _needed(found)
     apart = [factor for factor in found.factors if factor.likeness is Likeness.DIFFERENT and factor.key != "in_flight"]
@@ -54,8 +73,28 @@ def _moved(figures: list[Figure]) -> str:
 
 
 def _would_show(found: Comparison) -> str:
-    """The smallest change that would have been seen, of the figure that shows changes best."""
-    reaches = [
+    """The smallest change that would have been seen, of the figure that shows changes best and of the worst one."""
+    reaches = _reaches(found)
+    minutes = f"{found.before.compared} + {found.after.compared} {window_words(found.after)}"
+    if not reaches:
+        return f"nothing moved in {minutes}"
+    if too_noisy(found):
+        return f"but minutes differ so much among each other that less than a doubling would not show in {minutes}"
+    best, worst = min(reaches), max(reaches)
+    least = f"a change of {best[1]} below {percent(max(0.05, best[0]))}"
+    most = percent(worst[0]) if worst[0] < 1 else "a doubling"
+    return f"{least}, or of {worst[1]} below {most}, would not show in {minutes}"
+
+
+def too_noisy(found: Comparison) -> bool:
+    """Whether none but huge changes would have been seen."""
+    reaches = _reaches(found)
+    return bool(reaches) and min(reaches)[0] >= 1
+
+
+def _reaches(found: Comparison) -> list[tuple[float, str]]:
+    """From which rise on, as a share, it would show, of each figure in which nothing was seen."""
+    return [
         (reach, figure.name)
         for figure in found.judged
         if figure.verdict is Verdict.NO_DIFFERENCE
@@ -63,12 +102,6 @@ def _would_show(found: Comparison) -> str:
         and figure.change is not None
         and (reach := figure.share(figure.high - figure.change)) is not None
     ]
-    if not reaches:
-        return "nothing moved"
-    best, worst = min(reaches), max(reaches)
-    least = f"a change of {best[1]} below {percent(max(0.05, best[0]))}"
-    most = percent(worst[0]) if worst[0] < 1 else "a doubling"
-    return f"{least}, or of {worst[1]} below {most}, would not show"
 
 
 def _needed(found: Comparison) -> str:
@@ -77,9 +110,8 @@ def _needed(found: Comparison) -> str:
 
 
 def _short_of(side: Side, when: str) -> str:
-    much = f"{side.compared} of {side.compared + side.missing} minutes with traffic {when} (run {side.run.name})"
-    if side.seconds < 50 or side.seconds > 70:
-        much = f"{side.compared} of {side.compared + side.missing} windows with traffic {when} (run {side.run.name})"
+    enough = side.compared + side.missing
+    much = f"{side.compared} of {enough} {window_words(side)} with traffic {when} (run {side.run.name})"
     if not side.run.served:
         return f"run {side.run.name} never served" + (f" ({side.run.cause})" if side.run.cause else "")
     if side.run.ended_at is not None:
@@ -96,13 +128,17 @@ def notes(found: Comparison, *, waiting: bool, matched: bool) -> tuple[str, ...]
         _goals_note(found),
         "As many requests were in flight, so clients seem to wait for answers: the rate counts as a result."
         if waiting else "",
-        f"Only windows with traffic that was alike are compared: {found.before.compared} of {found.before.windows}"
-        f" before, {found.after.compared} of {found.after.windows} after." if matched else "",
+        _matched_note(found) if matched else "",
         _rough_note(found),
         _hits_note(found),
         "Figures of a simulated engine are estimates." if "simulated" in (found.before.run.engine,
                                                                           found.after.run.engine) else "",
     )))  # fmt: skip
+
+
+def window_words(side: Side) -> str:
+    """What its windows are called: minutes, where they are as long."""
+    return "minutes" if 50 <= side.seconds <= 70 else "windows"
 
 
 def _changes_note(found: Comparison) -> str:
@@ -128,7 +164,8 @@ def _goals_note(found: Comparison) -> str:
     met: list[str] = []
     for figure in found.figures:
         meets = figure.meets
-        if meets is not None and meets[0] != meets[1]:
+        sure = figure.low is not None and figure.high is not None and (figure.low > 0 or figure.high < 0)
+        if meets is not None and meets[0] != meets[1] and sure:
             (met if meets[1] else broken).append(f"{figure.name} ({value_words(figure.unit, figure.goal)})")
     parts = []
     if met:
@@ -136,6 +173,13 @@ def _goals_note(found: Comparison) -> str:
     if broken:
         parts.append(f"No longer met: {', '.join(broken)}.")
     return " ".join(parts)
+
+
+def _matched_note(found: Comparison) -> str:
+    used = (
+        f"{side.compared} of {side.windows} {when}" for side, when in ((found.before, "before"), (found.after, "after"))
+    )
+    return f"Only {window_words(found.after)} with traffic that was alike are compared: {', '.join(used)}."
 
 
 def _rough_note(found: Comparison) -> str:
@@ -169,7 +213,7 @@ def change_words(figure: Figure) -> str:
     if figure.change is None:
         return UNKNOWN
     if figure.unit == "share":
-        if figure.low is None:
+        if figure.low is None or {_points(value) for value in (figure.low, figure.change, figure.high)} == {_NO_POINTS}:
             return _points(figure.change)
         return f"{_points(figure.change)} ({_points(figure.low).removesuffix(' pp')} to {_points(figure.high)})"
     share = figure.share(figure.change)
@@ -195,8 +239,8 @@ def signed(share: float | None) -> str:
 def _points(share: float | None) -> str:
     if share is None:
         return UNKNOWN
-    rounded = round(share * 100, 1)
-    return "±0 pp" if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded):g} pp"
+    rounded = round(share * 100, 1 if abs(share) < 0.1 else None)
+    return _NO_POINTS if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded):g} pp"
 
 
 def value_words(unit: str, value: float | None) -> str:

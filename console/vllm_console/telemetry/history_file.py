@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from vllm_console.telemetry.model import Sample
 from vllm_console.telemetry.window import combine, highest
+from vllm_launchers.private import open_file
 
 APPLICATION_ID = 0x764C4C68
 SCHEMA_VERSION = 1
@@ -116,7 +117,7 @@ def check(connection: sqlite3.Connection, path: Path) -> bool:
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
     """Open or create a history. Raises `HistoryError` or `sqlite3.Error`."""
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    os.close(open_file(path, os.O_RDWR))
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None)
     try:
         has_schema = check(connection, path)

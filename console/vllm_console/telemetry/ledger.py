@@ -161,6 +161,8 @@ class Ledger:
 
     def runs(self, server: str | None = None, most: int = 100) -> list[Run]:
         """The newest runs, newest first; of one server or of all. None is recorded: an empty list."""
+        if server is not None and any("\ud800" <= character <= "\udfff" for character in server):
+            return []  # bytes that are no text, as a command line may have them: no server is called so
         query = "SELECT id, key, server, generation, started_at, document FROM runs"
         where = " WHERE server = ?" if server is not None else ""
         values = (server,) if server is not None else ()

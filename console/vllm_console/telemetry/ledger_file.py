@@ -7,7 +7,6 @@ turns. Whatever happens to the disk, what was committed before stays.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from vllm_console.telemetry.run_windows import FIGURES
+from vllm_launchers.private import lock, open_file, own_folder
 
 _Answer = TypeVar("_Answer")
 
@@ -145,8 +145,8 @@ def _write(path: Path, act: Callable[[sqlite3.Connection], object]) -> None:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    own_folder(path.parent)
+    os.close(open_file(path, os.O_RDWR | os.O_NOFOLLOW))
     connection = sqlite3.connect(path, timeout=PATIENCE_SECONDS, isolation_level=None)
     try:
         _version(connection, path)
@@ -197,9 +197,9 @@ def _sound(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    descriptor = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor = open_file(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, PATIENCE_SECONDS)
         yield
     finally:
         os.close(descriptor)

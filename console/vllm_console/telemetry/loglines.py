@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from vllm_console.text import plain
+from vllm_console.text import plain, redrawn
 
 LONGEST = 4000
 
@@ -86,7 +86,7 @@ def parse_lines(lines: Iterable[str]) -> Iterator[LogLine]:
 
 def parse_line(number: int, raw: str) -> Iterator[LogLine]:
     """One line taken apart; see `parse_lines`."""
-    text = plain(raw, LONGEST)
+    text = plain(redrawn(raw), LONGEST)
     if "[0" in text and "m" in text:
         text = _SPELT.sub("", text)
     line = _parse(number, text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -27,8 +27,11 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 _SKIP = -1
 _COMMENT = -2
-_MAX_KNOWN_SERIES = 20_000
+_MAX_KNOWN_SERIES = 80_000
 _MAX_KNOWN_CHARACTERS = 8 * 1024 * 1024
+_MAX_ENGINES = 1024
+_MAX_LINES = 200_000
+_SLICE = 64 * 1024
 
 
 class NotMetricsError(ValueError):
@@ -72,7 +75,8 @@ class _EngineSlots:
 class Parser:
     """Turns bodies of one server into samples. Keep one per server: what it learned makes the next body cheap.
 
-    Memory is bounded: when more series (or longer ones) were seen than any vLLM has, all of it is learned anew.
+    Memory is bounded: when more series (or longer ones, or more engines) were seen than any vLLM has, all of it is
+    learned anew; of one body, engines beyond that number are left out.
     Not for use from several threads at once.
     """
 
@@ -88,17 +92,21 @@ class Parser:
         metrics: empty, HTML, cut off, or garbage.
         """
         _check_shape(text)
-        if len(self._slots) > self._max_series or self._characters > _MAX_KNOWN_CHARACTERS:
+        if (
+            len(self._slots) > self._max_series
+            or self._characters > _MAX_KNOWN_CHARACTERS
+            or self._engines >= _MAX_ENGINES
+        ):
             self._forget()
         values: list[str | None] = [None] * self._used
         known = self._slots
-        lines = text.split("\n")
         understood = 0
-        for line in lines:
+        for line in _lines(text):
             series, _, value = line.rpartition(" ")
             slot = known.get(series)
             if slot is None:
-                understood += self._learn(line, values)
+                if not understood or families.PREFIX in line:
+                    understood += self._learn(line, values)
             elif slot >= 0:
                 values[slot] = value
                 understood += 1
@@ -113,6 +121,7 @@ class Parser:
         self._used = 1  # slot 0 stays empty: it stands for parts that a histogram does not have
         self._characters = 0
         self._models: dict[str, dict[str, _EngineSlots]] = {}
+        self._engines = 0
         self._configs: dict[int, tuple[str, dict[str, str]]] = {}
         self._stale: list[_HistogramSlots] = []
 
@@ -161,7 +170,12 @@ class Parser:
             self._configs[slot] = (engine, labels)
         else:
             engines = self._models.setdefault(labels.get("model_name", ""), {})
-            slots = engines.setdefault(engine, _EngineSlots())
+            slots = engines.get(engine)
+            if slots is None:
+                if self._engines >= _MAX_ENGINES:
+                    return _SKIP
+                self._engines += 1
+                slots = engines[engine] = _EngineSlots()
             if role.kind == "histogram":
                 if not self._place_in_histogram(slots, role, labels, slot):
                     return _SKIP
@@ -204,12 +218,24 @@ class Parser:
         return Sample(at=at, engines=engines, kv_cache_tokens=tokens, model_name=model_name)
 
 
+def _lines(text: str) -> Iterator[str]:
+    """The lines, a few at once: cutting up a long body in one go would keep all other threads from running."""
+    begin = 0
+    while begin < len(text):
+        end = text.find("\n", begin + _SLICE)
+        end = len(text) if end < 0 else end
+        yield from text[begin:end].split("\n")
+        begin = end + 1
+
+
 def _check_shape(text: str) -> None:
     """Refuse what is no whole body before a line is looked at."""
     if not text or text.isspace():
         raise NotMetricsError("empty", "The answer is empty: there are no metrics in it.")
     if text[:64].lstrip("\ufeff \t\r\n")[:1] == "<":
         raise NotMetricsError("html", "The answer is a web page (HTML), not metrics.")
+    if text.count("\n") > _MAX_LINES:
+        raise NotMetricsError("garbage", f"The answer has more than {_MAX_LINES:,} lines: these are no metrics.")
     if text[-1] != "\n" and not text.endswith("# EOF"):
         raise NotMetricsError("cut off", "The metrics are cut off: the last line has no end.")
 

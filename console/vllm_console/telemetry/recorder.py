@@ -17,10 +17,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from vllm_console.telemetry.gpu_looks import GpuLooks
 from vllm_console.telemetry.history import Writer
 from vllm_console.telemetry.ledger_log import RunLog, RunName
 from vllm_console.telemetry.run_windows import WINDOW_SECONDS
 from vllm_console.telemetry.scrape import ScrapeError, Scraper
+from vllm_launchers.private import open_file
 from vllm_launchers.procfs import stat
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -56,7 +58,7 @@ def stopped_within(seconds: float) -> bool:
 @contextlib.contextmanager
 def only_writer(history: Path) -> Iterator[bool]:
     """Hold the lock of a history file, after its present writer has ended. Yields False when told to stop meanwhile."""
-    descriptor = os.open(history.with_name(history.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor = open_file(history.with_name(history.name + ".lock"), os.O_RDWR)
     try:
         while True:
             try:
@@ -131,6 +133,7 @@ def record(scraper: Scraper, writer: Writer, runs: RunLog | None, options: argpa
     """Ask and write until the server is gone or a stop signal comes."""
     schedule = Schedule(options.interval, time.monotonic())
     keeper = KeeperWatch(options.state_root)
+    gpus = GpuLooks(options.gpu_looks) if options.gpu_looks is not None else None
     told = [Told(writer, "history waits"), *([Told(runs, "minutes of this run wait")] if runs is not None else [])]
     fault = ""
     while process_lives(options.pid, options.start_time):
@@ -145,6 +148,8 @@ def record(scraper: Scraper, writer: Writer, runs: RunLog | None, options: argpa
             if error.kind != "refused" and error.kind != fault:
                 say(str(error))
             fault = error.kind
+        if gpus is not None:
+            gpus.look()
         for each in told:
             each.look()
         keeper.look(time.monotonic())
@@ -197,6 +202,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--state-root", type=Path, help="where keepers keep their records; to call for a new keeper")
     parser.add_argument("--ledger", type=Path, help="the ledger of runs; with --run the run's minutes go there")
     parser.add_argument("--run", help="the key of the run that this is")
+    parser.add_argument("--gpu-looks", type=Path, help="look at the machine's GPUs too, and keep that in this file")
     parser.add_argument("--window", type=_interval, default=WINDOW_SECONDS, help="seconds that are summed up at a time")
     return parser.parse_args(arguments)
 

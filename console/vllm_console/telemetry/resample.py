@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
 RESAMPLES = 400
 LONGER = 2
 """So many times as many values show the drift of both."""
+WILDER = 3.0
+"""An earlier series that scatters so many times as much is of another kind."""
 _MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
 
 
@@ -24,23 +27,48 @@ def median(values: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def difference(before: Sequence[float], after: Sequence[float], level: float) -> tuple[float, float, float]:
+def difference(
+    before: Sequence[float], after: Sequence[float], level: float, earlier: Sequence[float] = ()
+) -> tuple[float, float, float]:
     """How much the median of ``after`` is above that of ``before``, and the bounds that hold it with ``level``.
 
     Values are in the order of time, three of each at least. Where one series is twice as long as the other or more,
-    it shows how values drift, which the short one hides: they count for as much, and scatter at least as much.
+    it shows how values drift, which the short one hides: they count for as much, and scatter at least as much. So does
+    an ``earlier`` series of the same server, unless it is far wilder than either.
     """
     change = median(after) - median(before)
     both = (before, after)
-    counts = [max(2.0, len(values) * worth(values)) for values in both]
-    plain = [standard_error(values, seed) for seed, values in enumerate(both, 1)]
-    short, long = sorted((0, 1), key=lambda side: len(both[side]))
-    if len(both[long]) >= LONGER * len(both[short]):
-        counts[short] = max(2.0, min(counts[short], counts[long] * len(both[short]) / len(both[long])))
-        plain[short] = max(plain[short], plain[long] * math.sqrt(len(both[long]) / len(both[short])))
-    errors = [error * math.sqrt(len(values) / much) for error, values, much in zip(plain, both, counts, strict=True)]
-    reach = student(0.5 + level / 2, max(3.0, sum(counts) - 2)) * math.hypot(*errors)
+    sides = [_Known.of(values, seed) for seed, values in enumerate(both, 1)]
+    witnesses = list(sides)
+    if len(earlier) >= LONGER * min(map(len, both)):
+        known = _Known.of(earlier, 3)
+        if known.scatter <= WILDER * max(side.scatter for side in sides):
+            witnesses.append(known)
+    found = [side.beside(witnesses) for side in sides]
+    reach = student(0.5 + level / 2, max(3.0, sum(freedom for _, freedom in found) - 2))
+    reach *= math.hypot(*(error for error, _ in found))
     return change, change - reach, change + reach
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a series tells: its length, how many independent values it is worth, and how its values scatter."""
+
+    length: int
+    counts: float
+    scatter: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], seed: int) -> _Known:
+        count = len(values)
+        return cls(count, max(2.0, count * worth(values)), standard_error(values, seed) * math.sqrt(count))
+
+    def beside(self, witnesses: Sequence[_Known]) -> tuple[float, float]:
+        """The standard error of its median and the degrees of freedom of that, as longer series have it."""
+        longer = [other for other in witnesses if other.length >= LONGER * self.length]
+        counts = min([self.counts, *(other.counts * self.length / other.length for other in longer)])
+        scatter = max([self.scatter, *(other.scatter for other in longer)])
+        return scatter / math.sqrt(max(2.0, counts)), max([self.counts, *(other.counts for other in longer)])
 
 
 def worth(*series: Sequence[float]) -> float:

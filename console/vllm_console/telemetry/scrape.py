@@ -19,7 +19,8 @@ from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback
 
 TIMEOUT_SECONDS = 2.0
-BODY_LIMIT = 16 * 1024 * 1024
+BODY_LIMIT = 4 * 1024 * 1024
+"""vLLM says some 50 KB per engine."""
 
 
 class ScrapeError(Exception):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rich.style import Style
 from textual.app import App
@@ -20,6 +19,7 @@ from vllm_console.fleet.model import FleetSnapshot
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings, check_keys
 from vllm_console.ui.commands import RegistryCommands
+from vllm_console.ui.driver import ConsoleDriver
 from vllm_console.ui.panes.bars import Looking
 from vllm_console.ui.screens.operations import OperationsScreen
 from vllm_console.ui.theme import BAD, CONSOLE_THEME, wants_ascii
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LEAVE_SECONDS = 3.0
-"""How long leaving may take after a signal before the main thread is interrupted."""
+PAST_AFTER_SECONDS = 3.0
+"""How long after the start it is judged what held while no console was open: the first pictures come first."""
 
-RESIZE_SECONDS = 0.15
+RESIZE_SECONDS = 0.06
 """The least time between two layouts while the terminal is being resized."""
 
 RATES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -79,7 +79,7 @@ class ConsoleApp(App[None]):
         problems = check_keys(keys or {})
         if problems:
             raise ValueError("; ".join(problems))
-        super().__init__(ansi_color=True)
+        super().__init__(driver_class=ConsoleDriver, ansi_color=True)
         self.animation_level = "none"
         self.register_theme(CONSOLE_THEME)
         self.theme = CONSOLE_THEME.name
@@ -94,9 +94,8 @@ class ConsoleApp(App[None]):
         """What was said last, while it stands."""
         self._message_until = 0.0
         self._untold = ""
-        self.ended_by_signal = False
-        self.left = threading.Event()
-        """Set by whoever ran the app, once it has returned."""
+        self.told_to_end = False
+        """Whether a signal ended it, or its terminal went: nobody reads what is said afterwards."""
         self._seen_at = 0.0
         self._resized_at = float("-inf")
         self._wake = asyncio.Event()
@@ -120,6 +119,8 @@ class ConsoleApp(App[None]):
         if self.notifier is not None:
             self.notifier.write = self._ring
         self.run_worker(self._watch(), name="watch", exclusive=True, group="watch")
+        if not self.read_only:
+            self.set_timer(PAST_AFTER_SECONDS, lambda: self.act("", self.fleet.judge_past, str))
 
     def _check_resize(self) -> None:
         """Lay out a new size, but not before the last one has stood for a moment: sizes that come faster than they can
@@ -133,21 +134,24 @@ class ConsoleApp(App[None]):
             self._resize_timer.stop()
         self._resize_timer = self.set_timer(wait, self._check_resize)
 
+    def _display(self, screen: Any, renderable: Any) -> None:
+        """Draw a picture. One that a stalled terminal would not take is left out; the next one is whole then."""
+        if renderable is not None and isinstance(self._driver, ConsoleDriver) and self._driver.behind:
+            return
+        super()._display(screen, renderable)
+
+    def terminal_caught_up(self) -> None:
+        """From any thread: the terminal takes pictures again, and has missed some."""
+        self.call_later(self.refresh)
+
+    def terminal_lost(self) -> None:
+        """From any thread: the terminal is gone."""
+        self.call_later(self._told_to_end)
+
     def _told_to_end(self) -> None:
-        """SIGHUP, SIGTERM: leave as after ``q``, without a word: the terminal may be gone. Textual handles neither."""
-        self.ended_by_signal = True
-        threading.Thread(target=self._see_it_end, name="leave", daemon=True).start()
+        """SIGHUP, SIGTERM, no terminal: leave as after ``q``, without a word. Textual handles none of them."""
+        self.told_to_end = True
         self.exit()
-
-    def _see_it_end(self) -> None:
-        """Interrupt the main thread when it does not leave: Textual's writer can wait for ever for a lost terminal.
-
-        Of two SIGINTs the first is asyncio's, which asks a loop to end that no longer runs; the second gets through.
-        """
-        wait = LEAVE_SECONDS
-        while not self.left.wait(wait):
-            os.kill(os.getpid(), signal.SIGINT)
-            wait = 0.5
 
     def action_quit(self) -> None:  # type: ignore[override]
         """Leave; servers stay up. Whoever ran the app says so (`farewell`)."""
@@ -164,7 +168,7 @@ class ConsoleApp(App[None]):
 
     def farewell(self) -> str:
         """What is said after a person has left; empty when there is nothing to say or nobody to say it to."""
-        if self.looking.demo or self.snapshot is None or self.ended_by_signal:
+        if self.looking.demo or self.snapshot is None or self.told_to_end:
             return ""
         names = [plain(server.name) for server in self.snapshot.servers if server.ours and server.state.alive]
         if not names:

@@ -9,6 +9,7 @@ from rich.style import Style
 
 from vllm_console.diagnosis.causes import Cause
 from vllm_console.diagnosis.model import Condition, Diagnosis, Measure, Remedy, Severity
+from vllm_console.diagnosis.titles import title_of_code
 from vllm_console.fleet.model import Changes, Flags, ServerView, State
 from vllm_console.text import plain
 from vllm_console.ui import staging
@@ -39,7 +40,6 @@ _CAUSES = {
     Cause.NCCL: "NCCL failure",
     Cause.OTHER: "failed",
 }
-_UPPER = {"kv": "KV", "gpu": "GPU", "cuda": "CUDA", "oom": "OOM", "tp": "TP", "pcie": "PCIe", "itl": "ITL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,6 @@ def worst_sign(server: ServerView) -> tuple[str, Style] | None:
         return None
     severity = server.conditions[0].severity
     return SIGNS[severity] if severity in (Severity.CRITICAL, Severity.WARNING) else None
-
-
-def title_of_code(code: str) -> str:
-    """A condition's or cause's code in words: ``kv_cache_pressure`` is ``KV cache pressure``."""
-    words = [_UPPER.get(word, word) for word in plain(code).split("_")]
-    return " ".join(words)
 
 
 def _condition(condition: Condition) -> Shown:
@@ -142,4 +136,5 @@ def remedy_text(flags: Flags, remedy: Remedy) -> str:
     """A remedy in one line: the change and its price (else its reason); without a change the advice."""
     if remedy.changes.empty:
         return plain(remedy.why)
-    return f"{change_text(flags, remedy.changes)}: {plain(remedy.price or remedy.why)}"
+    told = f". Price: {plain(remedy.price)}" if remedy.price else f": {plain(remedy.why)}"
+    return change_text(flags, remedy.changes) + told

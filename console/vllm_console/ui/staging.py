@@ -71,6 +71,20 @@ def stage(flags: Flags, staged: Staged, step: Step) -> Staged:
     return kept if unchanged else (*kept, step)
 
 
+def stands(flags: Flags, step: Step) -> bool:
+    """Whether a server has already what a step would change."""
+    if step.value is None:
+        return step.flag not in flags
+    return step.flag in flags and same_value(step.value, flags[step.flag])
+
+
+def at_once(server: ServerView, staged: Staged) -> str:
+    """What to bear in mind of several changes at a time; empty for one, and for the way back to the flags before."""
+    if len(staged) < 2 or staged_flags(server.flags, staged) == server.previous_flags:
+        return ""
+    return f"{len(staged)} changes at once: comparing will not tell them apart. One at a time shows what each one does."
+
+
 def halve_sequences(_server: ServerView, flags: Flags) -> Step:
     """Half as many sequences at once."""
     present, note = _sequences(flags)

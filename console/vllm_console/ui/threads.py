@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -15,8 +16,12 @@ TURN_SECONDS = 0.0005
 
 
 def favour_the_screen() -> None:
-    """Have threads that compute (reading metrics, logs, records) give way to the screen's thread sooner."""
+    """Have threads that compute (reading metrics, logs, records) give way to the screen's thread sooner.
+
+    What the program is made of is no longer looked through for garbage either, which would keep all threads waiting.
+    """
     sys.setswitchinterval(TURN_SECONDS)
+    gc.freeze()
 
 
 async def in_thread(call: Callable[[], T], name: str) -> T:

@@ -30,7 +30,6 @@ class Blanking:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._values: tuple[bytes, ...] = ()
-        self._held = b""
         self.know(values)
 
     def know(self, values: Iterable[str]) -> None:
@@ -39,29 +38,32 @@ class Blanking:
         known = {part for part in parts if len(part) >= SHORTEST_OWN} | set(self._values)
         self._values = tuple(sorted(known, key=len, reverse=True))
 
-    def clean(self, data: bytes) -> bytes:
-        """What of the output so far may be written; the beginning of what may be a secret is held back."""
-        data, self._held = self._held + data, b""
-        for value in self._values:
-            if value in data:
-                data = data.replace(value, HIDDEN.encode())
-        keep = self._begun(data)
-        data, held = data[: len(data) - keep], data[len(data) - keep :]
-        # One character for one byte: it is only looked at.
-        if not may_hold_secret(data.decode("latin-1")):
-            self._held = held
-            return data
-        lines = data.splitlines(keepends=True)
-        last = lines[-1]
-        if not last.endswith((b"\n", b"\r")) and len(last) < LONGEST_LINE and may_hold_secret(last.decode("latin-1")):
-            held = lines.pop() + held
-        self._held = held
-        return b"".join(map(_redacted, lines))
+    def clean(self, data: bytes, *, whole: bool = False) -> tuple[bytes, int]:
+        """What of the output may be written, and how many bytes of ``data`` that came from.
 
-    def rest(self) -> bytes:
-        """What is held back, for when nothing follows."""
-        held, self._held = self._held, b""
-        return b"".join(map(_redacted, held.splitlines(keepends=True)))
+        The rest may be the beginning of a secret: it is to be handed in again with what follows; ``whole``: nothing
+        does.
+        """
+        shown = data
+        for value in self._values:
+            if value in shown:
+                shown = shown.replace(value, HIDDEN.encode())
+        keep = 0 if whole else self._begun(shown)
+        used, shown = len(data) - keep, shown[: len(shown) - keep]
+        # One character for one byte: it is only looked at.
+        if not may_hold_secret(shown.decode("latin-1")):
+            return shown, used
+        lines = shown.splitlines(keepends=True)
+        last = lines[-1]
+        if (
+            not whole
+            and not last.endswith((b"\n", b"\r"))
+            and len(last) < LONGEST_LINE
+            and may_hold_secret(last.decode("latin-1"))
+        ):
+            lines.pop()
+            used = max(data.rfind(b"\n", 0, used), data.rfind(b"\r", 0, used)) + 1
+        return b"".join(map(_redacted, lines)), used
 
     def _begun(self, data: bytes) -> int:
         """How many bytes at the end may be the beginning of a known secret."""

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from vllm_launchers.keeper.errors import (
     NewerRecordError,
     NoSuchServerError,
     RecordError,
+    SilentError,
     StillAliveError,
     WaitTimeoutError,
 )
 from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
 from vllm_launchers.keeper.store import Stamp, default_root
+from vllm_launchers.private import open_file
 
 __all__ = [
     "KeeperError",
@@ -51,9 +54,10 @@ Secrets = Mapping[str, str]
 Options = Mapping[str, Any] | None
 """Overrides of the keeper's `Tuning` as plain JSON; consoles leave it alone."""
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 RETRY_SECONDS = 10.0
 READ_SECONDS = 2.0
+OLD = "this may be old: its keeper cannot write its record, and does not answer"
 
 
 def folder(root: Path, name: str) -> Path:
@@ -85,11 +89,17 @@ def names(root: Path) -> list[str]:
 def read(root: Path, name: str) -> ServerRecord:
     """The record of a server; from its keeper where the file lags behind what that knows (a full disk).
 
-    Raises `NoSuchServerError`, `RecordError`, `NotOursError`.
+    Where that does not answer either, the record's reason says that it is old. Raises `NoSuchServerError`,
+    `RecordError`, `NotOursError`.
     """
     home = folder(root, name)
-    told = _ask(home, {"do": "read"}, READ_SECONDS) if store.lags(home) else None
-    return told or store.read_record(home)
+    if not store.lags(home):
+        return store.read_record(home)
+    with contextlib.suppress(SilentError):
+        if (told := _ask(home, {"do": "read"}, READ_SECONDS)) is not None:
+            return told
+    record = store.read_record(home)
+    return replace(record, reason=OLD) if store.lags(home) else record
 
 
 def list_records(root: Path) -> tuple[list[ServerRecord], list[str]]:
@@ -268,7 +278,25 @@ def _ask(home: Path, request: Mapping[str, Any], seconds: float | None = None) -
         answer = wire.ask(home, request, seconds or wire.ANSWER_SECONDS)
     except wire.UnreachableError:
         return None
+    except SilentError as error:
+        raise SilentError(_why_silent(home) or str(error)) from error
     return None if answer.get("gone") else _record(answer)
+
+
+def _why_silent(home: Path) -> str:
+    """Where a signal has stopped a keeper, a sentence that says how it goes on; else empty."""
+    from vllm_launchers.keeper import processes
+
+    try:
+        keeper = store.read_record(home).keeper
+    except KeeperError:
+        return ""
+    if keeper is None or not processes.is_stopped(keeper):
+        return ""
+    return (
+        f"the keeper of {home.name} was stopped by a signal (pid {keeper.pid}) and cannot answer: "
+        f"let it go on with 'kill -CONT {keeper.pid}'; nothing was done, and until then nobody writes its server's log"
+    )
 
 
 def _adopt(home: Path, tuning: Options) -> bool:
@@ -291,7 +319,7 @@ def _start_keeper(home: Path, lock: int, order: Mapping[str, Any], tuning: Optio
 
     program = Path(__file__).with_name("__main__.py")
     with _on_disk(home):
-        notes = os.open(home / "keeper.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        notes = open_file(home / "keeper.log", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(program), str(home.absolute()), str(lock)],

@@ -27,6 +27,10 @@ class SecretMissingError(KeeperError):
     """A secret that the server needs is neither given nor in the environment."""
 
 
+class SilentError(KeeperError):
+    """A keeper lives and does not answer in time."""
+
+
 class StillAliveError(KeeperError):
     """What was asked is possible only for a server that has ended."""
 

@@ -25,7 +25,8 @@ from vllm_launchers.keeper.events import (
     LogMended,
     Probed,
 )
-from vllm_launchers.keeper.logfile import LogPump, RotatingLog, open_pipe
+from vllm_launchers.keeper.logfile import LogPump, RotatingLog
+from vllm_launchers.keeper.logpipe import open_pipe
 from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
 from vllm_launchers.keeper.server import Server
 from vllm_launchers.keeper.surroundings import Surroundings

@@ -1,8 +1,7 @@
 """The server's log: bytes from a named pipe into files that rotate by size.
 
-The server writes into ``server.pipe``, which server and keeper both hold open for reading *and* writing. So a keeper
-that dies gives the server no SIGPIPE, and what the server writes meanwhile (up to the pipe's 1 MiB; then its writes
-wait) is there for the next keeper. What nobody had read when the last holder ended is lost with the pipe.
+A keeper may be killed at any moment: no byte is lost and none is doubled by that. Bytes leave the pipe only once they
+stand in the log; a file beside it says up to where, so that the next keeper knows what it finds in both.
 
 A full disk never stops the reading: bytes that cannot be written are counted, and the log says how many once it can
 be written again.
@@ -11,46 +10,34 @@ be written again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
-import stat
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from vllm_launchers.keeper.blanking import Blanking
-from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.events import HelperFailed, LogLost, LogMended, Post
+from vllm_launchers.keeper.logpipe import CHUNK, LogPipe, Position
 
-PIPE_BYTES = 1 << 20
-CHUNK = 1 << 18
 GATHER_SECONDS = 0.01
 """How long to let output gather between two reads: a flood costs 100 wake-ups a second instead of one per line."""
+HELD_SECONDS = 0.1
+"""How often to look at the beginning of a line that may hold a secret and waits for its end."""
 LONGEST_LINE = 1 << 16
-"""A line may overrun a file's size by this much before it is cut in two."""
-
-
-def open_pipe(folder: Path, blocking: bool) -> int:
-    """Open (and make, if need be) the server's log pipe for reading and writing."""
-    path = folder / "server.pipe"
-    with contextlib.suppress(FileExistsError):
-        os.mkfifo(path, 0o600)
-    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (0 if blocking else os.O_NONBLOCK))
-    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise KeeperError(f"{path} is no pipe; move it away")
-    with contextlib.suppress(OSError):  # the user's allowance for pipes may be used up: a smaller one works too
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    return fd
+"""A file ends so far below its size, or a quarter of it where that is less: a line that long stays whole."""
+SMALLEST_FILE = 4096
+MOST_OF_A_CHUNK = 4 * CHUNK
+"""More than one chunk can become when short secrets in it are hidden."""
 
 
 class RotatingLog:
-    """``server.log`` and its older files ``.1``, ``.2``, …, ``files`` in all, each at most ``limit`` bytes.
+    """``server.log`` and its older files ``.1``, ``.2``, …, ``files`` in all, each at most ``limit`` bytes (4,096 at
+    least).
 
-    Files end at the end of a line, except under a line longer than 64 KiB. Only a ``limit`` under 256 KiB may be
-    overrun, by the rest of a line of at most 64 KiB. Never raises on a full disk.
+    Files end at the end of a line, except under a line longer than 64 KiB, or than a quarter of the limit where that
+    is less. Never raises on a full disk.
     """
 
     def __init__(self, path: Path, limit: int, files: int, write: Callable[[int, bytes], int] = os.write) -> None:
@@ -58,7 +45,7 @@ class RotatingLog:
         self.lost = 0
         """Bytes that could not be written since the last line that says so."""
         self.trouble = ""
-        self._limit = _end_at(limit)
+        self._limit = max(limit, SMALLEST_FILE)
         self._files = max(files, 1)
         self._write = write
         self._mutex = threading.Lock()
@@ -70,12 +57,27 @@ class RotatingLog:
     def resize(self, limit: int, files: int) -> None:
         """Change the bounds."""
         with self._mutex:
-            self._limit, self._files = _end_at(limit), max(files, 1)
+            self._limit, self._files = max(limit, SMALLEST_FILE), max(files, 1)
 
     def position(self) -> tuple[int | None, int]:
         """Inode and size of the file that is written now: where the next byte goes."""
         with self._mutex:
             return (os.fstat(self._fd).st_ino if self._fd >= 0 else None, self._size)
+
+    def since(self, inode: int, offset: int) -> bytes:
+        """What was written after a position, over rotated files; nothing where that cannot have been one chunk."""
+        found: list[bytes] = []
+        for number in range(self._files):
+            with contextlib.suppress(OSError), self._numbered(number).open("rb") as file:
+                status = os.fstat(file.fileno())
+                start = offset if status.st_ino == inode else 0
+                if sum(map(len, found)) + status.st_size - start > MOST_OF_A_CHUNK:
+                    break
+                file.seek(start)
+                found.append(file.read() if start <= status.st_size else b"")
+                if status.st_ino == inode:
+                    return b"".join(reversed(found))
+        return b""
 
     def append(self, data: bytes) -> None:
         """Write bytes, rotating on the way."""
@@ -88,8 +90,9 @@ class RotatingLog:
                 if not self._put(head):
                     self._lose(data, self.trouble)
                     return
-                if data or self._size >= self._limit + LONGEST_LINE:
-                    self._rotate()
+                if data and not self._rotate():
+                    self._put(data)
+                    return
 
     def close(self) -> None:
         """Close the file."""
@@ -100,14 +103,13 @@ class RotatingLog:
 
     def _fitting(self, data: bytes) -> tuple[bytes, bytes]:
         """Split where this file should end: after the last line that fits, else after the line that does not."""
-        room = self._limit - self._size
+        most = self._limit - self._size
+        room = most - min(LONGEST_LINE, self._limit // 4)
         if len(data) <= room:
             return data, b""
         cut = data.rfind(b"\n", 0, max(room, 0)) + 1
         if cut == 0 and (not self._at_line_start or self._size == 0):
-            first = data.find(b"\n") + 1
-            overrun = max(room + LONGEST_LINE, 0)
-            cut = first if 0 < first <= overrun else min(len(data), overrun)
+            cut = data.find(b"\n", 0, max(most, 0)) + 1 or min(len(data), max(most, 0))
         return data[:cut], data[cut:]
 
     def _put(self, data: bytes) -> bool:
@@ -135,6 +137,8 @@ class RotatingLog:
         try:
             if self._fd < 0:
                 self._open()
+            if self._size + len(text) >= self._limit:
+                self._rotate()
             line = text if self._at_line_start else b"\n" + text
             written = self._write(self._fd, line)
         except OSError as error:
@@ -145,8 +149,8 @@ class RotatingLog:
         self.lost, self.trouble = 0, ""
         return True
 
-    def _rotate(self) -> None:
-        """``server.log`` becomes ``.1``, ``.1`` becomes ``.2``; the oldest goes. Goes on in the old file if it must."""
+    def _rotate(self) -> bool:
+        """``server.log`` becomes ``.1``, ``.1`` becomes ``.2``; the oldest goes. Else the old file grows."""
         try:
             for number in range(self._files - 1, 0, -1):
                 source = self._numbered(number - 1)
@@ -160,6 +164,8 @@ class RotatingLog:
                 os.close(old)
         except OSError as error:
             self.trouble = error.strerror or str(error)
+            return False
+        return True
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
@@ -170,11 +176,6 @@ class RotatingLog:
         self._at_line_start = True
 
 
-def _end_at(limit: int) -> int:
-    """The size from which on a file ends with the next line, so that it stays within ``limit`` with that line."""
-    return limit - LONGEST_LINE if limit >= 4 * LONGEST_LINE else max(limit, 4096)
-
-
 class LogPump(threading.Thread):
     """Reads the pipe and writes the log; says when the log cannot be written, and when it can again."""
 
@@ -182,22 +183,29 @@ class LogPump(threading.Thread):
         super().__init__(name="log", daemon=True)
         self.log = log
         self.blanking = blanking or Blanking()
-        self._pipe = pipe_fd
+        self._pipe = LogPipe(pipe_fd)
+        self._position = Position(log.path.parent)
         self._post = post
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._drained = threading.Event()
         self._asked_to_drain = False
+        self._held = False
+        """Whether what is in the pipe waits for the end of its line."""
         self._told_at = 0.0
         self._lost = 0
+        self._written = self._written_before()
 
     def run(self) -> None:
         """Pump for as long as the keeper lives."""
-        poller = select.poll()
-        poller.register(self._pipe, select.POLLIN)
-        poller.register(self._wake, select.POLLIN)
+        woken, either = select.poll(), select.poll()
+        for poller, fd in ((woken, self._wake), (either, self._wake), (either, self._pipe.fd)):
+            poller.register(fd, select.POLLIN)
         while True:
             try:
-                poller.poll()
+                if self._held:
+                    woken.poll(HELD_SECONDS * 1000)
+                else:
+                    either.poll()
                 self._pump()
             except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the pumping goes on
                 self._post(HelperFailed("log", repr(error)))
@@ -214,21 +222,45 @@ class LogPump(threading.Thread):
         asked = self._asked_to_drain  # looked at before reading: what is in the pipe by then is read below
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        while data := self._read():
-            self.log.append(self.blanking.clean(data))
-            self._tell()
-            if len(data) < CHUNK and not asked:
+        while waiting := self._pipe.waiting():
+            data = self._pipe.peek()
+            more = len(data) < waiting
+            if more:  # the end of its last line is there already
+                data = data[: data.rfind(b"\n") + 1] or data
+            text, used = self.blanking.clean(data, whole=asked and not more)
+            if not used and (more or self._pipe.full):
+                text, used = self.blanking.clean(data, whole=True)
+            self._held = not used
+            if self._held:
+                break
+            self._write(text, used)
+            if not more and not asked:
                 time.sleep(GATHER_SECONDS)
         if asked:
-            self.log.append(self.blanking.rest())
             self._asked_to_drain = False
             self._drained.set()
 
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._pipe, CHUNK)
-        except BlockingIOError:
-            return b""
+    def _write(self, text: bytes, used: int) -> None:
+        """Write what ``used`` bytes of the pipe came to, and only then take them out."""
+        again = min(len(self._written), len(text))
+        self._written, text = self._written[again:], text[again:]
+        self.log.append(text)
+        self._pipe.take(used)
+        self._position.write(*self.log.position())
+        self._tell()
+
+    def _written_before(self) -> bytes:
+        """What is in the log already of what is in the pipe: its writer was killed before it could take it out.
+
+        Only the microseconds between that and the note of it leave a doubt: it is settled by whether log and pipe say
+        the same.
+        """
+        position, data = self._position.read(), self._pipe.peek()
+        written = self.log.since(*position) if position is not None and data else b""
+        if written and self.blanking.clean(data, whole=True)[0].startswith(written):
+            return written
+        self._position.write(*self.log.position())
+        return b""
 
     def _tell(self) -> None:
         """Post news about losses: the first at once, then at most every five seconds."""

@@ -97,6 +97,11 @@ class Household:
                 self.shared_memory = there | mapped
                 memory.write(self.pipe, self.server, members, self.shared_memory)
 
+    def look_closely(self) -> None:
+        """Have the next glance be at once, and at shared memory too: a server has all of its own once it is ready."""
+        self._glanced_at = float("-inf")
+        self._glances += -self._glances % EVERY + EVERY - 1
+
     def look(self, companion_pid: int | None = None) -> list[ProcessIdentity]:
         """Everybody who is left, the server first; also remembers them."""
         if self.server.boot_id != processes.boot_id():

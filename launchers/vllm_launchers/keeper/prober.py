@@ -7,6 +7,8 @@ owner's to find out.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import socket
 import threading
 import time
@@ -39,7 +41,10 @@ class Prober(threading.Thread):
         self._target: Target | None = None
 
     def aim(self, target: Target | None) -> None:
-        """Probe this from now on; None rests."""
+        """Probe this from now on; None rests. What a probe needs is loaded here, before anything on disk can change."""
+        if target is not None and target.tls:
+            with contextlib.suppress(ImportError):  # a Python without TLS: each probe says so
+                importlib.import_module("ssl")
         with self._change:
             self._target = target
             self._change.notify()
@@ -69,7 +74,7 @@ def probe(host: str, port: int, deadline_seconds: float = DEADLINE_SECONDS, *, t
     ends = time.monotonic() + deadline_seconds
     try:
         with (
-            socket.create_connection((reachable(host), port), timeout=deadline_seconds) as plain,
+            _connected(reachable(host), port, deadline_seconds) as plain,
             _over_tls(plain) if tls else plain as connection,
         ):
             connection.sendall(f"GET /health HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
@@ -87,10 +92,18 @@ def probe(host: str, port: int, deadline_seconds: float = DEADLINE_SECONDS, *, t
         return f"no answer within {deadline_seconds:g} s"
     except OSError as error:
         return (error.strerror or str(error)).lower()
+    except ImportError as error:
+        return f"this Python cannot speak TLS ({error})"
     words = answer.split(b"\r\n", 1)[0].split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/"):
         return "an answer that is not HTTP"
     return "" if words[1] == b"200" else f"answer {words[1].decode('ascii', 'replace')}"
+
+
+def _connected(host: str, port: int, seconds: float) -> socket.socket:
+    """A connection. The name goes as bytes: as text Python would load a megabyte to see what it is in other scripts."""
+    name = host.encode() if host.isascii() else host
+    return socket.create_connection((name, port), timeout=seconds)  # type: ignore[arg-type]
 
 
 def _over_tls(connection: socket.socket) -> socket.socket:

@@ -47,6 +47,12 @@ def alive(process: ProcessIdentity | None) -> bool:
     return found is not None and found.running and found.start_time == process.start_time
 
 
+def is_stopped(process: ProcessIdentity) -> bool:
+    """Whether this very process was stopped by a signal, or by a debugger, and has not gone on."""
+    found = stat(process.pid) if alive(process) else None
+    return found is not None and found.state in "Tt"
+
+
 def table() -> Table:
     """Every process that can be seen."""
     return {pid: process for pid in pids() if (process := stat(pid)) is not None}

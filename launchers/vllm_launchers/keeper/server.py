@@ -225,6 +225,8 @@ class Server:
                 generation = replace(record.current, ready_at=time.time())
                 self.ledger.move(transition, standing, generation, downtime_seconds=downtime)
                 self._aim()
+                if self._household is not None:
+                    self._household.look_closely()
             case Transition.SPOKE_AGAIN:
                 self.ledger.move(transition, standing)
             case Transition.FELL_SILENT:

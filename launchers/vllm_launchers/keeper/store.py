@@ -1,7 +1,8 @@
 """Folders, locks and records on disk: one folder per server, its user's alone.
 
 ``<root>/servers/<name>/`` (mode 0700) holds ``record.json``, ``keeper.lock``, ``keeper.sock``, ``server.pipe``,
-``server.log`` (and ``.1``, ``.2``, …), ``keeper.log``, ``companion.log`` and whatever a companion keeps there.
+``server.log`` (and ``.1``, ``.2``, …) with ``log.position``, ``keeper.log``, ``companion.log`` and whatever a companion
+keeps there.
 
 Races, and what settles them:
 
@@ -28,12 +29,15 @@ from pathlib import Path
 from vllm_launchers.keeper import codec
 from vllm_launchers.keeper.errors import BadNameError, NewerRecordError, NoSuchServerError, NotOursError, RecordError
 from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.private import make_folder, open_file
 
 STATE_VARIABLE = "VLLMCONSOLE_STATE"
 """Overrides where records live. Not in the ``VLLM_`` namespace: vLLM warns about names there that it does not know."""
 RECORD = "record.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 LOCK_PATIENCE = 0.3
+LONGEST_RECORD = 16 << 20
+"""Bytes: of a longer one nothing is read. A record with ten generations has some 50 KB."""
 
 Stamp = tuple[int, int, int]
 """Modification time in ns, inode and size of ``record.json``: differs whenever the record was written."""
@@ -71,10 +75,11 @@ def server_folder(root: Path, name: str) -> Path:
 def prepare(root: Path, name: str) -> Path:
     """Make the folder of a server with all above it, private, and return it. Raises `NotOursError`."""
     folder = server_folder(root, name)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_ours(root)
+    make_folder(root)
     check_ours(root)
     for path in (servers_folder(root), folder):
-        path.mkdir(mode=0o700, exist_ok=True)
+        make_folder(path)
         check_ours(path)
         if stat_bits.S_IMODE(path.stat().st_mode) != 0o700:
             path.chmod(0o700)
@@ -84,11 +89,13 @@ def prepare(root: Path, name: str) -> Path:
 def check_ours(path: Path) -> None:
     """Raise `NotOursError` unless a folder, or what a link leads to, is this user's. A missing one is fine."""
     try:
-        status = path.stat()
+        link, status = path.lstat(), path.stat()
     except FileNotFoundError:
         return
     except PermissionError as error:
         raise NotOursError(f"{path} cannot be looked into: it belongs to another user") from error
+    if stat_bits.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
+        raise NotOursError(f"{path} is a link that another user made (uid {link.st_uid})")
     if not stat_bits.S_ISDIR(status.st_mode):
         raise NotOursError(f"{path} is not a folder; move it away, or set {STATE_VARIABLE} to another place")
     if status.st_uid != os.geteuid():
@@ -117,8 +124,10 @@ def read_record(folder: Path) -> ServerRecord:
     with os.fdopen(fd, "rb") as file:
         if os.fstat(fd).st_uid != os.geteuid():
             raise NotOursError(f"{path} belongs to another user")
-        data = file.read()
+        data = file.read(LONGEST_RECORD + 1)
     try:
+        if len(data) > LONGEST_RECORD:
+            raise RecordError(f"is larger than {LONGEST_RECORD >> 20} MiB")
         record = codec.loads(data)
         if record.name != folder.name:
             raise RecordError(f"is the record of a server named {record.name!r}: it was copied or moved here")
@@ -201,7 +210,7 @@ def take_lock(folder: Path, patience: float = LOCK_PATIENCE) -> int | None:
     path = folder / "keeper.lock"
     deadline = time.monotonic() + patience
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        fd = open_file(path, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _leads_to(path, fd):

@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_launchers.keeper import credentials, spawn
 from vllm_launchers.keeper.companion import Wanted, fill
 from vllm_launchers.keeper.lifecycle import Tuning
-from vllm_launchers.keeper.logfile import open_pipe
+from vllm_launchers.keeper.logpipe import open_pipe
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRecord
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import stat
 import struct
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.errors import KeeperError, SilentError
 from vllm_launchers.keeper.events import Asked, HelperFailed, Post
 
 SOCKET = "keeper.sock"
@@ -32,7 +33,10 @@ class UnreachableError(Exception):
 
 
 def ask(folder: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-    """Send a request and wait for its answer. Raises `UnreachableError`, and `KeeperError` on nonsense."""
+    """Send a request and wait for its answer.
+
+    Raises `UnreachableError`, `SilentError` where that takes longer, and `KeeperError` on nonsense.
+    """
     deadline = time.monotonic() + seconds
     try:
         with _address(folder) as address, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -45,7 +49,7 @@ def ask(folder: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECOND
             connection.sendall(json.dumps(request).encode() + b"\n")
             line = read_line(connection, deadline)
     except TimeoutError as error:
-        raise KeeperError(
+        raise SilentError(
             f"the keeper of {folder.name} did not answer within {seconds:g} s; see {folder / 'keeper.log'}"
         ) from error
     except OSError as error:
@@ -115,7 +119,7 @@ class Listener(threading.Thread):
             return
         line = read_line(connection, time.monotonic() + REQUEST_SECONDS)
         request = json.loads(line) if line else None
-        if not isinstance(request, dict):
+        if not isinstance(request, dict) or _has_left(connection):
             return
         answered = threading.Event()
         answers: list[Mapping[str, Any]] = []
@@ -137,6 +141,14 @@ def _address(folder: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{SOCKET}"
     finally:
         os.close(fd)
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Whether who asked has gone: told that no answer came, and not to be surprised later, when a stopped keeper
+    goes on, by what nobody waits for any more."""
+    poller = select.poll()
+    poller.register(connection, 0)  # a hang-up is told without being asked for
+    return bool(poller.poll(0))
 
 
 def _peer_uid(connection: socket.socket) -> int:

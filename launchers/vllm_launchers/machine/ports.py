@@ -113,6 +113,12 @@ def listening_ports(pid: int) -> tuple[int, ...]:
     return tuple(sorted({row.port for row in tcp_sockets() if row.listening and row.link in files}))
 
 
+def listens_to_itself(port: int, user: str) -> bool:
+    """Whether this user's process listens on a port, at addresses that only this machine reaches. Not seen is False."""
+    rows = [row for row in tcp_sockets() if row.port == port and row.listening]
+    return bool(rows) and all(row.loopback and user_name(row.uid) == user for row in rows)
+
+
 def _holder(socket_link: str) -> int | None:
     return next((pid for pid in pids() if socket_link in (open_files(pid) or ())), None)
 

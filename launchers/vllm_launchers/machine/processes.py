@@ -187,5 +187,5 @@ def _arguments(words: Sequence[str], *, positional: bool, simulated: bool) -> Se
     if positional and words and not words[0].startswith("-"):
         model = words[0]
     text = values.get("port", "")
-    port = int(text) if text.isdecimal() and 0 < int(text[:6]) <= 65535 else None
+    port = int(text) if text.isdecimal() and len(text) <= 5 and 0 < int(text) <= 65535 else None
     return ServerCommand(model or None, values.get("host") or "0.0.0.0", port, simulated)

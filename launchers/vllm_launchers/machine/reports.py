@@ -6,7 +6,6 @@ One JSON file, this user's alone (mode 0600), replaced whole. Writers take turns
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
@@ -18,9 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_launchers.private import close_to_others, lock, open_file, own_folder
+
 VERSION = 1
 MOST_ENTRIES = 200
 MOST_BYTES = 2**20
+PATIENCE_SECONDS = 2.0
+"""How long another writer is waited for."""
 _MOST_TEXT = 500
 _MOST_FIGURES = 16
 
@@ -157,6 +160,7 @@ class ReportBook:
     def _write(self, entries: list[Remembered]) -> None:
         document = {"version": VERSION, "entries": [asdict(entry) for entry in entries]}
         handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)  # mode 0600
+        close_to_others(handle)  # a mask can take even that
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(document, file, separators=(",", ":"))
@@ -169,13 +173,13 @@ class ReportBook:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        own_folder(self.path.parent)
+        opened = open_file(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_NOFOLLOW)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock(opened, PATIENCE_SECONDS)
             yield
         finally:
-            os.close(lock)
+            os.close(opened)
 
 
 def _key(entry: Remembered) -> tuple[str, str, str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from vllm_launchers.machine.gpu.host import Gpu, Host, Link, MigInstance, connected
@@ -142,7 +142,7 @@ def rank_placements(
     ]
     if size == 1:
         sliced = [gpu for gpu in host.gpus if gpu.mig_mode and not (gpu.lost or gpu.claimed)]
-        found += [_slice(need_gib, gpu, part) for gpu in sliced for part in gpu.mig]
+        found += [_slice(asked, need_gib, gpu, part) for gpu in sliced for part in gpu.mig]
     found.sort(key=lambda pair: pair[0])
     choices = _different(asked, found, most)
     placements = tuple(found if isinstance(found, Placement) else _placement(asked, found) for found in choices)
@@ -333,25 +333,30 @@ def _sets(asked: _Asked, usable: Sequence[int], size: int) -> Iterator[Sequence[
             yield found
 
 
-def _slice(need: Need, gpu: Gpu, part: MigInstance) -> tuple[_Key, Placement]:
-    """A MIG slice as a place for a server on one GPU."""
+def _slice(asked: _Asked, need: Need, gpu: Gpu, part: MigInstance) -> tuple[_Key, Placement]:
+    """A MIG slice as a place for a server on one GPU; a share of the GPU holds for its slices together."""
     holders = tuple(h for h in gpu.holders if h.instance is not None and h.instance == part.gpu_instance)
-    seen = Gpu(index=gpu.index, name=gpu.name, memory_gib=part.memory_gib, free_gib=part.free_gib, used_by=holders)
+    # What no process is seen to hold is held all the same.
+    used = part.memory_gib - part.free_gib if part.memory_gib is not None and part.free_gib is not None else None
+    seen = Gpu(gpu.index, name=gpu.name, memory_gib=part.memory_gib, free_gib=part.free_gib, used_by=holders,
+               used_gib=used)  # fmt: skip
+    within = replace(gpu, free_gib=part.free_gib)
+    limited, give = share_words(within, asked.shares), available_gib(within, asked.shares)
     needs = _all_known([_needed(need, seen)])
-    tier = _tier(needs[0] if needs else None, seen, part.free_gib)
+    tier = _tier(needs[0] if needs else None, seen, give)
     title = f"{gpu.index}: MIG slice {part.profile or part.uuid}"
-    free = "free memory unknown" if part.free_gib is None else f"{part.free_gib:.1f} GiB free"
-    key = (tier, float(bool(holders)), 0.0, 0.0, 0.0, 0.0, 0.0, -math.floor(part.free_gib or 0.0), float(gpu.index))
+    free = "free memory unknown" if give is None else f"{give:.1f} GiB free"
+    key = (tier, float(is_held(seen)), 0.0, 0.0, 0.0, 0.0, 0.0, -math.floor(give or 0.0), float(gpu.index))
     return key, Placement(
         gpus=(gpu.index,),
         uuids=(part.uuid,),
         level=None,
         bandwidth_gbs=None,
-        free_gib=part.free_gib,
+        free_gib=give,
         tier=tier,
         fits=_fits(needs, tier),
-        reason=f"{title}, {free}",
-        warnings=tuple(held_by([seen])),
+        reason=f"{title}, {free}" + ("" if tier < 2 else ", not enough"),
+        warnings=(*held_by([seen]), *filter(None, [limited])),
         mig=part,
         needs_gib=needs,
     )
@@ -376,4 +381,7 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
     wanted = f"{need_words(nearest.needs_gib)} free on each" if nearest.needs_gib else "free"
     held = f": {nearest.warnings[0]}" if nearest.warnings else ""
     claimed = "".join(f"; GPU {gpu.index} {gpu.claimed}" for gpu in host.gpus if gpu.claimed)
-    return f"no set of {size} is {wanted}; the best, {spans(nearest.gpus)}, has {free} to give{held}{claimed}"
+    best = spans(nearest.gpus)
+    if nearest.mig is not None:
+        best += f" (MIG slice {nearest.mig.profile or nearest.mig.uuid})"
+    return f"no set of {size} is {wanted}; the best, {best}, has {free} to give{held}{claimed}"

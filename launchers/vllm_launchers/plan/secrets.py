@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.shell_words import line_of, line_word
 from vllm_launchers.secrets import (
     SERVER_SECRETS,
     holds_secret,
@@ -42,6 +42,6 @@ def command_line(plan: Plan, *, environment: bool = True) -> str:
 
     A secret variable is written ``NAME="$NAME"``: whoever has it exported gets it.
     """
-    words = [f"{name}={shlex.quote(value)}" for name, value in redact_environment(plan.environment).items()]
+    words = [f"{name}={line_word(value)}" for name, value in redact_environment(plan.environment).items()]
     words += [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
-    return " ".join([*(words if environment else ()), shlex.join(redact_argv(plan.argv))])
+    return " ".join([*(words if environment else ()), line_of(redact_argv(plan.argv))])

@@ -38,6 +38,8 @@ class ApiOptions:
     api_keys: tuple[str, ...] = ()
     usage_details: bool = False
     track_load: bool = False
+    developing: bool = False
+    """Whether ``/pause`` and ``/resume`` are there, as with ``VLLM_SERVER_DEV_MODE=1``."""
     log_requests: bool = False
 
 
@@ -64,12 +66,31 @@ class Api:
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
         ]
+        if self._options.developing:
+            routes += [Route("/pause", self.pause, methods=["POST"]), Route("/resume", self.resume, methods=["POST"])]
         app = Starlette(routes=routes, exception_handlers={ApiError: _refuse})
         return _Guard(app, self._options.api_keys) if self._options.api_keys else app
 
     async def health(self, _request: HttpRequest) -> Response:
         """Answer 200 with nothing."""
         return Response()
+
+    async def pause(self, request: HttpRequest) -> Response:
+        """Stop the engines: requests end (``mode=abort``) or stay as they are (``keep``), and new ones wait."""
+        mode = request.query_params.get("mode", "abort")
+        if mode not in ("abort", "keep"):
+            raise bad_request("mode must be abort or keep here.", "mode")
+        if mode == "abort":
+            self._engines.abort_all()
+        for engine in self._engines.ranks:
+            engine.pause()
+        return JSONResponse({"status": "paused"})
+
+    async def resume(self, _request: HttpRequest) -> Response:
+        """Let the engines go on."""
+        for engine in self._engines.ranks:
+            engine.resume()
+        return JSONResponse({"status": "resumed"})
 
     async def version(self, _request: HttpRequest) -> Response:
         """Tell the version, marked as simulated."""

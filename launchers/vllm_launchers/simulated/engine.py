@@ -75,6 +75,8 @@ class Engine:
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
+        self._going = asyncio.Event()
+        self._going.set()
 
     @property
     def load(self) -> int:
@@ -113,6 +115,14 @@ class Engine:
             self.abort(stream)
         return len(streams)
 
+    def pause(self) -> None:
+        """Begin no iteration from now on: what runs stays as it is, and what comes waits."""
+        self._going.clear()
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._going.set()
+
     async def drained(self) -> None:
         """Wait until no request is left."""
         await self._drained.wait()
@@ -126,6 +136,10 @@ class Engine:
                 self._wake.clear()
                 await self._wake.wait()
                 start = clock()
+            if not self._going.is_set():
+                await self._going.wait()
+                start = clock()
+                continue  # what it had to do may have been ended meanwhile
             seconds = self.core.begin(start) / self._speed
             due = start + seconds
             # When this process cannot keep up, the pace drops; a timer's usual lateness does not add up.

@@ -50,6 +50,7 @@ async def run(
         api_keys=tuple(args.api_key or filter(None, [os.environ.get("VLLM_API_KEY")])),
         usage_details=args.enable_prompt_tokens_details,
         track_load=args.enable_server_load_tracking,
+        developing=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
         log_requests=args.enable_log_requests,
     )
     options = ServeOptions(

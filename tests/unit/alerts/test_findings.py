@@ -147,7 +147,7 @@ def began(condition: Condition, server: str = "chat") -> Told:
 
 def test_it_rings_at_most_every_ten_seconds_and_loses_nothing() -> None:
     ringer = Ringer([Way.OSC9], {})
-    assert b"kv cache pressure (warning)" in ringer.take([began(PRESSURE)], 100.0)
+    assert b"KV cache pressure (warning)" in ringer.take([began(PRESSURE)], 100.0)
     assert ringer.take([began(UNUSED)], 101.0) == b""
     assert ringer.take([began(PREEMPTING, "coder")], 105.0) == b""
     assert b"coder: preempting (critical), and 1 more" in ringer.take([], 110.5)

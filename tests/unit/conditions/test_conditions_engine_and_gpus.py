@@ -14,7 +14,7 @@ from vllm_console.diagnosis.conditions.watch import CURE_ANEW_SECONDS, condition
 from vllm_console.diagnosis.model import Condition, Severity
 from vllm_console.telemetry.frames import Frame
 from vllm_console.telemetry.model import EngineSample
-from vllm_launchers.machine.gpu.host import Gpu, Holder
+from vllm_launchers.machine.gpu.host import Gpu, GpuClaim, Holder
 
 START = 1_000_000.0
 COUNT = 12
@@ -84,6 +84,8 @@ RESERVE = {"reserve_gib": {0: 5.0}}
 SPLIT = {"flags": {"tensor-parallel-size": 2}, "link": "SYS"}
 STALLED = replace(GOOD, utilization=99.0, memory_utilization=12.0)
 
+CLAIM = GpuClaim("anna", START + 9000, "training", words="taken till 18:00 by anna: training")
+
 CASES = {
     "hot": ("gpu_throttled", replace(GOOD, throttle=("too hot (hardware)",)), {}, Severity.WARNING),
     "power brake": ("gpu_throttled", replace(GOOD, throttle=("power brake",)), {}, Severity.WARNING),
@@ -92,6 +94,7 @@ CASES = {
     "old generation": ("pcie_narrow", replace(GOOD, pcie_generation=1), {}, Severity.NOTE),
     "narrow and split": ("pcie_narrow", replace(GOOD, pcie_width=8), SPLIT, Severity.WARNING),
     "reserve": ("gpu_memory_below_reserve", GOOD, RESERVE, Severity.WARNING),
+    "claimed": ("gpu_claimed", replace(GOOD, claims=(CLAIM,)), {}, Severity.NOTE),
     "stalls": ("tensor_parallel_stalls", STALLED, SPLIT, Severity.WARNING),
     "idle": ("starved_by_clients", replace(GOOD, utilization=5.0), {}, Severity.NOTE),
 }
@@ -138,6 +141,7 @@ def test_it_does_not_come_by_a_single_look_nor_while_nobody_looks(case: str) -> 
         replace(GOOD, throttle=("idle",), utilization=40.0),
         replace(GOOD, pcie_generation=1, pcie_width=8, utilization=30.0),  # a link that rests saves power
         replace(GOOD, used_by=None, free_gib=None, utilization=None, throttle=None),
+        replace(GOOD, claims=(replace(CLAIM, mine=True),)),
     ],
 )
 def test_what_is_normal_or_not_reported_raises_nothing(gpu: Gpu) -> None:
@@ -150,7 +154,33 @@ def test_another_process_that_grows_is_named_with_its_owner() -> None:
     assert "python train.py" in condition.symptom
     assert any("→" in measure.value for measure in condition.measures)
     assert all(remedy.changes.empty for remedy in condition.remedies)  # nothing takes what others hold
+    assert "anna, pid 99" in condition.remedies[0].why
     assert condition.severity is Severity.WARNING  # less than a GiB is left
+
+
+def test_ones_own_other_server_that_grows_is_ones_own_to_stop() -> None:
+    def growing_of_ours(at: int) -> Gpu:
+        return replace(growing(at), used_by=(OURS, replace(growing(at).holders[1], server="docs")))
+
+    condition = find(situation(growing_of_ours), "gpu_memory_contended")
+    assert "server docs takes more" in condition.symptom
+    assert "stop server docs" in condition.remedies[0].why
+
+
+def test_what_is_ending_is_told_as_it_was_seen_last() -> None:
+    """Until three frames in a row are good it holds on; the newest look says nothing of it any more."""
+    hot = replace(GOOD, throttle=("too hot (hardware)",), temperature_c=96.0)
+    ending = find(situation(lambda at: hot if at < 2 * COUNT - 2 else GOOD), "gpu_throttled")
+    assert ending.severity is Severity.WARNING
+    assert ending.symptom == "GPU 0 slows itself down: too hot (hardware)."
+    assert [(one.name, one.value) for one in ending.measures][:2] == [
+        ("GPU 0 temperature", "96 °C"),
+        ("GPU 0 clock", "2400 of 2520 MHz"),
+    ]
+    narrow = replace(GOOD, pcie_width=4, pcie_generation=3)
+    assert find(situation(lambda at: narrow if at < 2 * COUNT - 2 else GOOD), "pcie_narrow").symptom == (
+        "GPU 0 has a slower PCIe link than could be: ×4 of ×16 and generation 3 of 4."
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,6 +196,7 @@ def test_memory_below_the_reserve_offers_what_this_server_can_give_back() -> Non
     # 5 GiB and a margin of 0.25 wanted, 4 free: 1.25 of 45 GiB are 3 %.
     assert condition.remedies[0].changes.set == {"gpu-memory-utilization": 0.87}
     assert condition.measures[0].source == "[reserve] of your settings"
+    assert condition.symptom == "GPU 0 has 4.0 GiB free of the 5.0 GiB kept for others."
     assert "gpu_memory_below_reserve" not in codes(situation(flags={"gpu-memory-utilization": 0.9}))
 
 
@@ -263,7 +294,7 @@ def test_a_hang_that_no_request_may_confirm_is_said_to_be_one_that_seems_so() ->
     hung = situation(grown=SILENT, **known)
     (found,) = conditions(hung)
     assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
-    assert found.symptom.endswith("; no request has confirmed it.")
+    assert found.symptom.startswith("It seems to hang: ")
     assert "read-only sends none" in found.cause
     assert found.since == hung.frames[1].start  # the first frame that a frame like it stands before
     short = frames_of(*[SERVING] * 6, *[SILENT] * 5)
@@ -303,3 +334,66 @@ def test_a_cure_stays_as_it_was_shown_until_the_condition_ends() -> None:
     )
     assert len(set(shown[:anew])) == len(set(shown[anew:])) == 1
     assert shown[0] != shown[-1], "every ten minutes of the clock"
+
+
+FULL = replace(
+    SERVING, requests_running=5, kv_cache_usage=0.99, preemptions_total=2, requests_finished_total=1,
+    generation_tokens_total=300,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("grown", "told"),
+    [
+        (FULL, "12 preemptions a minute, 2.0 for each request that ended."),
+        (replace(FULL, requests_finished_total=0), "12 preemptions a minute, and no request ended."),
+        (replace(FULL, requests_finished_total=8), "12 preemptions a minute, 25% of the requests that ended."),
+    ],
+)
+def test_preemptions_are_told_so_that_a_share_is_never_above_one(grown: EngineSample, told: str) -> None:
+    assert find(situation(grown=grown), "preempting").symptom == told
+
+
+def test_a_minute_without_preemptions_does_not_say_that_there_are_any() -> None:
+    preempted = frames_of(*[FULL] * COUNT, *[replace(FULL, preemptions_total=0, requests_finished_total=1)] * 6)
+    found = find(situation(frames=preempted, now=preempted[-1].end), "preempting")
+    assert found.symptom == "Requests were preempted, though none in the last minute."
+
+
+def test_before_lengths_are_known_fewer_sequences_go_by_those_that_run_usually() -> None:
+    """Twelve were let in while they were short; five are what fits."""
+    frames = frames_of(*[FULL] * COUNT)
+    crowded = (*frames[:-3], replace(frames[-3], running_max=12), *frames[-2:])
+    found = situation(frames=crowded, flags={"max-num-seqs": 16}, build="cpu")
+    (remedy,) = find(found, "preempting").remedies
+    assert remedy.changes.set == {"max-num-seqs": 3}
+
+
+def test_a_server_without_a_gpu_is_not_sent_to_another_one() -> None:
+    frames = tuple(
+        replace(frame, waiting_min=10.0 * at, waiting_max=10.0 * at + 3)
+        for at, frame in enumerate(frames_of(*[FULL] * COUNT))
+    )
+    for build, where in (("cpu", "machine"), ("cuda", "GPU")):
+        found = find(situation(frames=frames, build=build), "oversubscribed_memory")
+        assert found.remedies[-1].why == f"Start a second server on another {where}, or send fewer requests at once."
+
+
+def test_clients_that_give_up_do_not_hide_a_hang() -> None:
+    """Their requests are counted as ended: so is the one for one token, of every console that looks."""
+    gives_up = replace(SILENT, requests_finished_total=1)
+    assert suspected_hang(frames_of(SERVING, *[gives_up] * 6)) is not None
+    hung = situation(grown=replace(gives_up, requests_waiting=9), silent_seconds=30.0)
+    assert codes(hung) == {"engine_hung"}
+
+
+def test_a_queue_before_an_engine_that_computes_nothing_is_not_said_to_want_more_computing_power() -> None:
+    stuck = tuple(
+        replace(frame, waiting_min=10.0 * at, waiting_max=10.0 * at + 3)
+        for at, frame in enumerate(frames_of(*[SILENT] * COUNT))
+    )
+    assert "oversubscribed_compute" not in codes(situation(frames=stuck))
+    nobody = tuple(replace(frame, running_max=0, grown=replace(frame.grown, requests_running=0)) for frame in stuck)
+    assert codes(situation(frames=nobody)) == {"not_admitted"}
+    again = situation(frames=(*nobody[:-1], replace(nobody[-1], running_max=9)))
+    assert find(again, "not_admitted").symptom == "Requests waited while none ran; now some run again."

@@ -106,6 +106,20 @@ def test_too_few_sequences_and_too_little_memory_are_told_apart(server) -> None:
     assert all("max-num-seqs" not in remedy.changes.set for remedy in condition.remedies)
 
 
+def test_a_queue_that_came_at_once_is_offered_more_sequences(server) -> None:
+    """A backlog that does not grow is no oversubscription, but its requests wait, and for nothing but the limit."""
+    few = server({"max-model-len": 4096, "max-num-seqs": 16}, gpu="H100 80GB", **KNOWN)
+
+    def traffic() -> list[Request]:
+        return requests([1.0 + index / 1000 for index in range(300)], 300, 400, seed=1) + steadily(1.0, 60, 300, 400)
+
+    before = few.serve(traffic(), 60)
+    condition = before.condition("slow_first_token")
+    assert "oversubscribed_sequences" not in before.ever
+    assert condition.cause == "Requests wait in the queue: no more than 16 may run at once."
+    assert int(top(condition).changes.set["max-num-seqs"]) == 64
+
+
 def test_prompts_that_come_faster_than_they_are_computed(server) -> None:
     """Neither sequences nor memory hold the queue back: quantized weights compute faster."""
     plain = server(

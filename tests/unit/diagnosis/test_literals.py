@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vllm_console.diagnosis.causes import Rule
 from vllm_console.diagnosis.diagnose import diagnose
-from vllm_console.diagnosis.literals import FirstMatch, stretches
+from vllm_console.diagnosis.literals import FirstMatches, stretches
 from vllm_console.diagnosis.rules import DEATHS, OUT_OF_MEMORY, RULES
 
 ALL = [rule.pattern for rule in (*RULES, *DEATHS)] + [OUT_OF_MEMORY]
@@ -24,7 +24,8 @@ ASCII = st.characters(max_codepoint=126, min_codepoint=32)
         (r"Out of memory|\[Errno 28\]", ("out of memory", "[errno 28]")),
         (r"models?'?s? max(?:imum)? seq", ("model", " max")),
         (r"requires? (?:a|the (?:b|c)) GPU", ("require",)),
-        (r"error[|)]s{2} of \w+: it", ("error",)),
+        (r"fault[|)]s{2} of \w+: it", ("fault",)),
+        (r"\bnccl\w+Error\b|Exception", ("nccl", "exception")),
         (r"x|long enough", None),
         (r"\d+(?:abc|def)", None),
     ],
@@ -38,19 +39,26 @@ def test_stretches(pattern: str, words: tuple[str, ...] | None) -> None:
 
 @pytest.mark.parametrize("pattern", ALL, ids=lambda pattern: pattern.pattern[:40])
 def test_every_text_that_a_rule_matches_is_found(pattern: re.Pattern[str]) -> None:
-    first = FirstMatch([pattern])
+    first = FirstMatches([pattern])
 
     @settings(max_examples=25, deadline=None, derandomize=True, database=None)
     @given(st.from_regex(pattern, alphabet=ASCII))
     def check(text: str) -> None:
-        assert first.index(text) == 0
+        assert first.of(text) == (0,)
 
     check()
 
 
 def test_the_first_of_several_counts_and_case_does_not() -> None:
-    first = FirstMatch([re.compile(word, re.IGNORECASE) for word in ("no space left", "space", r"\d\d")])
-    assert [first.index(text) for text in ("NO SPACE left 12", "some Space", "12", "none")] == [0, 1, 2, None]
+    first = FirstMatches([re.compile(word, re.IGNORECASE) for word in ("no space left", "space", r"\d\d")])
+    assert [first.of(text)[0] for text in ("NO SPACE left 12", "some Space", "12", "none")] == [0, 1, 2, None]
+
+
+def test_groups_are_told_apart() -> None:
+    groups = FirstMatches([re.compile("ab+c"), re.compile("abd")], [re.compile("abd"), re.compile(r"a[b]d")])
+    assert [groups.of(text) for text in ("xabdx", "abbc", "ab")] == [(1, 0), (0, None), (None, None)]
+    assert [groups.any_in(text) for text in ("xabdx", "abbc", "ab")] == [True, True, False]
+    assert not FirstMatches([], []).any_in("abc")
 
 
 def test_every_rule_is_looked_for_by_its_words() -> None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from vllm_launchers.plan.export import ExportError, compose, config_yaml, kubernetes, shell, systemd_unit
 from vllm_launchers.plan.export.quoting import (
-    comment_word,
     label,
     systemd_assignment,
     systemd_word,
@@ -25,6 +24,7 @@ from vllm_launchers.plan.export.quoting import (
 )
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Engine, EngineKind, Plan
+from vllm_launchers.plan.shell_words import line_word
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30) | st.sampled_from(
     ["$HOME", "${A}", "$(rm -rf x)", "%h", "%%", "a b", 'say "x"', "it's", "\\n", "\\", "a\\", "#x", ";", "---", "- a",
@@ -64,11 +64,22 @@ def expected_in_container(plan: Plan) -> list[str]:
     return [plan.model, "--host", "0.0.0.0", "--port", "8000", *flag_words(plan.flags)]
 
 
+def words_of_a_shell(text: str) -> list[str]:
+    """As a shell reads them, but that nothing is run: what ``printf`` gives is put in here."""
+    given = re.compile(r"\"\$\(printf '((?:\\[0-7]{3})+)'\)\"")
+    return shlex.split(given.sub(lambda found: shlex.quote(of_octals(found[1])), text))
+
+
+def of_octals(text: str) -> str:
+    return bytes(int(octal, 8) for octal in text.split("\\")[1:]).decode()
+
+
 @settings(deadline=None)
 @given(plan=plans())
 def test_shell_words_come_back_from_a_reader(plan: Plan) -> None:
-    joined = shell(plan).replace(" \\\n  ", " ").replace(" \\\n", " ")
-    words = shlex.split(joined)
+    text = shell(plan)
+    assert all(character.isprintable() or character in "\n\t" for character in text)
+    words = words_of_a_shell(text.replace(" \\\n  ", " ").replace(" \\\n", " "))
     assert words[len(plan.environment) :] == list(plan.argv)
     assert words[: len(plan.environment)] == [f"{name}={value}" for name, value in plan.environment.items()]
 
@@ -168,7 +179,11 @@ def systemd_words(text: str) -> list[str]:
         if found[2] is not None:
             words.append(found[2].replace("%%", "%"))
             continue
-        raw = re.sub(r"\\(x[0-9a-f]{2}|.)", lambda m: UNESCAPED.get(m[1]) or chr(int(m[1][1:], 16)), found[1])
+        raw = re.sub(
+            r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|.)",
+            lambda m: UNESCAPED.get(m[1]) or chr(int(m[1][1:], 16)),
+            found[1],
+        )
         words.append(raw.replace("%%", "%"))
     return words
 
@@ -212,9 +227,9 @@ def test_a_dollar_stays_in_a_program_and_in_an_assignment() -> None:
 @settings(deadline=None)
 @given(word=WORDS)
 def test_a_word_in_a_comment_is_one_line_that_bash_reads(word: str) -> None:
-    assert comment_word(word).isprintable()
+    assert line_word(word).isprintable()
     if not word.isprintable():
-        assert comment_word(word).startswith("$'")
+        assert line_word(word).startswith("$'")
 
 
 @pytest.mark.parametrize(

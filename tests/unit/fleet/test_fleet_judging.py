@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,14 +18,17 @@ import pytest
 from vllm_console.config import Config, ConfigError, gpu_reserves, read_config
 from vllm_console.diagnosis.model import Severity
 from vllm_console.fleet import one_token
+from vllm_console.fleet.board import SharedBoard
 from vllm_console.fleet.details import Details, pack
 from vllm_console.fleet.gpus import GpuSource
 from vllm_console.fleet.judging import Judge, slowest_link
 from vllm_console.fleet.one_token import OneToken
 from vllm_console.fleet.watched import HISTORY, Around, WatchedServer
+from vllm_console.telemetry.gpu_looks import GPU_LOOKS
 from vllm_console.telemetry.history import Writer
 from vllm_console.telemetry.model import EngineSample, Histogram, Sample
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.machine.board.model import Board, Claim
 from vllm_launchers.machine.gpu.host import Gpu, Host, Link
 from vllm_launchers.machine.gpu.sharing import Share
 from vllm_launchers.machine.model import Engine, EngineKind
@@ -148,6 +154,57 @@ def test_nothing_is_concluded_from_the_gpus_of_a_recorded_host() -> None:
     assert Around(source).host is None
 
 
+def hot_since(at: float, until: float = NOW) -> list[str]:
+    """Lines of the file of looks: GPU 0 is too hot from a moment on."""
+    lines = []
+    for seen in range(int(NOW) - 600, int(until), 5):
+        gpu = {"index": 0, "name": "NVIDIA L40S", "utilization": 90, "throttle": ["too hot (hardware)"][: seen >= at]}
+        lines.append(json.dumps({"at": float(seen), "gpus": [gpu], "links": []}, separators=(",", ":")))
+    return lines
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """A server's folder within a state folder, and ten minutes in which it served well."""
+    folder = tmp_path / "servers" / "chat"
+    folder.mkdir(parents=True)
+    writer = Writer(folder / HISTORY)
+    for second in range(0, 600, 2):
+        writer.append(sample(NOW - 600 + second))
+    writer.close()
+    return folder
+
+
+@pytest.mark.parametrize("charts", [False, True], ids=["command", "console"])
+def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_look_on(served: Path, charts: bool) -> None:
+    def found(*lines: str, gpus: GpuSource | None = None, board: SharedBoard | None = None) -> dict[str, float]:
+        (served.parents[1] / GPU_LOOKS).write_text("\n".join(lines))
+        watched = WatchedServer(served, charts=charts)
+        view = watched.view(record(), NOW, selected=True, load="", around=Around(gpus, board=board))
+        watched.close()
+        return {one.code: one.since for one in view.conditions}
+
+    assert "gpu_throttled" not in found()
+    told = found(*hot_since(NOW - 300), "", '{"at":', "no json")
+    assert abs(told["gpu_throttled"] - (NOW - 300)) <= 10, "since when, though nobody else was there to see"
+    assert "gpu_throttled" not in found(*hot_since(NOW - 300, until=NOW - 60)), "nobody has looked for a minute"
+    assert "gpu_throttled" not in found(*hot_since(NOW - 300), gpus=GpuSource(Path("4xa6000")))
+    board = SharedBoard(served, watched=False, read_only=True)
+    claim = Claim((0,), NOW - 200, time.time() + 3600, "training", uid=os.getuid() + 1, user="anna")
+    board.latest = lambda: Board(served, NOW, (claim,))  # type: ignore[method-assign]
+    assert abs(found(*hot_since(NOW), board=board)["gpu_claimed"] - (NOW - 200)) <= 10
+
+
+def test_gpus_as_they_were_before_the_driver_hung_say_nothing_of_now() -> None:
+    judge = Judge("chat")
+    hot = replace(CARD, throttle=("too hot (hardware)",))
+    for second in range(120):
+        judge.append(sample(NOW - 120 + second), 1)
+        judge.look(Host(gpus=(hot,), problem="driver not answering since 12:00:00"), (0,), NOW - 120 + second)
+    found = judge.conditions(record(), Details(objectives=GOALS, gpus=(0,)), Around(), NOW)
+    assert [one.code for one in found] == ["healthy"]
+
+
 def test_the_slowest_link_of_several_gpus() -> None:
     links = (Link(0, 1, "NV4"), Link(0, 2, "SYS"), Link(1, 2, "PHB"))
     host = Host(gpus=tuple(Gpu(index=index) for index in range(4)), links=links)
@@ -261,9 +318,7 @@ def test_a_server_that_moves_and_a_read_only_console_ask_nothing(answering: Answ
     silent(judge)
     (found,) = judge.conditions(record(seen.port), Details(), Around(may_ask=False), NOW, wait=True)
     assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
-    assert found.cause == (
-        "It seems to hang; the request for one token that would tell was not sent: read-only sends none."
-    )
+    assert found.cause == ("Not confirmed by a request for one token, which would tell: read-only sends none.")
     moving = Judge("chat")
     for second in range(120):
         moving.append(sample(NOW - 120 + second), 1)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from vllm_console.cli import check, restart
 from vllm_console.cli.run_lines import run_lines
 from vllm_console.fleet.details import Details, pack
+from vllm_console.fleet.model import Changes, FleetSnapshot
 from vllm_console.fleet.runs import RunBook
 from vllm_console.fleet.watched import HISTORY
 from vllm_console.telemetry.history import Writer
@@ -100,5 +104,40 @@ def test_a_list_of_runs_says_what_held_and_how_that_is_known(night):
     book, record = night
     book.judge_past([record])
     text = "\n".join(run_lines(book.open().runs("chat"), time.time()))
-    assert "held: kv cache pressure" in text
+    assert "held: KV cache pressure" in text
     assert "without GPUs" in text
+
+
+class Looked:
+    """A fleet with one server that does not run, as ``check`` asks it."""
+
+    def __init__(self, view, trouble):
+        self.view, self.trouble, self.asked = view, trouble, []
+
+    def snapshot(self, _selected):
+        return FleetSnapshot(time.time(), "box", (self.view,))
+
+    def judge_past(self, name):
+        self.asked.append(name)
+        return self.trouble
+
+
+def test_a_check_judges_the_past_of_the_server_that_it_looks_at(fakes, monkeypatch, capsys, tmp_path):
+    view = replace(fakes.stopped(fakes.NOW), log_path=str(tmp_path / "server.log"))
+    fleet = Looked(view, "runs.sqlite is full")
+    monkeypatch.setattr(check, "open_fleet", lambda _args: fleet)
+    assert check.run(argparse.Namespace(name="old", window=300.0, allow_idle=True, json=False)) == 1
+    assert fleet.asked == ["old"]
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "vllm-console: runs.sqlite is full"
+    assert len(said) > 1, "what is wrong with the server comes first"
+
+
+def test_a_restart_with_several_changes_says_that_they_cannot_be_told_apart(capsys):
+    flags = {"max-num-seqs": 64, "enable-prefix-caching": True, "kv-cache-dtype": "fp8"}
+    restart.say_several(flags, Changes({"max-num-seqs": 32, "enable-prefix-caching": True}))
+    assert capsys.readouterr().err == "", "one of the two stands already"
+    restart.say_several(flags, Changes({"max-num-seqs": 32}, unset=("kv-cache-dtype", "max-model-len")))
+    said = capsys.readouterr().err
+    assert "2 changes at once (max-num-seqs, kv-cache-dtype)" in said
+    assert "will not tell them apart" in said

@@ -71,7 +71,7 @@ def test_a_growing_cache_is_a_download_with_its_bytes_and_its_rate(tmp_path, log
     grow(blobs, 24)
     stages, _ = way.look(record(of), BEGUN + 9)
     assert stages[-1].name == "download"
-    assert stages[-1].detail == "0.0 GiB, 6 MiB/s"
+    assert stages[-1].detail == "24 MiB, 6 MiB/s"
 
 
 def test_a_download_is_set_against_the_weights_that_were_planned(tmp_path, log, blobs):
@@ -80,7 +80,7 @@ def test_a_download_is_set_against_the_weights_that_were_planned(tmp_path, log, 
     way.look(record(of), BEGUN + 5)
     grow(blobs, 51)
     stages, _ = way.look(record(of), BEGUN + 8)
-    assert stages[-1].detail.startswith("0.0 of about 0.1 GiB, ")
+    assert stages[-1].detail.startswith("51 MiB of about 102 MiB, ")
     assert stages[-1].detail.endswith(" 50 %")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_console.fleet.model import ServerView, State
 from vllm_console.load.client import check_url
-from vllm_launchers.addresses import base_url, is_loopback, is_wildcard, reachable
+from vllm_launchers.addresses import base_url, is_loopback, is_wildcard, open_words, reachable
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,30 @@ def test_who_can_reach_an_address(host: str, alone: bool) -> None:
 def test_load_may_be_sent_to_a_server_of_this_machine_that_listens_on_all_addresses() -> None:
     server = ServerView(name="chat", state=State.READY, state_since=0.0, host="0.0.0.0", port=8000)
     assert check_url(server.url, allow_remote=False) == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.8.0.1", "::1", "[::1]", "localhost", "LOCALHOST.", "::ffff:127.0.0.1"]
+)
+def test_a_server_that_only_this_machine_reaches_needs_no_key(host: str) -> None:
+    assert open_words(host, False) == open_words(host, None) == open_words(host, True) == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "where"),
+    [
+        ("0.0.0.0", "all addresses (0.0.0.0)"),
+        ("::", "all addresses (::)"),
+        ("[::]", "all addresses ([::])"),
+        ("", "all addresses"),
+        ("192.168.1.5", "192.168.1.5"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("::ffff:192.168.1.5", "::ffff:192.168.1.5"),
+        ("gpubox", "gpubox"),
+        ("localhost.evil.example", "localhost.evil.example"),
+    ],
+)
+def test_every_other_address_without_a_key_is_a_warning(host: str, where: str) -> None:
+    assert open_words(host, False) == f"it listens on {where} without an API key: whoever reaches it can use it"
+    assert open_words(host, None).startswith(f"it listens on {where}, no API key seen")
+    assert open_words(host, True) == ""

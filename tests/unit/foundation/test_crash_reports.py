@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 
 import pytest
@@ -71,6 +73,31 @@ def test_old_reports_go(tmp_path):
     left = crash.reports(tmp_path)
     assert len(left) == crash.KEPT
     assert "new" in left[-1].read_text()
+
+
+def test_a_terminal_that_is_gone_is_no_fault(tmp_path, monkeypatch):
+    """Textual writes from a thread: what that gets from a lost terminal once led to a report at every hang-up."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    told: list[str] = []
+    crash.in_threads([], tmp_path, told)
+    primary, secondary = os.openpty()
+    failures: list[int] = []
+
+    def write():
+        try:
+            os.write(secondary, b"frame")
+        except OSError as error:
+            failures.append(error.errno or 0)
+            raise
+
+    os.close(primary)
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    os.close(secondary)
+    assert failures == [errno.EIO]
+    assert told == []
+    assert crash.reports(tmp_path) == []
 
 
 def test_a_thread_that_fails_is_reported_and_prints_nothing(tmp_path, monkeypatch, capsys):

@@ -171,6 +171,29 @@ def test_within_a_share_an_idle_gpu_is_idle() -> None:
     assert best.free_gib == 24.0
 
 
+def test_a_slice_that_processes_unseen_hold_is_not_free(recorded: Callable[[str], Host]) -> None:
+    host = recorded("1xa100-mig")
+    # The driver names no process to people without rights; 13.5 of the largest slice's 19.6 GiB are held all the same.
+    unseen = replace(host, gpus=(replace(host.gpus[0], used_by=None),))
+    found = rank_placements(unseen, 1, need_gib=5.0).placements
+    tiers = {one.mig.profile: one.tier for one in found if one.mig is not None}
+    assert tiers == {"2g.10gb": 0, "3g.20gb": 1, "1g.5gb": 2}
+    (held,) = [one for one in found if one.mig is not None and one.mig.profile == "3g.20gb"]
+    assert held.warnings == ("GPU 0: processes that cannot be seen hold 13.5 GiB",)
+
+
+def test_a_share_of_a_gpu_holds_for_its_slices_together(recorded: Callable[[str], Host]) -> None:
+    host, share = recorded("1xa100-mig"), (Share(0, gib=5.0),)
+    assert rank_placements(host, 1, need_gib=4.5, shares=share).best is not None
+    ours = Holder(1, gib=1.0, server="chat", instance=2)
+    taken = replace(host, gpus=(replace(host.gpus[0], used_by=(*host.gpus[0].holders, ours)),))
+    ranking = rank_placements(taken, 1, need_gib=4.5, shares=share)
+    assert ranking.best is None
+    assert "(MIG slice" in ranking.problem
+    assert "4.0 GiB to give" in ranking.problem
+    assert "your share is 5.0 GiB, 1.0 of them taken" in ranking.problem
+
+
 def test_devices_are_given_by_index_and_by_uuid(recorded: Callable[[str], Host]) -> None:
     best = rank_placements(recorded("4xa6000"), 2).best
     assert best is not None

@@ -114,6 +114,8 @@ def test_of_two_halves_that_differ_the_farther_kind_is_believed() -> None:
         ("\tGPU0\tNIC0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\tPIX\nGPU1\tNV4\t X \tPIX\n", "does not fit its heading"),
         ("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tWIFI\t0-3\nGPU1\tWIFI\t X \t0-3\n", "row GPU0"),
         pytest.param("x" * 2_000_000, "larger than", id="huge"),
+        pytest.param("\tGPU0\tGPU0\nGPU0\tX\tX\n", "a GPU twice", id="twice"),
+        pytest.param("\tGPU0\tNIC0\tGPU1\nGPU0\tX\tNV4 0\nGPU1\tNV4\tX 0\n", "has 2 links, then", id="short"),
         pytest.param("\t" + "\t".join(f"GPU{i}" for i in range(200)) + "\tCPU Affinity\n", "200 GPUs", id="many"),
     ],
 )

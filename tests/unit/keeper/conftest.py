@@ -20,7 +20,7 @@ from vllm_launchers.keeper import client, errors, processes
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRecord, State
 
 FAKE = Path(__file__).with_name("fake_server.py")
-PATIENCE = 20.0
+PATIENCE = 60.0
 TUNING: dict[str, Any] = {
     "patience": {"interrupt": 1.0, "terminate": 1.5, "rest": 0.7, "kill": 5.0},
     "probe_starting": 0.05,
@@ -55,8 +55,12 @@ class Bench:
         argv = (sys.executable, "-S", str(FAKE), "--port", str(port), *options)
         return LaunchSpec(**{"argv": argv, "host": "127.0.0.1", "port": port, **fields})
 
-    def launch(self, spec: LaunchSpec, name: str = "one", steady: float = 600.0, **more: Any) -> ServerRecord:
-        return self.see(client.launch(self.root, name, spec, tuning={**TUNING, "steady": steady}, **more))
+    def launch(
+        self, spec: LaunchSpec, name: str = "one", steady: float = 600.0, terminate: float = 1.5, **more: Any
+    ) -> ServerRecord:
+        patience = {**TUNING["patience"], "terminate": terminate}
+        tuning = {**TUNING, "steady": steady, "patience": patience}
+        return self.see(client.launch(self.root, name, spec, tuning=tuning, **more))
 
     def ready(self, spec: LaunchSpec, name: str = "one", **more: Any) -> ServerRecord:
         self.launch(spec, name, **more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
 import threading
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_launchers.keeper.events import LogLost, LogMended
-from vllm_launchers.keeper.logfile import LONGEST_LINE, LogPump, RotatingLog, open_pipe
+from vllm_launchers.keeper.logfile import LogPump, RotatingLog
+from vllm_launchers.keeper.logpipe import CHUNK, open_pipe
 from vllm_launchers.keeper.records import State
 
 
@@ -59,7 +61,7 @@ def test_the_oldest_file_goes_when_there_are_too_many(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    lines=st.lists(st.integers(0, 6000), max_size=60),
+    lines=st.lists(st.integers(0, 1200), max_size=60),
     cuts=st.lists(st.integers(1, 9000), min_size=1, max_size=20),
 )
 def test_no_byte_is_lost_and_lines_stay_whole_however_they_come(tmp_path_factory, lines, cuts):
@@ -74,18 +76,31 @@ def test_no_byte_is_lost_and_lines_stay_whole_however_they_come(tmp_path_factory
     log.close()
     files = everything(path)
     assert b"".join(files) == data
-    assert all(file.endswith(b"\n") for file in files if file)
+    assert all(file.endswith(b"\n") and len(file) <= 5000 for file in files if file)
 
 
 def test_a_line_without_end_is_cut(tmp_path):
     path = tmp_path / "server.log"
-    log = RotatingLog(path, 4096, 50)
+    log = RotatingLog(path, 4096, 200)
     for _ in range(40):
         log.append(b"x" * 10_000)
     log.close()
     files = everything(path)
     assert sum(map(len, files)) == 400_000
-    assert max(map(len, files)) <= 4096 + 2 * LONGEST_LINE
+    assert max(map(len, files)) <= 4096
+
+
+def test_a_file_that_cannot_make_way_grows_and_nothing_is_lost(tmp_path):
+    path = tmp_path / "server.log"
+    (tmp_path / "server.log.1").mkdir()
+    log = RotatingLog(path, 4096, 2)
+    for number in range(2000):
+        log.append(b"%06d\n" % number)
+    assert path.read_bytes() == b"".join(b"%06d\n" % number for number in range(2000))
+    (tmp_path / "server.log.1").rmdir()
+    log.append(b"last\n")
+    log.close()
+    assert path.read_bytes() == b"last\n", "as soon as it can, it does"
 
 
 def test_an_existing_log_is_continued(tmp_path):
@@ -148,3 +163,47 @@ def test_what_waits_in_the_pipe_is_there_for_the_next_reader(tmp_path):
     assert os.read(second, 1000) == b"written while a keeper was there\nwritten while none was\n"
     with pytest.raises(BlockingIOError):
         os.read(second, 1)
+
+
+def test_what_a_server_says_twice_is_written_twice_over_a_change_of_keepers(tmp_path):
+    server, path = open_pipe(tmp_path, blocking=True), tmp_path / "server.log"
+    for times in range(1, 4):
+        os.write(server, b"tick\n")
+        LogPump(open_pipe(tmp_path, blocking=False), RotatingLog(path, 1 << 20, 2), print)._pump()
+        assert path.read_bytes() == b"tick\n" * times
+
+
+def test_a_line_that_may_hold_a_secret_waits_for_its_end_where_nothing_of_it_is_lost(tmp_path):
+    """In the pipe: a keeper that is killed meanwhile has not taken it out."""
+    server, path = open_pipe(tmp_path, blocking=True), tmp_path / "server.log"
+
+    def pump():
+        return LogPump(open_pipe(tmp_path, blocking=False), RotatingLog(path, 1 << 20, 2), print)
+
+    os.write(server, b"first\nwith api_key=very-se")
+    pump()._pump()
+    assert path.read_bytes() == b"first\n"
+    os.write(server, b"cret-indeed\nlast")
+    pump()._pump()
+    assert path.read_text() == "first\nwith api_key=•••\nlast"
+
+
+def test_a_line_that_may_hold_a_secret_does_not_stop_a_server_whose_pipe_is_full(tmp_path):
+    server, path = open_pipe(tmp_path, blocking=True), tmp_path / "server.log"
+    assert fcntl.fcntl(server, fcntl.F_SETPIPE_SZ, 4096) == 4096
+    pipe = os.open(tmp_path / "server.pipe", os.O_RDWR | os.O_NONBLOCK)
+    pump = LogPump(pipe, RotatingLog(path, 1 << 20, 2), print)
+    os.write(server, (b"api_key=very-secret" + b" " * 4096)[:4096])
+    pump._pump()
+    assert path.read_text().rstrip() == "api_key=•••"
+
+
+def test_a_chunk_that_ends_within_a_line_is_cut_where_the_line_begins(tmp_path):
+    """So no secret is missed because a look at a full pipe ended in the middle of its name."""
+    server, path = open_pipe(tmp_path, blocking=True), tmp_path / "server.log"
+    line = b"x" * 90 + b" api_key=very-secret\n"
+    count = 3 * CHUNK // len(line)
+    for _ in range(count):
+        os.write(server, line)
+    LogPump(open_pipe(tmp_path, blocking=False), RotatingLog(path, 1 << 30, 2), print)._pump()
+    assert path.read_text() == line.decode().replace("very-secret", "•••") * count

@@ -12,6 +12,7 @@ import pytest
 
 from vllm_console.telemetry.compare import FEWEST, JUDGED, Recorded, compare
 from vllm_console.telemetry.compare_document import comparison_document
+from vllm_console.telemetry.compare_words import brief, sentence, too_noisy
 from vllm_console.telemetry.comparison import Likeness, Verdict
 from vllm_console.telemetry.resample import difference, student, worth
 
@@ -156,9 +157,10 @@ def test_a_queue_that_grew_all_the_time_is_no_excuse_for_seeing_nothing(made):
     assert ttft.share(ttft.low) > -1
 
 
-def test_minutes_in_which_a_queue_is_worked_off_are_left_out(made):
+@pytest.mark.parametrize("long", [8, 15])
+def test_minutes_in_which_a_queue_is_worked_off_are_left_out(made, long):
     idle = [replace(w, figures={**w.figures, "requests_per_second": 0.0})
-            for w in made.minutes(3, 8, begins=made.BEGAN + 780)]  # fmt: skip
+            for w in made.minutes(3, long, begins=made.BEGAN + 780)]  # fmt: skip
     found = compare(*made.pair(made.minutes(1) + idle, made.minutes(2)))
     assert found.before.compared == 10
     assert found.verdict is Verdict.NO_DIFFERENCE
@@ -282,3 +284,44 @@ def test_a_long_run_tells_how_a_short_one_drifts(made):
 
     assert sum(said(seed, 1.0) in alarms for seed in range(20)) <= 2
     assert sum(said(seed, 2.0) is Verdict.WORSE for seed in range(10)) >= 9
+
+
+def test_an_earlier_long_run_tells_how_two_short_ones_drift(made):
+    alarms = {Verdict.BETTER, Verdict.WORSE, Verdict.MIXED}
+    drift = (0.9, 0.1)
+
+    def said(seed, slower, known):
+        before = made.minutes(2 * seed, 10, drift=drift)
+        after = made.minutes(2 * seed + 1, 10, drift=drift, slower=slower)
+        earlier = Recorded(made.run(3), made.minutes(9000 + seed, 60, drift=drift), 0.0)
+        return compare(*made.pair(before, after), earlier if known else None).verdict
+
+    without = sum(said(seed, 1.0, False) in alarms for seed in range(20))
+    assert sum(said(seed, 1.0, True) in alarms for seed in range(20)) < without / 2
+    assert sum(said(seed, 2.0, True) is Verdict.WORSE for seed in range(8)) >= 7
+
+
+def test_an_earlier_run_of_another_kind_changes_nothing(made):
+    pair = made.pair(made.minutes(1), made.minutes(2, slower=0.7))
+
+    def bounds(*earlier):
+        found = compare(*pair, *(Recorded(made.run(3), minutes, 0.0) for minutes in earlier))
+        return [(figure.low, figure.high) for figure in found.figures if figure.unit == "s"]
+
+    heavier, longer, short = made.minutes(3, 60, rate=5.0), made.minutes(3, 60, prompt=4000), made.minutes(3, 15)
+    wild = made.minutes(3, 60, drift=(0.9, 3.0))
+    for minutes in (heavier, longer, short, wild):
+        assert bounds(minutes) == bounds()
+    assert bounds(made.minutes(3, 60)) != bounds()
+
+
+def test_minutes_too_wild_to_see_anything_are_no_proof_of_no_difference(made):
+    wild = {"drift": (0.9, 2.5)}
+    for seed in range(3):
+        found = compare(*made.pair(made.minutes(2 * seed, **wild), made.minutes(2 * seed + 1, **wild)))
+        latencies = [replace(figure, verdict=None) if figure.unit != "s" else figure for figure in found.figures]
+        found = replace(found, figures=tuple(latencies))
+        assert too_noisy(found)
+        assert "less than a doubling would not show in 10 + 10 minutes" in sentence(found)
+        assert brief(found) == "No difference seen: less than a doubling would not show"
+        assert not any("met:" in note for note in found.notes), "a goal that is met by chance is not told"

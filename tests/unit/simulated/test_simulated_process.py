@@ -395,3 +395,35 @@ def test_the_access_log_can_leave_paths_out(launch: Any) -> None:
     server.until(lambda: "GET /version" in server.text, "the access log line")
     assert "GET /metrics" not in server.text
     assert "GET /health" not in server.text
+
+
+async def test_a_paused_engine_lets_nobody_in_and_goes_on_when_told(launch: Any, until: Callable[..., Any]) -> None:
+    paused = launch(VLLM_SERVER_DEV_MODE="1", SIMULATED_SPEED="20").ready()
+    body = {"prompt": "one two three", "max_tokens": 5, "ignore_eos": True}
+    long = {**body, "max_tokens": 4000}
+    async with httpx.AsyncClient(base_url=paused.url, timeout=60) as client:
+        going = asyncio.create_task(client.post("/v1/completions", json=long))
+        await until(lambda: paused.metric("vllm:num_requests_running") == 1)
+        assert (await client.post("/pause")).json() == {"status": "paused"}
+        assert (await going).json()["choices"][0]["finish_reason"] == "abort"
+        held = asyncio.create_task(client.post("/v1/completions", json=body))
+        await until(lambda: paused.metric("vllm:num_requests_waiting") == 1)
+        assert paused.metric("vllm:num_requests_running") == 0
+        assert paused.healthy()
+        assert not held.done()
+        await client.post("/resume")
+        assert (await held).json()["usage"]["completion_tokens"] == 5
+
+        going = asyncio.create_task(client.post("/v1/completions", json=long))
+        await until(lambda: paused.metric("vllm:num_requests_running") == 1)
+        await client.post("/pause?mode=keep")
+        generated = paused.metric("vllm:generation_tokens_total")
+        assert not (await client.post("/pause?mode=nonsense")).is_success
+        assert paused.metric("vllm:generation_tokens_total") == generated
+        assert paused.metric("vllm:num_requests_running") == 1
+        await client.post("/resume")
+        assert (await going).json()["usage"]["completion_tokens"] == 4000
+
+
+def test_nobody_is_paused_by_chance(server: Any) -> None:
+    assert httpx.post(f"{server.url}/pause").status_code == 404

@@ -233,6 +233,22 @@ def test_ever_changing_series_do_not_fill_the_memory(body):
     assert as_read(sample) == by_prometheus(text)
 
 
+def test_engines_beyond_a_number_that_no_server_has_are_left_out(body):
+    parser = Parser()
+    crowd = "".join(f'vllm:num_requests_running{{engine="{n}",model_name="tiny"}} 1.0\n' for n in range(5000))
+    assert len(parser.parse(crowd, 1.0).engines) == 1024
+    text = body(engines=[{"running": 6.0}])
+    assert as_read(parser.parse(text, 2.0)) == by_prometheus(text)
+
+
+def test_a_long_body_with_much_of_others_is_read_to_its_end(body):
+    """It is cut up in pieces, and what no family of vLLM's is in is passed over."""
+    others = "".join(f'node_cpu_seconds_total{{cpu="{n}",mode="idle"}} {n}.5\n' for n in range(5000))
+    text = body(engines=[{"running": 6.0}])
+    for mixed in (others + text, text + others, others + "\n" + text + "# EOF"):
+        assert as_read(parse(mixed, 1.0)) == by_prometheus(text)
+
+
 _label_text = st.text(alphabet=st.sampled_from(string.ascii_letters + '"\\{}, =#\n\t0é'), max_size=12)
 _value = st.floats(min_value=0, max_value=1e12, allow_nan=False).map(lambda value: round(value, 3))
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from vllm_console.diagnosis.model import Condition, Remedy, Severity
+from vllm_console.diagnosis.titles import title_of_code
 from vllm_console.fleet.api import FleetError
 from vllm_console.fleet.model import Changes
-from vllm_console.ui.findings import SIGNS, findings_of, title_of_code, worst_sign
+from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import Told, finding_lines
 from vllm_console.ui.theme import to_ascii
 from vllm_launchers.plan.findings import Finding, Level
@@ -134,6 +135,44 @@ async def test_a_remedy_without_a_change_of_flags_is_advice(console, fakes):
         assert "f stage cure" not in c.text
         await c.press("f")
         await c.sees("Ask anna")
+        assert c.app.operations.staged == {}
+
+
+async def test_what_the_screen_names_is_what_the_key_stages_also_where_advice_comes_first(console, fakes):
+    condition = Condition(
+        "not_admitted", Severity.CRITICAL, fakes.NOW - 60, "9 requests wait and none runs.", "",
+        remedies=(Remedy(Changes(), "Let it go on: POST /resume."), Remedy(FEWER, "Fewer fit.", "Others wait.")),
+    )  # fmt: skip
+    async with console(lambda at: replace(fakes.chat(at), conditions=(condition,))) as c:
+        await c.sees("--max-num-seqs 256 → 128. Price: Others wait.")
+        assert "POST /resume" not in c.text
+        await c.press("f")
+        await c.sees("staged  --max-num-seqs 256 → 128")
+
+
+async def test_the_question_counts_those_that_wait_for_they_are_lost_too(console, fakes):
+    view = fakes.pressed(fakes.NOW)
+    assert view.window is not None
+    for running, waiting, told in (
+        (5, 103, "108 requests are open, 103 of them waiting; a restart ends them."),
+        (0, 7, "7 requests wait; a restart ends them."),
+        (0, 1, "1 request waits; it is ended."),
+        (3, 0, "3 requests are running; a restart ends them."),
+    ):
+        window = replace(view.window, requests_running=running, requests_waiting=waiting)
+        async with console(lambda at, window=window: replace(fakes.pressed(at), window=window)) as c:
+            await c.press("r")
+            await c.sees(told)
+            assert c.fleet.calls == []
+
+
+async def test_what_another_console_has_done_is_staged_no_more(console, fakes):
+    state = {"flags": fakes.pressed(fakes.NOW).flags}
+    async with console(lambda at: replace(fakes.pressed(at), flags=state["flags"])) as c:
+        await c.press("f")
+        await c.sees("staged  --kv-cache-dtype unset → fp8")
+        state["flags"] = {**state["flags"], **FP8.set}
+        await c.until(lambda: "staged  --kv-cache-dtype" not in c.text)
         assert c.app.operations.staged == {}
 
 

@@ -106,3 +106,34 @@ async def test_a_machine_without_gpus_says_so_in_place_of_their_description(cons
         await c.sees("anna 20.5")
         await c.press("G")
         await c.sees("GPU 0 (NVIDIA RTX A6000) · Ampere")
+
+
+def test_what_is_wrong_stands_before_all_that_is_good_to_know() -> None:
+    host = read_host(Path("4xa6000"))
+    hot = replace(host.gpus[3], throttle=("too hot (hardware)",), utilization=90.0, pcie_width=4, pcie_generation=3)
+    host = replace(host, gpus=(*host.gpus[:3], hot))
+    short = shown(host, 80, 9)
+    assert short[-3:] == [
+        " ! GPU 3: slowed down, too hot (hardware)",
+        " ! GPU 3: PCIe ×4 of ×16; the slot, a riser, or sharing narrows it",
+        " ! GPU 3: PCIe generation 3 of 4 while it works",
+    ]
+    assert shown(host, 80, 8)[-1] == " ! more is wrong: G tells all"
+    long = shown(host, 80, 40)
+    assert long.index(short[-1]) < next(at for at, text in enumerate(long) if text.startswith(" NVLink"))
+    told = [strip.text for strip in details_lines(seen(host), 100)]
+    assert next(at for at, text in enumerate(told) if "slowed down" in text) < 10, "without scrolling"
+
+
+async def test_the_description_of_the_gpus_goes_with_the_time(console: Any) -> None:
+    async with console() as c:
+        host = read_host(Path("4xa6000"))
+        c.fleet.gpus = {"host": host}
+        await c.press("g")
+        await c.sees("anna 20.5")
+        await c.press("G")
+        await c.sees("GPU 0 (NVIDIA RTX A6000) · Ampere")
+        hot = replace(host.gpus[0], temperature_c=97.0, throttle=("too hot (hardware)",))
+        c.fleet.gpus = {"host": replace(host, gpus=(hot, *host.gpus[1:]))}
+        await c.sees("slowed down, too hot")
+        await c.sees("97 °C")

@@ -27,7 +27,7 @@ def test_the_verdict_stands_first_and_nothing_is_wider_than_the_screen(made, wid
     assert lines[0].startswith(" Worse: ")
     assert max(map(cell_len, lines)) <= width
     screen = "\n".join(lines)
-    for part in ("--max-num-seqs 256 → 64", "traffic alike", "before @1", "after @2", "ITL p99", "worse"):
+    for part in ("--max-num-seqs 256 → 64", "Traffic: alike", "before @1", "after @2", "ITL p99", "worse"):
         assert part in screen
 
 
@@ -44,7 +44,7 @@ async def test_the_key_back_is_there_only_where_it_may_be(made, host, wait_until
         app = host(lambda go_back=go_back: CompareScreen(comparison(made), go_back))
         async with app.run_test(size=(80, 24)) as pilot:
             await wait_until(pilot, lambda app=app: "Worse" in app.text())
-            assert ("back to the flags before" in app.text()) is (go_back is not None)
+            assert ("with the flags before" in app.text()) is (go_back is not None)
             await pilot.press("z")
             await pilot.pause()
     assert went == [True]
@@ -79,7 +79,7 @@ async def test_read_only_shows_the_comparison_and_no_way_back(fakes, made, wait_
         await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
         await pilot.press("c")
         await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen), "the comparison")
-        assert "back to the flags before" not in shown(app)
+        assert "with the flags before" not in shown(app)
         await pilot.press("z")
         await pilot.pause()
     assert restarted(fleet) == []

@@ -86,12 +86,10 @@ class Preempting:
     def describe(self, situation: Situation, since: float) -> Condition:
         """How many, and what it does to the streams."""
         frames = situation.last(MINUTE)
-        share, rate = _preemption(
-            totals(frames, "preemptions_total")[-1], totals(frames, "requests_finished_total")[-1],
-            _length(frames, len(frames) - 1),
-        )  # fmt: skip
+        count, finished = (totals(frames, key)[-1] for key in ("preemptions_total", "requests_finished_total"))
+        share, rate = _preemption(count, finished, _length(frames, len(frames) - 1))
         goal = situation.goals.preemption_rate
-        symptom = f"{rate:.0f} preemptions a minute, {min(share, 9.99):.0%} of the requests that ended."
+        symptom = _preempted(count, finished, share, rate)
         measures = [
             Measure("requests preempted", percent(share, 1), percent(goal, 1), situation.goals_source),
             Measure("preemptions", f"{rate:.0f}/min", f"{MOST_PREEMPTIONS:.0f}/min", "fixed"),
@@ -109,6 +107,13 @@ def _preemption(count: float | None, finished: float | None, length: float) -> t
     """Preemptions per finished request, and per minute; where nothing finished each one counts whole."""
     share = (count or 0.0) / max(1.0, finished or 0.0)
     return share, (count or 0.0) * 60 / length
+
+
+def _preempted(count: float | None, finished: float | None, share: float, rate: float) -> str:
+    if not count:
+        return "Requests were preempted, though none in the last minute."
+    of = f"{share:.0%} of the requests that ended" if share < 1 else f"{share:.1f} for each request that ended"
+    return f"{rate:.0f} preemptions a minute, {of if finished else 'and no request ended'}."
 
 
 def _length(frames: Sequence[Frame], at: int) -> float:
@@ -225,7 +230,7 @@ class ContextUnused:
         cause = "One long request may take much of the KV cache from the others."
         if cache := frames[-1].kv_cache_tokens:
             measures.append(Measure("one full context takes", f"{min(1.0, context / cache):.0%} of the KV cache"))
-        why = f"99 % of the requests stay below {longest:,.0f} tokens; the plan then has room for more at once."
+        why = f"99% of the requests stay below {longest:,.0f} tokens; the plan then has room for more at once."
         remedies = (Remedy(Changes({"max-model-len": fitting}), why, f"More than {fitting:,} tokens are refused."),)
         symptom = f"Requests use {longest / context:.0%} of the {context:,} tokens that each may have."
         return Condition(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), remedies)

@@ -6,11 +6,13 @@ Ranked by impact: quantization, FP8 KV cache, prefix caching, chunked prefill, t
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
-from vllm_console.diagnosis.conditions.rolling import MINUTE
+from vllm_console.diagnosis.conditions.rolling import MINUTE, observed, p99
 from vllm_console.diagnosis.conditions.rule import Situation
 from vllm_console.diagnosis.model import Remedy
+from vllm_console.format import seconds
 from vllm_console.telemetry.frames import Frame, merged, total
 from vllm_console.telemetry.model import Histogram
 from vllm_launchers.plan.flags import token_count
@@ -41,16 +43,25 @@ BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
 WORTH_FREEING = 1.1
 """So many times its present size the KV cache must become without them, to be worth a restart."""
 
+AT_THE_LIMIT = 0.95
+"""Share of ``max-num-seqs`` from which on the limit is what holds the others back."""
+
+WORTH_MORE = 1.1
+"""With less than a tenth of room left, memory is what holds the others back, whatever the limit of sequences."""
+
 FULL_STEPS = 8
 """Sequences go by steps of eight, as the sizes that CUDA graphs are captured for do."""
-
-
-ELSEWHERE = Remedy(Changes(), "Start a second server on another GPU, or send fewer requests at once.")
 
 
 def setting(name: str, value: FlagValue, why: str, price: str = "") -> Remedy:
     """A remedy that sets one flag."""
     return Remedy(Changes({name: value}), why, price)
+
+
+def elsewhere(situation: Situation) -> Remedy:
+    """What helps where no flag does: less to do for this server."""
+    where = "machine" if situation.build == "cpu" else "GPU"
+    return Remedy(Changes(), f"Start a second server on another {where}, or send fewer requests at once.")
 
 
 def more_cache(situation: Situation) -> list[Remedy]:
@@ -78,7 +89,7 @@ def free_size(situation: Situation) -> Remedy | None:
             return None
     flags = " and ".join(f"--{name}" for name in names)
     why = f"{flags} keeps the KV cache at {now:.1f} GiB; memory has room for {free:.1f} GiB."
-    return Remedy(Changes(unset=names), why, "It then takes all that gpu-memory-utilization allows.")
+    return Remedy(Changes(unset=names), why, "The KV cache then takes all that gpu-memory-utilization allows.")
 
 
 FOR_ROOM = "Weights in FP8 take half the memory; the KV cache gets the rest."
@@ -134,11 +145,30 @@ def more_memory(situation: Situation) -> Remedy | None:
     return setting("gpu-memory-utilization", more, why, "Less room for activations of long prompts.")
 
 
+def more_sequences(situation: Situation) -> Remedy | None:
+    """As many as the cache has room for, up to four times; a limit of tokens per step must not be less."""
+    limit, last = situation.max_num_seqs, situation.last(MINUTE)
+    usage = max((frame.usage_max or 0.0 for frame in last), default=0.0)
+    fitting = int(limit * min(4.0, situation.goals.kv_cache_usage / max(usage, 0.01)))
+    wanted = max(limit + 1, fitting // FULL_STEPS * FULL_STEPS)
+    if fitting < WORTH_MORE * limit or wanted > situation.max_num_batched_tokens:
+        return None
+    why = f"{wanted} sequences of the present length fit into the KV cache."
+    price = "Each stream gets slower (ITL), and the cache fuller."
+    itl = p99(observed(last, "itl")[-1])
+    goal = situation.goals.itl_p99_seconds
+    if itl is not None and itl > 0.8 * goal:
+        price = f"ITL p99 is {seconds(itl)} already, of {seconds(goal)}, and gets slower."
+    return setting("max-num-seqs", wanted, why, price)
+
+
 def fewer_sequences(situation: Situation, factor: float) -> Remedy | None:
-    """As many sequences as fit with the tokens that each comes to hold, or ``factor`` of those that run now."""
-    limit, goal = situation.max_num_seqs, situation.goals.kv_cache_usage
-    running = max((frame.running_max or 0.0 for frame in situation.last(MINUTE)), default=0.0)
-    wanted = min(running or limit, limit) * factor
+    """As many sequences as fit with the tokens that each comes to hold, or ``factor`` of those that run usually."""
+    limit, goal, last = situation.max_num_seqs, situation.goals.kv_cache_usage, situation.last(MINUTE)
+    running = max((frame.running_max or 0.0 for frame in last), default=0.0)
+    # Many run only while they are short; what runs at the frames' ends is nearer to what fits.
+    usually = [count for frame in last if (count := frame.grown.requests_running)]
+    wanted = min(statistics.mean(usually) if usually else running or limit, limit) * factor
     cache, each = situation.frames[-1].kv_cache_tokens, held_tokens(situation.frames)
     if cache is not None and each is not None:
         # Never more than run now: what runs now is too much.

@@ -13,6 +13,9 @@ from vllm_launchers.plan.model import Changes
 
 RESTART = Remedy(Changes(), "Restart the server; requests that are in flight are lost.")
 
+LOOK = Remedy(Changes(), "Before that, see where it hangs: py-spy dump --pid of the EngineCore process.")
+PAUSED = Remedy(Changes(), "If somebody paused it (POST /pause), POST /resume lets it go on.")
+
 HUNG_AFTER_SECONDS = 15.0
 """A one-token request that is so long without an answer proves a hang; a busy engine answers it much sooner."""
 
@@ -34,16 +37,17 @@ def engine_dead(situation: Situation) -> Condition | None:
 
 
 def _silence(frames: Sequence[Frame]) -> list[Verdict]:
-    """Bad are frames with running requests in which nothing moved: no token, no request that ended, no block taken.
+    """Bad are frames with running requests in which nothing moved: no token, no prompt, no block taken.
 
-    A long prefill gives no token either, but takes more of the KV cache with each step.
+    A long prefill gives no token either, but takes more of the KV cache with each step. That requests end is no
+    movement: clients that give up, and the request for one token when it does, are counted as ended too.
     """
     found = []
     before: float | None = None
     for frame in frames:
         grown = frame.grown
         usage = grown.kv_cache_usage
-        moved = grown.generation_tokens_total or grown.prompt_tokens_total or grown.requests_finished_total
+        moved = grown.generation_tokens_total or grown.prompt_tokens_total
         if grown.generation_tokens_total is None or frame.running_max is None:
             found.append(Verdict.UNKNOWN)
         elif not moved and (grown.requests_running or 0) >= 1 and usage == before and usage == frame.usage_max:
@@ -92,18 +96,19 @@ class EngineHung:
         """Since when nothing moves, and what shows it."""
         running = situation.frames[-1].running_max or 0.0
         since = suspected_hang(situation.frames) or since
-        symptom = f"{running:.0f} requests run, and no token has come for {duration(situation.now - since)}."
+        run = "1 request runs" if round(running) == 1 else f"{running:.0f} requests run"
+        symptom = f"{run}, and no token has come for {duration(situation.now - since)}."
         more = (Measure("running", f"{running:.0f}"), Measure("/health", "200"))
-        look = Remedy(Changes(), "See where it hangs before: py-spy dump --pid of the EngineCore process.")
+        remedies = (RESTART, LOOK, PAUSED)
         if situation.unasked:
-            symptom = f"{symptom.removesuffix('.')}; no request has confirmed it."
-            cause = f"It seems to hang; the request for one token that would tell was not sent: {situation.unasked}."
+            symptom = f"It seems to hang: {symptom}"
+            cause = f"Not confirmed by a request for one token, which would tell: {situation.unasked}."
             asked = Measure("one-token request", situation.unasked)
-            return Condition(self.code, Severity.WARNING, since, symptom, cause, (asked, *more), (RESTART, look))
+            return Condition(self.code, Severity.WARNING, since, symptom, cause, (asked, *more), remedies)
         cause = "The engine hangs: the API server lives, and a request for one token stays without an answer."
         asked = Measure("one-token request", f"no answer after {situation.silent_seconds or 0:.0f} s",
                         f"{HUNG_AFTER_SECONDS:.0f} s", "fixed")  # fmt: skip
-        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, (asked, *more), (RESTART, look))
+        return Condition(self.code, Severity.CRITICAL, since, symptom, cause, (asked, *more), remedies)
 
 
 class StarvedByClients:

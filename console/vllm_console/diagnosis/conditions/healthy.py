@@ -43,5 +43,5 @@ class Healthy:
         for key, goal in (("ttft", goals.ttft_p99_seconds), ("itl", goals.itl_p99_seconds)):
             if (latency := p99(merged(frames, key))) is not None:
                 measures.append(Measure(f"{key.upper()} p99", seconds(latency), seconds(goal), source))
-        cause = "Requests are served within the objectives."
-        return Condition(self.code, Severity.GOOD, since, "Healthy.", cause, tuple(measures))
+        symptom = "Requests are served within the objectives."
+        return Condition(self.code, Severity.GOOD, since, symptom, "", tuple(measures))

@@ -6,9 +6,11 @@ import statistics
 from collections.abc import Sequence
 
 from vllm_console.diagnosis.conditions.cures import (
-    ELSEWHERE,
+    AT_THE_LIMIT,
     FOR_SPEED,
+    elsewhere,
     fewer_sequences,
+    more_sequences,
     present,
     quantize,
     setting,
@@ -37,6 +39,11 @@ BACK = 0.8
 
 def _prompt_tokens(frame: Frame) -> float:
     return frame.grown.prompt_tokens_total or 0.0
+
+
+def _peak(frames: Sequence[Frame]) -> float:
+    """The most prompt tokens of any of these frames: no step in them had more."""
+    return max(map(_prompt_tokens, frames), default=0.0)
 
 
 def _is_spike(frame: Frame, goal: float) -> bool | None:
@@ -73,7 +80,7 @@ class PrefillContention:
             elif not any(spikes[one] for one in span):
                 found.append(Verdict.GOOD)
             else:
-                slow = _is_slow(prefill[at], goal / 2)
+                slow = _is_slow(prefill[at], goal / 2) and _peak(frames[begin : at + 1]) > LEAST_STEP_TOKENS
                 most = sum(bool(spikes[one]) for one in span[-MINUTE:]) >= self.MOST
                 bad = slow and (most or self._by_prompts(frames, spikes, span))
                 found.append(Verdict.BAD if bad else Verdict.BETWEEN)
@@ -99,12 +106,13 @@ class PrefillContention:
         itl = merged(frames, "itl")
         peak = highest_gap(itl)
         usual = p50(itl) or 0.0
+        spikes = sum(bool(_is_spike(one, goal)) for one in frames)
         measures = (
             Measure("ITL, the longest", seconds(peak), seconds(goal), f"for the p99: {situation.goals_source}"),
             Measure("ITL p50", seconds(usual)),
-            Measure("frames with spikes", f"{sum(bool(_is_spike(one, goal)) for one in frames)} of {len(frames)}"),
+            Measure("10 s spans with spikes", f"{spikes} of {len(frames)}"),
             Measure("a prompt's prefill, mean", seconds(mean(merged(frames, "prefill")))),
-            Measure("prompt tokens in 10 s, most", f"{max(map(_prompt_tokens, frames), default=0.0):,.0f}"),
+            Measure("peak prompt tokens, 10 s", f"{_peak(frames):,.0f}"),
         )
         symptom = f"ITL jumps from {seconds(usual)} to {seconds(peak)} when prompts are computed."
         cause = "A prompt's prefill shares its step with the tokens of all streams, and makes that step long."
@@ -117,14 +125,16 @@ class PrefillContention:
         least = max(LEAST_STEP_TOKENS, situation.max_num_seqs)
         less = max(least, int(min(fitting, tokens / 2)) // STEP_ROUND * STEP_ROUND)
         smaller = None
-        if less < tokens and whole:
+        longest = min(tokens, _peak(situation.last(self.FRAMES)))
+        if less < longest and whole:
             why = f"Long prompts are computed in pieces of {less:,} tokens, between the tokens of the others."
             changes = Changes({"enable-chunked-prefill": True, "max-num-batched-tokens": less})
             smaller = Remedy(changes, why, "TTFT of long prompts grows.")
-        elif less < tokens:
+        elif less < longest:
             why = f"Steps of {less:,} tokens instead of {tokens:,} are shorter."
             smaller = setting("max-num-batched-tokens", less, why, "TTFT of long prompts grows.")
-        apart = Remedy(Changes(), "Send long prompts to a second server on another GPU.")
+        where = "machine" if situation.build == "cpu" else "GPU"
+        apart = Remedy(Changes(), f"Send long prompts to a second server on another {where}.")
         return present((quantize(situation, FOR_SPEED), share_prefixes(situation), smaller, apart))
 
 
@@ -198,9 +208,10 @@ class SlowTokens:
         """The cause in one sentence, and what would mend it; may add to what is told."""
         running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
         measures.append(Measure("running", f"{running:.0f}", str(situation.max_num_seqs), "max-num-seqs"))
-        cause = f"Steps with {running:.0f} sequences take too long on this GPU."
+        sequences = "1 sequence" if round(running) == 1 else f"{running:.0f} sequences"
+        cause = f"Steps with {sequences} take too long on this {'machine' if situation.build == 'cpu' else 'GPU'}."
         fewer = fewer_sequences(situation, 0.5) if running >= 8 else None
-        return cause, present((quantize(situation, FOR_SPEED), fewer, ELSEWHERE))
+        return cause, present((quantize(situation, FOR_SPEED), fewer, elsewhere(situation)))
 
 
 class SlowFirstToken(SlowTokens):
@@ -220,7 +231,11 @@ class SlowFirstToken(SlowTokens):
         queue, prefill = (mean(merged(frames, key)) or 0.0 for key in ("queue", "prefill"))
         measures += [Measure("time in the queue, mean", seconds(queue)), Measure("prefill, mean", seconds(prefill))]
         if queue > prefill:
-            cause = "Requests wait in the queue before they are computed."
-            return cause, present((share_prefixes(situation), ELSEWHERE))
-        offered = present((quantize(situation, FOR_SPEED), share_prefixes(situation), ELSEWHERE))
+            running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
+            full = running >= AT_THE_LIMIT * situation.max_num_seqs
+            held = f": no more than {situation.max_num_seqs} may run at once" if full else " before they are computed"
+            cause = f"Requests wait in the queue{held}."
+            more = more_sequences(situation) if full else None
+            return cause, present((more, share_prefixes(situation), elsewhere(situation)))
+        offered = present((quantize(situation, FOR_SPEED), share_prefixes(situation), elsewhere(situation)))
         return "Prompts take long to compute, their own or those before them.", offered

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from enum import Enum
 
 from vllm_console.diagnosis.conditions.cures import (
-    ELSEWHERE,
+    AT_THE_LIMIT,
     FOR_SPEED,
-    FULL_STEPS,
+    WORTH_MORE,
     chunked,
+    elsewhere,
     more_cache,
+    more_sequences,
     present,
     quantize,
     setting,
@@ -26,13 +28,6 @@ from vllm_launchers.plan.model import Changes
 GROWTH_FRAMES = 4
 LEAST_WAITING = 4.0
 """A queue shorter than this comes and goes."""
-
-AT_THE_LIMIT = 0.95
-"""Share of ``max-num-seqs`` from which on the limit is what holds the others back."""
-
-
-WORTH_MORE = 1.1
-"""With less than a tenth of room left, memory is what holds the others back, whatever the limit of sequences."""
 
 
 class Held(Enum):
@@ -69,6 +64,10 @@ def _held_by(situation: Situation, frame: Frame, prompt: float) -> Held:
     return Held.MEMORY if room is not None and room < prompt else Held.STEPS
 
 
+def _computes(frame: Frame) -> bool:
+    return bool(frame.grown.generation_tokens_total or frame.grown.prompt_tokens_total)
+
+
 def _verdicts(situation: Situation, held: Held) -> list[Verdict]:
     """By growth, where this is what holds the queue back."""
     frames = situation.frames
@@ -78,14 +77,18 @@ def _verdicts(situation: Situation, held: Held) -> list[Verdict]:
         verdict = _growth(frames, at)
         if verdict is Verdict.BAD and _held_by(situation, frame, mean(prompts[at]) or 0.0) is not held:
             verdict = Verdict.GOOD
+        if verdict is Verdict.BAD and held is Held.STEPS and not _computes(frame):
+            verdict = Verdict.BETWEEN  # it seems to hang, or was paused: more computing power is no cure
         found.append(verdict)
     return found
 
 
-def _grows(situation: Situation) -> str:
+def _queue(situation: Situation) -> str:
     last = situation.last(MINUTE)
-    first, now = last[0].waiting_min or 0.0, last[-1].waiting_min or 0.0
-    return "The queue grows" if now > first else "The queue does not empty"
+    first, now, most = last[0].waiting_min or 0.0, last[-1].waiting_min or 0.0, last[-1].waiting_max or 0.0
+    if most < 1:
+        return "The queue has just emptied"
+    return f"The queue {'grows' if now > first else 'does not empty'}: {most:.0f} wait"
 
 
 def _measures(situation: Situation) -> list[Measure]:
@@ -114,28 +117,13 @@ class OversubscribedSequences:
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """How many wait, and how many more would fit."""
-        frame, limit = situation.frames[-1], situation.max_num_seqs
+        limit = situation.max_num_seqs
         usage = max((one.usage_max or 0.0 for one in situation.last(MINUTE)), default=0.0)
-        symptom = f"{_grows(situation)}: {frame.waiting_max or 0:.0f} wait, and {usage:.0%} of the KV cache is used."
+        symptom = f"{_queue(situation)}, and {usage:.0%} of the KV cache is used."
         cause = f"No more than {limit} sequences may run at once."
-        remedies = present((self._more(situation, limit, usage), ELSEWHERE))
+        remedies = present((more_sequences(situation), elsewhere(situation)))
         measures = tuple(_measures(situation))
         return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, remedies)
-
-    @staticmethod
-    def _more(situation: Situation, limit: int, usage: float) -> Remedy | None:
-        """As many as the cache has room for, up to four times; a limit of tokens per step must not be less."""
-        fitting = int(limit * min(4.0, situation.goals.kv_cache_usage / max(usage, 0.01)))
-        wanted = max(limit + 1, fitting // FULL_STEPS * FULL_STEPS)
-        if fitting < WORTH_MORE * limit or wanted > situation.max_num_batched_tokens:
-            return None
-        why = f"The KV cache has room for about {wanted} sequences of the present length."
-        price = "Each stream gets slower (ITL), and the cache fuller."
-        itl = p99(observed(situation.last(MINUTE), "itl")[-1])
-        goal = situation.goals.itl_p99_seconds
-        if itl is not None and itl > 0.8 * goal:
-            price = f"ITL p99 is {seconds(itl)} already, of {seconds(goal)}, and gets slower."
-        return setting("max-num-seqs", wanted, why, price)
 
 
 class OversubscribedMemory:
@@ -149,13 +137,9 @@ class OversubscribedMemory:
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """How many wait, and what would hold more."""
-        frame = situation.frames[-1]
-        symptom = (
-            f"{_grows(situation)}: {frame.waiting_max or 0:.0f} wait, and the KV cache is {frame.usage_max or 0:.0%} "
-            "full."
-        )
+        symptom = f"{_queue(situation)}, and the KV cache is {situation.frames[-1].usage_max or 0:.0%} full."
         cause = "More tokens are wanted at once than the KV cache holds: more sequences would only be preempted."
-        remedies = (*more_cache(situation), ELSEWHERE)
+        remedies = (*more_cache(situation), elsewhere(situation))
         measures = tuple(_measures(situation))
         return Condition(self.code, Severity.CRITICAL, since, symptom, cause, measures, remedies)
 
@@ -171,12 +155,11 @@ class OversubscribedCompute:
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """How many wait, and what makes prompts cheaper."""
-        frame = situation.frames[-1]
-        symptom = f"{_grows(situation)}: {frame.waiting_max or 0:.0f} wait, though sequences and KV cache have room."
+        symptom = f"{_queue(situation)}, though sequences and KV cache have room."
         cause = "Prompts come faster than the GPU computes them."
         offered = present((quantize(situation, FOR_SPEED), share_prefixes(situation), chunked(situation)))
         measures = tuple(_measures(situation))
-        return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, (*offered, ELSEWHERE))
+        return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, (*offered, elsewhere(situation)))
 
 
 class NotAdmitted:
@@ -203,7 +186,10 @@ class NotAdmitted:
         ``num-gpu-blocks-override``. With ``/pause`` and ``/sleep`` it lets nobody in (tried on 0.32).
         """
         frame, context = situation.frames[-1], situation.max_model_len
-        symptom = f"{frame.waiting_max or 0:.0f} requests wait and none runs."
+        waiting = round(frame.waiting_max or 0)
+        symptom = "1 request waits and none runs." if waiting == 1 else f"{waiting} requests wait and none runs."
+        if frame.running_max:
+            symptom = "Requests waited while none ran; now some run again."
         cache = frame.kv_cache_tokens
         measures = tuple(_measures(situation))
         if cache is not None and context is not None and context > cache:

@@ -13,13 +13,7 @@ from vllm_console.diagnosis.conditions.cache import (
     PrefixCacheMissed,
 )
 from vllm_console.diagnosis.conditions.engine import EngineHung, StarvedByClients, engine_dead
-from vllm_console.diagnosis.conditions.gpus import (
-    GpuMemoryBelowReserve,
-    GpuMemoryContended,
-    GpuThrottled,
-    PcieNarrow,
-    TensorParallelStalls,
-)
+from vllm_console.diagnosis.conditions.gpus import GpuThrottled, PcieNarrow, TensorParallelStalls
 from vllm_console.diagnosis.conditions.healthy import Healthy
 from vllm_console.diagnosis.conditions.latency import PrefillContention, SlowFirstToken, SlowTokens
 from vllm_console.diagnosis.conditions.queue import (
@@ -29,6 +23,7 @@ from vllm_console.diagnosis.conditions.queue import (
     OversubscribedSequences,
 )
 from vllm_console.diagnosis.conditions.rule import Rule, Situation, holds_since
+from vllm_console.diagnosis.conditions.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
 from vllm_console.diagnosis.model import Condition, Severity
 
 RULES: tuple[Rule, ...] = (
@@ -46,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     GpuThrottled(),
     GpuMemoryBelowReserve(),
     GpuMemoryContended(),
+    GpuClaimed(),
     PcieNarrow(),
     PrefixCacheMissed(),
     PrefixCacheIdle(),
@@ -60,6 +56,9 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "slow_tokens": (*_HELD_UP, "kv_cache_pressure", "prefill_contention", "tensor_parallel_stalls", "gpu_throttled"),
     "slow_first_token": (*_HELD_UP, "kv_cache_pressure", "tensor_parallel_stalls", "gpu_throttled"),
     "starved_by_clients": ("not_admitted",),
+    "oversubscribed_memory": ("not_admitted",),
+    "oversubscribed_sequences": ("not_admitted",),
+    "oversubscribed_compute": ("not_admitted",),
 }
 """Conditions that go without saying when one of these holds: each is named once, by its cause."""
 

@@ -90,7 +90,9 @@ def _one_line(top: Shown, parts: Sequence[Part], width: int, key: str) -> str:
 
 
 def _cure_text(server: ServerView, top: Shown) -> str:
-    return remedy_text(server.flags, top.remedies[0]) if top.remedies else top.cause
+    """What the key would stage; where no flag mends it, the best advice, or the cause."""
+    offered = top.cures or top.remedies
+    return remedy_text(server.flags, offered[0]) if offered else top.cause
 
 
 def _rows(text: str, style: Style | None, indent: int, width: int, key: str) -> list[Strip]:

@@ -17,7 +17,7 @@ from vllm_console.ui.panes.gpu_processes import process_count, process_lines
 from vllm_console.ui.theme import BAD, DIM, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_console.ui.widgets.lines import line
-from vllm_launchers.machine.gpu.concerns import concerns
+from vllm_launchers.machine.gpu.concerns import HOT, concerns
 from vllm_launchers.machine.gpu.host import Gpu, Host
 from vllm_launchers.machine.gpu.matrix import Cell, legend, list_rows, matrix_rows, row_text, row_width
 from vllm_launchers.machine.gpu.sharing import holdings, share_words
@@ -39,15 +39,16 @@ def wanted_height(host: Host) -> int:
     return (
         len(matrix_rows(host))
         + sum(len(gpu.mig) + len(gpu.claims) for gpu in host.gpus)
+        + len(concerns(host))
         + 4
         + (listed + 1 if listed else 0)
     )
 
 
 def gpus_lines(snapshot: FleetSnapshot, width: int, height: int) -> list[Strip]:
-    """Title, a line per GPU with its row of the matrix, then traffic, concerns, shares, processes, legend.
+    """Title, a line per GPU with its row of the matrix, then concerns, shares, traffic, processes, legend.
 
-    Processes get the room that all else leaves.
+    Processes get the room that all else leaves; what is wrong is told before all that is merely good to know.
     """
     host = snapshot.host
     mark: tuple[Part, ...] = (("recorded host", SIMULATED),) if snapshot.host_recorded else ()
@@ -58,11 +59,15 @@ def gpus_lines(snapshot: FleetSnapshot, width: int, height: int) -> list[Strip]:
         return (lines if snapshot.host_problem else [*lines, line((" looking for GPUs …", DIM))])[:height]
     colours = colours_of(snapshot)
     rows = _rows(host, snapshot, width, colours)
-    more, words = _below(host, snapshot, width), _wrapped(" · ".join(legend(host)), width, DIM)
+    wrong, more = _wrong(host, snapshot, width), _traffic(host, width)
+    words = _wrapped(" · ".join(legend(host)), width, DIM)
     room = height - len(lines)
-    listed = process_lines(host, snapshot.at, width, room - len(rows) - len(more) - len(words), colours)
-    if len(rows) > room:
+    if len(rows) + len(wrong) > room:
         rows = [row for row in rows if row.cell_length]
+    if 0 < room - len(rows) < len(wrong):
+        wrong = [*wrong[: room - len(rows) - 1], line((" ! more is wrong: G tells all", WARN))]
+    more = [*wrong, *more]
+    listed = process_lines(host, snapshot.at, width, room - len(rows) - len(more) - len(words), colours)
     if len(rows) > room:
         rows = [*rows[: max(0, room - 1)], line((f" {len(rows) - room + 1} more lines: make the window taller", DIM))]
     return [*lines, *rows, *more, *listed, *words][:height]
@@ -117,7 +122,8 @@ class _Columns:
         parts = _bar(gpu, self.bar, colours)
         parts.append(f"{_number(gpu.free_gib, '.1f'):>6}{_number(gpu.utilization, '.0f', '%'):>5}")
         if self.temperature:
-            parts.append(f"{_number(gpu.temperature_c, '.0f', 'C'):>5}")
+            hot = WARN if set(HOT) & set(gpu.throttle or ()) else None
+            parts.append((f"{_number(gpu.temperature_c, '.0f', 'C'):>5}", hot))
         if self.power:
             limit = f"/{gpu.power_limit_w:.0f}" if gpu.power_limit_w is not None else ""
             parts.append(f"{_number(gpu.power_w, '.0f', limit):>9}")
@@ -193,7 +199,24 @@ def _placed(snapshot: FleetSnapshot) -> dict[int, str]:
     return found
 
 
-def _below(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
+def _wrong(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
+    """What is the matter with GPUs, and what may be taken of them."""
+    lines = []
+    for text in concerns(host):
+        lines += _wrapped(f"! {_short(text, host)}", width, WARN)
+    for gpu in host.gpus:
+        if text := share_words(gpu, snapshot.gpu_shares):
+            lines += _wrapped(text, width, None)
+    return lines
+
+
+def _short(text: str, host: Host) -> str:
+    """Without the models' names, which the title says already."""
+    found = next((gpu for gpu in host.gpus if text.startswith(gpu.label)), None)
+    return f"GPU {found.index}{text.removeprefix(found.label)}" if found is not None else text
+
+
+def _traffic(host: Host, width: int) -> list[Strip]:
     lines = []
     if traffic := [
         f"{gpu.index} ↑{_number(gpu.nvlink_sent_gbs, '.1f')} ↓{_number(gpu.nvlink_received_gbs, '.1f')}"
@@ -203,11 +226,6 @@ def _below(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
         lines += _wrapped(f"NVLink GB/s  {'  '.join(traffic)}", width, None)
     if words := links_words(host):
         lines += _wrapped(f"NVLinks      {words}", width, None)
-    for text in concerns(host):
-        lines += _wrapped(f"! {text}", width, WARN)
-    for gpu in host.gpus:
-        if text := share_words(gpu, snapshot.gpu_shares):
-            lines += _wrapped(text, width, None)
     if max(map(row_width, matrix_rows(host))) + 2 + LEAST_BESIDE > width:
         lines += [line((f" {fit(plain(row_text(row)), width - 1)}", None)) for row in list_rows(host)]
     return lines

@@ -59,7 +59,7 @@ def columns_for(servers: Sequence[ServerView], width: int) -> list[Column]:
         Column("PRESET", min(presets, 10 if width < 100 else 16), "<", _preset_cell, False),
         Column("STATE", 13, "<", _state_cell, False),
         Column("GPU", 4, "<", _gpu_cell, False),
-        Column("PORT", 5, "<", _port_cell, False),
+        Column("PORT", 6 if any(server.exposed for server in servers) else 5, "<", _port_cell, False),
         Column("KV CACHE", 13 if width < 160 else 24, "<", _kv_cell),
         Column("RUN", 4, ">", lambda s, _now, _width: (count(_value(s, "requests_running")), None)),
         Column("WAIT", 5, ">", _waiting_cell),
@@ -193,7 +193,9 @@ def _gpu_cell(server: ServerView, _now: float, _width: int) -> Cell:
 
 
 def _port_cell(server: ServerView, _now: float, _width: int) -> Cell:
-    return str(server.port or UNKNOWN), None
+    """With a mark where others can use it without an API key."""
+    port = str(server.port or UNKNOWN)
+    return (f"{port}!", WARN) if server.exposed else (port, None)
 
 
 def _kv_cell(server: ServerView, _now: float, width: int) -> Cell:

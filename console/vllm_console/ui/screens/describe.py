@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -21,6 +20,7 @@ from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.lines import line
 from vllm_launchers.plan.model import same_value
+from vllm_launchers.plan.shell_words import line_of, line_word
 
 
 class DescribeScreen(ReadingScreen):
@@ -43,7 +43,7 @@ class DescribeScreen(ReadingScreen):
 
     def action_copy(self) -> None:
         """Copy the command line by OSC 52."""
-        self.app.copy_to_clipboard(shlex.join(self._server.argv))
+        self.app.copy_to_clipboard(line_of(self._server.argv))
         self.notify("Command line copied.", markup=False, timeout=2)
 
 
@@ -107,7 +107,7 @@ def _command(argv: Sequence[str], width: int) -> list[Strip]:
     """The command over several lines, broken before flags, as it could be pasted."""
     rows, row = [], ""
     for word in argv:
-        quoted = shlex.quote(plain(word))
+        quoted = line_word(word)
         if row and (cell_len(row) + cell_len(quoted) + 5 > width or word.startswith("--")):
             rows.append(row + " \\")
             row = "    "
@@ -122,7 +122,9 @@ def _flags(server: ServerView, width: int) -> list[Strip]:
     lines = []
     for flag, value in server.flags.items():
         why = textwrap.wrap(plain(server.reasons.get(flag, "")), max(20, width - names - values - 4)) or [""]
-        lines.append(line(fit(f"  --{flag}", names + 2), (fit(flag_text(value), values), ACCENT), (why[0], DIM)))
+        lines.append(
+            line(fit(plain(f"  --{flag}"), names + 2), (fit(plain(flag_text(value)), values), ACCENT), (why[0], DIM))
+        )
         lines += [line(" " * (names + 2 + values), (rest, DIM)) for rest in why[1:]]
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.style import Style
 from textual.strip import Strip
@@ -19,12 +19,26 @@ from vllm_console.ui.widgets.lines import line
 INDENT = 12
 
 
-class GpuDetailsScreen(ReadingScreen):
-    """Describes the machine as it was when the screen was opened."""
+REDRAW_SECONDS = 1.0
 
-    def __init__(self, snapshot: FleetSnapshot) -> None:
+
+class GpuDetailsScreen(ReadingScreen):
+    """Describes the machine, and goes on doing so: ``latest`` gives the newest snapshot."""
+
+    def __init__(self, snapshot: FleetSnapshot, latest: Callable[[], FleetSnapshot | None]) -> None:
         super().__init__()
-        self._snapshot = snapshot
+        self._snapshot, self._latest = snapshot, latest
+
+    def on_mount(self) -> None:
+        """Show everything, and what changes."""
+        super().on_mount()
+        self.set_interval(REDRAW_SECONDS, self._redraw)
+
+    def _redraw(self) -> None:
+        newest = self._latest()
+        if newest is not None and newest is not self._snapshot:
+            self._snapshot = newest
+            self.draw(self.app.size.width)
 
     def title_text(self) -> str:
         """The title."""
@@ -41,7 +55,7 @@ def details_lines(snapshot: FleetSnapshot, width: int) -> list[Strip]:
         return [line((f" {snapshot.host_problem or 'no GPU is known of yet'}", DIM))]
     colours = {f" by {name} (yours)": style for name, style in colours_of(snapshot).items()}
     lines = []
-    for text in describe(snapshot.host):
+    for text in describe(snapshot.host, wrong_first=True):
         style = _style(text, colours)
         rows = textwrap.wrap(plain(text), max(30, width - 1), subsequent_indent=" " * INDENT) or [""]
         lines += [line((f" {row}", style)) for row in rows]
@@ -56,6 +70,8 @@ def _style(text: str, colours: dict[str, Style]) -> Style | None:
         return BAD
     if text and not text.startswith(" "):
         return STRONG
+    if text.startswith("  board") and not (text.endswith(" by you") or " by you:" in text):
+        return WARN
     if text.startswith("  held"):
         return next((style for mark, style in colours.items() if mark in text), None)
     return None

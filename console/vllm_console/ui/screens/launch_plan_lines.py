@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -20,6 +19,7 @@ from vllm_launchers.plan.budget.model import MemoryBudget
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.model import Changes, EngineKind, Flags, Plan
+from vllm_launchers.plan.shell_words import line_word
 
 LEVELS: dict[Level, tuple[str, Style | None]] = {
     Level.ERROR: ("✗", BAD), Level.WARNING: ("!", WARN), Level.ADVICE: ("i", None),
@@ -272,10 +272,10 @@ def _words(plan: Plan) -> list[str]:
     """Variables, program, flags: each flag together with its value."""
     from vllm_launchers.plan.secrets import redact_argv, redact_environment
 
-    words = [f"{name}={shlex.quote(value)}" for name, value in redact_environment(plan.environment).items()]
+    words = [f"{name}={line_word(value)}" for name, value in redact_environment(plan.environment).items()]
     words += [f'{name}="${name}"' for name in plan.secrets]
     for word in redact_argv(plan.argv):
-        quoted = plain(shlex.quote(word))
+        quoted = line_word(word)
         if words and words[-1].startswith("--") and " " not in words[-1] and not word.startswith("--"):
             words[-1] += f" {quoted}"
         else:

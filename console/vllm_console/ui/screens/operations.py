@@ -26,7 +26,7 @@ from vllm_console.ui.panes.preemptions import PreemptionsPane
 from vllm_console.ui.panes.state import StatePane
 from vllm_console.ui.panes.table import ServersTable
 from vllm_console.ui.panes.throughput import ThroughputPane
-from vllm_console.ui.screens.operations_cures import Cures
+from vllm_console.ui.screens.operations_change import ChangeTold
 from vllm_console.ui.screens.operations_panes import GPUS, GRID_HEIGHT, LOG, set_display, set_height
 from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.lines import LineView, line
@@ -38,7 +38,7 @@ MEASURED = (State.READY, State.UNRESPONSIVE)
 """States in which metric panes have something to say."""
 
 
-class OperationsScreen(Cures):
+class OperationsScreen(ChangeTold):
     """Shows the newest snapshot. Keys and what they do stand in the registry."""
 
     SCOPE = "operations"
@@ -128,6 +128,7 @@ class OperationsScreen(Cures):
     def show_snapshot(self) -> None:
         """Draw the app's newest snapshot, unless something covers the whole screen."""
         self._tell_changes()
+        self._drop_done(self.console.snapshot.servers if self.console.snapshot else ())
         if self.app.screen is self or isinstance(self.app.screen, ModalScreen):
             self.redraw()
 
@@ -205,8 +206,9 @@ class OperationsScreen(Cures):
             self._welcome.show(_welcome(snapshot, self._filter, self.console.read_only))
 
     def _finding_lines(self, server: ServerView, snapshot: FleetSnapshot) -> list[Strip]:
-        size = self.app.size
-        return finding_lines(server, self.told(server), snapshot.at, size.width, max(1, size.height // 4 - 1))
+        width, most = self.app.size.width, max(1, self.app.size.height // 4 - 1)
+        lines = finding_lines(server, self.told(server), snapshot.at, width, most)
+        return [*lines, *self.change_lines(server, snapshot.at, width, most - len(lines))]
 
     def _draw_finding(self, server: ServerView, snapshot: FleetSnapshot) -> None:
         if self._finding.display:
@@ -269,7 +271,7 @@ class OperationsScreen(Cures):
             self._index = max(0, min(len(servers) - 1, index))
             self._under, self._wanted = servers[self._index].name, None
             self.redraw()
-            self.console.look_now()
+            self.call_after_refresh(self.console.look_now)  # the picture first: a look takes the interpreter
 
     def action_cursor_down(self) -> None:
         """The next server."""

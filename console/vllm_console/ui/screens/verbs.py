@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,9 @@ from vllm_console.ui.theme import WARN
 from vllm_console.ui.traffic import Seen, seen_by
 from vllm_console.ui.widgets.draw import Part
 from vllm_console.ui.widgets.repaint import TightScreen
+from vllm_launchers.plan.shell_words import line_of
 
 if TYPE_CHECKING:
-    from vllm_console.telemetry.comparison import Comparison
     from vllm_console.ui.app import ConsoleApp
 
 
@@ -82,8 +81,12 @@ class ServerVerbs(TightScreen):
         staged = self.staged.get(server.name, ())
         step = staging.STEPS[action](server, staging.staged_flags(server.flags, staged))
         self._set_staged(server.name, staging.stage(server.flags, staged, step))
-        if step.note:
-            self.console.say(step.note + ".")
+        self._nudge(server, step.note + "." if step.note else "")
+
+    def _nudge(self, server: ServerView, said: str = "") -> None:
+        """Say something of what was just staged, and that several changes cannot be judged one by one."""
+        if said := " ".join(filter(None, (said, staging.at_once(server, self.staged.get(server.name, ()))))):
+            self.console.say(said)
 
     def _set_staged(self, name: str, staged: Staged) -> None:
         if staged:
@@ -91,6 +94,14 @@ class ServerVerbs(TightScreen):
         else:
             self.staged.pop(name, None)
         self.redraw()
+
+    def _drop_done(self, servers: Sequence[ServerView]) -> None:
+        """Drop what is staged and stands already: another console restarted with it."""
+        for server in servers:
+            staged = self.staged.get(server.name, ())
+            left = tuple(step for step in staged if not staging.stands(server.flags, step))
+            if left != staged:
+                self._set_staged(server.name, left)
 
     def action_halve_sequences(self) -> None:
         """Stage half as many sequences."""
@@ -164,6 +175,7 @@ class ServerVerbs(TightScreen):
         def take(changes: Changes | None) -> None:
             if changes is not None:
                 self._set_staged(name, staging.staged_of(changes))
+                self._nudge(server)
 
         staged = staging.changes_of(self.staged.get(name, ()))
         self.app.push_screen(FlagsScreen(server, staged, self.console.fleet, seen), take)
@@ -191,12 +203,12 @@ class ServerVerbs(TightScreen):
         if server is None:
             return
         staged = self.staged.get(server.name, ())
-        running = server.window.requests_running if server.window else None
-        if server.state in (State.READY, State.UNRESPONSIVE) and running:
-            details = [_running(running, "a restart ends them")]
+        details = _lost(server, "a restart ends them")
+        if server.state in (State.READY, State.UNRESPONSIVE) and details:
             details += [
                 f"--{step.flag}  {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}" for step in staged
             ] or ["No flag changes."]
+            details += [*filter(None, [staging.at_once(server, staged)]), *_still_open(server)]
             question, told = f"Restart {server.name}?", self.verdict_words(server)
             dialog = self._ask(question, details, "restart", lambda: self._restart(server.name, staged), told)
             self.asked = server.name, dialog
@@ -224,8 +236,7 @@ class ServerVerbs(TightScreen):
         if not server.state.alive:
             self.console.say(f"{server.name} is {server.state} already: x forgets it, r starts it again.", WARN)
             return
-        running = server.window.requests_running if server.window else None
-        details = [_running(running, "they are ended")] if running else []
+        details = _lost(server, "they are ended")
         fleet, name = self.console.fleet, server.name
         self._ask(
             f"Stop {name}?",
@@ -266,7 +277,6 @@ class ServerVerbs(TightScreen):
         if server is None:
             return
         fleet, name, present = self.console.fleet, server.name, server.preset
-        running = server.window.requests_running if server.window else None
 
         def listed(found: tuple[Sequence[Preset], object]) -> str:
             choices = [(preset.name, preset.title) for preset in found[0]]
@@ -279,8 +289,7 @@ class ServerVerbs(TightScreen):
             if preset is None:
                 return
             details = [f"{name} ({present or 'no preset'}) is stopped first; then {preset} starts in its place."]
-            if running:
-                details.append(_running(running, "they end"))
+            details += [*_lost(server, "they end"), *_still_open(server)]
             self._ask(f"Switch {name} to {preset}?", details, "switch", lambda: switch(preset))
 
         def switch(preset: str) -> None:
@@ -322,37 +331,13 @@ class ServerVerbs(TightScreen):
 
         self.app.push_screen(LaunchScreen(self.console.fleet, initial), launched)
 
-    def action_compare(self) -> None:
-        """Set the selected server's run beside the one before; from there one key goes back to the flags before."""
-        server = self.selected
-        if server is None or not server.ours:
-            self.console.say("Only runs of your own servers can be compared.", WARN)
-            return
-        fleet, name, flags = self.console.fleet, server.name, server.flags
-
-        def done(found: Comparison) -> str:
-            from vllm_console.ui.screens.compare import CompareScreen
-
-            before = staging.staged_of(flag_difference(flags, found.before.run.flags))
-
-            def go_back() -> None:
-                self._set_staged(name, before)
-                self.select(name)
-                self.action_restart()
-
-            may = bool(before) and not self.console.read_only and found.before.run.model == server.model
-            self.app.push_screen(CompareScreen(found, go_back if may else None))
-            return ""
-
-        self.console.act(f"Comparing {name} with its run before …", lambda: fleet.compare(name), done)
-
     def action_copy_command(self) -> None:
         """Copy the server's command line by OSC 52."""
         server = self.selected
         if server is None or not server.argv:
             self.console.say("There is no command line to copy.", WARN)
             return
-        self.app.copy_to_clipboard(shlex.join(server.argv))
+        self.app.copy_to_clipboard(line_of(server.argv))
         self.console.say(f"Copied the command line of {server.name}.")
 
     def action_remove_leftovers(self) -> None:
@@ -375,9 +360,22 @@ class ServerVerbs(TightScreen):
             return
         from vllm_console.ui.screens.gpu_details import GpuDetailsScreen
 
-        self.app.push_screen(GpuDetailsScreen(snapshot))
+        self.app.push_screen(GpuDetailsScreen(snapshot, lambda: self.console.snapshot))
 
 
-def _running(count: float, then: str) -> str:
-    """How many requests run, and what becomes of them."""
-    return "1 request is running; it is ended." if round(count) == 1 else f"{count:.0f} requests are running; {then}."
+def _lost(server: ServerView, then: str) -> list[str]:
+    """How many requests run and wait, and what becomes of them; nothing where there are none."""
+    window = server.window
+    counts = (window.requests_running, window.requests_waiting) if window is not None else (0, 0)
+    running, waiting = (round(count or 0) for count in counts)
+    if running + waiting == 1:
+        return [f"1 request {'is running' if running else 'waits'}; it is ended."]
+    if running and waiting:
+        return [f"{running + waiting} requests are open, {waiting} of them waiting; {then}."]
+    told = f"{running} requests are running" if running else f"{waiting} requests wait" if waiting else ""
+    return [f"{told}; {then}."] if told else []
+
+
+def _still_open(server: ServerView) -> list[str]:
+    """What others can do with it, said also before it is started again."""
+    return [f"! {server.exposed}."] if server.exposed else []

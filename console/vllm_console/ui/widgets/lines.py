@@ -12,6 +12,7 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
+from vllm_console.text import plain
 from vllm_console.ui.theme import to_ascii
 
 BLANK = Strip([])
@@ -23,8 +24,12 @@ Cell = tuple[str, Style | None]
 
 
 def line(*parts: str | tuple[str, Style | None]) -> Strip:
-    """A strip from plain and styled pieces of text; empty ones are left out."""
-    segments = [Segment(part) if isinstance(part, str) else Segment(*part) for part in parts]
+    """A strip from plain and styled pieces of text; empty ones are left out.
+
+    The last gate before the screen: what a terminal would obey does not pass, wherever it came from.
+    """
+    pairs = ((part, None) if isinstance(part, str) else part for part in parts)
+    segments = [Segment(text if text.isprintable() else plain(text), style) for text, style in pairs]
     return Strip([segment for segment in segments if segment.text])
 
 

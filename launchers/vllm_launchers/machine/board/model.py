@@ -53,7 +53,7 @@ class Claim:
 class Announced:
     """A server that a person says they run. ``pid`` and ``start_time`` (clock ticks since boot) are its keeper's, which
     lives as long as the server is up or will be restarted. ``seen`` is whether that process is there and theirs, None
-    where this person may not see others' processes.
+    where this person may not see others' processes. ``open``: others can use it, it listens without an API key.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Announced:
     uid: int = -1
     user: str = ""
     seen: bool | None = True
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ def dump(page: Page) -> bytes:
             "since": utc(one.since),
             "pid": one.pid,
             "start_time": one.start_time,
+            "open": one.open,
         }
         for one in page.servers
     ]
@@ -212,6 +214,7 @@ def _server(entry: Mapping[str, Any], now: float) -> Announced:
         since,
         _number(entry, "pid", 1 << 31),
         _number(entry, "start_time", 1 << 63),
+        open=entry.get("open") is True,
     )
 
 

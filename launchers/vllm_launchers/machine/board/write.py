@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vllm_launchers.machine.board.model import MOST_ENTRIES, BoardError, Page, dump
 from vllm_launchers.machine.board.read import is_running, open_folder, read_page
+from vllm_launchers.private import close_to_others
 
 LOCK_SECONDS = 3.0
 """So long another command of the same person may take to write."""
@@ -100,6 +101,7 @@ def _locked(folder: Path, opened: int) -> Iterator[None]:
     name = f".{os.getuid()}.lock"
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     lock = os.open(name, flags, 0o600, dir_fd=opened)
+    close_to_others(lock)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:

@@ -18,6 +18,7 @@ from vllm_launchers.machine.flags.errors import FlagsUnknownError
 from vllm_launchers.machine.flags.model import FlagTable
 from vllm_launchers.machine.flags.place import MARK, package_folder
 from vllm_launchers.machine.model import Engine
+from vllm_launchers.private import make_folder, open_file
 
 FORMAT = 1
 """Raised when files of an older form, or made by an older way of reading the source, must not be used."""
@@ -96,10 +97,10 @@ class FlagCache:
 
     def _write(self, place: Path, kept: _Kept) -> None:
         path = self._path(place)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent)
         fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         try:
-            handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            handle = open_file(fresh, os.O_WRONLY | os.O_EXCL)
             with os.fdopen(handle, "wb") as file:
                 file.write(msgspec.json.encode(kept))
             fresh.replace(path)

@@ -10,7 +10,8 @@ from vllm_launchers.machine.gpu.links import Level, level_of
 
 BUSY_PERCENT = 50
 MANY_REPLAYS = 1000
-_SLOWED = ("hardware slowdown", "too hot (driver)", "too hot (hardware)", "power brake")
+HOT = ("too hot (driver)", "too hot (hardware)")
+_SLOWED = ("hardware slowdown", *HOT, "power brake")
 ERROR_NAMES = {"replay": "replays", "recovery": "recoveries", "crc": "CRC errors"}
 
 
@@ -53,15 +54,15 @@ def _links(gpu: Gpu) -> Iterator[str]:
 
 
 def _slow(gpu: Gpu) -> Iterator[str]:
+    slowed = [word for word in gpu.throttle or () if word in _SLOWED]
+    if slowed:
+        yield f"{gpu.label}: slowed down, {' and '.join(slowed)}"
     if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
-        yield f"{gpu.label}: PCIe ×{gpu.pcie_width} of ×{gpu.pcie_width_max}; the slot, or its sharing, halves it"
+        yield f"{gpu.label}: PCIe ×{gpu.pcie_width} of ×{gpu.pcie_width_max}; the slot, a riser, or sharing narrows it"
     working = gpu.utilization is not None and gpu.utilization >= BUSY_PERCENT
     now, best = gpu.pcie_generation, gpu.pcie_generation_max
     if working and now and best and now < best:
         yield f"{gpu.label}: PCIe generation {now} of {best} while it works"
-    slowed = [word for word in gpu.throttle or () if word in _SLOWED]
-    if slowed:
-        yield f"{gpu.label}: slowed down, {' and '.join(slowed)}"
 
 
 def _peers(host: Host) -> Iterator[str]:

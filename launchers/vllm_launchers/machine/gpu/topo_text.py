@@ -46,6 +46,8 @@ def host_from_topo(text: str, gpu_name: str | None = None, hostname: str = "") -
         raise HostError(f"the matrix has {len(indices)} GPUs; more than {MOST_GPUS} in one machine are not read")
     if missing := [index for index in indices if index not in matrix.rows]:
         raise HostError(f"the matrix has no row for GPU{missing[0]}; save the whole output of 'nvidia-smi topo -m'")
+    if len(set(indices)) != len(indices):
+        raise HostError("the heading of the matrix names a GPU twice; save the output of 'nvidia-smi topo -m' again")
     gpus = tuple(_gpu(index, matrix.tails.get(index, []), model, gpu_name) for index in indices)
     links = tuple(_links(matrix, indices, {gpu.index: gpu for gpu in gpus}))
     return Host(hostname=hostname, gpus=gpus, links=links, islands=islands_of(indices, links))
@@ -131,7 +133,7 @@ def _keep(matrix: _Matrix, row: list[str]) -> None:
     while words and len(cells) < len(matrix.columns) and (read := _cells(words[0])) is not None:
         cells += read
         words = words[1:]
-    if len(cells) < sum(1 for name in matrix.columns if _GPU.fullmatch(name)):
+    if len(cells) <= max(place for place, name in enumerate(matrix.columns) if _GPU.fullmatch(name)):
         shown = f"'{words[0][:20]}'" if words else "the end of the line"
         raise HostError(f"row {row[0]} of the matrix has {len(cells)} links, then {shown}; expected one per GPU")
     if row[0] in matrix.columns and cells[matrix.columns.index(row[0])] != "X":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vllm_launchers.addresses import is_loopback
+from vllm_launchers.addresses import open_words
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.knowledge import Knowledge
 from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.secrets import API_KEY
 
 CERTIFICATE_REQUIRED = 2
 """`ssl.CERT_REQUIRED`."""
@@ -18,11 +19,8 @@ def network_findings(plan: Plan, knowledge: Knowledge) -> Iterator[Finding]:
     if holder := knowledge.surroundings.port_holder:
         text = f"port {plan.port} is taken {holder}; choose another, or leave --port out to get a free one"
         yield Finding("port_taken", Level.ERROR, text)
-    if not is_loopback(plan.host) and "VLLM_API_KEY" not in plan.secrets:
-        text = (
-            f"whoever can reach {plan.host} can use this server: it listens there without an API key. "
-            "Export VLLM_API_KEY first, or leave --host out to stay on this machine"
-        )
+    if told := open_words(plan.host, API_KEY in plan.secrets):
+        text = f"{told}. Export {API_KEY} first, or leave --host out to stay on this machine"
         yield Finding("open_to_all_without_key", Level.WARNING, text)
     yield from _watching(plan)
 

@@ -8,10 +8,11 @@ dropped without a word before 0.28, and by ``vllm serve`` (not by its API server
 from __future__ import annotations
 
 from vllm_launchers.plan.export.errors import ExportError
-from vllm_launchers.plan.export.quoting import checked, comment, comment_word, yaml_number_or_text, yaml_text
+from vllm_launchers.plan.export.quoting import checked, comment, yaml_number_or_text, yaml_text
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import EngineKind, Plan
 from vllm_launchers.plan.secrets import redact_argv, redact_environment
+from vllm_launchers.plan.shell_words import line_word
 
 
 def config_yaml(plan: Plan, *, file: str = "vllm.yaml") -> str:
@@ -44,8 +45,8 @@ def config_yaml(plan: Plan, *, file: str = "vllm.yaml") -> str:
 
 def _head(plan: Plan, besides: list[str], file: str) -> str:
     environment = redact_environment(plan.environment)
-    words = [f"{name}={comment_word(checked(value, name))}" for name, value in environment.items()]
+    words = [f"{name}={line_word(checked(value, name))}" for name, value in environment.items()]
     words += [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
-    command = [comment_word(checked(word, "the command")) for word in (*plan.engine.command, "serve")]
-    words += [*command, "--config", comment_word(file), *map(comment_word, besides)]
+    command = [line_word(checked(word, "the command")) for word in (*plan.engine.command, "serve")]
+    words += [*command, "--config", line_word(file), *map(line_word, besides)]
     return comment("Run with:", f"  {' '.join(words)}")

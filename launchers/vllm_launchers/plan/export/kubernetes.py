@@ -12,9 +12,10 @@ from vllm_launchers.plan.export.container import (
     Mount,
     container,
 )
-from vllm_launchers.plan.export.quoting import Yaml, comment, comment_word, label, yaml_document
+from vllm_launchers.plan.export.quoting import Yaml, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.shell_words import line_word
 
 SHARED_MEMORY = "16Gi"
 LEAST_VOLUME_GIB = 50
@@ -43,7 +44,7 @@ def kubernetes(plan: Plan, *, name: str = "") -> str:
     if "VLLM_API_KEY" not in plan.secrets:
         lines.append("Whatever runs in the cluster can use this server: it has no API key (VLLM_API_KEY).")
     if inside.mounts:
-        paths = ", ".join(comment_word(mount.path) for mount in inside.mounts)
+        paths = ", ".join(line_word(mount.path) for mount in inside.mounts)
         lines.append(f"The node must have {paths}")
     return comment(*lines) + "---\n".join(yaml_document(document) for document in documents)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 
 from vllm_launchers.plan.export.errors import ExportError
@@ -46,17 +45,6 @@ def comment(*lines: str) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for text in lines for line in text.split("\n"))
 
 
-def comment_word(word: str) -> str:
-    """A word of a shell command on one printable line, so that it can stand in a comment (``$'…'`` where needed)."""
-    if word.isprintable():
-        return shlex.quote(word)
-    escaped = "".join(
-        f"\\{c}" if c in "\\'" else c if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in c.encode())
-        for c in word
-    )
-    return f"$'{escaped}'"
-
-
 def systemd_word(word: str, *, program: bool = False) -> str:
     """A word of ``ExecStart=``: quoted, with ``%`` and ``$`` doubled (``$`` not in the program's own path)."""
     return _systemd(word if program else word.replace("$", "$$"))
@@ -71,8 +59,15 @@ def _systemd(text: str) -> str:
     if _SYSTEMD_PLAIN.fullmatch(text):
         return text
     named = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    escaped = "".join(named.get(c) or (f"\\x{ord(c):02x}" if c < " " or c == "\x7f" else c) for c in text)
+    escaped = "".join(named.get(c) or (c if c.isprintable() else _systemd_escape(c)) for c in text)
     return f'"{escaped}"'
+
+
+def _systemd_escape(character: str) -> str:
+    code = ord(character)
+    if 0xD800 <= code <= 0xDFFF:
+        return character  # bytes that are no text: `checked` refuses the whole
+    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def yaml_number_or_text(word: str) -> str:

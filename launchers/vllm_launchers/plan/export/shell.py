@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.secrets import redact_argv, redact_environment
+from vllm_launchers.plan.shell_words import script_line, script_word
 
 
 def shell(plan: Plan) -> str:
@@ -14,11 +13,11 @@ def shell(plan: Plan) -> str:
 
     It holds no secret: a secret variable is written ``NAME="$NAME"``, so that whoever has it exported gets it.
     """
-    lines = [f"{name}={shlex.quote(value)}" for name, value in redact_environment(plan.environment).items()]
+    lines = [f"{name}={script_word(value)}" for name, value in redact_environment(plan.environment).items()]
     lines += [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
     command, flags = split_argv(plan)
-    lines.append(shlex.join(redact_argv(command)))
-    lines += [f"  {shlex.join(redact_argv(words))}" for words in flags]
+    lines.append(script_line(redact_argv(command)))
+    lines += [f"  {script_line(redact_argv(words))}" for words in flags]
     return " \\\n".join(lines) + "\n"
 
 

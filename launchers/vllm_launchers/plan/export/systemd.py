@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from vllm_launchers.plan.export.errors import ExportError
-from vllm_launchers.plan.export.quoting import checked, comment, comment_word, label, systemd_assignment, systemd_word
+from vllm_launchers.plan.export.quoting import checked, comment, label, systemd_assignment, systemd_word
 from vllm_launchers.plan.export.shell import split_argv
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.secrets import redact_argv, redact_environment
+from vllm_launchers.plan.shell_words import line_word
 
 STOP_SECONDS = 60
 """How long a server may take to end, beside the time in which it finishes its requests (``--shutdown-timeout``)."""
@@ -65,7 +66,7 @@ def _comments(plan: Plan, unit: str, *, user: bool) -> str:
     else:
         lines.append(f"It runs as {ACCOUNT}: sudo useradd --system --create-home {ACCOUNT}")
         if homes := [path for path in (plan.engine.command[0], plan.model) if path.startswith("/home/")]:
-            lines.append(f"{ACCOUNT} must be able to read {' and '.join(map(comment_word, homes))}")
+            lines.append(f"{ACCOUNT} must be able to read {' and '.join(map(line_word, homes))}")
     if plan.secrets:
         file = _secrets_file(unit, user=user).replace("%h", "~")
         sudo = "" if user else "sudo "

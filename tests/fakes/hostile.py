@@ -1,0 +1,110 @@
+"""Names as somebody would choose them who wants to do harm, and a fleet in which every text is one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fakes import fake_fleet
+from vllm_console.fleet.api import FleetError
+from vllm_console.fleet.model import FleetSnapshot, ServerView
+from vllm_console.telemetry.comparison import Comparison
+
+MARK = "[/x]"
+"""What is seen of each: markup, as text."""
+STOLEN = "STOLEN"
+"""Stands inside escape sequences only."""
+MARKUP = f"{MARK}[@click=app.quit]y[/][bold red] [/"
+SHELL = "$(touch pwned);`touch pwned`|touch pwned&\ntouch pwned\n'\"\\ ${IFS} ~ *.toml !! ../../../../etc/passwd"
+ESCAPES = (
+    f"\x1b]0;{STOLEN}\x07",
+    f"\x1b]2;{STOLEN}\x1b\\",
+    f"\x1b]8;;http://{STOLEN}\x1b\\",
+    f"\x1b]52;c;{STOLEN}\x07",
+    f"\x1b]9;{STOLEN}\x07",
+    "\x1b[2J\x1b[6n\x1b[5;7;46m\x1b[?1049l\x1bc",
+    f"\x1bPq#0{STOLEN}\x1b\\\x1b_{STOLEN}\x1b\\",
+    f"\x9b31m\x9d0;{STOLEN}\x9c\x90{STOLEN}\x9c",
+)
+"""Titles, links, clipboard, notices, screens cleared, answers asked for, pictures; some with C1 characters."""
+UNSEEN = "\u202egnp.\u2066\u200b\u2060\ufeff\U000e0041\x00\x08\x0e\x7f\x85\u2028"
+HEAP = "a" + "\u0301" * 300
+EVIL = f"{MARKUP}{''.join(ESCAPES)}{UNSEEN}{HEAP}漢字 {SHELL}"
+"""All of it, but for halves of characters, which JSON can say and a command line cannot."""
+WORST = f"{EVIL}\ud800\udfff\r\n\t"
+
+HARM = re.compile(
+    rb"\x1b\](?!22;(?:default|pointer)(?:\x07|\x1b))|\x1bP|\x1b_|\x1bc|\x1b\[(?:2J|6n|5;7;46m)|\xc2[\x80-\x9f]|\xe2\x80[\xae\xa8\x8b]"
+    rb"|\xe2\x81[\xa6\xa0]|\xef\xbb\xbf|\xf3\xa0\x81\x81|(?:\xcc\x81){9}|[\x00\x08\x0e\x7f]"
+)
+"""In what a terminal is sent, the bytes that can have come from these names only. (OSC 22 is the pointer's shape.)"""
+
+
+def poisoned(value: Any, evil: str = WORST) -> Any:
+    """The same value with ``evil`` in front of each text in it, and under one more key in each mapping."""
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) else evil + value
+    if isinstance(value, tuple | list):
+        return type(value)(poisoned(item, evil) for item in value)
+    if isinstance(value, Mapping):
+        whole = {key: poisoned(item, evil) for key, item in value.items()}
+        return {**whole, evil: next(reversed(whole.values()))} if whole else whole
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: poisoned(getattr(value, field.name), evil) for field in fields(value)})
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(value, **{name: poisoned(getattr(value, name), evil) for name in _names(value)})
+    return value
+
+
+def _names(value: msgspec.Struct) -> tuple[str, ...]:
+    return value.__struct_fields__
+
+
+class HostileFleet(fake_fleet.FakeFleet):
+    """A fleet whose every answer is poisoned; its servers' logs lie at ``log``."""
+
+    def __init__(self, *servers: object, log: Path, comparison: Comparison) -> None:
+        super().__init__(*servers)
+        self.log = log
+        self.comparison = comparison
+
+    def snapshot(self, selected: str | None = None) -> FleetSnapshot:
+        found = super().snapshot(selected)
+        notices = (WORST, *found.notices)
+        return replace(
+            poisoned(replace(found, servers=(), notices=notices)), servers=tuple(map(self._seen, found.servers))
+        )
+
+    def _seen(self, view: ServerView) -> ServerView:
+        notice = view.notice or "a notice"
+        return replace(poisoned(replace(view, notice=notice)), log_path=str(self.log), series=view.series)
+
+    def _view(self, name: str) -> ServerView:
+        return next(view for view in self.snapshot().servers if view.name == name)
+
+    def _did(self, *call: object) -> None:
+        super()._did(*call)
+        if call[0] in ("stop", "restart", "switch", "forget", "start_load"):
+            raise FleetError(WORST)
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in (
+            "presets",
+            "engines",
+            "flags",
+            "suggest",
+            "plan",
+            "plan_restart",
+            "leftovers",
+            "board",
+            "compare",
+        ):
+            return found
+        return lambda *words, **more: poisoned(found(*words, **more))

@@ -1,0 +1,129 @@
+"""Exports of hostile values, used as people use them: the program gets these very words, and nothing else is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fakes import hostile
+from vllm_console.alerts.grafana import dashboard
+from vllm_console.alerts.prometheus import Target, model_match, rules_document, rules_yaml
+from vllm_launchers.plan.build import make_plan
+from vllm_launchers.plan.export import compose, config_yaml, kubernetes, shell, systemd_unit
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.secrets import command_line
+from vllm_launchers.presets.load import read_presets
+
+RECORDS = """#!{python} -S
+import json, os, sys
+open({told!r}, 'w').write(json.dumps([sys.argv[1:], {{name: os.environ.get(name) for name in ('A_NAME', 'OTHER')}}]))
+"""
+VALUES = (
+    hostile.EVIL.replace("\0", ""),
+    hostile.SHELL,
+    "'; touch pwned; '",
+    '"$(touch pwned)"',
+    "\\'$(touch pwned)",
+    "a\\",
+    "\n#\ntouch pwned\n",
+    "\x1b[201~touch pwned\n",
+    "-x",
+    "{{ .Values }} ${HOME} %h %%n $$ {% raw %}",
+    "!ruby/object:x *a &b <<: - null yes 0x10 1_000 2001-01-01 ~",
+    "[Service]\nExecStart=/usr/bin/touch pwned\n",
+    "\u202e\u2028\x85\ufeff\x7f日本語",
+    "'" * 50 + '"' * 50 + "`" * 50 + "\\" * 50,
+)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    """A program in a folder of a hostile name that writes down its words and variables, and where it does."""
+    folder = tmp_path / "a $(touch pwned) b'\"\\"
+    folder.mkdir()
+    (folder / "vllm").write_text(RECORDS.format(python=sys.executable, told=str(tmp_path / "told")))
+    (folder / "vllm").chmod(0o755 | stat.S_IEXEC)
+    return tmp_path / "told"
+
+
+def plan_of(program: str, value: str) -> Plan:
+    """A plan that has the value wherever one may stand, as a record of another version could: no check saw it."""
+    flags = {"served-model-name": value, "chat-template": value, "max-num-seqs": 8}
+    engine = Engine(EngineKind.VLLM, (program,), "0.33.0", "cuda", program)
+    made = make_plan(read_presets(None)[0]["chatbot"], engine, Changes(flags), host="127.0.0.1", port=8000)
+    model = value.strip().lstrip("-~") or "m"
+    argv = tuple(model if word == made.model else word for word in made.argv)
+    return dataclasses.replace(made, model=model, argv=argv, environment={"A_NAME": value, "OTHER": "x y"})
+
+
+def ran(words: list[str], text: str, told: Path) -> tuple[list[str], dict[str, str]]:
+    """Let a shell run an exported command; the program's words and variables."""
+    told.unlink(missing_ok=True)
+    folder = told.parent / "empty"
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run([*words, text], cwd=folder, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(folder.iterdir()) == [], "something else was run"
+    argv, environment = json.loads(told.read_text())
+    return argv, environment
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_a_real_shell_runs_the_very_words(value: str, told: Path) -> None:
+    """The script in ``sh`` and ``bash``, and the line that is shown and copied in ``bash``."""
+    plan = plan_of(str(next(told.parent.glob("a *")) / "vllm"), value)
+    script, line = shell(plan), command_line(plan)
+    assert all(character.isprintable() or character in "\n\t" for character in script)
+    assert line.isprintable(), "it can be shown, and pasted into a terminal"
+    for words, text in ((["sh", "-c"], script), (["bash", "-c"], script), (["bash", "-c"], line)):
+        argv, environment = ran(words, text, told)
+        assert argv == list(plan.argv[1:])
+        assert environment == {"A_NAME": value, "OTHER": "x y"}
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_what_other_tools_read_is_what_was_meant(value: str) -> None:
+    plan = plan_of("/opt/vllm/bin/vllm", value)
+    texts = [config_yaml(plan), compose(plan), kubernetes(plan), systemd_unit(plan, user=True)]
+    for text in texts:
+        assert all(character.isprintable() or character in "\n\t" for character in text.replace("\u0301", ""))
+    config = yaml.safe_load(texts[0])
+    assert config["model"] == plan.model
+    assert value.startswith("-") or str(config["served-model-name"]) == value
+    (service,) = yaml.safe_load(texts[1])["services"].values()
+    assert plan.model in [word.replace("$$", "$") for word in service["command"]]
+    assert service["environment"]["A_NAME"].replace("$$", "$") == value
+    kinds = [document["kind"] for document in yaml.safe_load_all(texts[2])]
+    assert kinds.count("Deployment") == 1
+    assert texts[3].count("\nExecStart=") == 1
+    assert [line for line in texts[3].splitlines() if line.startswith("[")] == ["[Unit]", "[Service]", "[Install]"]
+
+
+@pytest.mark.parametrize("value", [*VALUES, hostile.WORST], ids=range(len(VALUES) + 1))
+def test_rules_and_dashboards_are_what_they_say(value: str) -> None:
+    preset = read_presets(None)[0]["chatbot"]
+    target = Target(preset.objectives, value, value, model_match(value))
+    text = rules_yaml(target)
+    assert all(character.isprintable() or character == "\n" for character in text)
+    read: Any = yaml.safe_load(text)
+    whole = json.dumps(rules_document(target), ensure_ascii=False)
+    assert read == json.loads(re.sub("[\ud800-\udfff]", "\ufffd", whole)), "halves of characters are none in YAML"
+    assert len(read["groups"][0]["rules"]) == 7
+    json.loads(json.dumps(dashboard(target)))
+
+
+def test_the_shells_are_real() -> None:
+    """The tests above can fail: an unquoted word is run."""
+    folder = Path(os.environ["XDG_CACHE_HOME"])
+    subprocess.run(["sh", "-c", "echo $(touch pwned)"], cwd=folder, check=True, capture_output=True)
+    assert (folder / "pwned").exists()

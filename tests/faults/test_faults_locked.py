@@ -1,0 +1,187 @@
+"""Others hold the locks of what is kept, and do not let go: nothing hangs, and it is said."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_console.alerts.log import FindingsLog
+from vllm_console.fleet.api import FleetError
+from vllm_console.fleet.service import LocalFleet
+from vllm_console.fleet.turns import turn
+from vllm_console.telemetry import ledger_file
+from vllm_console.telemetry.history import Writer
+from vllm_console.telemetry.ledger import Ledger, RunHead
+from vllm_console.telemetry.ledger_file import LedgerError
+from vllm_console.telemetry.model import Sample
+from vllm_launchers.keeper import client, errors, processes
+from vllm_launchers.keeper.records import State
+from vllm_launchers.machine import reports
+
+
+@contextlib.contextmanager
+def locked_database(path: Path) -> Iterator[None]:
+    """Somebody else's transaction that neither lets readers in nor ends."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            sqlite3.connect(path, timeout=0.0).execute("SELECT count(*) FROM sqlite_master").fetchone()
+        yield
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def within(seconds: float, act: Callable[[], Any]) -> Any:
+    """What it gives, or raises; it must not hang."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(act())
+        except Exception as error:  # noqa: BLE001 - handed on
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, "it hangs"
+    return found[0]
+
+
+def test_locked_databases_stop_no_look_and_no_verb(bench, monkeypatch):
+    monkeypatch.setattr(ledger_file, "PATIENCE_SECONDS", 0.1)
+    ready = bench.ready(bench.spec())
+    folder = client.folder(bench.root, "one")
+    writer = Writer(folder / "history.sqlite")
+    writer.append(Sample(at=time.time(), engines={}))
+    writer.close()
+    Ledger(bench.root / "runs.sqlite").enter([RunHead(key="k", server="one", generation=1, started_at=1.0)])
+    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    try:
+        with locked_database(folder / "history.sqlite"), locked_database(bench.root / "runs.sqlite"):
+            seen = within(20, lambda: fleet.snapshot("one"))
+            server = seen.server("one")
+            assert (server.state, server.pid) == (State.READY, ready.server.pid)
+            assert "locked" in server.notice
+            assert "history.sqlite" in server.notice
+            assert any("runs.sqlite cannot be used for the moment" in notice for notice in seen.notices), seen.notices
+            assert isinstance(within(20, lambda: Ledger(bench.root / "runs.sqlite").runs()), LedgerError)
+            assert within(20, lambda: fleet.stop("one")).state in (State.STOPPING, State.STOPPED)
+            bench.wait(State.STOPPED)
+            assert "locked" in within(20, lambda: fleet.snapshot("one")).server("one").notice
+        assert "locked" not in fleet.snapshot("one").server("one").notice, "it is over, and no longer said"
+        assert [run.key for run in Ledger(bench.root / "runs.sqlite").runs()][-1] == "k", "nothing went"
+    finally:
+        fleet.close()
+
+
+def test_a_recorder_whose_history_is_locked_says_so_and_goes_on(tmp_path):
+    path = tmp_path / "history.sqlite"
+    writer = Writer(path)
+    writer.append(Sample(at=1.0, engines={}))
+    writer.close()
+    with locked_database(path):
+        other = Writer(path)
+        within(20, lambda: other.append(Sample(at=2.0, engines={})))
+        assert "locked" in other.trouble
+        other.close()
+    again = Writer(path)
+    again.append(Sample(at=3.0, engines={}))
+    again.close()
+    assert not again.trouble
+
+
+def test_locks_that_are_never_given_back_are_waited_for_only_so_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(ledger_file, "PATIENCE_SECONDS", 0.1)
+    book = reports.ReportBook(tmp_path / "reports.json")
+    remember = lambda: book.remember("m", "gpu", "new", {}, reported={"gib": 1.0}, predicted={})  # noqa: E731
+    with locked_file(tmp_path / "reports.json.lock"):
+        assert within(20, remember) is False
+        assert "another process has been holding its lock" in book.problem
+    assert remember() is True
+    (tmp_path / "runs.sqlite").write_bytes(b"no ledger at all" * 1000)
+    with locked_file(tmp_path / "runs.sqlite.lock"):
+        refused = within(20, lambda: Ledger(tmp_path / "runs.sqlite").enter([]) or "done")
+        assert isinstance(refused, LedgerError) or refused == "done"
+        refused = within(20, lambda: ledger_file.set_aside(tmp_path / "runs.sqlite"))
+        assert "another process has been holding its lock" in str(refused)
+    with locked_file(tmp_path / "launch.lock"):
+        refused = within(20, lambda: turn(tmp_path, patience=0.1).__enter__())
+        assert isinstance(refused, FleetError)
+    with locked_file(tmp_path / "findings.lock"):
+        assert within(20, FindingsLog(tmp_path).mine) is False
+
+
+def test_a_stranger_that_holds_the_keepers_lock_is_said_and_nothing_is_done(bench, monkeypatch):
+    """Such as a backup program, or a person's own script."""
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.3)
+    ready = bench.ready(bench.spec())
+    with locked_keeper(bench, ready):
+        refused = within(20, bench.stop)
+        assert isinstance(refused, errors.KeeperError)
+        assert "does not answer" in str(refused)
+        assert client.adopt_orphans(bench.root) == []
+        assert processes.alive(ready.server)
+    assert bench.adopt() == ["one"]
+    bench.stopped()
+
+
+@contextlib.contextmanager
+def locked_keeper(bench: Any, ready: Any) -> Iterator[None]:
+    """Its keeper dies, and before anybody sees it another process has its lock."""
+    path = bench.file("keeper.lock")
+    with path.open("ab") as file:
+        processes.send(ready.keeper, signal.SIGKILL)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        bench.until(lambda _: not processes.alive(ready.keeper))
+        yield
+
+
+def test_a_line_that_the_disk_cuts_short_is_taken_back(tmp_path, monkeypatch):
+    """The log of findings: half a line would spoil the next one too."""
+    log = FindingsLog(tmp_path)
+    assert log.mine()
+    log.append({"code": "old"})
+    before = log.path.read_bytes()
+    write, cut = os.write, []
+
+    def short(opened: int, data: bytes) -> int:
+        if cut:
+            raise OSError(28, "No space left on device")
+        cut.append(write(opened, data[:7]))
+        return cut[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", short)
+        log.append({"code": "lost"})
+    assert cut == [7], "the fault"
+    assert "No space left on device" in log.trouble
+    assert log.path.read_bytes() == before
+    cut.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda opened, data: write(opened, data[:5]))
+        log.append({"code": "slow"})
+    log.append({"code": "new"})
+    log.close()
+    assert [entry["code"] for entry in log.read()] == ["old", "slow", "new"]
+    assert log.trouble == ""

@@ -1,0 +1,291 @@
+"""Whatever the file mode mask, and whatever was left open: what the program keeps is its user's alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fakes.ports import free_port
+from fakes.terminal import Terminal
+from vllm_console.cli.main import main
+from vllm_launchers import private
+
+MASKS = (0o000, 0o077, 0o777)
+LIFE = """
+import json, os, sys
+os.umask(int(sys.argv[1]))
+from vllm_console.cli.main import main
+from vllm_console.alerts.log import FindingsLog
+from vllm_console.crash import tell
+from vllm_launchers.keeper.store import default_root
+codes = []
+for words in json.loads(sys.argv[2]):
+    if words == ["crash"]:
+        print(tell(RuntimeError("on purpose"), words), file=sys.stderr)
+        log = FindingsLog(default_root())
+        assert log.mine()
+        log.append({"code": "found"})
+        log.close()
+        continue
+    sys.argv[1:] = words
+    codes.append([words[0], main(words)])
+print(json.dumps(codes), file=sys.stderr)
+"""
+CONSOLE = "import os, sys; os.umask(int(sys.argv.pop(1))); from vllm_console.cli.main import main; sys.exit(main([]))"
+BEFORE = (
+    ["start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait", "--timeout", "120"],
+    ["load", "chat", "--duration", "0.3", "--rate", "5", "--input-tokens", "20", "--output-tokens", "4"],
+    ["restart", "chat", "--set", "max-num-seqs=64", "--wait", "--timeout", "120"],
+    ["check", "chat"],
+    ["--host", "4xa6000", "claim", "3", "--until", "1h"],
+    ["runs"],
+    ["crash"],
+)
+AFTER = (["stop", "chat"], ["release"])
+
+
+class Life:
+    """A home in which everything is made under one file mode mask."""
+
+    def __init__(self, home: Path, mask: int) -> None:
+        self.home, self.mask, self.port = home, mask, free_port()
+        self.state, self.board = home / "local" / "state" / "vllm-console", home / "board"
+        self.board.mkdir(parents=True)
+        self.board.chmod(0o1777)
+        (home / "config" / "vllm-console").mkdir(parents=True)
+        (home / "config" / "vllm-console" / "config.toml").write_text(f'board = "{self.board}"\n')
+        self.env = {
+            **os.environ,
+            "HOME": str(home),
+            "SIMULATED_STARTUP_SECONDS": "0",
+            "XDG_STATE_HOME": str(home / "local" / "state"),
+            "XDG_CONFIG_HOME": str(home / "config"),
+            "XDG_CACHE_HOME": str(home / "new" / "cache"),
+        }
+        self.said = ""
+
+    def run(self, lines: tuple[list[str], ...]) -> None:
+        words = [sys.executable, "-c", LIFE, str(self.mask), json.dumps(lines)]
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=240, check=False)
+        self.said += done.stderr
+        assert done.returncode == 0, done.stderr
+
+    def look(self) -> None:
+        """Open the console, and close it when its table stands."""
+        own = {name: value for name, value in self.env.items() if os.environ.get(name) != value}
+        words = [sys.executable, "-c", CONSOLE, str(self.mask)]
+        terminal = Terminal(words, 100, 30, own)
+        try:
+            terminal.wait_for("ready")
+            terminal.press("q")
+            terminal.process.wait(60)
+        finally:
+            terminal.close()
+
+    def modes(self) -> dict[str, int]:
+        """All that was made in the home, by its path there, with its mode."""
+        found = {}
+        for top in (self.home / "local", self.home / "new"):
+            for path in (top, *top.rglob("*")):
+                with contextlib.suppress(FileNotFoundError):  # a new record that takes the old one's place just now
+                    if not path.is_symlink():
+                        found[str(path.relative_to(self.home))] = path.lstat().st_mode
+        return found
+
+    def live(self) -> tuple[dict[str, int], dict[str, int]]:
+        try:
+            self.run((["start", *BEFORE[0][1:], "--port", str(self.port)], *BEFORE[1:]))
+            self.look()
+            alive = self.modes()
+        finally:
+            self.run(AFTER)
+        return alive, self.modes()
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory) -> Iterator[dict[int, tuple[Life, dict[str, int], dict[str, int]]]]:
+    """A whole life under each mask, side by side."""
+    made = [Life(tmp_path_factory.mktemp(f"mask-{mask:o}"), mask) for mask in MASKS]
+    with ThreadPoolExecutor(len(made)) as pool:
+        yield {life.mask: (life, *seen) for life, seen in zip(made, pool.map(Life.live, made), strict=True)}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_modes_come_from_us_and_not_from_the_mask(lives, mask):
+    life, alive, over = lives[mask]
+    made = "local/state/vllm-console"
+    server = f"{made}/servers/chat"
+    for name in (
+        "record.json",
+        "keeper.lock",
+        "keeper.sock",
+        "keeper.log",
+        "server.pipe",
+        "server.log",
+        "members.json",
+    ):
+        assert f"{server}/{name}" in alive, "the life left no such file"
+    for name in (f"{server}/history.sqlite", f"{server}/history.sqlite.lock", f"{server}/companion.log"):
+        assert name in alive
+    for name in ("runs.sqlite", "launch.lock", "findings.lock", "findings.log", "start-times.json"):
+        assert f"{made}/{name}" in alive, name
+    assert any(name.startswith(f"{made}/crashes/crash-") for name in alive)
+    for name, mode in {**alive, **over}.items():
+        wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
+        assert stat.S_IMODE(mode) == wanted, f"{name} is {stat.S_IMODE(mode):04o}"
+    assert "look into" not in life.said, "nothing had to be mended on the way"
+    lock = life.board / f".{os.getuid()}.lock"
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600, "the lock of one's own page is oneself's"
+
+
+def test_a_servers_own_files_follow_the_mask_of_its_launch(lives):
+    """The mask is handed on: what vLLM writes is for its user to decide."""
+    for mask, (life, _, _) in lives.items():
+        record = json.loads((life.state / "servers" / "chat" / "record.json").read_text())
+        assert record["inherited"]["umask"] == mask
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch) -> Path:
+    """A state folder as an earlier program, a backup or a careless ``chmod -R`` may leave it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "state" / "vllm-console"
+    server = folder / "servers" / "chat"
+    server.mkdir(parents=True)
+    for path in (folder / "runs.sqlite", folder / "findings.log", server / "server.log", server / "keeper.log"):
+        path.write_bytes(b"")
+    (server / "elsewhere").symlink_to("/etc/passwd")
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o777 if path.is_dir() else 0o666)
+    return folder
+
+
+def too_open(folder: Path) -> list[str]:
+    paths = [folder, *folder.rglob("*")]
+    return [str(path) for path in paths if not path.is_symlink() and path.stat().st_mode & 0o077]
+
+
+def test_what_is_open_to_others_is_mended_at_start_and_said_once(state, capsys):
+    assert len(too_open(state)) == 7, "the fault"
+    passwd = Path("/etc/passwd").stat()
+    assert main(["list", "--ours", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == []
+    assert said.err == f"vllm-console: others could look into {state}: mended, it is yours alone now\n"
+    assert too_open(state) == []
+    assert Path("/etc/passwd").stat() == passwd, "never through a link"
+    assert main(["list", "--ours", "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    (state / "servers" / "chat" / "server.log").chmod(0o640)
+    assert main(["runs"]) == 0
+    assert f"others could look into {state}/servers/chat/server.log: mended" in capsys.readouterr().err
+
+
+def test_a_read_only_console_says_it_and_mends_nothing(state, capsys):
+    before = too_open(state)
+    for words in (["--read-only", "list", "--ours", "--json"], ["--read-only", "board"]):
+        main(words)
+        said = capsys.readouterr()
+        assert f"others can look into {state} (nothing is mended while read-only)" in said.err
+        assert f"chmod -R go= {state}" in said.err
+    assert too_open(state) == before
+    main(["doctor", "--json"])
+    problems = [problem["what"] for problem in json.loads(capsys.readouterr().out)["problems"]]
+    assert any("can be entered by others" in problem for problem in problems)
+    assert too_open(state) == before, "who looks for what is wrong changes nothing"
+
+
+def test_a_console_says_it_on_its_screen(state):
+    (state / "servers" / "chat").rename(state / "gone")
+    (state / "gone" / "elsewhere").unlink()
+    for path in sorted((state / "gone").rglob("*")):
+        path.unlink()
+    (state / "gone").rmdir()
+    terminal = Terminal([sys.executable, "-m", "vllm_console"], 120, 30, dict(os.environ))
+    try:
+        terminal.wait_for("mended, it is yours")
+        assert too_open(state) == []
+    finally:
+        terminal.close()
+
+
+def test_a_folder_for_more_than_this_is_said_and_never_given_other_rights(state, capsys):
+    (state / "thesis.tex").write_text("mine")
+    assert main(["list", "--ours"]) == 0
+    assert "can be entered by others (mode 0777) and is left so, for it holds 'thesis.tex'" in capsys.readouterr().err
+    assert stat.S_IMODE(state.stat().st_mode) == 0o777
+    assert (state / "thesis.tex").stat().st_mode & 0o077, "not ours to change"
+    assert too_open(state / "servers") == [], "what is ours is mended all the same"
+    (state / "thesis.tex").unlink()
+    state.chmod(0o1777)
+    assert main(["list", "--ours"]) == 0
+    assert "a folder for everybody" in capsys.readouterr().err
+    assert stat.S_IMODE(state.stat().st_mode) == 0o1777
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two people")
+def test_what_belongs_to_others_is_refused_and_left_as_it_is(state, tmp_path, capsys):
+    strange = state / "servers" / "strange"
+    strange.mkdir(mode=0o755)
+    os.chown(strange, 65534, -1)
+    assert private.check(state, mend=True)[0].startswith(f"{strange} belongs to another user (uid 65534)")
+    assert stat.S_IMODE(strange.stat().st_mode) == 0o755
+    link = tmp_path / "link"
+    link.symlink_to(state)
+    os.chown(link, 65534, -1, follow_symlinks=False)
+    before = sorted(map(str, state.rglob("*")))
+    assert main(["--state", str(link), "start", "chatbot", "--engine", "simulated"]) == 1
+    assert "is a link that another user made" in capsys.readouterr().err
+    state.chmod(0o755)
+    os.chown(state, 65534, -1)
+    for words in (["list", "--ours"], ["start", "chatbot", "--engine", "simulated"], ["runs"]):
+        main(["--state", str(state), *words])
+        assert f"{state} belongs to another user (uid 65534)" in capsys.readouterr().err
+    assert stat.S_IMODE(state.stat().st_mode) == 0o755
+    assert sorted(map(str, state.rglob("*"))) == before, "nothing was put there, which root could"
+
+
+def test_a_look_at_32_servers_costs_little(tmp_path):
+    for server in range(32):
+        folder = tmp_path / "servers" / f"s{server}"
+        private.make_folder(folder)
+        for name in range(14):
+            os.close(private.open_file(folder / f"f{name}", os.O_RDWR))
+    private.make_folder(tmp_path / "crashes")
+    tmp_path.chmod(0o700)
+    best = min(_cpu(lambda: private.check(tmp_path, mend=True)) for _ in range(5))
+    assert best < 0.05
+    assert private.check(tmp_path, mend=True) == []
+
+
+def _cpu(act) -> float:
+    began = time.process_time()
+    act()
+    return time.process_time() - began
+
+
+def test_a_mask_that_takes_ones_own_rights_locks_nobody_out(tmp_path):
+    """In a process of its own: a mask belongs to all threads."""
+    code = (
+        "import os, sys; from pathlib import Path; from vllm_launchers import private; os.umask(0o777);"
+        "folder = Path(sys.argv[1]); private.make_folder(folder);"
+        "os.close(private.open_file(folder / 'one', os.O_WRONLY)); (folder / 'one').write_text('again')"
+    )
+    mine = tmp_path / "a" / "b"
+    subprocess.run([sys.executable, "-c", code, str(mine)], check=True)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (mine.parent, mine, mine / "one")] == [0o700, 0o700, 0o600]
+    with contextlib.suppress(OSError):
+        private.make_folder(mine / "one" / "deeper")
+    with pytest.raises(FileExistsError):
+        private.make_folder(mine / "one")

@@ -1,0 +1,245 @@
+"""A keeper that lives on while its file system refuses, while it is stopped itself, and while its code is replaced."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import vllm_launchers.keeper as keeper_package
+from vllm_console.fleet.api import FleetError
+from vllm_console.fleet.model import Changes
+from vllm_console.fleet.service import LocalFleet
+from vllm_launchers.keeper import client, errors, processes, store, wire
+from vllm_launchers.keeper.records import State
+
+FAILING = Path(__file__).parents[1] / "fakes" / "failing.c"
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory) -> Path:
+    """The library that makes a process's file system refuse."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        if os.environ.get("CI"):
+            pytest.fail("no C compiler: the file system that refuses cannot be built")
+        pytest.skip("no C compiler")
+    library = tmp_path_factory.mktemp("failing") / "failing.so"
+    words = [compiler, "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(FAILING), "-ldl"]
+    subprocess.run(words, check=True, capture_output=True)
+    return library
+
+
+def test_a_keeper_that_may_write_nothing_any_more_goes_on_and_catches_up(bench, failing, tmp_path, monkeypatch):
+    """Quota used up, file system read-only, disk faulty: of what it holds open already, too. One server for each."""
+    faults = {"quota": errno.EDQUOT, "readonly": errno.EROFS, "broken": errno.EIO}
+    flags = {name: tmp_path / f"{name}.flag" for name in faults}
+    quiet = {name: tmp_path / f"{name}.quiet" for name in faults}
+    ready = {}
+    for name in faults:
+        monkeypatch.setenv("LD_PRELOAD", str(failing))
+        monkeypatch.setenv("FAILING_FOLDER", str(bench.root))
+        monkeypatch.setenv("FAILING_FLAG", str(flags[name]))
+        bench.launch(bench.spec("--tick", "0.05", "--quiet-file", str(quiet[name])), name)
+    monkeypatch.delenv("LD_PRELOAD")
+    for name in faults:
+        ready[name] = bench.wait(State.READY, name)
+    before = {name: (bench.file("record.json", name).read_bytes(), bench.log(name)) for name in faults}
+    for name, number in faults.items():
+        flags[name].write_text(str(number))
+        quiet[name].touch()
+    for name, number in faults.items():
+        said = os.strerror(number)
+        silent = bench.until(lambda record: record.state is State.UNRESPONSIVE and record.unwritten, name)
+        assert said in silent.unwritten, "the fault, and whose it is"
+        assert str(bench.file("record.json", name)) in silent.unwritten
+        assert bench.file("record.json", name).read_bytes() == before[name][0], "the old one, whole"
+        assert store.lags(client.folder(bench.root, name))
+        with pytest.raises(errors.UnwrittenError, match=said):
+            bench.restart(bench.spec(), name)
+        assert processes.alive(ready[name].server), "refused before anything was stopped"
+        told = bench.until(lambda record: "its log cannot be written" in record.reason or record.unwritten, name)
+        assert told.unwritten
+    for name in faults:
+        quiet[name].unlink()
+        flags[name].unlink()
+    for name, number in faults.items():
+        again = bench.until(lambda record: record.state is State.READY and not record.unwritten, name)
+        assert again.server == ready[name].server
+        lost = f"bytes of log were lost here: {os.strerror(number)}"
+        bench.until(lambda _, name=name, lost=lost: lost in bench.log(name), name)
+        assert bench.log(name).startswith(before[name][1]), "what was in the log before is there"
+    for name in faults:
+        bench.stop(name)
+    for name in faults:
+        assert bench.wait(State.STOPPED, name).exit.requested
+
+
+def test_a_full_log_folder_loses_lines_says_how_many_and_stops_nothing(bench, disk):
+    """The server writes and writes: it is never held up, and the log says what is missing."""
+    ready = bench.ready(bench.spec("--tick", "0.02"))
+    disk.fill(ready.keeper)
+    log = bench.file("server.log")
+    told = bench.until(lambda record: "its log cannot be written" in record.reason)
+    assert disk.error in told.reason
+    full = log.read_bytes()
+    assert processes.alive(ready.server)
+    assert bench.read().state is State.READY, "it serves on"
+    disk.free(ready.keeper)
+    bench.until(lambda _: f"bytes of log were lost here: {disk.error}" in bench.log())
+    assert log.read_bytes().startswith(full), "nothing of what was there went"
+    gone = next(line for line in bench.log().splitlines() if line.startswith("[keeper]"))
+    assert int(gone.split()[1]) > 0
+    bench.until(lambda record: "bytes of its log were lost" in record.reason and not record.unwritten)
+
+
+def test_a_stopped_keeper_is_said_in_bounded_time_and_hurts_nobody_else(bench, monkeypatch):
+    """SIGSTOP: it holds its lock and its socket, and answers nothing."""
+    monkeypatch.setattr(wire, "ANSWER_SECONDS", 0.4)
+    ready, other = bench.ready(bench.spec()), bench.ready(bench.spec(), "two")
+    processes.send(ready.keeper, signal.SIGSTOP)
+    bench.until(lambda _: processes.is_stopped(ready.keeper))
+    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    try:
+        for act in (
+            lambda: fleet.stop("one"),
+            lambda: client.restart(bench.root, "one", ready.current.spec),
+        ):
+            with pytest.raises((FleetError, errors.SilentError), match=f"kill -CONT {ready.keeper.pid}") as refused:
+                act()
+            assert "was stopped by a signal" in str(refused.value)
+        with pytest.raises(FleetError, match="held by its keeper; stop it first"):
+            fleet.forget("one")
+        assert client.adopt_orphans(bench.root) == [], "it lives: nobody takes its server over"
+        looks = [threading.Thread(target=fleet.snapshot, args=("one",), daemon=True) for _ in range(3)]
+        for look in looks:
+            look.start()
+        for look in looks:
+            look.join(20)
+        assert not any(look.is_alive() for look in looks), "a look hangs"
+        assert [server.state for server in fleet.snapshot().servers] == [State.READY, State.READY]
+        fleet.stop("two")
+        bench.wait(State.STOPPED, "two")
+        assert processes.alive(ready.server)
+        assert not processes.alive(other.server)
+    finally:
+        processes.send(ready.keeper, signal.SIGCONT)
+        fleet.close()
+    bench.restart(ready.current.spec)
+    again = bench.wait(State.READY, generation=2)
+    assert again.keeper == ready.keeper
+    notes = bench.file("keeper.log").read_text()
+    assert notes.count("stop asked") == 1, "what it was asked while it was stopped, and nobody waits for, is not done"
+
+
+def test_a_stopped_keeper_whose_record_lags_is_shown_as_old(bench, disk, monkeypatch, tmp_path):
+    monkeypatch.setattr(client, "READ_SECONDS", 0.3)
+    quiet = tmp_path / "quiet"
+    ready = bench.ready(bench.spec("--quiet-file", str(quiet)))
+    disk.fill(ready.keeper)
+    quiet.touch()
+    bench.wait(State.UNRESPONSIVE)
+    processes.send(ready.keeper, signal.SIGSTOP)
+    try:
+        seen = client.read(bench.root, "one")
+        assert (seen.state, seen.reason) == (State.READY, client.OLD)
+        assert client.list_records(bench.root) == ([seen], [])
+    finally:
+        processes.send(ready.keeper, signal.SIGCONT)
+        disk.free(ready.keeper)
+
+
+IMPORTS = """
+import json, sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+import vllm_launchers.keeper.__main__
+from vllm_launchers.keeper import prober
+posted = []
+asker = prober.Prober(posted.append)
+asker.aim(prober.Target(1, "127.0.0.1", int(sys.argv[2]), 60.0, tls=True))
+asker.aim(None)
+late = []
+sys.addaudithook(lambda event, words: late.append(words[0]) if event == "import" else None)
+said = [prober.probe(host, int(sys.argv[2]), 1.0, tls=tls) for host in ("127.0.0.1", "localhost") for tls in (0, 1)]
+print(json.dumps([late, said]))
+"""
+
+
+def test_what_a_probe_needs_is_loaded_before_the_first(port):
+    """Over TLS too: by then an upgrade may have replaced what is on the disk."""
+    where = str(Path(keeper_package.__file__).parents[2])
+    words = [sys.executable, "-I", "-S", "-c", IMPORTS, where, str(port)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    late, said = __import__("json").loads(done.stdout)
+    assert late == []
+    assert said == ["connection refused"] * 4
+
+
+def test_two_consoles_that_act_on_one_server_at_once_are_told_what_became_of_it(bench, monkeypatch):
+    """At the level that a person acts on: start, restart, stop and switch, from two fleets, side by side."""
+    monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
+    fleets = [LocalFleet(bench.root, observe=False, gpus=False) for _ in range(2)]
+    outcomes: list[tuple[str, str]] = []
+
+    def request():
+        from vllm_console.fleet.model import LaunchRequest
+
+        return LaunchRequest("chatbot", engine="simulated", name="one")
+
+    def act(name, do):
+        try:
+            do()
+            outcomes.append((name, ""))
+        except FleetError as error:
+            outcomes.append((name, str(error)))
+        except Exception as error:  # noqa: BLE001 - what must not be
+            outcomes.append((name, f"FAULT {error!r}"))
+
+    def both(*acts):
+        threads = [threading.Thread(target=act, args=one) for one in acts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+
+    def settled():
+        return bench.until(
+            lambda record: record.state in (State.READY, State.STOPPED) and record.then is None and not record.owed
+        )
+
+    try:
+        both(("start", lambda: fleets[0].start(request())), ("start", lambda: fleets[1].start(request())))
+        assert sorted(bool(text) for _, text in outcomes) == [False, True], outcomes
+        assert "one is there already" in max(text for _, text in outcomes)
+        first = settled()
+        assert first.current.number == 1
+        both(
+            ("restart", lambda: fleets[0].restart("one", Changes(set={"max-num-seqs": 64}))),
+            ("switch", lambda: fleets[1].switch("one", "batch")),
+        )
+        second = settled()
+        assert second.state is State.READY
+        assert [number.number for number in second.generations] == list(range(1, second.current.number + 1))
+        assert second.current.number in (2, 3)
+        both(("stop", lambda: fleets[0].stop("one")), ("restart", lambda: fleets[1].restart("one", Changes())))
+        third = settled()
+        assert client.keeper_alive(bench.root, "one") is third.state.alive or third.state is State.STOPPED
+        both(("stop", lambda: fleets[0].stop("one")), ("stop", lambda: fleets[1].stop("one")))
+        bench.wait(State.STOPPED)
+        both(("forget", lambda: fleets[0].forget("one")), ("start", lambda: fleets[1].start(request())))
+        assert not [text for _, text in outcomes if text.startswith("FAULT")], outcomes
+        left = client.list_records(bench.root)
+        assert left[1] == []
+        assert len(left[0]) <= 1
+    finally:
+        for fleet in fleets:
+            fleet.close()

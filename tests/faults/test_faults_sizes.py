@@ -1,0 +1,87 @@
+"""Inputs of 100 MB and answers without end: a sentence comes of each, with less memory than the input has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes import huge_inputs
+from fakes.hostile_http import KINDS, STUCK, THEN, HostileServer
+
+SIZE = 100 << 20
+TESTS = Path(__file__).parents[1]
+
+
+def run(*words: str) -> dict[str, str]:
+    """The readers, in a process that may have little memory."""
+    env = {**os.environ, "PYTHONPATH": str(TESTS), "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(
+        [sys.executable, huge_inputs.__file__, *words], env=env, capture_output=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    told: dict[str, str] = json.loads(done.stdout)
+    return told
+
+
+def test_a_hundred_megabytes_of_anything_end_in_a_sentence(tmp_path: Path) -> None:
+    for kind, head, again in (("deep", b"", b"["), ("flat", b'{"a": [1', b",1\n")):
+        at = tmp_path / kind
+        (at / "board").mkdir(parents=True)
+        huge = at / "huge"
+        with huge.open("wb") as file:
+            file.write(head)
+            for _ in range(100):
+                file.write(again * ((1 << 20) // len(again)))
+            file.truncate(SIZE)
+        for name in ("huge.toml", "record.json", "members.json", "findings.log", "config.json", "reports.json"):
+            (at / name).hardlink_to(huge)
+        for path, size in ((at / "board" / f"{os.getuid()}.json", SIZE), (at / "huge.log", 4 * SIZE)):
+            with path.open("wb") as file:
+                file.truncate(size)
+    assert huge_inputs.ROOM < SIZE
+    told = run(str(tmp_path))
+    assert len(told) == 30
+    assert {name: text for name, text in told.items() if text.startswith("fault")} == {}
+    for name, text in told.items():
+        assert len(text) < 1000
+        reader = name.split(",")[0]
+        if reader in ("members", "findings", "reports", "log", "keeper's request"):
+            assert text.startswith("read: "), (name, text)
+        elif reader in ("presets", "board"):
+            assert "larger than" in text, (name, text)
+        else:
+            assert text.startswith("sentence: "), (name, text)
+    assert "hung up, []" in told["keeper's request, deep"]
+
+
+@pytest.fixture
+def server() -> Iterator[HostileServer]:
+    server = HostileServer()
+    yield server
+    server.close()
+
+
+def test_whatever_a_server_answers_a_sentence_comes_of_it_in_time(server: HostileServer) -> None:
+    """Floods and drips of headers, bodies and trailers, lengths that lie, bombs, redirects."""
+    told = run("--http", str(server.port))
+    assert len(told) == 2 * len(KINDS) + len(THEN)
+    assert {name: text for name, text in told.items() if "fault: " in text} == {}
+    for kind in KINDS:
+        assert "sentence: " in told[f"scrape {kind}"], (kind, told)
+        assert told[f"load {kind}"].startswith("sentence: "), (kind, told)
+        assert f"/{kind}/metrics" in server.asked
+        if kind in STUCK:
+            assert "did not answer" in told[f"scrape {kind}"], (kind, told)
+    for kind in THEN:
+        assert told[f"load then-{kind}"].startswith("read: 0 of "), (kind, told)
+        assert f"/then-{kind}/v1/completions" in server.asked
+    assert "sends /metrics elsewhere" in told["scrape redirect"]
+    assert "sends /metrics elsewhere" in told["scrape file"]
+    assert "MiB: vLLM never says so much" in told["scrape long"]
+    assert not server.went_elsewhere()

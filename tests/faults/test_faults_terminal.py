@@ -1,0 +1,127 @@
+"""A terminal that stalls, as over a connection that hangs, and one that goes: the console goes on, or ends in order."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import argparse, runpy, signal, sys
+from pathlib import Path
+fakes = runpy.run_path(sys.argv[1])
+folder = Path(sys.argv[2])
+from vllm_console.cli.console import show
+from vllm_console.config import Alerts, Config
+
+class CountedFleet(fakes["FakeFleet"]):
+    def snapshot(self, selected=None):
+        (folder / "looks").write_text(str(self.looks))
+        return super().snapshot(selected)
+
+def chat(at):
+    return fakes["pressed" if (folder / "pressure").exists() else "chat"](at)
+
+fleet = CountedFleet(chat, fakes["coder"], step=1.0)
+config = Config(alerts=Alerts(terminal=("osc9",)))
+code = show(fleet, config, argparse.Namespace(refresh=0.05, ascii=False, state=folder))
+(folder / "ended").write_text(str(code))
+"""
+FAKES = Path(__file__).parents[1] / "fakes" / "fake_fleet.py"
+SIZES = ((120, 40), (118, 39), (121, 38), (119, 41))
+SECONDS = 60.0
+
+
+class Console:
+    """The console on two servers, in a terminal; its looks are counted."""
+
+    def __init__(self, folder: Path, terminal_module: ModuleType) -> None:
+        self.folder = folder
+        words = [sys.executable, "-c", PROGRAM, str(FAKES), str(folder)]
+        self.terminal: Any = terminal_module.Terminal(words, 120, 40, {"LANG": "C.UTF-8"})
+        self.terminal.wait_for("4 Requests")
+
+    def looks(self) -> int:
+        return int((self.folder / "looks").read_text() or 0)
+
+    def unread(self) -> int:
+        """Bytes that the terminal has not read, as far as the kernel holds them."""
+        found = fcntl.ioctl(self.terminal.master, termios.FIONREAD, b"\0" * 4)
+        return int(struct.unpack("i", found)[0])
+
+    def stall(self) -> None:
+        """Read nothing while the console paints, until the kernel takes nothing more of it."""
+        held, since = -1, self.looks()
+        for turn in range(2000):
+            self.terminal.resize(*SIZES[turn % len(SIZES)])
+            time.sleep(0.05)
+            if self.unread() != held:
+                held, since = self.unread(), self.looks()
+            elif held > 1000 and self.looks() > since + 20:
+                return
+        pytest.fail("the terminal never stalled")
+
+    def looks_on(self, count: int = 20) -> None:
+        """Wait for so many looks more."""
+        wanted = self.looks() + count
+        within(lambda: self.looks() >= wanted)
+
+
+def within(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def console(tmp_path: Path, terminal_module: ModuleType) -> Iterator[Console]:
+    made = Console(tmp_path, terminal_module)
+    yield made
+    made.terminal.close()
+
+
+def test_a_terminal_that_stalls_stops_nothing_and_shows_all_afterwards(console: Console) -> None:
+    """Servers are watched meanwhile, keys are obeyed, findings are told; then the screen is the newest, and whole."""
+    terminal = console.terminal
+    console.stall()
+    terminal.press("j")
+    (console.folder / "pressure").touch()
+    findings = console.folder / "findings.log"
+    within(lambda: "kv_cache_pressure" in findings.read_text() if findings.exists() else False)
+    console.looks_on()
+
+    terminal.resize(120, 40)
+    terminal.wait_for(lambda text: "▸ coder" in text and "coder" in text.partition("4 Requests")[2])
+    terminal.press(" ")
+    terminal.wait_for("paused")
+    settled = terminal.text
+    assert b"\x1b]9;vllm-console: chat" in terminal.raw
+    terminal.resize(121, 40)
+    terminal.wait_for(lambda text: text != settled)
+    terminal.resize(120, 40)
+    terminal.wait_for(settled)
+    terminal.press("q")
+    assert terminal.wait_end() == 0
+    assert terminal.restored()
+
+
+@pytest.mark.parametrize("way", [signal.SIGTERM, None])
+def test_a_stalled_terminal_holds_up_no_end(console: Console, way: signal.Signals | None) -> None:
+    """Neither after a signal nor when the terminal goes."""
+    console.stall()
+    if way is None:
+        console.terminal.hang_up()
+    else:
+        console.terminal.process.send_signal(way)
+    assert console.terminal.process.wait(SECONDS) == 0
+    assert (console.folder / "ended").read_text() == "0"

@@ -1,0 +1,173 @@
+"""Who does what in a soak, card by card: the operator, who looks, who sends load, and what breaks."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from soak import people
+from soak.journal import REMOVE, RUN, STOP
+from soak.schedule import SERVERS, Action
+from soak.world import Said, World
+from vllm_launchers.keeper import processes
+from vllm_launchers.keeper.records import ProcessIdentity, State
+
+Act = Callable[[World, Action], str]
+
+
+def act(world: World, action: Action) -> None:
+    """Play one card, and enter what came of it."""
+    try:
+        outcome = ACTS[action.kind](world, action)
+    except Exception as error:  # noqa: BLE001 - a thread's boundary: whatever went wrong is a finding
+        world.journal.blame(f"{action}: {error!r}")
+        outcome = "fault"
+    world.journal.acted(action, outcome)
+
+
+def _told(said: Said) -> str:
+    return f"exit {said.code}" + (f": {said.err.strip().splitlines()[-1][:160]}" if said.code and said.err else "")
+
+
+# -- the operator ------------------------------------------------------------------------------------------------------
+
+
+def order(world: World, server: str, verb: str, words: tuple[str, ...] = ()) -> Said:
+    """One of the operator's verbs."""
+    match verb:
+        case "start":
+            return world.start(server)
+        case "stop":
+            return world.order(server, STOP, "stop", server, "--json")
+        case "remove":
+            return world.order(server, REMOVE, "remove", server, "--json")
+        case "switch":
+            return world.order(server, RUN, "restart", server, "--preset", *(words or ("batch",)), "--force", "--json")
+        case "previous":
+            return world.order(server, RUN, "restart", server, "--previous", "--force", "--json")
+        case _:
+            flag = f"{words[0]}={words[1]}" if words else "max-num-seqs=48"
+            return world.order(server, RUN, "restart", server, "--set", flag, "--force", "--json")
+
+
+def _order(world: World, action: Action) -> str:
+    said = order(world, action.server, action.kind, action.words)
+    if said.code == 0:
+        world.journal.happened(f"done: {action.kind}")
+    return _told(said)
+
+
+def _renew(world: World, action: Action) -> str:
+    """Stop, remove, start anew under the same name."""
+    told = [_told(order(world, action.server, verb)) for verb in ("stop", "remove", "start")]
+    return ", ".join(told)
+
+
+def _at_once(world: World, action: Action) -> str:
+    """Two commands at the same server at the same time."""
+    with ThreadPoolExecutor(2) as pool:
+        return ", ".join(pool.map(lambda verb: _told(order(world, action.server, verb)), action.words))
+
+
+def _look(world: World, action: Action) -> str:
+    what = action.words[0]
+    named = [action.server] if what in ("status", "check", "logs") else []
+    return _told(world.command(what, *named, *(("--allow-idle",) if what == "check" else ()), "--json"))
+
+
+def _load(world: World, action: Action) -> str:
+    rate, seconds = action.words
+    size = ("--input-tokens", "200", "--output-tokens", "40", "--seed", str(action.number))
+    server = next((name for name in _from(action.server) if _is_ready(world, name)), action.server)
+    said = world.command("load", server, "--rate", rate, "--duration", seconds, *size, "--json")
+    if said.code == 0:
+        world.journal.happened("load was answered")
+    return f"{server}: {_told(said)}"
+
+
+def _is_ready(world: World, server: str) -> bool:
+    record = world.record(server)
+    return record is not None and record.state is State.READY
+
+
+# -- what breaks -------------------------------------------------------------------------------------------------------
+
+
+def _from(server: str) -> tuple[str, ...]:
+    """All servers, beginning with this one: for cards that one which is down would make void."""
+    begin = SERVERS.index(server)
+    return (*SERVERS[begin:], *SERVERS[:begin])
+
+
+def _find(world: World, server: str, *parts: str) -> tuple[str, dict[str, ProcessIdentity]]:
+    """The first server, from this one on, that has all these parts; no name where none has."""
+    found = ((name, world.parts(name)) for name in _from(server))
+    return next(((name, who) for name, who in found if set(parts) <= who.keys()), ("", {}))
+
+
+def _strike(world: World, server: str, number: signal.Signals, parts: tuple[str, ...]) -> str:
+    """Signal these parts of a server, one after the other."""
+    name, who = _find(world, server, *parts)
+    if not name:
+        return "no server has that now"
+    for part in parts:
+        world.journal.injure(name, part)
+        if processes.send(who[part], number):
+            world.journal.happened(f"{number.name} to {part}")
+    return f"{number.name} to {' and '.join(f'{part} (pid {who[part].pid})' for part in parts)} of {name}"
+
+
+def _kill(world: World, action: Action) -> str:
+    parts = action.words or (action.kind.removeprefix("kill "),)
+    return _strike(world, action.server, signal.SIGKILL, parts)
+
+
+def _end_keeper(world: World, action: Action) -> str:
+    """As a shutdown does: the keeper lets go, its server stays."""
+    return _strike(world, action.server, signal.SIGTERM, ("keeper",))
+
+
+def _freeze(world: World, action: Action) -> str:
+    """SIGSTOP to a server or its keeper, and SIGCONT after a while, whatever has come of it."""
+    part = "keeper" if action.kind == "freeze keeper" else "api"
+    name, parts = _find(world, action.server, part)
+    who = parts.get(part)
+    if who is None or not processes.send(who, signal.SIGSTOP):
+        return "no server has that now"
+    world.journal.happened(f"SIGSTOP to {part}")
+    try:
+        time.sleep(float(action.words[0]))
+    finally:
+        processes.send(who, signal.SIGCONT)
+    return f"the {part} of {name}, pid {who.pid}, stood still for {action.words[0]} s"
+
+
+def _flood(world: World, action: Action) -> str:
+    """Have a tree's worker write some thousand lines."""
+    name, who = _find(world, action.server, "worker")
+    if not name or not processes.send(who["worker"], signal.SIGUSR1):
+        return "no server has a worker now"
+    world.journal.happened("flood")
+    return f"{name}, pid {who['worker'].pid}"
+
+
+ACTS: dict[str, Act] = {
+    **dict.fromkeys(("start", "stop", "restart", "previous", "switch"), _order),
+    **dict.fromkeys(("kill keeper", "kill api", "kill engine", "kill worker", "kill recorder", "kill two"), _kill),
+    **dict.fromkeys(("freeze server", "freeze keeper"), _freeze),
+    "renew": _renew,
+    "at once": _at_once,
+    "end keeper": _end_keeper,
+    "look": _look,
+    "load": _load,
+    "flood": _flood,
+    "console quit": people.quits,
+    "console killed": people.is_killed,
+    "console hung up": people.is_hung_up,
+    "console closed": people.is_closed,
+    "console ended": people.is_ended,
+    "console read-only": people.may_only_look,
+    "console acting": people.acts,
+}

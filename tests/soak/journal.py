@@ -1,0 +1,101 @@
+"""What was done in a soak, when, and what came of it: kept in memory to judge by, and in a file to read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from soak.schedule import Action
+
+RUN, STOP, REMOVE = "running", "stopped", "absent"
+"""What an order leads to."""
+DONE, REFUSED, UNSURE = "done", "refused", "unsure"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Somebody asked for something: ``wanted`` is what may come of it, times are Unix seconds."""
+
+    server: str
+    wanted: frozenset[str]
+    began: float
+    ended: float
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Injury:
+    """A part of a server was killed: what it was, and when."""
+
+    server: str
+    part: str
+    at: float
+
+
+@dataclass
+class Journal:
+    """Written by many threads."""
+
+    path: Path
+    orders: list[Order] = field(default_factory=list)
+    injuries: list[Injury] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    """What should not have been seen; a soak is well when there is nothing."""
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    _began: float = field(default_factory=time.monotonic)
+
+    def say(self, text: str) -> None:
+        """A line of the file."""
+        with self._mutex, self.path.open("a") as file:
+            file.write(f"{time.monotonic() - self._began:8.2f} {text}\n")
+
+    def acted(self, action: Action, outcome: str) -> None:
+        """An action has ended."""
+        with self._mutex:
+            self.counts[action.kind] += 1
+        self.say(f"{action} → {outcome}")
+
+    def happened(self, what: str) -> None:
+        """Something that must have happened in a soak for it to prove anything."""
+        with self._mutex:
+            self.counts[f"({what})"] += 1
+
+    def blame(self, text: str) -> None:
+        """Something is wrong; said once."""
+        with self._mutex:
+            known = text in self.wrong
+            if not known:
+                self.wrong.append(text)
+        if not known:
+            self.say(f"WRONG {text}")
+
+    def order(self, order: Order) -> None:
+        """An order was given and answered."""
+        with self._mutex:
+            self.orders.append(order)
+
+    def injure(self, server: str, part: str) -> None:
+        """To be said just before the signal."""
+        with self._mutex:
+            self.injuries.append(Injury(server, part, time.time()))
+
+    def injured(self, server: str, since: float, until: float, *parts: str) -> bool:
+        """Whether one of these parts (any, where none is named) was killed in that time."""
+        return any(
+            one.server == server and since - 1.0 <= one.at <= until and (not parts or one.part in parts)
+            for one in self.injuries
+        )
+
+    def expected(self, server: str) -> frozenset[str]:
+        """What may have become of a server by the orders that count: those that no later one that was done follows.
+
+        In the beginning there is none.
+        """
+        orders = [one for one in self.orders if one.server == server and one.outcome != REFUSED]
+        done = [one for one in orders if one.outcome == DONE]
+        last = [one for one in orders if not any(later.began > one.ended for later in done)]
+        return frozenset().union(*(one.wanted for one in last), () if done else (REMOVE,))

@@ -1,0 +1,273 @@
+"""The world of a soak: a home of its own, eight servers, others' processes and files, and the program in it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fakes.ports import free_port
+from soak.journal import DONE, REFUSED, UNSURE, Journal, Order
+from soak.schedule import SERVERS, TREES
+from vllm_launchers.keeper import client, errors, processes
+from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord
+from vllm_launchers.procfs import PROC, pids
+
+HERE = Path(__file__).parent
+PROGRAM = (sys.executable, "-P", str(HERE / "program.py"))
+"""``-P``: modules beside it have names that others' may have too."""
+COMMAND_SECONDS = 1200.0
+"""By then every command has ended, also on a machine that is far too busy: the longest waits 300 s by itself."""
+SCRIPT = """#!{python}
+import sys
+sys.path.insert(0, {tests!r})
+if not sys.argv:
+    from vllm.entrypoints.cli.main import main
+from soak.engine import main
+sys.exit(main())
+"""
+REFUSALS = ("is there already", "is being started", "was just started", "has not been stopped", "still held",
+            "no previous generation", "takes no requests", "port_taken")  # fmt: skip
+"""What the reason of an exit code of 1 says where nothing was done."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A process of the soak: its command line, and its server if it is a part of one (the keeper is none)."""
+
+    words: str
+    server: str
+
+
+@dataclass
+class World:
+    """Everything that a soak acts on. `open` it, and `close` it whatever comes."""
+
+    home: Path
+    journal: Journal
+    ports: dict[str, int] = field(default_factory=lambda: {name: free_port() for name in SERVERS})
+    canaries: dict[str, str] = field(
+        default_factory=lambda: {n: f"cAnArY{secrets.token_hex(16)}" for n in ("VLLM_API_KEY", "HF_TOKEN")}
+    )
+    marker: str = field(default_factory=lambda: secrets.token_hex(8))
+    others: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    things: dict[Path, str] = field(default_factory=dict)
+    """Files of the person's own, and what is in them."""
+
+    @property
+    def state(self) -> Path:
+        """The state folder."""
+        return self.home / "state" / "vllm-console"
+
+    @property
+    def notes(self) -> Path:
+        """Where trees say what they did."""
+        return self.home / "notes"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of every command and console."""
+        folders = {f"XDG_{name.upper()}_HOME": str(self.home / name) for name in ("state", "config", "cache", "data")}
+        own = {"HOME": str(self.home), "SIMULATED_STARTUP_SECONDS": "1", "SOAK_NOTES": str(self.notes)}
+        around = {name: value for name, value in os.environ.items() if name != "VLLMCONSOLE_STATE"}
+        return {**around, **folders, **own, **self.canaries, "SOAK_RUN": self.marker}
+
+    def open(self) -> None:
+        """Make the home, others' processes and things, and start all servers."""
+        self.notes.mkdir(parents=True)
+        script = self.home / "vllm"
+        script.write_text(SCRIPT.format(python=sys.executable, tests=str(HERE.parent)))
+        script.chmod(0o755)
+        self._make_things()
+        self._start_others()
+        with ThreadPoolExecutor(3) as pool:
+            for name, said in zip(SERVERS, pool.map(self.start, SERVERS), strict=True):
+                self.journal.say(f"start {name}: exit {said.code} {said.err.strip()[-200:]}")
+
+    def _make_things(self) -> None:
+        models, shared = self.home / "models", Path("/dev/shm", f"mine-{self.marker}")
+        for path in (models / "weights.safetensors", models / "servers" / "alpha" / "record.json", shared):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(secrets.token_bytes(2000))
+        for path in (*(path for path in models.rglob("*") if path.is_file()), shared):
+            self.things[path] = digest(path)
+
+    def _start_others(self) -> None:
+        """A server of somebody else, and a simulated engine that looks like one of ours: no keeper started them."""
+        place = self.home / "others" / "vllm"
+        place.parent.mkdir()
+        place.write_text((HERE / "bystander.py").read_text())
+        env = {name: value for name, value in os.environ.items() if name != "SOAK_RUN"}
+        looks = [sys.executable, str(place), "serve", "tiny", "--port", str(free_port())]
+        same = [
+            sys.executable,
+            "-m",
+            "vllm_launchers.simulated",
+            "serve",
+            "Qwen/Qwen3-8B-AWQ",
+            "--port",
+            str(free_port()),
+        ]
+        for name, words in (("look-alike", looks), ("same command", same)):
+            self.others[name] = subprocess.Popen(
+                words,
+                env={**env, "BYSTANDER_NOTES": str(self.home / "bystander"), "SIMULATED_STARTUP_SECONDS": "0"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 60.0
+        while not (self.home / "bystander").exists() or not (self.home / "bystander").read_text():
+            assert time.monotonic() < deadline, "the look-alike never came up"
+            time.sleep(0.1)
+
+    # -- the program -----------------------------------------------------------------------------------------------
+
+    def command(self, *words: str) -> Said:
+        """Run ``vllm-console`` with some words; what it must never say is blamed."""
+        process = subprocess.Popen(
+            [*PROGRAM, *words],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            out, err = process.communicate(timeout=COMMAND_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            self.journal.blame(f"'{' '.join(words)}' did not end within {COMMAND_SECONDS:g} s: {err[-300:]}")
+        said = Said(process.returncode, out, err)
+        self.look_at(" ".join(words), out + err)
+        if said.code not in range(5):
+            self.journal.blame(f"'{' '.join(words)}' ended with {said.code}: {err[-500:]}")
+        if said.code and not err.strip() and words[0] != "doctor":  # that tells what is wrong by its output
+            self.journal.blame(f"'{' '.join(words)}' failed and said nothing")
+        if "--json" in words and said.code == 0:
+            try:
+                json.loads(out)
+            except ValueError as error:
+                self.journal.blame(f"'{' '.join(words)}' printed no JSON ({error}): {out[:200]}")
+        return said
+
+    def look_at(self, what: str, text: str) -> None:
+        """Blame what must stand in nothing that the program says."""
+        for sign in ("Traceback (most recent", "a fault of this program"):
+            if sign in text:
+                self.journal.blame(f"{what}: {text[text.index(sign) :][:1500]}")
+        for name, value in self.canaries.items():
+            if value in text:
+                self.journal.blame(f"{what}: told {name}")
+
+    def order(self, server: str, wanted: str, *words: str) -> Said:
+        """A command that changes a server; what may come of it is entered."""
+        began = time.time()
+        said = self.command(*words)
+        outcome = DONE
+        if said.code:
+            refused = said.code in (2, 3, 4) or any(sign in said.err for sign in REFUSALS)
+            outcome = REFUSED if refused else UNSURE
+        self.journal.order(Order(server, frozenset({wanted}), began, time.time(), outcome))
+        return said
+
+    def start(self, server: str, preset: str = "chatbot") -> Said:
+        """Start one of the eight, as it always is: half as trees, every other one restarting by itself."""
+        engine = ("--vllm", str(self.home / "vllm")) if server in TREES else ("--engine", "simulated")
+        policy = "on-failure" if SERVERS.index(server) % 2 else "never"
+        place = ("--port", str(self.ports[server]), "--restart", policy)
+        return self.order(server, "running", "start", preset, *engine, "--name", server, *place, "--force", "--json")
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def record(self, server: str) -> ServerRecord | None:
+        """Its record; None where there is none. One that cannot be read is blamed."""
+        try:
+            return client.read(self.state, server)
+        except errors.NoSuchServerError:
+            return None
+        except errors.KeeperError as error:
+            self.journal.blame(f"{server}: {error}")
+            return None
+
+    def parts(self, server: str) -> dict[str, ProcessIdentity]:
+        """Who belongs to a server now: keeper, api, recorder as its record says, engine and worker by their titles."""
+        record = self.record(server)
+        if record is None:
+            return {}
+        found = {"keeper": record.keeper, "api": record.server, "recorder": record.companion}
+        if record.server is not None:
+            for one in processes.table().values():
+                if one.session == record.server.pid and one.pid != one.session:
+                    title = Path(PROC, str(one.pid), "comm")
+                    with contextlib.suppress(OSError):
+                        name = {"VLLM::EngineCor": "engine", "VLLM::Worker": "worker"}.get(title.read_text().strip())
+                        if name is not None:
+                            found[name] = processes.identity_of(one)
+        return {part: who for part, who in found.items() if who is not None and processes.alive(who)}
+
+    def ours(self) -> dict[int, Ours]:
+        """All processes that came of this soak's commands, by pid. Others' are not among them."""
+        mark, found = f"SOAK_RUN={self.marker}".encode(), {}
+        for pid in pids():
+            with contextlib.suppress(OSError):
+                around = Path(PROC, str(pid), "environ").read_bytes().split(b"\0")
+                if mark not in around:
+                    continue
+                words = Path(PROC, str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[pid] = Ours(words, self._server(words))
+        return found
+
+    def _server(self, words: str) -> str:
+        """Whose process that is: a server's by its port, a recorder's by the file that it writes."""
+        found = re.search(r" serve .*--port (\d+)| .*/servers/(\w+)/history", words)
+        if found is None or "program.py" in words:
+            return ""
+        return found[2] or next((name for name, port in self.ports.items() if str(port) == found[1]), "")
+
+    def close(self) -> None:
+        """End everything that is left; only what a failed soak leaves is ended by force."""
+        deadline = time.monotonic() + 30.0
+        while (left := self.ours()) and time.monotonic() < deadline:  # what is killed may just have started another
+            for who in filter(None, map(processes.identity, left)):
+                processes.send(who, signal.SIGKILL)
+            time.sleep(0.1)
+        for process in self.others.values():
+            process.kill()
+            process.wait()
+        for path in (*self.things, *(Path("/dev/shm", note.name) for note in self.notes.glob("psm_*"))):
+            path.unlink(missing_ok=True)
+
+
+def digest(path: Path) -> str:
+    """What is in a file, in short; empty where there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def read_json(text: str) -> Any:
+    """What a command printed."""
+    return json.loads(text)

@@ -1,0 +1,58 @@
+"""Spikes of ITL on made frames: prompts hold up others only where there is something of them to compute."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vllm_console.diagnosis.conditions.rule import Situation
+from vllm_console.diagnosis.conditions.watch import conditions
+from vllm_console.diagnosis.model import Condition
+from vllm_console.telemetry.frames import Frame
+from vllm_console.telemetry.model import EngineSample, Histogram
+
+START, COUNT = 1_000_000.0, 12
+BOUNDS = (0.025, 0.05, 0.1, 0.5, 1.0, math.inf)
+SPIKES = Histogram(BOUNDS, (100.0, 100.0, 100.0, 105.0, 105.0, 105.0), 4.0)
+"""A hundred gaps of about 20 ms, and five of about 300 ms."""
+TWO_PROMPTS = Histogram(BOUNDS, (0.0, 0.0, 0.0, 2.0, 2.0, 2.0), 0.4)
+
+
+def found(prompt_tokens: int, limit: int = 4096) -> dict[str, Condition]:
+    """What is found where every ten seconds bring two prompts of so many tokens in all, computed in 0.2 s each."""
+    grown = EngineSample(
+        requests_running=4, requests_waiting=0, kv_cache_usage=0.1, preemptions_total=0, requests_finished_total=2,
+        prompt_tokens_total=prompt_tokens, generation_tokens_total=105,
+        histograms={"itl": SPIKES, "prefill": TWO_PROMPTS},
+    )  # fmt: skip
+    frames = tuple(
+        Frame(
+            1, START + 10 * at, START + 10 * at + 10, grown,
+            usage_max=0.1, running_max=4, waiting_max=0, waiting_min=0, kv_cache_tokens=50_000,
+        )
+        for at in range(COUNT)
+    )  # fmt: skip
+    flags = {"max-num-batched-tokens": limit, "max-num-seqs": 64}
+    situation = Situation(now=frames[-1].end, ready_at=START - 60, frames=frames, flags=flags)
+    return {condition.code: condition for condition in conditions(situation)}
+
+
+def test_long_prompts_hold_up_the_streams_and_a_smaller_step_is_the_cure() -> None:
+    condition = found(4000)["prefill_contention"]
+    changes = [dict(remedy.changes.set) for remedy in condition.remedies if not remedy.changes.empty]
+    assert changes == [{"max-num-batched-tokens": 768}]
+
+
+@pytest.mark.parametrize("limit", [2048, 4096])
+def test_prompts_shorter_than_a_short_step_hold_up_nobody(limit: int) -> None:
+    """A host that is too busy makes spikes too; a smaller limit, which no step comes near, would change nothing."""
+    codes = set(found(120, limit))
+    assert "prefill_contention" not in codes
+    assert "slow_tokens" in codes
+
+
+def test_a_limit_that_no_step_comes_near_is_no_cure() -> None:
+    condition = found(700, 8192)["prefill_contention"]
+    for remedy in condition.remedies:
+        assert int(remedy.changes.set.get("max-num-batched-tokens", 0)) < 700

@@ -1,0 +1,148 @@
+"""From the ledger on disk to the verdict on a change that helps, one that harms, and one that does nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from vllm_console.fleet.details import Details, pack
+from vllm_console.fleet.service import LocalFleet
+from vllm_console.telemetry.compare_words import brief
+from vllm_console.telemetry.comparison import Likeness, Verdict
+from vllm_console.telemetry.ledger import Ledger, RunHead
+from vllm_console.telemetry.ledger_file import write
+from vllm_console.telemetry.ledger_log import RunName, run_id, store_windows
+from vllm_launchers.keeper import client, store
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+
+FLAGS = {"max-num-seqs": 256, "max-model-len": 4096}
+OTHERS = {"max-num-seqs": 64, "max-model-len": 4096}
+WARM = 2
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def serve(state, made):
+    """Enter a run of ``chat`` with two minutes of warm-up and so many more."""
+    ledger = Ledger(state / "runs.sqlite")
+
+    def enter(generation, flags, count=10, head=True, **more):
+        begins = made.BEGAN + 10_000 * generation
+        windows = made.minutes(generation, count + WARM, begins=begins, **more)
+        key = f"key{generation}"
+        if head:
+            ledger.enter([RunHead(key, "chat", generation, begins - 60, "chatbot", "m", flags=flags, ready_at=begins)])
+        name = RunName(key, "chat", generation)
+        write(ledger.path, lambda connection: store_windows(connection, run_id(connection, name, begins), windows))
+
+    return enter
+
+
+@pytest.fixture
+def fleet(state):
+    fleet = LocalFleet(state, observe=False, gpus=False)
+    yield fleet
+    fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "verdict", "told"),
+    [
+        ({"slower": 0.6}, OTHERS, Verdict.BETTER, "Better: "),
+        ({"slower": 1.6, "preempted": 0.05}, OTHERS, Verdict.WORSE, "Worse: "),
+        ({}, OTHERS, Verdict.NO_DIFFERENCE, "No difference seen"),
+        ({"rate": 3.4}, OTHERS, Verdict.NOT_COMPARABLE, "Not comparable: the traffic was not alike"),
+        ({"slower": 0.6}, {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}, Verdict.BETTER, "Better: "),
+    ],
+    ids=["helps", "harms", "nothing", "unlike traffic", "several flags"],
+)
+def test_each_change_gets_its_verdict(fleet, serve, change, flags, verdict, told):
+    serve(1, FLAGS)
+    serve(2, flags, **change)
+    found = fleet.compare("chat")
+    assert found.verdict is verdict
+    assert brief(found).startswith(told)
+    assert (found.traffic is Likeness.DIFFERENT) is (verdict is Verdict.NOT_COMPARABLE)
+    assert any("cannot tell them apart" in note for note in found.notes) is (len(found.differences) > 1)
+    for figure in found.judged:
+        assert figure.low <= figure.change <= figure.high
+    assert fleet.last_change("chat") == found
+
+
+def test_going_back_is_worse_where_going_there_was_better(fleet, serve):
+    serve(1, FLAGS)
+    serve(2, OTHERS, slower=0.6)
+    serve(3, FLAGS)
+    assert fleet.compare("chat@1", "chat@2").verdict is Verdict.BETTER
+    assert fleet.compare("chat").verdict is Verdict.WORSE
+    assert fleet.compare("chat@1", "chat@3").verdict is Verdict.NO_DIFFERENCE
+
+
+def test_runs_too_short_to_compare_with_are_passed_over_and_named(fleet, serve):
+    serve(1, FLAGS)
+    serve(2, {"max-num-seqs": 128}, 1)
+    serve(3, OTHERS, slower=0.6)
+    found = fleet.compare("chat")
+    assert (found.before.run.generation, found.verdict) == (1, Verdict.BETTER)
+    assert found.notes[0] == "chat@2 had too little traffic to compare with, and is passed over."
+    named = fleet.compare("chat@2", "chat@3")
+    assert (named.before.run.generation, named.verdict) == (2, Verdict.TOO_LITTLE)
+
+
+def test_where_all_before_are_short_the_newest_is_taken(fleet, serve):
+    serve(1, FLAGS, 1)
+    serve(2, FLAGS, 1)
+    serve(3, OTHERS)
+    assert fleet.compare("chat").before.run.generation == 2
+
+
+def test_nothing_to_say_is_none(fleet, serve):
+    assert fleet.last_change("chat") is None
+    serve(1, FLAGS)
+    assert fleet.last_change("chat") is None
+
+
+@pytest.fixture
+def record(state):
+    """The record of ``chat``, whose second generation the ledger may not know of yet."""
+    began = time.time() - 3600
+    details = Details(preset="chatbot", model="m", flags=OTHERS)
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details), companion=("--run", "key2"))
+    generation = Generation(2, spec, began, ready_at=began + 40, ended_at=began + 1800)
+    record = ServerRecord("chat", State.STOPPED, began + 1800, began, (generation,))
+    folder = client.folder(state, "chat")
+    folder.mkdir(parents=True)
+    store.write_record(folder, record)
+    return record
+
+
+def test_a_read_only_fleet_shows_what_the_records_know_and_enters_nothing(state, serve, record):
+    serve(1, FLAGS)
+    serve(2, OTHERS, head=False, slower=0.6)
+    fleet = LocalFleet(state, observe=False, gpus=False, read_only=True)
+    runs, notices = fleet.runs("chat")
+    assert [dict(run.flags) for run in runs] == [OTHERS, FLAGS]
+    assert [(change.flag, change.before, change.after) for change in runs[0].changed] == [("max-num-seqs", 256, 64)]
+    assert runs[0].ended_at == record.current.ended_at
+    assert any("not judged" in notice for notice in notices)
+    assert [change.flag for change in fleet.compare("chat").differences] == ["max-num-seqs"]
+    assert fleet.judge_past() == ""
+    fleet.close()
+    kept = Ledger(state / "runs.sqlite").runs("chat")
+    assert [dict(run.flags) for run in kept] == [{}, FLAGS]
+    assert all(run.judged_until is None for run in kept)
+
+
+def test_the_past_of_the_server_that_is_named_is_judged(state, serve, record):
+    serve(1, FLAGS)
+    fleet = LocalFleet(state, observe=False, gpus=False)
+    assert fleet.judge_past("nobody") == ""
+    assert all(run.judged_until is None for run in Ledger(state / "runs.sqlite").runs("chat"))
+    assert fleet.judge_past("chat") == ""
+    assert Ledger(state / "runs.sqlite").runs("chat")[0].judged_until == record.current.ended_at
+    fleet.close()
