@@ -33,14 +33,16 @@ MOMENTS = ("starting", "serving", "stopping")
 def orders():
     """Moment, number of workers, who is killed in turn.
 
-    With two workers up to three of the four kinds in every order in every moment, and all four in every order with one
-    moment each; with one worker the same, a moment each; the recorder with the keeper and with the API server.
+    Of API server, engine, worker and keeper with two workers: one or two in every order in every moment, three and four
+    in every order with one moment each; with one worker one or two in every order, a moment each. The recorder with
+    the keeper and with the API server in every moment.
     """
     four = ("api", "engine", "worker0", "keeper")
-    few = [order for length in (1, 2, 3) for order in itertools.permutations(four, length)]
+    few = [order for length in (1, 2) for order in itertools.permutations(four, length)]
+    many = [order for length in (3, 4) for order in itertools.permutations(four, length)]
     found = [(moment, 2, order) for order in few for moment in MOMENTS]
     turns = itertools.cycle(MOMENTS)
-    found += [(next(turns), 2, order) for order in itertools.permutations(four)]
+    found += [(next(turns), 2, order) for order in many]
     found += [(next(turns), 1, order) for order in few]
     for pair in (("recorder", "keeper"), ("recorder", "api")):
         found += [(moment, 2, order) for order in itertools.permutations(pair) for moment in MOMENTS]
@@ -128,10 +130,10 @@ def test_nothing_is_left_whoever_is_killed_in_whichever_order(another):
     plays = orders()
     with ThreadPoolExecutor(8) as pool:
         killed = list(pool.map(lambda one: play(another(), *one), plays))
-    assert len(killed) == 3 * 40 + 24 + 40 + 12
+    assert len(killed) == 3 * 16 + 48 + 16 + 12
     assert {name for one in killed for name in one} == {"api", "engine", "worker0", "keeper", "recorder"}
     whole = sum(tuple(one) == order for one, (_, _, order) in zip(killed, plays, strict=True))
-    assert whole > 100, "in the others the death of one took another along before its turn"
+    assert whole > 40, "in the others the death of one took another along before its turn"
 
 
 def test_workers_with_a_session_and_an_output_of_their_own_are_remembered(bench):

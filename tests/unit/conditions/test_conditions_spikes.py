@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -19,8 +20,11 @@ SPIKES = Histogram(BOUNDS, (100.0, 100.0, 100.0, 105.0, 105.0, 105.0), 4.0)
 TWO_PROMPTS = Histogram(BOUNDS, (0.0, 0.0, 0.0, 2.0, 2.0, 2.0), 0.4)
 
 
-def found(prompt_tokens: int, limit: int = 4096) -> dict[str, Condition]:
-    """What is found where every ten seconds bring two prompts of so many tokens in all, computed in 0.2 s each."""
+def found(prompt_tokens: int, limit: int = 4096, idle: int = 0) -> dict[str, Condition]:
+    """What is found where every ten seconds bring two prompts of so many tokens in all, computed in 0.2 s each.
+
+    ``idle`` spans of ten seconds without a request follow.
+    """
     grown = EngineSample(
         requests_running=4, requests_waiting=0, kv_cache_usage=0.1, preemptions_total=0, requests_finished_total=2,
         prompt_tokens_total=prompt_tokens, generation_tokens_total=105,
@@ -33,6 +37,16 @@ def found(prompt_tokens: int, limit: int = 4096) -> dict[str, Condition]:
         )
         for at in range(COUNT)
     )  # fmt: skip
+    silent = replace(SPIKES, counts=(0.0,) * len(BOUNDS), sum=0.0)
+    nothing = EngineSample(
+        requests_running=0, requests_waiting=0, kv_cache_usage=0.0, preemptions_total=0, requests_finished_total=0,
+        prompt_tokens_total=0, generation_tokens_total=0, histograms={"itl": silent},
+    )  # fmt: skip
+    last = frames[-1]
+    frames += tuple(
+        replace(last, start=last.end + 10 * at, end=last.end + 10 * at + 10, grown=nothing, running_max=0)
+        for at in range(idle)
+    )
     flags = {"max-num-batched-tokens": limit, "max-num-seqs": 64}
     situation = Situation(now=frames[-1].end, ready_at=START - 60, frames=frames, flags=flags)
     return {condition.code: condition for condition in conditions(situation)}
@@ -56,3 +70,10 @@ def test_a_limit_that_no_step_comes_near_is_no_cure() -> None:
     condition = found(700, 8192)["prefill_contention"]
     for remedy in condition.remedies:
         assert int(remedy.changes.set.get("max-num-batched-tokens", 0)) < 700
+
+
+def test_while_it_ends_a_missed_goal_is_told_without_a_figure_that_nobody_measured() -> None:
+    told = [condition.symptom for idle in range(13) if (condition := found(120, idle=idle).get("slow_tokens"))]
+    assert len(told) < 13, "it ends"
+    assert told[-1] == "ITL p99 was above its goal of 100ms; in the last minute nothing was measured."
+    assert not any("–" in symptom for symptom in told)

@@ -234,7 +234,7 @@ def test_a_broken_record_can_be_removed_and_a_newer_one_is_left_alone(tmp_path):
 
 def test_what_the_file_system_refuses_is_a_sentence(tmp_path):
     (tmp_path / "state").write_text("a file where a folder should be")
-    with pytest.raises(errors.KeeperError, match="state cannot be used: File exists"):
+    with pytest.raises(errors.KeeperError, match="state is not a folder; move it away"):
         client.launch(tmp_path / "state", "one", a_record().current.spec)
 
 

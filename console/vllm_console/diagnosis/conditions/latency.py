@@ -199,6 +199,8 @@ class SlowTokens:
         worst = p99(found)
         now = f"{seconds(worst)} again" if worst is not None and worst <= goal else seconds(worst)
         symptom = f"{self.name} p99 is {now}; its goal is {seconds(goal)}."
+        if worst is None:
+            symptom = f"{self.name} p99 was above its goal of {seconds(goal)}; in the last minute nothing was measured."
         cause, remedies = self.why(situation, frames, measures)
         return Condition(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), remedies)
 

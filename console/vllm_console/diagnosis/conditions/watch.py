@@ -62,7 +62,8 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
 }
 """Conditions that go without saying when one of these holds: each is named once, by its cause."""
 
-GENERAL = ("slow_tokens", "slow_first_token")
+LAST = ("slow_tokens", "slow_first_token", PrefixCacheIdle.code)
+"""Conditions that come after others as grave: a goal missed for no other reason, and what may be left as it is."""
 
 SETTLING_SECONDS = 20.0
 """After a server became ready nothing is judged for this long: first requests warm it up."""
@@ -102,8 +103,7 @@ def conditions(situation: Situation, rules: Sequence[Rule] = RULES) -> tuple[Con
         if (since := holds_since(well.verdicts(judged), frames)) is not None:
             found.append(well.describe(judged, since))
     order = list(Severity)
-    # What is named by its cause comes before a goal that is missed.
-    return tuple(sorted(found, key=lambda one: (order.index(one.severity), one.code in GENERAL, one.since)))
+    return tuple(sorted(found, key=lambda one: (order.index(one.severity), one.code in LAST, one.since)))
 
 
 def _described(rule: Rule, situation: Situation, since: float) -> Condition:
