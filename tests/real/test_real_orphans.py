@@ -19,6 +19,7 @@ import pytest
 from vllm_console.fleet import leftovers
 from vllm_launchers.keeper import client, codec, memory, processes
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRecord, State
+from vllm_launchers.machine import leftovers as shared_files
 
 pytestmark = pytest.mark.real
 
@@ -85,12 +86,17 @@ def spec_of(real_env, real_vllm, tiny_model, cpu_flags, free_port):
 def family(tmp_path) -> Iterator[set[ProcessIdentity]]:
     """Everybody who was ever seen; ended for sure."""
     seen: set[ProcessIdentity] = set()
+    before = set(Path("/dev/shm").iterdir())
     yield seen
     for record in client.list_records(tmp_path)[0]:
         seen.update(one for one in (record.keeper, record.server) if one)
         seen.update(memory.read(client.folder(tmp_path, record.name)).members)
     for one in seen:
         processes.send(one, signal.SIGKILL)
+    # What was killed while it started left files that no keeper had seen yet; a user is offered them after a minute.
+    for file in shared_files.find(now=time.time() + 120.0, whole_machine=True).found:
+        if Path(file.path).name.startswith("vllm_dist_") and Path(file.path) not in before:
+            Path(file.path).unlink()
 
 
 def tree(record: ServerRecord) -> dict[str, ProcessIdentity]:

@@ -24,7 +24,7 @@ from vllm_launchers.keeper.logpipe import CHUNK, LogPipe, Position
 GATHER_SECONDS = 0.01
 """How long to let output gather between two reads: a flood costs 100 wake-ups a second instead of one per line."""
 HELD_SECONDS = 0.1
-"""How often to look at the beginning of a line that may hold a secret and waits for its end."""
+"""How long at most until the beginning of a line that may hold a secret is looked at again, for its end."""
 LONGEST_LINE = 1 << 16
 """A file ends so far below its size, or a quarter of it where that is less: a line that long stays whole."""
 SMALLEST_FILE = 4096
@@ -189,8 +189,8 @@ class LogPump(threading.Thread):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._drained = threading.Event()
         self._asked_to_drain = False
-        self._held = False
-        """Whether what is in the pipe waits for the end of its line."""
+        self._held = 0.0
+        """Seconds until what waits in the pipe for the end of its line is looked at again; 0 where nothing does."""
         self._told_at = 0.0
         self._lost = 0
         self._written = self._written_before()
@@ -203,7 +203,7 @@ class LogPump(threading.Thread):
         while True:
             try:
                 if self._held:
-                    woken.poll(HELD_SECONDS * 1000)
+                    woken.poll(self._held * 1000)
                 else:
                     either.poll()
                 self._pump()
@@ -230,9 +230,10 @@ class LogPump(threading.Thread):
             text, used = self.blanking.clean(data, whole=asked and not more)
             if not used and (more or self._pipe.full):
                 text, used = self.blanking.clean(data, whole=True)
-            self._held = not used
-            if self._held:
+            if not used:
+                self._held = min(2 * self._held or GATHER_SECONDS, HELD_SECONDS)
                 break
+            self._held = 0.0
             self._write(text, used)
             if not more and not asked:
                 time.sleep(GATHER_SECONDS)

@@ -15,7 +15,6 @@ import fcntl
 import os
 import select
 import stat
-import struct
 import termios
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from vllm_launchers.keeper.errors import KeeperError
 PIPE_BYTES = 1 << 20
 CHUNK = 1 << 18
 SPLICE_F_NONBLOCK = 2
-_POSITION = struct.Struct("=QQ")
 
 
 def open_pipe(folder: Path, blocking: bool) -> int:
@@ -95,8 +93,8 @@ class Position:
     def read(self) -> tuple[int, int] | None:
         """What was written last; None where there is nothing."""
         self._open()
-        with contextlib.suppress(OSError, struct.error):
-            inode, offset = _POSITION.unpack(os.pread(self._fd, _POSITION.size, 0))
+        with contextlib.suppress(OSError, ValueError):
+            inode, offset = map(int, os.pread(self._fd, 100, 0).split())
             return inode, offset
         return None
 
@@ -105,7 +103,7 @@ class Position:
         if self._fd < 0:
             self._open()
         with contextlib.suppress(OSError):
-            os.pwrite(self._fd, _POSITION.pack(inode or 0, offset), 0)
+            os.pwrite(self._fd, b"%020d %020d\n" % (inode or 0, offset), 0)
 
     def _open(self) -> None:
         with contextlib.suppress(OSError):

@@ -237,14 +237,14 @@ def test_a_removal_is_refused_while_an_orphan_may_run(bench):
     assert processes.alive(record.server)
 
 
-def test_secrets_reach_the_server_and_nothing_else(bench, monkeypatch):
+def test_secrets_reach_the_server_and_nothing_else(bench, monkeypatch, wait_until):
     secret = "sk-very-secret-0123456789"
     monkeypatch.delenv("API_KEY_OF_OURS", raising=False)
     spec = bench.spec("--print-env", "API_KEY_OF_OURS", secret_names=("API_KEY_OF_OURS",))
     with pytest.raises(errors.SecretMissingError, match="API_KEY_OF_OURS"):
         bench.launch(spec)
     record = bench.ready(spec, secrets={"API_KEY_OF_OURS": secret})
-    assert f"API_KEY_OF_OURS = {len(secret)} characters" in bench.log()
+    wait_until(lambda: f"API_KEY_OF_OURS = {len(secret)} characters" in bench.log())
     for path in client.folder(bench.root, "one").iterdir():
         if path.is_file():
             assert secret not in path.read_text(), path
@@ -253,7 +253,7 @@ def test_secrets_reach_the_server_and_nothing_else(bench, monkeypatch):
     assert secret not in Path(f"/proc/{record.keeper.pid}/environ").read_text()
     bench.restart(spec)
     record = bench.wait(State.READY, generation=2)
-    assert bench.log().count(f"= {len(secret)} characters") == 2, "the keeper remembers it"
+    wait_until(lambda: bench.log().count(f"= {len(secret)} characters") == 2, "that the keeper remembers it")
 
     bench.orphaned(record)
     bench.adopt()
@@ -263,7 +263,7 @@ def test_secrets_reach_the_server_and_nothing_else(bench, monkeypatch):
     monkeypatch.setenv("API_KEY_OF_OURS", secret)
     bench.restart(spec)
     bench.wait(State.READY, generation=3)
-    assert bench.log().count(f"= {len(secret)} characters") == 3
+    wait_until(lambda: bench.log().count(f"= {len(secret)} characters") == 3)
 
 
 def test_a_companion_lives_and_ends_with_its_server(bench, wait_until):
