@@ -119,13 +119,17 @@ def preemption(program: Any) -> None:
     condition = find(program, "preempting")
     assert condition["severity"] == "critical"
     before = program("status", "chat")["metrics"]["preemptions_total"]
-    load.kill()
-    change = next(remedy["set"] for remedy in condition["remedies"] if remedy["set"])
-    assert set(change) == {"max-num-seqs"}  # nothing else can be done on a CPU
-    program("restart", "chat", "--set", f"max-num-seqs={change['max-num-seqs']}", "--wait")
-    program.load(*PRESSURE)
-    judged = until(lambda: named(program), "anything at all is said of the new generation")
-    assert "preempting" not in judged
+    # On a busy machine it is named while answers are short still: then the first cure is only half of the way.
+    for _ in range(2):
+        load.kill()
+        change = next(remedy["set"] for remedy in condition["remedies"] if remedy["set"])
+        assert set(change) == {"max-num-seqs"}  # nothing else can be done on a CPU
+        program("restart", "chat", "--set", f"max-num-seqs={change['max-num-seqs']}", "--wait")
+        load = program.load(*PRESSURE)
+        judged = until(lambda: named(program), "anything at all is said of the new generation")
+        if (condition := judged.get("preempting")) is None:
+            break
+    assert condition is None, condition
     assert program("status", "chat")["metrics"]["preemptions_total"] < before / 3
 
 

@@ -360,7 +360,7 @@ def test_a_minute_without_preemptions_does_not_say_that_there_are_any() -> None:
     assert found.symptom == "Requests were preempted, though none in the last minute."
 
 
-def test_before_lengths_are_known_fewer_sequences_go_by_those_that_run_usually() -> None:
+def test_before_lengths_are_known_fewer_sequences_go_by_the_fewest_that_run() -> None:
     """Twelve were let in while they were short; five are what fits."""
     frames = frames_of(*[FULL] * COUNT)
     crowded = (*frames[:-3], replace(frames[-3], running_max=12), *frames[-2:])

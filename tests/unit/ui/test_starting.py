@@ -83,5 +83,5 @@ def test_a_failed_server_shows_what_was_found_its_line_and_the_remedies(fakes):
     shown = text(state_lines(fakes.diagnosed(fakes.NOW), fakes.NOW, 120, 20), 120)
     assert "One request of the full context length does not fit into the KV cache." in shown
     assert "line 143: ValueError: To serve at least one request" in shown
-    assert " f --max-model-len 131072 → 40960: Longer requests are refused." in shown
+    assert " f --max-model-len 131072 → 40960. Price: Longer requests are refused." in shown
     assert "f cure   i why" in shown

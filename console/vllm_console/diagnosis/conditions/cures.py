@@ -6,7 +6,6 @@ Ranked by impact: quantization, FP8 KV cache, prefix caching, chunked prefill, t
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 
 from vllm_console.diagnosis.conditions.rolling import MINUTE, observed, p99
@@ -163,12 +162,12 @@ def more_sequences(situation: Situation) -> Remedy | None:
 
 
 def fewer_sequences(situation: Situation, factor: float) -> Remedy | None:
-    """As many sequences as fit with the tokens that each comes to hold, or ``factor`` of those that run usually."""
+    """As many sequences as fit with the tokens that each comes to hold, or ``factor`` of the fewest that run."""
     limit, goal, last = situation.max_num_seqs, situation.goals.kv_cache_usage, situation.last(MINUTE)
     running = max((frame.running_max or 0.0 for frame in last), default=0.0)
-    # Many run only while they are short; what runs at the frames' ends is nearer to what fits.
-    usually = [count for frame in last if (count := frame.grown.requests_running)]
-    wanted = min(statistics.mean(usually) if usually else running or limit, limit) * factor
+    # Many run only while they are short; the fewest at a frame's end are nearest to what fits once they are long.
+    fewest = min((count for frame in last if (count := frame.grown.requests_running)), default=running or limit)
+    wanted = min(fewest, limit) * factor
     cache, each = situation.frames[-1].kv_cache_tokens, held_tokens(situation.frames)
     if cache is not None and each is not None:
         # Never more than run now: what runs now is too much.
