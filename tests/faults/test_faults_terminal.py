@@ -104,7 +104,11 @@ def test_a_terminal_that_stalls_stops_nothing_and_shows_all_afterwards(console: 
     terminal.wait_for(lambda text: "▸ coder" in text and "coder" in text.partition("4 Requests")[2])
     terminal.press(" ")
     terminal.wait_for("paused")
-    settled = terminal.text
+    settled = ""
+    while settled != terminal.text:  # a look that was under way is still painted
+        settled = terminal.text
+        for _ in range(20):
+            terminal.pump()
     assert b"\x1b]9;vllm-console: chat" in terminal.raw
     terminal.resize(121, 40)
     terminal.wait_for(lambda text: text != settled)
