@@ -174,6 +174,7 @@ def _keeper_that_writes_down(path: Path, orders: bytearray) -> socket.socket:
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
+    path.chmod(0o600)
     listener.listen()
 
     def serve() -> None:
