@@ -235,6 +235,15 @@ def test_two_consoles_that_act_on_one_server_at_once_are_told_what_became_of_it(
         assert client.keeper_alive(bench.root, "one") is third.state.alive or third.state is State.STOPPED
         both(("stop", lambda: fleets[0].stop("one")), ("stop", lambda: fleets[1].stop("one")))
         bench.wait(State.STOPPED)
+        # The first brings it up on its port; the second must not take that port for somebody else's.
+        both(
+            ("restart", lambda: fleets[0].restart("one", Changes())),
+            ("switch", lambda: fleets[1].switch("one", "batch")),
+        )
+        fourth = settled()
+        assert len({number.spec.port for number in fourth.generations}) == 1, outcomes
+        both(("stop", lambda: fleets[0].stop("one")), ("stop", lambda: fleets[1].stop("one")))
+        bench.wait(State.STOPPED)
         both(("forget", lambda: fleets[0].forget("one")), ("start", lambda: fleets[1].start(request())))
         assert not [text for _, text in outcomes if text.startswith("FAULT")], outcomes
         left = client.list_records(bench.root)

@@ -33,9 +33,12 @@ class Logs:
 def check(world: World) -> Logs:
     """Compare what workers say that they wrote with what stands in the logs of the servers that are there."""
     logs, said = Logs(), Said()
+    servers = {port: name for name, port in world.ports.items()}
     for note in world.notes.glob("flood-*"):
         port, count = note.read_text().split()
-        server = next(name for name, number in world.ports.items() if number == int(port))
+        if (server := servers.get(int(port))) is None:
+            world.journal.blame(f"a server served on port {port}, which is none of those that were asked for")
+            continue
         said[note.name.removeprefix("flood-")] = (server, int(count))
         logs.workers += 1
         logs.written += int(count)

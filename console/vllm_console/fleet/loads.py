@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from vllm_console.fleet.details import unpack
 from vllm_console.format import seconds as latency
 
 if TYPE_CHECKING:
     import subprocess
+
+    from vllm_launchers.keeper.records import ServerRecord
 
 
 @dataclass(slots=True)
@@ -105,3 +108,37 @@ def _summary(output: str, errors: str) -> str:
     except (ValueError, KeyError, TypeError):
         lines = [line for line in errors.splitlines() if line.strip()]
         return f"load failed: {lines[-1].removeprefix('vllm-console: ')}" if lines else "load ended without a report"
+
+
+class LoadVerbs:
+    """The fleet's verbs for load. Its part of `vllm_console.fleet.service.LocalFleet`."""
+
+    _state: Path
+    _loads: Loads
+
+    def _refuse_read_only(self) -> None:
+        raise NotImplementedError
+
+    def _ours(self, name: str) -> ServerRecord:
+        raise NotImplementedError
+
+    def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
+        """Send the preset's workload from a process of its own, bounded in count and time.
+
+        Without a rate, one that keeps about the preset's concurrency in flight is taken, and never more than that
+        many are: a server slower than the rate assumes is kept busy and not buried.
+        """
+        from vllm_console.load.shape import suggested_rate
+
+        self._refuse_read_only()
+        workload = unpack(self._ours(name).current.spec.details).workload
+        most = None
+        if rate is None:
+            rate = suggested_rate(workload) if workload is not None else 1.0
+            most = workload.concurrency if workload is not None else None
+        self._loads.start(name, self._state, rate, seconds, most)
+
+    def stop_load(self, name: str) -> None:
+        """End the load that this console sends."""
+        self._refuse_read_only()
+        self._loads.stop(name)

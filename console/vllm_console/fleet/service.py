@@ -17,7 +17,7 @@ from vllm_console.fleet.api import FleetError, NotFoundError, PresetProblem, Ref
 from vllm_console.fleet.board import BoardVerbs, SharedBoard, gpu_claims
 from vllm_console.fleet.details import unpack
 from vllm_console.fleet.leftovers import LeftoversVerbs
-from vllm_console.fleet.loads import Loads
+from vllm_console.fleet.loads import Loads, LoadVerbs
 from vllm_console.fleet.model import Changes, Engine, FleetSnapshot, LaunchRequest, Preset, ServerView, Workload
 from vllm_console.fleet.observed import Observer
 from vllm_console.fleet.records import Records
@@ -25,7 +25,7 @@ from vllm_console.fleet.runs import RunBook, RunsVerbs
 from vllm_console.fleet.turns import turn
 from vllm_console.fleet.watched import Around, WatchedServer
 from vllm_launchers.keeper import client
-from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
+from vllm_launchers.keeper.errors import BadNameError, KeeperError, NameTakenError, NoSuchServerError
 from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
 from vllm_launchers.plan.model import Plan
 
@@ -52,7 +52,7 @@ def _told() -> Iterator[None]:
         raise FleetError(str(error)) from error
 
 
-class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs):
+class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs, LoadVerbs):
     """`vllm_console.fleet.api.Fleet` on this machine. Stopping never waits for a look that another thread is in."""
 
     def __init__(
@@ -191,19 +191,20 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs):
         """
         from vllm_console.fleet.refusing import refuse_unfit
 
-        self._refuse_read_only()
         if request.vllm_version is not None:
             raise UsageError(
                 "a release that is not installed can be planned for, not started: leave --vllm-version out"
             )
-        with turn(self._state), _told():
+        with self._turn(), _told():
+            name = request.name or self._records.free_name(self._launcher.preset(request.preset).name)
+            existing = client.read(self._state, name) if client.exists(self._state, name) else None
+            if existing is not None and existing.state.alive:
+                raise NameTakenError(f"a server named {name} is there already; restart it, or take another name")
             self._tell_gpus()
             launch = self._launcher.launch(request, self._records.taken_ports(), self._records.starting())
             self._launcher.refuse_elsewhere(launch.plan)
             refuse_unfit(launch.plan, force=request.force)
-            name = request.name or self._records.free_name(launch.plan.preset)
-            existing = client.read(self._state, name) if client.exists(self._state, name) else None
-            if existing is not None and not existing.state.alive:
+            if existing is not None:
                 # A stopped server of that name is the same server: it keeps its history and counts on.
                 record = self._again(name, launch)
             else:
@@ -221,9 +222,8 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs):
         Raises:
             UnfitError: its plan finds errors that ``force`` does not or may not pass over.
         """
-        record = self._ours(name)
-        with turn(self._state):
-            return self._take_over(name, self._relaunch(record, changes), force)
+        with self._turn():
+            return self._take_over(name, self._relaunch(self._ours(name), changes), force)
 
     def plan_restart(self, name: str, changes: Changes) -> Plan:
         """What a restart with a difference of flags would come to, without doing it."""
@@ -240,12 +240,19 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs):
         Raises:
             UnfitError: the preset's plan finds errors; the server that runs goes on.
         """
-        record = self._ours(name)
-        details = unpack(record.current.spec.details)
-        with turn(self._state):
+        with self._turn():
+            record = self._ours(name)
+            details = unpack(record.current.spec.details)
             self._tell_gpus()
             launch = self._launcher.handover(name, details, self._placed(record), preset, self._records.starting())
             return self._take_over(name, launch, force)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One verb that launches at a time; what it goes by is read within, or another's launch would be overlooked."""
+        self._refuse_read_only()
+        with turn(self._state):
+            yield
 
     def _take_over(self, name: str, launch: Launch, force: bool) -> ServerView:
         from vllm_console.fleet.refusing import refuse_unfit
@@ -274,27 +281,6 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs):
         self._forget_release(name)
         with _told():
             client.remove(self._state, name)
-
-    def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
-        """Send the preset's workload from a process of its own, bounded in count and time.
-
-        Without a rate, one that keeps about the preset's concurrency in flight is taken, and never more than that
-        many are: a server slower than the rate assumes is kept busy and not buried.
-        """
-        from vllm_console.load.shape import suggested_rate
-
-        self._refuse_read_only()
-        workload = unpack(self._ours(name).current.spec.details).workload
-        most = None
-        if rate is None:
-            rate = suggested_rate(workload) if workload is not None else 1.0
-            most = workload.concurrency if workload is not None else None
-        self._loads.start(name, self._state, rate, seconds, most)
-
-    def stop_load(self, name: str) -> None:
-        """End the load that this console sends."""
-        self._refuse_read_only()
-        self._loads.stop(name)
 
     def close(self) -> None:
         """Let go of loads, open files and observers. Servers go on."""

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from textual.dom import DOMNode
+
 T = TypeVar("T")
 
 TURN_SECONDS = 0.0005
@@ -54,3 +56,15 @@ async def in_thread(call: Callable[[], T], name: str) -> T:
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return await future
+
+
+async def answer_for(asker: DOMNode, call: Callable[[], T], name: str) -> T:
+    """`in_thread` for a worker of a screen that may be left meanwhile: then the worker ends here.
+
+    A screen's parts go before its workers do, so that one that goes on would draw on what is no longer there.
+    """
+    try:
+        return await in_thread(call, name)
+    finally:
+        if not asker.display:
+            raise asyncio.CancelledError

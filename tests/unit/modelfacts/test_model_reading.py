@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,19 @@ from vllm_launchers.machine.modelfacts.read import model_facts
 
 
 @pytest.fixture(autouse=True)
-def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("the network was asked")
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing here may ask; threads that an earlier test left to end by themselves are only refused."""
+    here, asked = threading.get_ident(), []
+
+    def refuse(*words: object, **_: object) -> None:
+        if threading.get_ident() == here:
+            asked.append(words)
+        raise OSError("there is no network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    yield
+    assert not asked, "the network was asked"
 
 
 def read(model: str, tmp_path: Path, **more: Any) -> ModelFacts:

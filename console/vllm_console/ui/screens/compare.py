@@ -24,7 +24,7 @@ from vllm_console.telemetry.comparison import Comparison, Factor, Figure, Likene
 from vllm_console.text import plain
 from vllm_console.ui.screens.reading import ReadingScreen
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, STRONG, WARN
-from vllm_console.ui.threads import in_thread
+from vllm_console.ui.threads import answer_for
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.lines import line
 
@@ -86,7 +86,7 @@ class CompareScreen(ReadingScreen):
 
     async def _ask(self, again: Callable[[], Comparison | None]) -> None:
         try:
-            found = await in_thread(again, "compare again")
+            found = await answer_for(self, again, "compare again")
         except Exception:  # noqa: BLE001 - the thread's boundary: what stands here stays, and it is tried again
             return
         if found is not None and (found.before.run.id, found.after.run.id) == self._runs:

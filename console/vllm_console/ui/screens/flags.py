@@ -22,7 +22,7 @@ from vllm_console.ui.flag_edits import FlagEdits
 from vllm_console.ui.screens.flags_lines import WIDE, about_lines, flag_row, heading
 from vllm_console.ui.screens.footing import footer, note_lines
 from vllm_console.ui.theme import ACCENT, BAD, DIM, WARN
-from vllm_console.ui.threads import in_thread
+from vllm_console.ui.threads import answer_for
 from vllm_console.ui.traffic import Seen, seen_by
 from vllm_console.ui.widgets.draw import Part, rule
 from vllm_console.ui.widgets.entry import Entry
@@ -86,7 +86,7 @@ class FlagsScreen(Screen[Changes | None]):
         if self._server.engine is None:
             return
         try:
-            table = await in_thread(partial(self._fleet.flags, self._server.engine), "flags")
+            table = await answer_for(self, partial(self._fleet.flags, self._server.engine), "flags")
         except FleetError as error:
             self._say(str(error), WARN)
             self._draw()
@@ -340,7 +340,7 @@ class FlagsScreen(Screen[Changes | None]):
 
     async def _look(self) -> None:
         try:
-            self._follow(await in_thread(partial(seen_by, self._fleet, self._server.name), "traffic"))
+            self._follow(await answer_for(self, partial(seen_by, self._fleet, self._server.name), "traffic"))
         except FleetError as error:
             self._say(str(error), BAD)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen

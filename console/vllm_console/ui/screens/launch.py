@@ -23,7 +23,7 @@ from vllm_console.ui.screens.launch_lines import adding_lines, preset_lines, set
 from vllm_console.ui.screens.launch_plan_lines import outcome_parts, plan_lines, strip_lines
 from vllm_console.ui.screens.launch_planning import LEAVE
 from vllm_console.ui.theme import BAD, DIM, WARN
-from vllm_console.ui.threads import in_thread
+from vllm_console.ui.threads import answer_for
 from vllm_console.ui.widgets.draw import rule
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.lines import LineView
@@ -73,12 +73,12 @@ class LaunchScreen(LaunchEditing):
 
     async def _load(self) -> None:
         try:
-            self._presets, self._problems = await in_thread(self._fleet.presets, "presets")
+            self._presets, self._problems = await answer_for(self, self._fleet.presets, "presets")
             if self._presets:
                 chosen = next((preset for preset in self._presets if preset.name == self._wanted), self._presets[0])
                 self._draft = LaunchDraft(chosen)
                 self.plan_soon()
-                self._draft.found(await in_thread(self._fleet.engines, "engines"))
+                self._draft.found(await answer_for(self, self._fleet.engines, "engines"))
                 if self._draft.engine is not None:
                     self.plan_soon()
             else:

@@ -16,7 +16,7 @@ from vllm_console.ui.launch_draft import LaunchDraft
 from vllm_console.ui.screens.launch_lines import Outcome
 from vllm_console.ui.screens.launch_plan_lines import command_text, fix_words
 from vllm_console.ui.theme import BAD, WARN
-from vllm_console.ui.threads import in_thread
+from vllm_console.ui.threads import answer_for
 from vllm_launchers.machine.flags.model import FlagTable
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.model import Plan
@@ -81,7 +81,9 @@ class LaunchPlanning(Screen[ServerView | None]):
     async def _plan(self, request: LaunchRequest) -> None:
         assert self._draft is not None
         try:
-            plan, table = await in_thread(partial(self._look, request, self._book.table, self._outcome.plan), "plan")
+            plan, table = await answer_for(
+                self, partial(self._look, request, self._book.table, self._outcome.plan), "plan"
+            )
             self._outcome = Outcome(self._draft.planned(plan))
             if table is not self._book.table:
                 self._book = FlagBook(table)
@@ -147,7 +149,7 @@ class LaunchPlanning(Screen[ServerView | None]):
 
     async def _start(self, request: LaunchRequest) -> None:
         try:
-            server = await in_thread(partial(self._fleet.start, request), "start")
+            server = await answer_for(self, partial(self._fleet.start, request), "start")
         except FleetError as error:
             self._say(f"Not launched: {str(error).partition(chr(10))[0]}", BAD)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen

@@ -1,0 +1,52 @@
+"""An answer that comes when the screen that asked for it is being left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from textual.app import App
+from textual.screen import Screen
+
+from vllm_console.ui.threads import answer_for
+
+
+async def ask(screen: Screen[None], call) -> tuple[asyncio.Task[str], threading.Event]:
+    """A question whose answer comes only when the event is set."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def wait() -> str:
+        asked.set()
+        assert answered.wait(30)
+        return call()
+
+    task = asyncio.ensure_future(answer_for(screen, wait, "test"))
+    await asyncio.to_thread(asked.wait, 30)
+    return task, answered
+
+
+async def test_a_screen_that_stays_gets_its_answer():
+    async with App().run_test() as pilot:
+        task, answered = await ask(pilot.app.screen, lambda: "yes")
+        answered.set()
+        assert await task == "yes"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_screen_that_is_being_left_gets_none(fails: bool):
+    """Neither an answer nor an error: both would be drawn on what is not there any more."""
+
+    def call() -> str:
+        if fails:
+            raise OSError("no")
+        return "yes"
+
+    async with App().run_test() as pilot:
+        left = Screen[None]()
+        await pilot.app.push_screen(left)
+        task, answered = await ask(left, call)
+        left.dismiss(None)
+        answered.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
