@@ -1,10 +1,12 @@
 """A server that looks like ``vllm serve``, writes down every request it gets, and can belong to somebody else.
 
-``python .../vllm serve MODEL --port N --log FILE [--uid UID]``; with ``VLLM::APIServer`` as its title it says nothing.
+``python .../vllm serve MODEL --port N``; with ``VLLM::APIServer`` as its title it says nothing. With ``NOTE_SIGNALS``
+in its environment it writes down every signal that reaches it as well, and ends by none that can be noted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -49,4 +51,9 @@ if __name__ == "__main__":
         os.setuid(uid)
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc would show root as its owner
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if "NOTE_SIGNALS" in os.environ:
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV}:
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, lambda n, _: os.write(RECORDED, f"signal {n}\n".encode()))
+        os.write(RECORDED, b"ready\n")
     server.serve_forever()

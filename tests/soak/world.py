@@ -116,8 +116,9 @@ class World:
         """A server of somebody else, and a simulated engine that looks like one of ours: no keeper started them."""
         place = self.home / "others" / "vllm"
         place.parent.mkdir()
-        place.write_text((HERE / "bystander.py").read_text())
+        place.write_text((HERE.parent / "fakes" / "recording_vllm.py").read_text())
         env = {name: value for name, value in os.environ.items() if name != "SOAK_RUN"}
+        env |= {"RECORDED": str(self.home / "bystander"), "NOTE_SIGNALS": "1", "SIMULATED_STARTUP_SECONDS": "0"}
         looks = [sys.executable, str(place), "serve", "tiny", "--port", str(free_port())]
         same = [
             sys.executable,
@@ -131,7 +132,7 @@ class World:
         for name, words in (("look-alike", looks), ("same command", same)):
             self.others[name] = subprocess.Popen(
                 words,
-                env={**env, "BYSTANDER_NOTES": str(self.home / "bystander"), "SIMULATED_STARTUP_SECONDS": "0"},
+                env=env,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import time
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_console.fleet.api import FleetError
-from vllm_launchers.private import open_file, own_folder
+from vllm_launchers.private import lock, open_file, own_folder
 
 PATIENCE_SECONDS = 30.0
 """Longer than a launch takes to be claimed (well under a second), by far."""
@@ -35,25 +34,22 @@ def turn(state: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
     except OSError as error:
         raise FleetError(f"{path}: cannot be written: {error.strerror}") from error
     try:
-        deadline = time.monotonic() + patience
-        while not _locked(fd, path):
-            if time.monotonic() > deadline:
-                raise FleetError(f"another console has been launching a server for {patience:.0f} s; try again later")
-            time.sleep(0.02)
+        _wait_for(fd, path, patience)
         with _among_all():
             yield
     finally:
         os.close(fd)
 
 
-def _locked(fd: int, path: Path) -> bool:
+def _wait_for(opened: int, path: Path, patience: float) -> None:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(opened, patience)
     except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise FleetError(f"{path}: cannot be locked: {os.strerror(error.errno or 0)}") from error
-    return True
+        if error.errno == errno.EAGAIN:
+            told = f"another console has been launching a server for {patience:.0f} s; try again later"
+        else:
+            told = f"{path}: cannot be locked: {os.strerror(error.errno or 0)}"
+        raise FleetError(told) from error
 
 
 @contextlib.contextmanager
