@@ -161,16 +161,6 @@ def read_settings(path: Path | None = None) -> Settings:
     return Settings(**fields, binding=binding, sources=sources, notices=tuple(notices))
 
 
-def read_config(path: Path | None = None) -> Config:
-    """Read a person's config file alone; a missing one means defaults.
-
-    Raises:
-        ConfigError: it cannot be read, is no TOML, or a key is unknown or of the wrong type.
-    """
-    path = path or config_folder() / "config.toml"
-    return _config(path, _document(path))
-
-
 def _administrators(notices: list[str]) -> dict[str, Any]:
     """The administrator's document; one that others could have written is left aside, with a sentence.
 

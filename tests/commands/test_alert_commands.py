@@ -119,6 +119,10 @@ def test_watch_tells_a_failure_once_and_ends_when_told(program):
         watch.send_signal(signal.SIGTERM)
         rest, errors = watch.communicate(timeout=30)
         assert (watch.returncode, rest, errors) == (0, "", "")
+        found = program.json("status", "chat")
+        assert found["exit"]["signal"] == "SIGKILL"
+        assert (found["diagnosis"]["cause"], found["diagnosis"]["line"]) == ("engine_core_died", None)
+        assert found["diagnosis"]["explanation"].startswith("It was killed (SIGKILL)")
     finally:
         watch.kill()
         watch.wait()

@@ -20,7 +20,7 @@ from fakes.hostile_http import KINDS, THEN
 from vllm_console.alerts.log import FindingsLog
 from vllm_console.cli.host_source import host_from_matrix
 from vllm_console.cli.metrics import read_sample
-from vllm_console.config import ConfigError, read_config
+from vllm_console.config import ConfigError, read_settings
 from vllm_console.fleet.api import FleetError
 from vllm_console.load import client as load_client
 from vllm_console.load.report import Tally
@@ -114,7 +114,7 @@ def files(folder: Path) -> dict[str, str]:
         at = folder / kind
         readers: dict[str, Callable[[], object]] = {
             "presets": lambda at=at: [str(error) for error in read_presets(at)[1]],
-            "config": lambda at=at: read_config(at / "huge.toml"),
+            "config": lambda at=at: read_settings(at / "huge.toml"),
             "host document": lambda at=at: read_host(at / "huge"),
             "topology": lambda at=at: host_from_matrix(at / "huge", None),
             "metrics": lambda at=at: read_sample(str(at / "huge"), 1.0),
@@ -143,7 +143,7 @@ def http(port: int) -> dict[str, str]:
 
     def scrape(kind: str) -> str:
         scraper = Scraper(f"http://127.0.0.1:{port}/{kind}", 2.0)
-        return " & ".join((told(lambda: scraper.sample(1.0)), told(lambda: scraper.json("/version"))))
+        return " & ".join((told(lambda: scraper.sample(1.0)), told(scraper.metrics_text)))
 
     def load(kind: str) -> str:
         url = f"http://127.0.0.1:{port}/{kind}"

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from vllm_console.alerts.log import FindingsLog
-from vllm_console.config import ConfigError, read_config
+from vllm_console.config import ConfigError, read_settings
 from vllm_console.diagnosis.diagnose import diagnose
 from vllm_console.fleet.details import Details, unpack
 from vllm_console.load.client import LoadError, target_in
@@ -41,7 +41,7 @@ from vllm_launchers.machine.modelfacts.read import model_facts
 from vllm_launchers.machine.modelfacts.weights import parse_index
 from vllm_launchers.machine.processes import server_command
 from vllm_launchers.machine.reports import ReportBook
-from vllm_launchers.plan.budget.report import read_report
+from vllm_launchers.plan.budget.report import learned_from, read_report
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.secrets import redact, redact_argv
 
@@ -82,8 +82,13 @@ BYTES = (
     b"[]",
     b"1e999999999",
     b"\xef\xbb\xbf{}",
+    b"INFO 11-20 11:53:24 [u.py:1] non-default args: {'seed': 007, 'port': "
+    + b"9" * 5000
+    + b", 'y': '\\x', 'x': <o>}\n"
+    b"Traceback (most recent call last):\nValueError: To serve at least one request with the models's max seq len (1)",
 )
-"""Deep nests, numbers longer than Python reads, no numbers, keys told twice, halves of characters, one long line."""
+"""Deep nests, numbers longer than Python reads, no numbers, keys told twice, halves of characters, one long line,
+arguments that are no Python."""
 
 METRICS = b"""# HELP vllm:num_requests_running Number of requests.
 # TYPE vllm:num_requests_running gauge
@@ -122,7 +127,8 @@ STREAM = (
 )
 TOML = b'read_only = true\nrefresh_seconds = 2\nkeys = { restart = "R" }\n[shares]\n0 = "24 GiB"\n[alerts]\nwebhook = "https://x.example/h"\n'
 REPORTS = (
-    b'{"version": 1, "entries": [{"model": "m", "gpu": "g", "engine": "e", "flags": {}, "reported": {}, "at": 1}]}'
+    b'{"version": 1, "entries": [{"model": "m", "gpu": "g", "engine": "e", "flags": "f", "shares": "s", "at": 1, '
+    b'"reported": {"kv_tokens": 9000, "kv_gib": 1.5}, "predicted": {"kv_gib": 1.4}}]}'
 )
 MODELS = b'{"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 4096}]}'
 HTTP = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n4\r\na 1\n\r\n0\r\n\r\n"
@@ -199,6 +205,11 @@ def process(data: bytes) -> object:
     return redact_argv(words)
 
 
+def reports(folder: Path) -> object:
+    entries = ReportBook(folder / "r.json").entries()
+    return [learned_from(entry.reported, entry.predicted) for entry in entries]
+
+
 def details(data: bytes) -> object:
     try:
         document = json.loads(data)
@@ -210,7 +221,7 @@ def details(data: bytes) -> object:
 
 def http_answer(data: bytes) -> object:
     """An answer as it comes over a connection that is there already (the scraper's own: no port is used up)."""
-    for ask in (lambda one: one.sample(1.0), lambda one: one.json("/version")):
+    for ask in (lambda one: one.sample(1.0), lambda one: one.metrics_text()):
         scraper = Scraper("http://127.0.0.1:9")
         near, far = socket.socketpair()
         with far:
@@ -299,7 +310,7 @@ READERS = {
     "answer stream": Reader(stream, STREAM, ("choices", "usage", "error"), (AnswerError,)),
     "error body": Reader(error_body, b'{"error": {"message": "no"}}', ("error", "message", "detail")),
     "history row": Reader(packed_row, b"\x78\x9c\x03\x00", (), (encoding.EncodingError,)),
-    "config file": Reader(in_a_folder("c.toml", lambda at: read_config(at / "c.toml")), TOML, (), (ConfigError,)),
+    "config file": Reader(in_a_folder("c.toml", lambda at: read_settings(at / "c.toml")), TOML, (), (ConfigError,)),
     "preset": Reader(in_a_folder("mine.toml", read_presets), PRESET),
     "host document": Reader(
         decode_host, recorded_hosts()["1xa100-mig"].read_bytes(), ("hostname", "gpus", "links", "index"), (HostError,)
@@ -325,9 +336,7 @@ READERS = {
         codec.loads, RECORD, ("name", "state", "generations", "version", "spec", "argv", "exit"), (RecordError,)
     ),
     "details of a record": Reader(details, b'{"preset": "x", "flags": {}}', ("preset", "engine", "flags")),
-    "report book": Reader(
-        in_a_folder("r.json", lambda at: ReportBook(at / "r.json").entries()), REPORTS, ("version", "entries")
-    ),
+    "report book": Reader(in_a_folder("r.json", reports), REPORTS, ("version", "entries")),
     "findings": Reader(in_a_folder("findings.log", lambda at: list(FindingsLog(at).read())), b'{"at": 1}\n', ("at",)),
     "models answer": Reader(
         lambda data: target_in(data, None, "http://x"), MODELS, ("data", "id", "max_model_len", "error"), (LoadError,)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from typing import TYPE_CHECKING
 
 from vllm_console.cli.common import add_json, complain, open_fleet, print_json
 from vllm_console.fleet.api import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.fleet.model import State, Workload
+
+if TYPE_CHECKING:
+    from vllm_console.load.run import LoadProgress
+
+WIPE = "\r\x1b[K"
+"""Back to the beginning of the line, and nothing on it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +40,9 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.load.client import LoadError
     from vllm_console.load.run import run_load_sync
 
-    url, workload = _target(args)
+    url, workload, own = _target(args)
     cap = args.concurrency or max(4 * workload.concurrency, 64)
+    seen = sys.stderr.isatty() and not args.json
     try:
         report = run_load_sync(
             url,
@@ -45,9 +54,14 @@ def run(args: argparse.Namespace) -> int:
             max_in_flight=cap,
             seed=args.seed,
             allow_remote=args.remote,
+            own=own,
+            on_progress=_tell if seen else None,
         )
     except LoadError as error:
         raise FleetError(str(error)) from error
+    finally:
+        if seen:
+            print(WIPE, end="", file=sys.stderr, flush=True)
     if args.json:
         print_json(report.document())
     else:
@@ -57,11 +71,18 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.completed else 1
 
 
-def _target(args: argparse.Namespace) -> tuple[str, Workload]:
-    """Where to send, and what: from the server's preset unless said otherwise."""
+def _tell(progress: LoadProgress) -> None:
+    """One line that is written over and over, for whoever waits at a terminal."""
+    counts = f"{progress.sent} sent, {progress.in_flight} under way, {progress.completed} answered"
+    failed = f", {progress.failed} failed" if progress.failed else ""
+    print(f"{WIPE}{progress.elapsed:.0f} s: {counts}{failed}", end="", file=sys.stderr, flush=True)
+
+
+def _target(args: argparse.Namespace) -> tuple[str, Workload, bool]:
+    """Where to send, what (from the server's preset unless said otherwise), and whether that is a server of ours."""
     fleet = open_fleet(args)
     workload: Workload | None = None
-    url = args.server
+    url, own = args.server, False
     if not url.startswith(("http://", "https://")):
         server = fleet.snapshot().server(args.server)
         if server is None:
@@ -71,16 +92,17 @@ def _target(args: argparse.Namespace) -> tuple[str, Workload]:
             raise RefusedError(f"{server.name} was started by {owner}, not by vllm-console: it is sent no load")
         if server.state not in (State.READY, State.UNRESPONSIVE):
             raise FleetError(f"{server.name} is {server.state}, so it takes no requests; {server.reason or 'wait'}")
-        url, workload = server.url, server.workload
+        url, workload, own = server.url, server.workload, True
     if args.preset or workload is None:
         wanted = args.preset or "chatbot"
         chosen = next((preset for preset in fleet.presets()[0] if preset.name == wanted), None)
         if chosen is None:
             raise NotFoundError(f"no preset is called '{wanted}'; see 'vllm-console presets'")
         workload = chosen.workload
-    return url, Workload(
+    wanted_shape = Workload(
         input_tokens_p95=args.input_tokens or workload.input_tokens_p95,
         output_tokens_p95=args.output_tokens or workload.output_tokens_p95,
         prefix_reuse=workload.prefix_reuse if args.prefix_reuse is None else args.prefix_reuse,
         concurrency=args.concurrency or workload.concurrency,
     )
+    return url, wanted_shape, own

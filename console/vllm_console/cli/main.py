@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -47,6 +48,8 @@ COMMANDS = {
 CHANGING = frozenset({"start", "restart", "stop", "remove", "load", "claim", "release", "demo"})
 """What changes something, or sends load: refused, before any part of it is done, where read-only holds."""
 
+VALUED = ("--config", "--state", "--refresh", "--host")
+"""Options before a command that take a value."""
 
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
 """Python's own 700 have it look through all that was imported again and again: some 10 ms of a command."""
@@ -85,12 +88,25 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def _command_in(words: Sequence[str]) -> str | None:
+    """The command that is meant: the first word that is neither an option nor an option's value."""
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            return word if word in COMMANDS else None
+        if len(word) > 2 and any(option.startswith(word) for option in VALUED):
+            next(rest, None)
+    return None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the return value is the exit code (0 done, 1 failed, 2 usage, 3 unknown, 4 refused)."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     words = list(sys.argv[1:] if argv is None else argv)
-    named = next((word for word in words if word in COMMANDS), None)
-    args = build_parser(named).parse_args(words)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding lacks must not end a command
+            stream.reconfigure(errors="replace")
+    args = build_parser(_command_in(words)).parse_args(words)
     module = importlib.import_module(f"vllm_console.cli.{args.command or 'console'}")
     from vllm_console.fleet.api import FleetError
     from vllm_console.text import plain

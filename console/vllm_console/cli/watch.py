@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.common import add_json, open_fleet, settings
-from vllm_console.fleet.api import Fleet
+from vllm_console.fleet.api import Fleet, FleetError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
@@ -60,14 +60,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _watch(fleet: Fleet, notifier: Notifier, ended: threading.Event, *, as_json: bool) -> None:
-    trouble = ""
+    said = ""
     while True:
-        for told in notifier.look(fleet.snapshot()):
-            print(_line(told, as_json=as_json), flush=True)
-        if notifier.trouble != trouble:
+        try:
+            for told in notifier.look(fleet.snapshot()):
+                print(_line(told, as_json=as_json), flush=True)
             trouble = notifier.trouble
-            if trouble:
-                print(f"vllm-console: {plain(trouble)}", file=sys.stderr, flush=True)
+        except FleetError as error:  # what cannot be read now may be read at the next look
+            trouble = str(error)
+        if trouble and trouble != said:
+            print(f"vllm-console: {plain(trouble)}", file=sys.stderr, flush=True)
+        said = trouble
         if ended.wait(LOOK_SECONDS):
             return
 

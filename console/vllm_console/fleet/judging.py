@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_console.diagnosis.conditions.cache import hit_rate
-from vllm_console.diagnosis.conditions.engine import HUNG_AFTER_SECONDS, suspected_hang
+from vllm_console.diagnosis.conditions.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
 from vllm_console.diagnosis.conditions.rule import GpuMoment, Situation
 from vllm_console.diagnosis.conditions.watch import conditions
 from vllm_console.diagnosis.model import Condition
@@ -94,13 +94,16 @@ class Judge:
         if record.state is not State.READY or suspected_hang(frames) is None:
             self._request.forget()
             return ""
+        if in_part(frames):
+            self._request.forget()
+            return "an engine that goes on would answer it"
         model = self._latest.model_name if self._latest is not None else None
         if model is None:
             return "its metrics do not name its model"
         if not around.may_ask:
             return "read-only sends none"
         spec = record.current.spec
-        self._request.ask(spec.host, spec.port, model)
+        self._request.ask(spec.host, spec.port, model, tls=spec.tls)
         if wait:
             self._request.wait(HUNG_AFTER_SECONDS + 0.1)
         return self._request.refused

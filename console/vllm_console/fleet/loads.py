@@ -51,11 +51,6 @@ class Loads:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
         self._loads[name] = _Load(process, output, errors, rate, time.monotonic() + seconds)
 
-    def running(self, name: str) -> bool:
-        """Whether load is being sent to a server."""
-        load = self._loads.get(name)
-        return load is not None and load.process.poll() is None
-
     def describe(self, name: str) -> str:
         """What is being sent, or how the last load went, in a few words."""
         load = self._loads.get(name)

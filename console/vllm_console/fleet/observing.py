@@ -74,7 +74,13 @@ class ObservedWatch:
         self._ended.set()
 
     def _look(self) -> None:
-        scraper = Scraper(base_url(self.server.host, self.server.port or 0))
+        try:
+            # It is a process of this machine, so nobody else's certificate could be in its place.
+            scraper = Scraper(base_url(self.server.host, self.server.port or 0, tls=_tls(self.server)), own=True)
+        except ScrapeError as error:  # a --host that is none, in somebody's command line
+            self._enter(State.UNRESPONSIVE, str(error))
+            self.looked.set()
+            return
         rest = 0.0
         while not self._ended.wait(rest):
             busy = time.thread_time()
@@ -101,12 +107,21 @@ class ObservedWatch:
             self._reason = reason
 
 
+def _flags(server: ObservedServer) -> set[str]:
+    return {word.partition("=")[0].replace("_", "-") for word in server.argv}
+
+
+def _tls(server: ObservedServer) -> bool:
+    """Whether it speaks TLS: as uvicorn takes it, either file is enough."""
+    return not _flags(server).isdisjoint(("--ssl-certfile", "--ssl-keyfile"))
+
+
 def exposed(server: ObservedServer) -> str:
     """The warning of a server that others can use, as far as it is seen from outside; reads ``/proc``.
 
     Where it listens is what its command line says, unless the kernel knows of this machine's own addresses only.
     """
-    flags = {word.partition("=")[0].replace("_", "-") for word in server.argv}
+    flags = _flags(server)
     if "--uds" in flags:
         return ""
     told = open_words(server.host, True if "--api-key" in flags or _has_key(server.pid) else None)

@@ -11,7 +11,8 @@ import os
 import threading
 import time
 
-from vllm_launchers.addresses import reachable
+from vllm_console.text import plain
+from vllm_launchers.addresses import reachable, tls_to_own
 
 DEADLINE_SECONDS = 20.0
 REST_SECONDS = 60.0
@@ -29,7 +30,7 @@ class OneToken:
         self.refused = ""
         """What the API server said in place of the engine, so that nothing is known of that; else empty."""
 
-    def ask(self, host: str, port: int, model: str) -> None:
+    def ask(self, host: str, port: int, model: str, *, tls: bool = False) -> None:
         """Send it, unless one is under way or was sent within the last minute."""
         if self._busy or time.monotonic() - self._asked_at < REST_SECONDS:
             return
@@ -37,7 +38,7 @@ class OneToken:
         if self._silent_since is None:
             self._silent_since = self._asked_at
         self._answered = None
-        self._thread = threading.Thread(target=self._run, args=(host, port, model), name="one-token", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(host, port, model, tls), name="one-token", daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
@@ -64,29 +65,40 @@ class OneToken:
     def _busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _run(self, host: str, port: int, model: str) -> None:
+    def _run(self, host: str, port: int, model: str, tls: bool) -> None:
         try:
-            status = _complete(host, port, model)
+            status = _complete(host, port, model, tls=tls)
         except TimeoutError:
             self._answered, self.refused = False, ""
             return
-        except (OSError, http.client.HTTPException):
-            status = None  # no connection, or cut off: that is for /health to tell
+        except (OSError, http.client.HTTPException) as error:  # no connection, or cut off: nothing of the engine
+            self._silent_since = None
+            self.refused = f"it could not be sent: {plain(str(error), 120) or type(error).__name__}"
+            return
+        except ValueError:  # whose words would have the key in them
+            self._silent_since = None
+            self.refused = "it could not be sent: VLLM_API_KEY has characters that no HTTP header can carry"
+            return
         if status == http.client.OK:
             self._answered, self.refused = True, ""
         else:
             # A refusal (an API key, a model that completes nothing) comes from the API server, not from the engine.
             self._silent_since = None
-            self.refused = f"the API server answered it with {status}" if status is not None else ""
+            self.refused = f"the API server answered it with {status}"
 
 
-def _complete(host: str, port: int, model: str) -> int:
+def _complete(host: str, port: int, model: str, *, tls: bool) -> int:
     """The status of a completion of one token. Raises TimeoutError after the deadline."""
     headers = {"content-type": "application/json"}
     if key := os.environ.get("VLLM_API_KEY"):
         headers["authorization"] = f"Bearer {key}"
     body = json.dumps({"model": model, "prompt": "1", "max_tokens": 1})
-    connection = http.client.HTTPConnection(reachable(host), port, timeout=DEADLINE_SECONDS)
+    where = reachable(host), port
+    connection = (
+        http.client.HTTPSConnection(*where, timeout=DEADLINE_SECONDS, context=tls_to_own())
+        if tls
+        else http.client.HTTPConnection(*where, timeout=DEADLINE_SECONDS)
+    )
     try:
         connection.request("POST", "/v1/completions", body, headers)
         return connection.getresponse().status

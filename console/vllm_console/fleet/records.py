@@ -38,17 +38,17 @@ class Records:
                 problems.append(str(error))
         return records, problems
 
-    def taken_ports(self) -> set[int]:
-        """The ports of all servers that live."""
-        return {record.current.spec.port for record in self.read()[0] if record.state.alive}
+    def taken_ports(self, but: str = "") -> set[int]:
+        """The ports of all servers that live, or wait to be started again; that of one may be left out."""
+        return {record.current.spec.port for record in self.read()[0] if record.needs_keeper and record.name != but}
 
     def starting(self) -> list[str]:
         """The names of all servers that are on their way up."""
         return [record.name for record in self.read()[0] if record.state is State.STARTING]
 
     def free_name(self, wanted: str) -> str:
-        """That name, or the first of ``name-2``, ``name-3``, … that no live server has."""
-        live = {record.name for record in self.read()[0] if record.state.alive}
+        """That name, or the first of ``name-2``, ``name-3``, …: one that no server has that lives, or will again."""
+        live = {record.name for record in self.read()[0] if record.needs_keeper}
         number = 1
         name = wanted
         while name in live:

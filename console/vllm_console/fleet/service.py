@@ -93,7 +93,7 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs, LoadVerbs):
 
     def snapshot(self, selected: str | None = None) -> FleetSnapshot:
         """Look once at everything; a server whose keeper died gets a new one on the way. One look at a time."""
-        with self._looking:
+        with self._looking, _told():
             return self._look(selected)
 
     def _look(self, selected: str | None) -> FleetSnapshot:
@@ -179,8 +179,9 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs, LoadVerbs):
 
     def plan(self, request: LaunchRequest) -> Plan:
         """Resolve a launch without doing it; what stands in its way is in its findings."""
-        self._tell_gpus()
-        return self._launcher.launch(request, self._records.taken_ports(), self._records.starting()).plan
+        with _told():
+            self._tell_gpus()
+            return self._launcher.launch(request, self._records.taken_ports(), self._records.starting()).plan
 
     def start(self, request: LaunchRequest) -> ServerView:
         """Launch; returns as soon as a keeper holds it.
@@ -198,7 +199,7 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs, LoadVerbs):
         with self._turn(), _told():
             name = request.name or self._records.free_name(self._launcher.preset(request.preset).name)
             existing = client.read(self._state, name) if client.exists(self._state, name) else None
-            if existing is not None and existing.state.alive:
+            if existing is not None and existing.needs_keeper:
                 raise NameTakenError(f"a server named {name} is there already; restart it, or take another name")
             self._tell_gpus()
             launch = self._launcher.launch(request, self._records.taken_ports(), self._records.starting())
@@ -350,14 +351,14 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs, LoadVerbs):
         spec = record.current.spec
         if record.state.alive:
             return spec
-        return replace(spec, port=self._launcher.port(spec.host, spec.port, self._records.taken_ports()))
+        return replace(spec, port=self._launcher.port(spec.host, spec.port, self._records.taken_ports(record.name)))
 
     def _again(self, name: str, launch: Launch) -> ServerRecord:
         spec = launch.spec(client.folder(self._state, name), self._state)
         self._forget_release(name)
         with _told():
             if not self._runs.enter(client.read(self._state, name)).state.alive:
-                self._launcher.claim(spec.host, spec.port, self._records.taken_ports())
+                self._launcher.claim(spec.host, spec.port, self._records.taken_ports(name))
             return self._runs.enter(client.restart(self._state, name, spec, launch.secrets))
 
     def _refuse_read_only(self) -> None:
@@ -376,7 +377,7 @@ class LocalFleet(RunsVerbs, BoardVerbs, LeftoversVerbs, LoadVerbs):
         self._refuse_read_only()
         with _told(), contextlib.suppress(BadNameError):  # names of observed servers look otherwise than ours
             if client.exists(self._state, name):
-                client.adopt_orphans(self._state)
+                client.adopt(self._state, name)
                 return client.read(self._state, name)
         seen = self.snapshot().server(name)
         if seen is not None and not seen.ours:

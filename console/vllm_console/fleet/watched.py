@@ -214,9 +214,9 @@ class WatchedServer:
         if self._failure is None or self._failure[0] != key:
             from vllm_console.diagnosis.diagnose import diagnose
 
-            code = record.exit.code if record.exit else None
+            code = record.exit.status if record.exit else None
             lines = [redact(line) for line in _tail(self._folder / "server.log", record)]
-            self._failure = (key, diagnose(lines, code, flags) if lines else None)
+            self._failure = (key, diagnose(lines, code, flags) if lines or (code or 0) < 0 else None)
         return self._failure[1]
 
     def _way_up(

@@ -61,20 +61,29 @@ def check_url(url: str, *, allow_remote: bool) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def open_client(base: str, api_key: str | None, max_in_flight: int) -> httpx.AsyncClient:
-    """A client for one server. Proxies and ``.netrc`` of the environment are not used; reads have no time limit."""
+def open_client(base: str, api_key: str | None, max_in_flight: int, *, own: bool = False) -> httpx.AsyncClient:
+    """A client for one server. Proxies and ``.netrc`` of the environment are not used; reads have no time limit.
+
+    Raises:
+        LoadError: the address or the key is none that HTTP can carry.
+    """
     headers = {"content-type": "application/json", "accept-encoding": "identity"} | (
         {"authorization": f"Bearer {api_key}"} if api_key else {}
     )
-    return httpx.AsyncClient(
-        base_url=base,
-        headers=headers,
-        trust_env=False,
-        # A server on this machine shows whatever certificate it was given, often made by itself.
-        verify=not is_loopback(urlsplit(base).hostname or ""),
-        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-        limits=httpx.Limits(max_connections=max_in_flight + 1, max_keepalive_connections=max_in_flight),
-    )
+    try:
+        return httpx.AsyncClient(
+            base_url=base,
+            headers=headers,
+            trust_env=False,
+            # A server on this machine shows whatever certificate it was given, often made by itself.
+            verify=not (own or is_loopback(urlsplit(base).hostname or "")),
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=max_in_flight + 1, max_keepalive_connections=max_in_flight),
+        )
+    except httpx.InvalidURL as error:
+        raise LoadError(f"'{plain(base, 200)}' is no URL: {plain(str(error), 200)}") from error
+    except UnicodeEncodeError as error:
+        raise LoadError("the API key in VLLM_API_KEY has characters that no HTTP header can carry") from error
 
 
 async def find_target(client: httpx.AsyncClient, model: str | None) -> Target:

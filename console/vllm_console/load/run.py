@@ -47,6 +47,7 @@ async def run_load(
     on_progress: Callable[[LoadProgress], None] | None = None,
     seed: int = 0,
     allow_remote: bool = False,
+    own: bool = False,
     grace_seconds: float = GRACE_SECONDS,
     stop: asyncio.Event | None = None,
 ) -> LoadReport:
@@ -55,16 +56,17 @@ async def run_load(
     Open loop: requests are sent when they are due, whatever the server does, but at most ``max_in_flight`` are under
     way at once. It ends when all answers are in, ``grace_seconds`` after the last arrival could be, or when ``stop``
     is set; what is then unfinished counts as failed. ``model`` None takes the first one served; ``api_key`` None
-    takes ``VLLM_API_KEY`` of the environment.
+    takes ``VLLM_API_KEY`` of the environment. ``own`` says that the address is that of a server of ours, so on this
+    machine whatever it looks like, with a certificate that nobody has to trust.
 
     Raises:
         LoadError: a figure makes no sense, the server is not on this machine, or does not answer.
     """
     _check(rate, seconds, max_in_flight)
-    base = check_url(url, allow_remote=allow_remote)
+    base = check_url(url, allow_remote=allow_remote or own)
     stop = stop or asyncio.Event()
     tally = Tally(seed)
-    async with open_client(base, api_key or os.environ.get("VLLM_API_KEY"), max_in_flight) as client:
+    async with open_client(base, api_key or os.environ.get("VLLM_API_KEY"), max_in_flight, own=own) as client:
         target = await find_target(client, model)
         shape = Shape(workload, seed=seed, max_model_len=target.max_model_len)
         sender = Sender(client, target.model, tally, max_in_flight)

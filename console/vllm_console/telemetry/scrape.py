@@ -6,7 +6,6 @@ Standard library only: the recorder lives beside every server and must stay smal
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import ssl  # http.client has it anyway
 import time
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 from vllm_console.telemetry.model import Sample
 from vllm_console.telemetry.parse import NotMetricsError, Parser
 from vllm_console.text import plain
-from vllm_launchers.addresses import is_loopback
+from vllm_launchers.addresses import is_loopback, tls_to_own
 
 TIMEOUT_SECONDS = 2.0
 BODY_LIMIT = 4 * 1024 * 1024
@@ -151,18 +150,6 @@ class Scraper:
         except UnicodeDecodeError:
             raise ScrapeError("garbage", self._sentence("garbage")) from None
 
-    def json(self, path: str) -> Any:
-        """The answer to ``path`` (``/version``, ``/v1/models``) as JSON values."""
-        body, _ = self._get(path)
-        try:
-            return json.loads(body)
-        except (ValueError, RecursionError):
-            raise ScrapeError("garbage", f"{self.place} answered {path} with something that is not JSON.") from None
-
-    def health(self) -> None:
-        """Return when ``/health`` says 200; a hung engine still does, so this says only that the API server lives."""
-        self._get("/health")
-
     def _get(self, path: str) -> tuple[bytes, str]:
         reused = self._connection.sock is not None
         self._connection.limit(time.monotonic() + self._timeout)
@@ -247,20 +234,18 @@ class Scraper:
 
 def _tls(*, check: bool) -> ssl.SSLContext:
     """How to speak TLS: with a look at the other side's certificate or without."""
-    if check:
-        context = ssl.create_default_context()
-    else:  # without reading all authorities of this machine, which takes 20 ms and memory
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
+    context = ssl.create_default_context() if check else tls_to_own()
     context.sslsocket_class = _DeadlineTlsSocket
     return context
 
 
 def _split(url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port and path prefix of a server's URL, which may already end in ``/metrics``."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
     shown = plain(url, 120)
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+    except ValueError:
+        raise ScrapeError("url", f"{shown}: this is no address; write http://HOST:PORT.") from None
     if parts.scheme not in ("http", "https"):
         raise ScrapeError("url", f"{shown}: only http:// and https:// addresses can be asked.")
     try:

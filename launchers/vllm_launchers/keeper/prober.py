@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from vllm_launchers.addresses import reachable
+from vllm_launchers.addresses import reachable, tls_to_own
 from vllm_launchers.keeper.events import HelperFailed, Post, Probed
 
 DEADLINE_SECONDS = 2.0
@@ -107,14 +107,5 @@ def _connected(host: str, port: int, seconds: float) -> socket.socket:
 
 
 def _over_tls(connection: socket.socket) -> socket.socket:
-    """The connection with TLS on top, whatever certificate the other side shows.
-
-    It is our own server, on this machine: whether the port is its own is seen by who listens there, which says more
-    than a certificate that is made out to some public name, or by nobody that this machine trusts.
-    """
-    import ssl  # several MB that only a keeper of such a server is to have
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context.wrap_socket(connection)
+    """The connection with TLS on top, whatever certificate the other side shows."""
+    return tls_to_own().wrap_socket(connection)

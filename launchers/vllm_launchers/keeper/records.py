@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -105,6 +106,13 @@ class Exit:
     requested: bool
     reason: str
     """One sentence for people."""
+
+    @property
+    def status(self) -> int | None:
+        """As Python gives it: the exit code, or the negative number of the signal; None when nobody could know."""
+        if self.signal is not None and self.signal in signal.Signals.__members__:
+            return -signal.Signals[self.signal].value
+        return self.code
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from vllm_console.config import Alerts, ConfigError, read_config
+from vllm_console.config import Alerts, ConfigError, read_settings
 
 
 def read(folder: Path, text: str) -> Alerts:
     path = folder / "config.toml"
     path.write_text(f"[alerts]\n{text}\n")
-    return read_config(path).alerts
+    return read_settings(path).alerts
 
 
 def test_nothing_is_told_but_to_the_log_by_default(tmp_path: Path) -> None:

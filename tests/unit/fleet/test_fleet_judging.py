@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from vllm_console.config import Config, ConfigError, gpu_reserves, read_config
+from vllm_console.config import Config, ConfigError, gpu_reserves, read_settings
 from vllm_console.diagnosis.model import Severity
 from vllm_console.fleet import one_token
 from vllm_console.fleet.board import SharedBoard
@@ -292,6 +292,16 @@ def test_nobody_is_asked_where_nothing_listens() -> None:
     request.ask("127.0.0.1", 1, "m")
     request.wait(10)
     assert request.silent_seconds is None
+    assert "refused" in request.refused
+
+
+def test_a_key_that_no_header_can_hold_is_said(answering: Answering, monkeypatch: Any) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sec\nret")
+    request = OneToken()
+    request.ask("127.0.0.1", answering(200).port, "m")
+    request.wait(10)
+    assert request.silent_seconds is None
+    assert request.refused.startswith("it could not be sent: VLLM_API_KEY")
 
 
 def silent(judge: Judge, seconds: int = 120) -> None:
@@ -330,9 +340,9 @@ def test_a_server_that_moves_and_a_read_only_console_ask_nothing(answering: Answ
 def test_reserves_in_the_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('[reserve]\n0 = "4 GiB"\n1 = "10 %"\n')
-    assert gpu_reserves(read_config(path)) == (Share(0, gib=4.0), Share(1, fraction=0.1))
+    assert gpu_reserves(read_settings(path)) == (Share(0, gib=4.0), Share(1, fraction=0.1))
     assert gpu_reserves(Config()) == ()
     for line in ('0 = "much"', 'first = "4 GiB"'):
         path.write_text(f"[reserve]\n{line}\n")
         with pytest.raises(ConfigError, match="reserve"):
-            read_config(path)
+            read_settings(path)

@@ -31,7 +31,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def ended(loads: Loads, name: str) -> str:
     deadline = time.monotonic() + 20
-    while loads.running(name):
+    while loads.describe(name).endswith((" left", "last answers")):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return loads.describe(name)

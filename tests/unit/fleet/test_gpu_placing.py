@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_console.config import Config, ConfigError, gpu_shares, read_config
+from vllm_console.config import Config, ConfigError, gpu_shares, read_settings
 from vllm_console.fleet.api import NoPlaceError, RefusedError, UsageError
 from vllm_console.fleet.gpus import occupied
 from vllm_console.fleet.model import Changes, LaunchRequest
@@ -233,7 +233,7 @@ def test_a_host_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> No
 def test_shares_in_the_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('[shares]\n0 = "24 GiB"\n1 = "50 %"\n2 = 0.25\n')
-    assert gpu_shares(read_config(path)) == (Share(0, gib=24.0), Share(1, fraction=0.5), Share(2, fraction=0.25))
+    assert gpu_shares(read_settings(path)) == (Share(0, gib=24.0), Share(1, fraction=0.5), Share(2, fraction=0.25))
     assert gpu_shares(Config()) == ()
     for line, told in (
         ('first = "24 GiB"', "'first' is no GPU"),
@@ -242,6 +242,6 @@ def test_shares_in_the_config_file(tmp_path: Path) -> None:
     ):
         path.write_text(f"[shares]\n{line}\n")
         with pytest.raises(ConfigError, match=told) as error:
-            read_config(path)
+            read_settings(path)
         assert str(error.value).startswith(str(path))
         assert "\n" not in str(error.value)

@@ -70,19 +70,6 @@ def test_base_url_or_that_of_its_metrics(server, body, suffix):
     assert asked == ["/metrics"]
 
 
-def test_small_json_and_health(server):
-    server.serve_text('{"version": "0.33.0"}', "application/json")
-    scraper = Scraper(server.url)
-    assert scraper.json("/version") == {"version": "0.33.0"}
-    scraper.health()
-    server.serve_text("dead", status="503 Service Unavailable")
-    with pytest.raises(ScrapeError, match="503"):
-        scraper.health()
-    server.serve_text("no json")
-    with pytest.raises(ScrapeError, match="not JSON"):
-        scraper.json("/version")
-
-
 def test_refused(failure):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -175,7 +162,8 @@ def test_it_works_again_afterwards(server, failure, body):
 
 
 @pytest.mark.parametrize(
-    "url", ["ssh://127.0.0.1:1", "ftp://x", "http://", "http://h:99999", "http://h:port", "http://a b:1"]
+    "url",
+    ["ssh://127.0.0.1:1", "ftp://x", "http://", "http://h:99999", "http://h:port", "http://a b:1", "http://[a:b]:1"],
 )
 def test_addresses_that_are_none(url):
     with pytest.raises(ScrapeError) as caught:
