@@ -113,9 +113,10 @@ def test_others_servers_are_shown_with_what_can_be_read_and_every_verb_is_refuse
     verbs = (["stop"], ["restart"], ["restart", "--preset", "batch"], ["remove"], ["load"])
     names = (f"vllm@{port}", f"vllm@pid-{titled.pid}")
     lines = [[words[0], name, *words[1:]] for name in names for words in verbs]
+    lines += [["load", f"http://localhost:{port}"], ["load", f"http://127.0.0.1:{port}/v1"]]
     for line, refused in zip(lines, program.each(tmp_path / "watched", lines), strict=True):
         assert refused["code"] == 4, (line, refused)
-        assert "started by nobody" in refused["err"]
+        assert "by nobody, not by" in refused["err"] or "is a server of nobody" in refused["err"]
     assert (tmp_path / "watched").read_text() == "", "no signal, no process"
     assert all(processes.alive(process) for process in before)
     assert set((tmp_path / "requests").read_text().splitlines()) <= {"GET /metrics"}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from vllm_console.cli.common import add_json, complain, open_fleet, print_json
 from vllm_console.fleet.api import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.fleet.model import State, Workload
+from vllm_console.text import plain
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.api import Fleet
     from vllm_console.load.run import LoadProgress
 
 WIPE = "\r\x1b[K"
@@ -29,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefix-reuse", type=float, metavar="SHARE", help="share of a prompt that others have too")
     parser.add_argument("--concurrency", type=int, metavar="N", help="requests in flight at most")
     parser.add_argument("--seed", type=int, default=0, help="the same seed sends the same requests (default 0)")
-    parser.add_argument("--remote", action="store_true", help="allow a server that is not on this machine")
+    parser.add_argument("--remote", action="store_true", help="allow a server of others, or on another machine")
     add_json(parser)
 
 
@@ -78,12 +82,34 @@ def _tell(progress: LoadProgress) -> None:
     print(f"{WIPE}{progress.elapsed:.0f} s: {counts}{failed}", end="", file=sys.stderr, flush=True)
 
 
+def _refuse_others(fleet: Fleet, url: str, *, remote: bool) -> None:
+    """Refuse another person's server on this machine; one that this person started by hand may be measured.
+
+    Raises:
+        RefusedError: the port is that of another person's server, and ``remote`` does not ask for it.
+    """
+    from vllm_launchers.addresses import is_loopback
+    from vllm_launchers.machine.ports import user_name
+
+    with contextlib.suppress(ValueError):  # what is no URL is said by whoever is to ask it
+        parts = urlsplit(url)
+        if remote or not is_loopback(parts.hostname or ""):
+            return
+        for server in fleet.snapshot().servers:
+            if server.port == parts.port and not server.ours and server.owner not in (None, user_name(os.getuid())):
+                raise RefusedError(
+                    f"{plain(url)} is a server of {server.owner}: it is sent no load; --remote says that it may be"
+                )
+
+
 def _target(args: argparse.Namespace) -> tuple[str, Workload, bool]:
     """Where to send, what (from the server's preset unless said otherwise), and whether that is a server of ours."""
     fleet = open_fleet(args)
     workload: Workload | None = None
     url, own = args.server, False
-    if not url.startswith(("http://", "https://")):
+    if url.startswith(("http://", "https://")):
+        _refuse_others(fleet, url, remote=args.remote)
+    else:
         server = fleet.snapshot().server(args.server)
         if server is None:
             raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list', or give a URL")
