@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 PROC = "/proc"
 SHARED_MEMORY = "/dev/shm"
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _LISTEN = "0A"
 _MAPPED = bytes(10) + b"\xff\xff"
 _LOOPBACK_6 = bytes(15) + b"\x01"
@@ -61,15 +63,20 @@ class TcpSocket:
         return f"socket:[{self.inode}]"
 
 
-def stat(pid: int, proc: str = PROC) -> ProcessStat | None:
-    """Look at one process; None where there is none."""
+def stat(pid: int, proc: str = PROC, *, sure: bool = False) -> ProcessStat | None:
+    """Look at one process; None where there is none, or it cannot be looked at.
+
+    ``sure``: where only a descriptor or memory to look with was missing, that raises OSError.
+    """
     try:
         fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY)
         try:
             text = os.read(fd, 4096)
         finally:
             os.close(fd)
-    except OSError:
+    except OSError as error:
+        if sure and error.errno in _SHORT:
+            raise
         return None
     # The command's name stands in parentheses and may hold anything, parentheses too.
     words = text[text.rfind(b")") + 2 :].split()

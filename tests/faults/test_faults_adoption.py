@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_console.fleet.api import FleetError
+from vllm_console.fleet.service import LocalFleet
 from vllm_launchers.keeper import client, errors, processes, store
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
 
@@ -147,6 +149,58 @@ def test_a_restart_is_made_whichever_of_its_writes_its_keeper_dies_at(bench, kee
     struck = [name for name, path in faults.items() if not path.exists()]
     assert len(struck) >= 10, "the faults did not happen"
     assert all(f"{when}-{number}" in struck for when in ("before", "after") for number in range(4))
+
+
+def test_a_server_that_cannot_be_adopted_is_in_no_other_ones_way(bench):
+    """Both keepers are dead, and the pipe of one server is a file: no verb of the other has anything to do with it."""
+    for name in ("a", "b"):
+        bench.orphaned(bench.ready(bench.spec(), name))
+    pipe, aside = bench.file("server.pipe", "b"), bench.file("aside", "b")
+    pipe.rename(aside)
+    pipe.write_text("mine")
+    fleet = LocalFleet(bench.root, observe=False, gpus=False)
+    try:
+        with pytest.raises(FleetError, match=r"server.pipe is no pipe"):
+            fleet.stop("b")
+        assert not client.keeper_alive(bench.root, "a"), "nor does a verb adopt others"
+        fleet.stop("a")
+        bench.wait(State.STOPPED, "a")
+        assert [server.name for server in fleet.snapshot().servers] == ["a", "b"]
+        fleet.forget("a")
+    finally:
+        fleet.close()
+    assert client.names(bench.root) == ["b"]
+    with pytest.raises(client.KeeperError, match=r"server b could not be adopted: .* is no pipe"):
+        client.adopt_orphans(bench.root)
+    until(lambda: not client.keeper_alive(bench.root, "b"), "the end of the keeper that could not begin")
+    aside.rename(pipe)
+    assert client.adopt(bench.root, "b")
+    assert not client.adopt(bench.root, "b"), "it has one"
+    assert processes.alive(bench.wait(State.READY, "b").server)
+
+
+def test_paths_that_are_not_utf8_are_launched_restarted_adopted_and_stopped(bench):
+    """The state folder, the program, its words and its working folder: as an old archive leaves them on a disk."""
+    odd = [bench.root / os.fsdecode(word) for word in (b"stat\xe9", b"p\xffthon", b"wo\xe4rk")]
+    root, python, cwd = odd
+    python.symlink_to(sys.executable)
+    cwd.mkdir()
+    there = replace(bench, root=root)
+    spec = there.spec("--print-env", os.fsdecode(b"n\xfame"), cwd=str(cwd))
+    spec = replace(spec, argv=(str(python), *spec.argv[1:]))
+    first = there.ready(spec)
+    assert first.current.spec == spec
+    there.restart(spec)
+    second = there.wait(State.READY, generation=2)
+    assert Path(f"/proc/{second.server.pid}/cwd").readlink() == cwd
+    there.orphaned(second)
+    assert there.adopt() == ["one"]
+    assert there.stopped().current.spec == spec
+    there.restart(replace(spec, argv=(f"{python}-gone", "x")))
+    failed = there.wait(State.FAILED)
+    assert f"{python}-gone cannot be run" in failed.reason
+    assert "p\\udcffthon-gone cannot be run" in there.file("keeper.log").read_text()
+    client.remove(root, "one")
 
 
 def test_a_record_that_lags_behind_a_keeper_that_does_not_answer_is_called_old(bench):

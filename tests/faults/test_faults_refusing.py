@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import vllm_launchers.keeper as keeper_package
 from vllm_console.fleet.api import FleetError
 from vllm_console.fleet.model import Changes
 from vllm_console.fleet.service import LocalFleet
-from vllm_launchers.keeper import client, errors, processes, store, wire
+from vllm_launchers.keeper import client, codec, errors, processes, store, wire
 from vllm_launchers.keeper.records import State
 
 FAILING = Path(__file__).parents[1] / "fakes" / "failing.c"
@@ -98,6 +99,61 @@ def test_a_full_log_folder_loses_lines_says_how_many_and_stops_nothing(bench, di
     gone = next(line for line in bench.log().splitlines() if line.startswith("[keeper]"))
     assert int(gone.split()[1]) > 0
     bench.until(lambda record: "bytes of its log were lost" in record.reason and not record.unwritten)
+
+
+def test_keepers_without_descriptors_end_nothing_and_take_up_all_of_their_work_again(bench):
+    """None is left: they can take no connection, write no record, begin no new log file, and look at no process.
+
+    One keeper started its server, the other has adopted it.
+    """
+    ready = {"one": bench.ready(bench.spec("--tick", "0.0005", log_bytes=4096, log_files=3))}
+    companion = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    bench.orphaned(bench.ready(bench.spec(companion=companion), "two"))
+    bench.adopt()
+    ready["two"] = bench.until(lambda record: record.state is State.READY and record.companion, "two")
+    bench.until(lambda _: bench.file("server.log.2").exists())
+    limits = {one.keeper.pid: resource.prlimit(one.keeper.pid, resource.RLIMIT_NOFILE) for one in ready.values()}
+    for pid, (_, most) in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, most))
+    for name in ready:
+        home = client.folder(bench.root, name)
+        wire.ask(home, {"do": "read"}, 10.0)  # by the descriptor that the wait for it had taken before
+        with pytest.raises(errors.SilentError):
+            wire.ask(home, {"do": "read"}, 0.3)
+    older = [bench.file(f"server.log.{number}").read_bytes() for number in (1, 2)]
+    bench.until(lambda _: bench.file("server.log").stat().st_size > 3 * 4096)
+    assert [bench.file(f"server.log.{number}").read_bytes() for number in (1, 2)] == older
+    for pid, limit in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
+    bench.until(lambda _: bench.file("server.log").stat().st_size < 4096)
+    for name, before in ready.items():
+        wire.ask(client.folder(bench.root, name), {"do": "read"}, 10.0)
+        after = bench.wait(State.READY, name)
+        assert (after.server, after.companion) == (before.server, before.companion), "nothing was taken for dead"
+        assert processes.alive(after.server)
+        assert "sent SIG" not in bench.file("keeper.log", name).read_text()
+        bench.stopped(name)
+    assert not processes.alive(ready["two"].companion)
+    ticks = [int(line.split()[1]) for line in bench.log().splitlines() if line.startswith("tick")]
+    assert ticks == list(range(ticks[0], ticks[-1] + 1)), "no line is missing"
+
+
+def test_what_a_keeper_cannot_understand_is_answered_and_hurts_nothing(bench):
+    """A request of the right user that no console of ours would send: no console waits for an answer in vain."""
+    ready = bench.ready(bench.spec())
+    home = client.folder(bench.root, "one")
+    spec = codec.to_plain(ready.current.spec)
+    for request in (
+        {"do": "restart", "spec": spec, "secrets": [1]},
+        {"do": "restart", "spec": spec | {"drain_seconds": 10**400}},
+        {"do": "restart", "spec": 5},
+        {"do": ["restart"]},
+    ):
+        answer = wire.ask(home, request, 5.0)
+        assert answer["message"], request
+        assert (bench.read().state, bench.read().server) == (State.READY, ready.server), request
+    assert "fault in the keeper" in bench.file("keeper.log").read_text()
+    bench.stopped()
 
 
 def test_a_stopped_keeper_is_said_in_bounded_time_and_hurts_nobody_else(bench, monkeypatch):

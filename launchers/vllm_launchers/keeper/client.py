@@ -34,6 +34,7 @@ from vllm_launchers.private import open_file
 
 __all__ = [
     "KeeperError",
+    "adopt",
     "adopt_orphans",
     "default_root",
     "exists",
@@ -159,6 +160,14 @@ def restart(
 def stop(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
     """Stop a server; returns once that is accepted. One that has ended is left as it is. Raises `NoSuchServerError`."""
     return _ask_or_start(root, name, {"do": "stop"}, tuning)
+
+
+def adopt(root: Path, name: str, *, tuning: Options = None) -> bool:
+    """Start a keeper for this server if its own has died; whether that was done. Another console's win is no error.
+
+    Raises `NoSuchServerError`, `RecordError`, and `KeeperError` when the keeper cannot be started.
+    """
+    return read(root, name).needs_keeper and _adopt(folder(root, name), tuning)
 
 
 def adopt_orphans(root: Path, *, tuning: Options = None) -> list[str]:

@@ -13,12 +13,18 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from vllm_launchers.keeper.errors import NewerRecordError, RecordError
 from vllm_launchers.keeper.records import RECORD_VERSION, ServerRecord
 
+MOST_SECONDS = 6e10
+"""Every float in a record is a time (Unix seconds, so up to the year 3871) or a span; no date comes of a larger one."""
+
 Shape = TypeVar("Shape")
 
 
 def dumps(record: ServerRecord) -> bytes:
-    """The bytes of ``record.json``: readable JSON, one trailing newline."""
-    return json.dumps(to_plain(record), indent=1, ensure_ascii=False).encode() + b"\n"
+    """The bytes of ``record.json``: readable JSON in ASCII, one trailing newline.
+
+    In ASCII, because a path may hold any bytes: what of them is not UTF-8 comes back as it was.
+    """
+    return json.dumps(to_plain(record), indent=1).encode() + b"\n"
 
 
 def loads(data: bytes) -> ServerRecord:
@@ -101,7 +107,9 @@ def _decode(kind: Any, raw: Any, where: str) -> Any:
         except ValueError as error:
             known = ", ".join(str(member.value) for member in kind)
             raise RecordError(f"{where} is {repr(raw)[:80]}, expected one of {known}") from error
-    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+    if kind is float and isinstance(raw, int | float) and not isinstance(raw, bool):
+        if not abs(raw) <= MOST_SECONDS:  # nor is NaN
+            raise RecordError(f"expected seconds at {where}, found a number beyond all bounds")
         return float(raw)
     return _expect(kind, raw, where)
 

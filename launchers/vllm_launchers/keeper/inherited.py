@@ -52,7 +52,7 @@ def _may_be_written(name: str, value: str) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it is UTF-8: an environment may hold any bytes, a record may not."""
+    """Whether it is UTF-8: an environment may hold any bytes, a record holds text."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -10,6 +10,7 @@ import queue
 import signal
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from vllm_launchers.keeper import codec, credentials, store
 from vllm_launchers.keeper.blanking import Blanking, values_of
@@ -59,12 +60,17 @@ class Keeper:
 
         A keeper whose record cannot be written stays: else nobody would know how its server ended.
         """
+        told = ""
         while not self._let_go and not self._done():
             try:
                 self._turn()
             except Exception as error:  # noqa: BLE001 - the loop's boundary: a fault in it must not leave a server alone
-                self.server.note(f"fault in the keeper: {error!r}")
+                if told != repr(error):
+                    told = repr(error)
+                    self.server.note(f"fault in the keeper: {told}")
                 time.sleep(0.1)
+            else:
+                told = ""
         self._end()
 
     def _done(self) -> bool:
@@ -120,10 +126,13 @@ class Keeper:
                     self.server.stop(codec.from_plain(LaunchSpec, request.get("spec")), request.get("secrets"))
                 case other:
                     raise KeeperError(f"the keeper does not know how to {other}")
+            answer: Mapping[str, Any] = {"record": codec.to_plain(self.server.ledger.told())}
         except KeeperError as error:
-            event.reply(failure(error))
-        else:
-            event.reply({"record": codec.to_plain(self.server.ledger.told())})
+            answer = failure(error)
+        except Exception as error:  # told by the loop; who asked is not to wait for it
+            event.reply(failure(KeeperError(f"a fault in the keeper, see its keeper.log: {error!r}")))
+            raise
+        event.reply(answer)
 
     def _forget(self) -> None:
         """The server's folder is about to be removed: nobody needs its record any more."""

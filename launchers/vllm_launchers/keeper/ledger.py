@@ -32,7 +32,7 @@ class Notes:
                 self._path.replace(self._path.with_name("keeper.log.1"))
             fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
-                os.write(fd, line.encode())
+                os.write(fd, line.encode(errors="backslashreplace"))
             finally:
                 os.close(fd)
 
@@ -60,14 +60,17 @@ class Ledger:
     def change(self, *, insist: bool = False, **fields: Any) -> None:
         """Change fields of the record and write it; ``insist``: not at all where it cannot be written.
 
-        Raises `UnwrittenError` in that case only.
+        Raises `UnwrittenError` in that case only. After any error all is as before.
         """
         before = self._record
         self._record = replace(before, **fields)
-        self.write()
-        if insist and self.trouble:
+        try:
+            self.write()
+            if insist and self.trouble:
+                raise UnwrittenError(self.trouble)
+        except BaseException:
             self._record = before
-            raise UnwrittenError(self.trouble)
+            raise
 
     def replace(self, record: ServerRecord) -> None:
         """Write another record in the place of this one."""

@@ -28,6 +28,7 @@ HELD_SECONDS = 0.1
 LONGEST_LINE = 1 << 16
 """A file ends so far below its size, or a quarter of it where that is less: a line that long stays whole."""
 SMALLEST_FILE = 4096
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 MOST_OF_A_CHUNK = 4 * CHUNK
 """More than one chunk can become when short secrets in it are hidden."""
 
@@ -138,7 +139,7 @@ class RotatingLog:
             if self._fd < 0:
                 self._open()
             if self._size + len(text) >= self._limit:
-                self._rotate()
+                self._rotate()  # where it cannot, the old file grows by this line: nothing more is lost for it
             line = text if self._at_line_start else b"\n" + text
             written = self._write(self._fd, line)
         except OSError as error:
@@ -150,28 +151,34 @@ class RotatingLog:
         return True
 
     def _rotate(self) -> bool:
-        """``server.log`` becomes ``.1``, ``.1`` becomes ``.2``; the oldest goes. Else the old file grows."""
+        """``server.log`` becomes ``.1``, ``.1`` becomes ``.2``; the oldest goes. Else the old file grows.
+
+        The new file is there before any other moves, and a gap (left by a move that failed) takes up what is before
+        it: so trying again and again costs no older file.
+        """
+        fresh = self.path.with_name(f".{self.path.name}.new")
+        fd = -1
         try:
-            for number in range(self._files - 1, 0, -1):
-                source = self._numbered(number - 1)
-                if source.exists():
-                    source.replace(self._numbered(number))
-            if self._files == 1:
-                self.path.unlink(missing_ok=True)
-            old = self._fd
-            self._open()
-            if old >= 0:
-                os.close(old)
+            fd = os.open(fresh, _FLAGS | os.O_TRUNC, 0o600)
+            gap = next((n for n in range(self._files) if not self._numbered(n).exists()), self._files - 1)
+            for number in range(gap, 0, -1):
+                self._numbered(number - 1).replace(self._numbered(number))
+            fresh.replace(self.path)
         except OSError as error:
             self.trouble = error.strerror or str(error)
+            if fd >= 0:
+                os.close(fd)
             return False
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._size, self._at_line_start = fd, 0, True
         return True
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
 
     def _open(self) -> None:
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self._fd = os.open(self.path, _FLAGS, 0o600)
         self._size = os.fstat(self._fd).st_size
         self._at_line_start = True
 

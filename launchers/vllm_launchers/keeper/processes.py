@@ -2,6 +2,9 @@
 
 A signal goes out only after pid, start time and boot match, through a pidfd opened *before* the look, so that a pid
 that was given to somebody else in between is never hit.
+
+A look for which no descriptor or memory was left raises OSError: whoever took that for an end would go on to end what
+lives.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from vllm_launchers import procfs
 from vllm_launchers.keeper.records import ProcessIdentity
-from vllm_launchers.procfs import PROC, ProcessStat, pids, stat
+from vllm_launchers.procfs import PROC, ProcessStat, pids
 
 Table = Mapping[int, ProcessStat]
 
@@ -26,6 +30,11 @@ def boot_id() -> str:
         return Path(PROC, "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
+
+
+def stat(pid: int) -> ProcessStat | None:
+    """Look at one process; None where there is none. Raises OSError where nothing is left to look with."""
+    return procfs.stat(pid, sure=True)
 
 
 def identity(pid: int) -> ProcessIdentity | None:

@@ -71,7 +71,7 @@ class Server:
     def due(self) -> float:
         """Seconds until `tick` has something to do, at most."""
         if self._stop is not None:
-            return 0.1
+            return self._stop.pause
         seconds = 0.25 if self._companion.busy or self.ledger.trouble else 5.0
         if self._retry_at is not None and not self.ledger.trouble:
             seconds = min(seconds, max(self._retry_at - time.monotonic(), 0.0))

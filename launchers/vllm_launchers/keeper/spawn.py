@@ -42,14 +42,21 @@ class Command:
 
 
 def start(command: Command, before: Callable[[ProcessIdentity], None]) -> ProcessIdentity:
-    """Start it; ``before`` is called with its identity while it is still held back. Raises `SpawnError`.
+    """Start it; ``before`` is called with its identity while it is still held back. Raises `SpawnError`, OSError.
 
     The process is its own session leader, so its pid is its session's number too.
     """
     executable = find(command.argv[0], command.environment.get("PATH", os.defpath))
-    gate_read, gate_write = os.pipe()
-    failure_read, failure_write = os.pipe()
-    pid = os.fork()
+    ends: list[int] = []
+    try:
+        ends += os.pipe()
+        ends += os.pipe()
+        pid = os.fork()
+    except OSError:  # no descriptors or processes left: who tries again must not use up more of them
+        for end in ends:
+            os.close(end)
+        raise
+    gate_read, gate_write, failure_read, failure_write = ends
     if pid == 0:
         os.close(gate_write)
         _become(command, executable, gate_read, failure_write)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from vllm_launchers import procfs
 from vllm_launchers.keeper import processes
 from vllm_launchers.keeper.ladder import Ladder
 from vllm_launchers.keeper.members import Household
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity
 
+LOOK_SECONDS, STUCK_LOOK_SECONDS = 0.1, 2.0
+"""Between two looks, each of which reads all of ``/proc``. What SIGKILL does not end may stay for days."""
 CLEAN_LOOKS = 2
 """Looks in a row that must find nothing: one may miss a process whose parent ends while the table is read."""
 
@@ -37,6 +38,11 @@ class Stop:
         self._clean_looks = 0
         self._sent: set[tuple[ProcessIdentity, int]] = set()
 
+    @property
+    def pause(self) -> float:
+        """Seconds until it is to look again."""
+        return STUCK_LOOK_SECONDS if self.stuck else LOOK_SECONDS
+
     def advance(self, household: Household | None, companion_pid: int | None, server_ended: bool, now: float) -> bool:
         """Look once and do what is due; True when the server has ended and nothing of it is left."""
         if household is None:
@@ -56,9 +62,10 @@ class Stop:
     def _send(self, process: ProcessIdentity, number: int) -> None:
         """Signal a process once per rung; one that is stopped (SIGSTOP) is let go on, or it would never notice."""
         if (process, self.ladder.step) not in self._sent:
+            sent = processes.send(process, number)
             self._sent.add((process, self.ladder.step))
-            if processes.send(process, number):
+            if sent:
                 self._note(f"sent {processes.signal_name(number)} to pid {process.pid}")
-        found = procfs.stat(process.pid)
+        found = processes.stat(process.pid)
         if found is not None and found.state == "T":  # looked at every time: a stop may take effect late
             processes.send(process, signal.SIGCONT)

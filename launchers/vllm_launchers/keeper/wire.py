@@ -26,6 +26,8 @@ SOCKET = "keeper.sock"
 LONGEST_MESSAGE = 8 << 20
 REQUEST_SECONDS = 2.0
 ANSWER_SECONDS = 15.0
+REST_SECONDS = 0.1
+"""Until connections are taken again after none could be (no descriptor or memory left)."""
 
 
 class UnreachableError(Exception):
@@ -85,6 +87,7 @@ class Listener(threading.Thread):
         super().__init__(name="listener", daemon=True)
         self._post = post
         self._path = folder / SOCKET
+        self._closing = threading.Event()
         self._path.unlink(missing_ok=True)  # a dead keeper's; we hold the lock
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with _address(folder) as address:
@@ -94,11 +97,19 @@ class Listener(threading.Thread):
 
     def run(self) -> None:
         """Serve for as long as the keeper lives."""
+        told = ""
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return  # closed: the keeper is ending
+            except OSError as error:
+                if self._closing.is_set():
+                    return
+                if repr(error) != told:
+                    told = repr(error)
+                    self._post(HelperFailed("listener", told))
+                self._closing.wait(REST_SECONDS)
+                continue
+            told = ""
             try:
                 with connection:
                     self._serve(connection)
@@ -109,6 +120,7 @@ class Listener(threading.Thread):
 
     def close(self) -> None:
         """Take no more requests."""
+        self._closing.set()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

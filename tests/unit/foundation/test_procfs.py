@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -33,6 +34,17 @@ def test_a_line_that_is_cut_off_is_no_process(tmp_path: Path, text: str) -> None
     (tmp_path / "7" / "stat").write_text(text)
     assert procfs.stat(7, str(tmp_path)) is None
     assert procfs.stat(8, str(tmp_path)) is None
+
+
+def test_a_look_for_which_no_descriptor_is_left_is_no_end_to_who_must_be_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assert procfs.stat(1 << 30, sure=True) is None
+    monkeypatch.setattr(procfs.os, "open", refused)
+    assert procfs.stat(os.getpid()) is None
+    with pytest.raises(OSError, match="Too many open files"):
+        procfs.stat(os.getpid(), sure=True)
 
 
 def test_a_listening_socket_and_who_holds_it() -> None:

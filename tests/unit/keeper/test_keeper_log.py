@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -101,6 +102,71 @@ def test_a_file_that_cannot_make_way_grows_and_nothing_is_lost(tmp_path):
     log.append(b"last\n")
     log.close()
     assert path.read_bytes() == b"last\n", "as soon as it can, it does"
+
+
+@pytest.mark.parametrize("step", ["open", "rename"])
+def test_a_rotation_that_fails_again_and_again_costs_no_older_file(tmp_path, monkeypatch, step):
+    """No descriptor for the new file, or the last rename refused: tried at every write, for as long as that lasts."""
+    path, failed = tmp_path / "server.log", []
+    log = RotatingLog(path, 4096, 4)
+    lines = [b"%06d\n" % number for number in range(20_000)]
+    done = iter(lines)
+    while not (tmp_path / "server.log.3").exists():
+        log.append(next(done))
+    rename, make = Path.replace, os.open
+
+    def refused_rename(source, target):
+        if source == path:
+            failed.append(source)
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(source, target)
+
+    def refused_open(file, flags, *more):
+        if flags & os.O_CREAT:
+            failed.append(file)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return make(file, flags, *more)
+
+    before = everything(path)
+    with monkeypatch.context() as patched:
+        if step == "open":
+            patched.setattr(os, "open", refused_open)
+        else:
+            patched.setattr(Path, "replace", refused_rename)
+        for _ in range(2000):
+            log.append(next(done))
+    assert len(failed) > 100, "the fault did not happen"
+    kept = everything(path)
+    assert kept[:-1] == (before[:-1] if step == "open" else before[1:-1]), "it makes way once, and then waits"
+    assert kept[-1].startswith(before[-1]), "the newest file grows"
+    log.append(next(done))
+    log.close()
+    after = b"".join(everything(path)).splitlines(keepends=True)
+    assert after == lines[lines.index(after[0]) : lines.index(next(done))], "no line between is missing"
+    assert len(everything(path)) == 4
+    assert everything(path)[-2] == kept[-1], "as soon as it can, it does"
+
+
+def test_what_was_lost_is_confessed_where_no_new_file_can_be_made(tmp_path, monkeypatch):
+    disk, path = Disk(), tmp_path / "server.log"
+    log = RotatingLog(path, 4096, 3, write=disk.write)
+    begun = b"x" * 4050
+    log.append(begun)
+    disk.room = 0
+    log.append(b"gone\n")
+    disk.room, failed = 1 << 20, []
+
+    def refused(file, flags, *more):
+        failed.append(file)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refused)
+        log.append(b"back\n")
+    assert failed, "the fault did not happen"
+    expected = begun + b"\n[keeper] 5 bytes of log were lost here: No space left on device\nback\n"
+    assert everything(path) == [expected], "it grows by a line, and nothing more is lost"
+    assert log.lost == 0
 
 
 def test_an_existing_log_is_continued(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -10,13 +11,14 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_launchers.keeper import prober, processes, wire
-from vllm_launchers.keeper.events import Asked
+from vllm_launchers.keeper import prober, processes, spawn, wire
+from vllm_launchers.keeper.events import Asked, HelperFailed
 from vllm_launchers.keeper.ladder import Ladder, Patience
 from vllm_launchers.keeper.lifecycle import TRANSITIONS, Transition, exit_of, next_state, retry_delay
 from vllm_launchers.keeper.members import listening_sockets, port_is_theirs
@@ -184,6 +186,67 @@ def test_a_name_full_of_parentheses_is_read_right(tmp_path, wait_until):
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize("call", ["fork", "pipe"])
+def test_a_process_that_cannot_be_forked_leaves_no_descriptor_behind(monkeypatch, call):
+    """It is tried again and again: each failure would take four descriptors with it."""
+    real, calls = getattr(os, call), []
+
+    def refused():
+        calls.append(call)
+        if call == "pipe" and len(calls) % 2:
+            return real()
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    command = spawn.Command((sys.executable, "-c", "pass"), {}, "/", 1)
+    before = sorted(Path("/proc/self/fd").iterdir())
+    monkeypatch.setattr(spawn.os, call, refused)
+    for _ in range(3):
+        with pytest.raises(OSError, match="temporarily unavailable"):
+            spawn.start(command, lambda child: None)
+    assert calls
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+class NoDescriptors:
+    """A listening socket whose process has no descriptor left, for some calls."""
+
+    def __init__(self, real, times):
+        self.real, self.left = real, times
+
+    def accept(self):
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.real.accept()
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+
+def test_a_listener_that_cannot_take_a_connection_says_so_once_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "REST_SECONDS", 0.01)
+    posted = []
+
+    def post(event):
+        posted.append(event)
+        if isinstance(event, Asked):
+            event.reply({"heard": True})
+
+    listener = wire.Listener(tmp_path, post)
+    short = listener._socket = NoDescriptors(listener._socket, 5)
+    listener.start()
+    try:
+        assert wire.ask(tmp_path, {"do": "read"}, 10.0) == {"heard": True}
+        assert short.left == 0
+        assert [type(event) for event in posted] == [HelperFailed, Asked]
+        assert "Too many open files" in posted[0].what
+    finally:
+        listener.close()
+    listener.join(5)
+    assert not listener.is_alive()
+    assert len(posted) == 2, "its end is no fault"
 
 
 def test_the_wire_works_below_a_path_longer_than_a_socket_name(tmp_path):

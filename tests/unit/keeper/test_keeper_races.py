@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 
 from vllm_launchers.keeper import processes
+from vllm_launchers.keeper.blanking import Blanking
 from vllm_launchers.keeper.events import Probed
 from vllm_launchers.keeper.lifecycle import Tuning
 from vllm_launchers.keeper.logfile import RotatingLog
-from vllm_launchers.keeper.records import Generation, ServerRecord, State
+from vllm_launchers.keeper.records import Generation, ProcessIdentity, ServerRecord, State
 from vllm_launchers.keeper.server import Server, Surroundings
 
 
@@ -21,6 +23,7 @@ class QuietPump:
 
     def __init__(self, folder):
         self.log = RotatingLog(folder / "server.log", 1 << 20, 2)
+        self.blanking = Blanking()
 
     def drain(self, seconds):
         return True
@@ -72,6 +75,48 @@ def test_an_answer_during_a_stop_changes_nothing(server):
     server.probed(Probed(epoch=1, healthy=False))
     assert server.record.state is State.STOPPING
     assert server.record.reason == "stopping as asked"
+
+
+def test_a_restart_that_cannot_be_written_down_leaves_a_server_that_can_be_stopped(server):
+    """With a fault in the keeper's own code: it was never in a stop, so nothing would ever have ended that."""
+    server.probed(Probed(epoch=1, healthy=True))
+    before = server.record
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        server.stop(replace(before.current.spec, details={"x": object()}))
+    assert server.record == before
+    server.stop()
+    ended = time.monotonic() + 10
+    while not server.over:
+        assert time.monotonic() < ended
+        server.reap()
+        server.tick(time.monotonic())
+    assert server.record.state is State.STOPPED
+
+
+class Unkillable:
+    """Stands in for a household with a process that the kernel holds."""
+
+    proven, left = False, (ProcessIdentity(1 << 30, 1, "another boot"),)
+
+    def look(self, companion_pid):
+        return list(self.left)
+
+
+def test_what_does_not_end_by_sigkill_is_looked_at_less_often(server):
+    """It may stay for days, and each look reads all of /proc."""
+    server._household = held = Unkillable()
+    server.stop()
+    now, pauses = time.monotonic(), []
+    while "cannot be ended even by SIGKILL" not in server.record.reason:
+        assert len(pauses) < 10
+        now += 100
+        server.tick(now)
+        pauses.append(server.due())
+    assert pauses[-1] == 2.0
+    assert set(pauses[:-1]) == {0.1}
+    held.left = ()
+    server.tick(now)
+    assert server.due() == 0.1, "at once again as soon as it moves"
 
 
 def test_a_death_that_is_told_twice_counts_once(server):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_launchers.keeper import client, codec, errors, store
+from vllm_launchers.keeper.ledger import Ledger, Notes
 from vllm_launchers.keeper.records import (
     RECORD_VERSION,
     Exit,
@@ -26,7 +27,7 @@ from vllm_launchers.keeper.records import (
     State,
 )
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.binary(max_size=20).map(os.fsdecode)
 times = st.floats(0, 4e9)
 counts = st.integers(0, 1 << 40)
 words = st.lists(texts, max_size=4).map(tuple)
@@ -107,6 +108,12 @@ def test_a_record_comes_back_as_it_was_written(record):
     assert codec.loads(codec.dumps(record)) == record
 
 
+def test_a_record_is_ascii_for_whoever_else_reads_it():
+    record = replace(a_record(), reason=os.fsdecode("schöner Pfad ".encode() + b"\xff"))
+    assert codec.dumps(record).isascii()
+    assert codec.loads(codec.dumps(record)) == record
+
+
 def test_what_a_later_minor_version_adds_is_passed_over():
     raw = json.loads(codec.dumps(a_record()))
     raw["mood"] = "good"
@@ -129,6 +136,10 @@ def test_a_record_from_before_these_fields_is_read():
         ({"generations": []}, "has no generations"),
         ({"generations": [{"number": 1}]}, r"lacks generations\[0\].spec"),
         ({"attempt": True}, "expected int at attempt, found bool"),
+        ({"state_since": 10**400}, "expected seconds at state_since, found a number beyond all bounds"),
+        ({"next_attempt_at": float("inf")}, "expected seconds at next_attempt_at"),
+        ({"created_at": float("nan")}, "expected seconds at created_at"),
+        ({"downtime_seconds": -1e300}, "expected seconds at downtime_seconds"),
         ({"server": 5}, "expected an object at server, found int"),
         ({"version": RECORD_VERSION + 1}, "newer vllm-console .* update vllm-console"),
     ],
@@ -183,6 +194,23 @@ def test_a_write_that_fails_leaves_the_old_record(tmp_path, monkeypatch):
         store.write_record(folder, replace(a_record(), reason="new"))
     assert client.read(tmp_path, "one") == a_record()
     assert [path.name for path in folder.iterdir()] == ["record.json"]
+
+
+def test_a_record_that_cannot_be_made_into_json_changes_nothing(tmp_path):
+    folder = store.prepare(tmp_path, "one")
+    ledger = Ledger(folder, a_record(), Notes(folder))
+    unheard_of = replace(a_record().current.spec, details={"x": object()})
+    for insist in (True, False):
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            ledger.change(insist=insist, then=unheard_of, reason="new")
+        assert ledger.record == a_record()
+    ledger.change(reason="newer")
+    assert client.read(tmp_path, "one") == ledger.record == replace(a_record(), reason="newer")
+
+
+def test_a_note_of_a_path_that_is_not_utf8_is_written(tmp_path):
+    Notes(tmp_path)("/opt/ä/caf\udce9 cannot be run")
+    assert "/opt/ä/caf\\udce9 cannot be run\n" in (tmp_path / "keeper.log").read_text()
 
 
 def test_the_stamp_changes_with_the_record(tmp_path):
