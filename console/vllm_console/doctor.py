@@ -12,7 +12,7 @@ import resource
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,13 @@ PREFIXES = ("VLLM_", "CUDA_", "NCCL_", "HF_", "XDG_", "TERM", "COLORTERM", "NO_C
 """Of the environment, what changes how servers or this program behave."""
 
 
-def examine(state: Path, config: Path, engines: tuple[Engine, ...], host: Host) -> Document:
-    """Gather the document: ``{"version", "problems": [{"what", "do"}], "program", "machine", …}``. Changes nothing."""
+def examine(
+    state: Path, config: Path, engines: tuple[Engine, ...], host: Host, refused: Sequence[str] = ()
+) -> Document:
+    """Gather the document: ``{"version", "problems": [{"what", "do"}], "program", "machine", …}``. Changes nothing.
+
+    ``refused`` says of installations that were found why they cannot be used.
+    """
     from vllm_launchers.machine.gpu.document import encode_host
     from vllm_launchers.machine.session_end import session_end
 
@@ -55,7 +60,9 @@ def examine(state: Path, config: Path, engines: tuple[Engine, ...], host: Host) 
         "environment": _environment(),
         "host": encode_host(host),
     }
-    if all(engine.kind == "simulated" for engine in engines):
+    for sentence in refused:
+        _problem(problems, sentence, "mend it, or name another with --vllm PATH or in config.toml")
+    if all(engine.kind == "simulated" for engine in engines) and not refused:
         _problem(problems, "no vLLM was found on PATH", "install it, or name one with --vllm PATH or in config.toml")
     if host.problem:
         _problem(problems, f"GPUs cannot be read: {host.problem}", "see that nvidia-smi works for this user")

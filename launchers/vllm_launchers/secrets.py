@@ -52,7 +52,7 @@ _TEXTS = rf"""(?xi)
       (?P<header_value>[^\s'"\\]+)
     | (?P<name>(?-i:\b[A-Z][A-Z0-9_]*)=['"]?)(?=[^\s'"])
     | (?P<bearer>\b(?:bearer|basic)\s+)(?P<bearer_value>[a-z0-9._~+/=-]{{6,}})
-    | (?P<url>://)(?P<url_value>[^\s/@'"?#\\]{{1,512}}(?=@))
+    | (?P<url>://)(?P<url_value>[^\s/'"?#\\]+(?=@))
     | (?P<query>[?&](?:token|key|sig|signature|x-amz-signature)=)(?P<query_value>[^&\s'"\\]+)
     | (?P<bare>(?-i:\bhf_[A-Za-z0-9]{{16,}}|\b(?:sk|nvapi|glpat|xox[abp])-[A-Za-z0-9_-]{{16,}}
       |\bAKIA[A-Z0-9]{{16}}\b|\bgh[opusr]_[A-Za-z0-9]{{30,}}|\bgithub_pat_[A-Za-z0-9_]{{30,}}))

@@ -51,7 +51,7 @@ def test_check_says_by_its_exit_code_whether_a_server_keeps_its_objectives(progr
     answer, document = checked(program, "--allow-idle")
     assert (answer.returncode, document["ok"], answer.stderr) == (0, True, "")
     assert set(document) >= {"name", "ok", "objectives", "conditions"}
-    assert {"name", "value", "limit", "ok", "source"} == set(document["objectives"][0])
+    assert {"name", "value", "limit", "ok", "source", "window_seconds"} == set(document["objectives"][0])
     assert [one["ok"] for one in document["objectives"]] == [True, None, None, None]
 
     answer, document = checked(program)

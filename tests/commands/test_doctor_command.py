@@ -41,3 +41,17 @@ def test_no_secret_is_in_it(program):
         answer = program(*words, env=names)
         assert secret not in answer.stdout + answer.stderr
         assert "HF_TOKEN" in answer.stdout
+
+
+def test_a_vllm_that_cannot_be_used_is_named_with_the_reason(program, tmp_path):
+    """What stands first on PATH runs vLLM in a container, which nothing here could end."""
+    wrapper = tmp_path / "bin" / "vllm"
+    wrapper.parent.mkdir()
+    wrapper.write_text('#!/bin/sh\nexec docker run vllm/vllm-openai "$@"\n')
+    wrapper.chmod(0o755)
+    env = {"PATH": f"{wrapper.parent}:/usr/bin:/bin"}
+    told = program("engines", env=env)
+    assert (told.returncode, "runs vLLM in Docker" in told.stderr) == (0, True)
+    problems = json.loads(program("doctor", "--json", env=env).stdout)["problems"]
+    assert [problem["what"] for problem in problems if "Docker" in problem["what"]]
+    assert not [problem for problem in problems if "no vLLM" in problem["what"]]

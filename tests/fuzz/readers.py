@@ -82,9 +82,7 @@ BYTES = (
     b"[]",
     b"1e999999999",
     b"\xef\xbb\xbf{}",
-    b"INFO 11-20 11:53:24 [u.py:1] non-default args: {'seed': 007, 'port': "
-    + b"9" * 5000
-    + b", 'y': '\\x', 'x': <o>}\n"
+    b"INFO 11-20 11:53:24 [u.py:1] non-default args: {'seed': 007, 'max_num_seqs': " + b"9" * 400 + b", 'x': <o>}\n"
     b"Traceback (most recent call last):\nValueError: To serve at least one request with the models's max seq len (1)",
 )
 """Deep nests, numbers longer than Python reads, no numbers, keys told twice, halves of characters, one long line,

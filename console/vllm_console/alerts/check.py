@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from vllm_console.diagnosis.model import Condition
 from vllm_console.fleet.model import ServerView, State
 from vllm_console.fleet.watched import HISTORY
 from vllm_console.format import duration
-from vllm_console.telemetry.history import HistoryError, HistoryMissingError, Reader
+from vllm_console.telemetry.history import TIERS, HistoryError, HistoryMissingError, Reader
 from vllm_console.telemetry.history_file import Entry
 
 STALE_SECONDS = 30.0
@@ -21,6 +21,9 @@ STALE_SECONDS = 30.0
 
 MOST_POINTS = 2000
 """Half an hour by the second; a longer window is read by coarser steps."""
+
+CHUNK_SECONDS = 3600.0
+"""So much is held at once of a long window that is read by ten seconds: it has a lot of histograms."""
 
 SILENT_SECONDS = 60.0
 """A prompt that is computed for longer without a token is none: the engine hangs."""
@@ -54,7 +57,14 @@ def report_document(report: Report) -> dict[str, Any]:
         "state": str(report.state),
         "window_seconds": report.window_seconds,
         "objectives": [
-            {"name": one.name, "value": one.value, "limit": one.limit, "ok": one.ok, "source": one.source}
+            {
+                "name": one.name,
+                "value": one.value,
+                "limit": one.limit,
+                "ok": one.ok,
+                "source": one.source,
+                "window_seconds": report.window_seconds if one.seconds is None else one.seconds,
+            }
             for one in report.objectives
         ],
         "conditions": [condition_document(condition) for condition in report.conditions],
@@ -67,13 +77,23 @@ def look(server: ServerView, now: float, window: float, *, allow_idle: bool = Fa
     reader = Reader(Path(server.log_path).with_name(HISTORY))
     try:
         entries = reader.range(now - window, now, MOST_POINTS)
+        often = _often(reader, now, window) if window > TIERS[0].step * TIERS[0].rows else None
+        return check(server, entries, now, window, allow_idle=allow_idle, often=often)
     except HistoryMissingError:
         return check(server, (), now, window, allow_idle=allow_idle)
     except HistoryError as error:
         return check(server, (), now, window, allow_idle=allow_idle, trouble=str(error))
     finally:
         reader.close()
-    return check(server, entries, now, window, allow_idle=allow_idle)
+
+
+def _often(reader: Reader, now: float, window: float) -> Iterator[Entry]:
+    """What was recorded every ten seconds or more often, as far as that reaches back; a bit at a time."""
+    start = now - min(window, TIERS[1].step * TIERS[1].rows)
+    while start < now:
+        stop = min(start + CHUNK_SECONDS, now)
+        yield from reader.range(start, stop, MOST_POINTS)
+        start = stop
 
 
 def check(
@@ -84,16 +104,19 @@ def check(
     *,
     allow_idle: bool = False,
     trouble: str = "",
+    often: Iterable[Entry] | None = None,
 ) -> Report:
     """Judge what was recorded of a server in a window. Only its present generation counts.
 
     ``allow_idle`` takes it for well when nothing was asked of it; ``trouble`` is why its history cannot be read.
+    ``often`` are the entries by which the KV cache's usage is judged, where the others are minutes apart.
     """
     present = [entry for entry in entries if entry.generation == server.generation]
-    done = served([entry.sample for entry in present])
-    judged = judge(done, server.objectives, server.preset)
+    fine = (entry.sample for entry in often if entry.generation == server.generation) if often is not None else None
+    done = served([entry.sample for entry in present], fine)
     covered = present[-1].at - present[0].at if present else 0.0
     span = min(covered, window)
+    judged = judge(done, server.objectives, server.preset, span)
     problems = _engine_problems(server, now) or _no_data(server, present, now, trouble)
     if not problems:
         problems = _silent(server, done, span) or _broken(server, judged, done, span, idle_is_well=allow_idle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from vllm_console.cli.common import add_json, open_fleet, print_json
+from vllm_console.cli.common import add_json, open_fleet, print_json, settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +18,13 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.config import config_folder
     from vllm_console.doctor import examine, words
     from vllm_launchers.keeper.client import default_root
+    from vllm_launchers.machine.engines import engine_problems
 
     state = args.state or default_root()
     config = args.config.parent if args.config is not None else config_folder()
-    document = examine(state, config, tuple(open_fleet(args, check=False).engines()), this_host(args))
+    found = settings(args)
+    engines = tuple(open_fleet(args, found, check=False).engines())
+    document = examine(state, config, engines, this_host(args), engine_problems(found.vllm))
     if args.json:
         print_json(document)
     else:

@@ -1,9 +1,12 @@
-"""Names of flags in vLLM's messages. Pure."""
+"""Names of flags in vLLM's messages, and sentences that several remedies say. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+FP8_CACHE_PRICE = "Attention is slower on Ampere and Ada (native from Hopper on); answers can differ a little."
+"""Of an FP8 KV cache, where the GPU is not known to be native."""
 
 _WORD = re.compile(r"--(?P<dashed>[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*)|`?\b(?P<plain>[a-z][a-z0-9]*(?:_[a-z0-9]+)+)\b")
 

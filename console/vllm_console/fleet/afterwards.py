@@ -1,7 +1,9 @@
 """Conditions of the minutes in which no console was open, judged from the stored history when somebody next looks.
 
 What history does not hold is not judged: GPUs, and whether a silent engine would have answered a request. Rows by ten
-seconds reach back a day; what is older cannot be judged any more.
+seconds reach back a day; what is older cannot be judged any more. They hold the longest queue of their step and not the
+shortest, so that a queue that grows cannot be told from bursts that are worked off at once: of queues nothing is said
+but for the last half hour, which is there by the second. What came of an earlier one is found by the TTFT.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ LOOK_SECONDS = 60.0
 """Between two judgements, as in a console."""
 
 DAY_SECONDS = TIERS[1].step * TIERS[1].rows - 600.0
+FINE_SECONDS = TIERS[0].step * TIERS[0].rows - 60.0
+"""How far back rows by the second surely reach."""
+
 _CHUNK_SECONDS = 3600.0
 _POINTS = 600
 """Rows at most for a chunk: more than it has by ten seconds, and too few for those by the second."""
@@ -59,12 +64,13 @@ def judge_past(folder: Path, record: ServerRecord, index: int, since: float, unt
 
 
 def _rows(folder: Path, start: float, end: float) -> Iterator[Entry]:
-    """An hour at a time: a day of histograms would fill the memory."""
-    reader = Reader(folder / HISTORY)
+    """An hour at a time, for a day of histograms would fill the memory; the last half hour by the second."""
+    reader, fine = Reader(folder / HISTORY), end - FINE_SECONDS
     try:
         while start < end:
-            stop = min(start + _CHUNK_SECONDS, end)
-            yield from (entry for entry in reader.range(start, stop, _POINTS) if entry.at < stop or stop == end)
+            stop = min(start + _CHUNK_SECONDS, fine if start < fine else end)
+            points = _POINTS if start < fine else TIERS[0].rows
+            yield from (entry for entry in reader.range(start, stop, points) if entry.at < stop or stop == end)
             start = stop
     except HistoryMissingError:
         return

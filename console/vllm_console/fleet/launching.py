@@ -23,7 +23,7 @@ from vllm_console.telemetry.ledger_file import FILE_NAME as LEDGER
 from vllm_console.telemetry.run_windows import WINDOW_SECONDS as RUN_WINDOW_SECONDS
 from vllm_launchers.addresses import base_url
 from vllm_launchers.keeper.records import LaunchSpec, RestartMode, RestartPolicy
-from vllm_launchers.machine.engines import EngineError, engine_at, find_engines, simulated_engine
+from vllm_launchers.machine.engines import EngineError, engine_at, engine_problems, find_engines, simulated_engine
 from vllm_launchers.machine.flags.releases import parse_release
 from vllm_launchers.machine.gpu.host import Host
 from vllm_launchers.machine.gpu.sharing import Share
@@ -140,6 +140,8 @@ class Launcher:
         except EngineError as error:
             raise FleetError(str(error)) from error
         if not found:
+            if refused := engine_problems(self._vllm_paths):
+                raise FleetError(". ".join(refused))
             raise FleetError(
                 "no vLLM was found on PATH. Install it (pip install 'vllm-console[vllm]'), name one with --vllm PATH, "
                 "or try the simulated engine with --engine simulated"

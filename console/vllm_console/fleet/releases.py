@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from vllm_launchers.machine.gpu.host import Gpu, Host
 from vllm_launchers.machine.gpu.release import wait_until_freed
@@ -22,11 +23,11 @@ def still_held(name: str, before: Host, look: Callable[[], Host], patience: floa
 
     ``before`` is the host as it was before the stop, ``look`` gives the newest.
     """
-    wanted, pids = _held(before, name), _pids(before)
-    if not wanted:
+    seen = _Before.of(before, name)
+    if not seen.wanted:
         return ""
-    release = wait_until_freed(look, wanted, pids, timeout=patience)
-    return "" if release.freed or _taken_by_others(look(), wanted, pids) else f"it has ended, but {release.reason}"
+    release = wait_until_freed(lambda: seen.less_growth(look()), seen.wanted, seen.ours, timeout=patience)
+    return "" if release.freed else f"it has ended, but {release.reason}"
 
 
 class Releases:
@@ -44,12 +45,12 @@ class Releases:
     def watch(self, name: str, ended: Callable[[], bool]) -> None:
         """Begin when a server is asked to stop; ``ended`` says whether it has."""
         host = self._look()
-        held = _held(host, name) if host is not None else {}
-        if host is None or not held:
+        before = _Before.of(host, name) if host is not None else None
+        if before is None or not before.wanted:
             return
         self.forget(name)
         over = self._watched[name] = threading.Event()
-        args = (name, ended, held, _pids(host), over)
+        args = (name, ended, before, over)
         threading.Thread(target=self._run, args=args, name=f"release-{name}", daemon=True).start()
 
     def notice(self, name: str) -> str:
@@ -67,21 +68,17 @@ class Releases:
         for over in self._watched.values():
             over.set()
 
-    def _run(
-        self,
-        name: str,
-        ended: Callable[[], bool],
-        wanted: Mapping[int, float],
-        before: Collection[int],
-        over: threading.Event,
-    ) -> None:
+    def _run(self, name: str, ended: Callable[[], bool], before: _Before, over: threading.Event) -> None:
+        def look() -> Host:
+            return before.less_growth(self._look() or Host())
+
         while not ended():
             if over.wait(POLL_SECONDS):
                 return
         patience = self._patience
         while not over.is_set():
-            release = wait_until_freed(lambda: self._look() or Host(), wanted, before, timeout=patience)
-            if release.freed or _taken_by_others(self._look() or Host(), wanted, before):
+            release = wait_until_freed(look, before.wanted, before.ours, timeout=patience)
+            if release.freed:
                 self._notices.pop(name, None)
                 return
             self._notices[name] = f"it has ended, but {release.reason}"
@@ -92,25 +89,38 @@ class Releases:
             over.wait(POLL_SECONDS * 4)
 
 
-def _held(host: Host, name: str) -> dict[int, float]:
-    """GiB that will be free, by GPU, once a server of ours is gone."""
-    found = {}
-    for gpu in host.gpus:
-        gib = sum(holder.gib or 0.0 for holder in gpu.holders if holder.server == name)
-        if gib > TOLERANCE_GIB and gpu.free_gib is not None:
-            found[gpu.index] = gpu.free_gib + gib - TOLERANCE_GIB
-    return found
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What is known from before the stop: GiB that will be free, by GPU, once the server is gone; what others held."""
 
+    wanted: Mapping[int, float]
+    ours: frozenset[int]
+    """The server's own processes."""
+    others: Mapping[tuple[int, int], float]
+    """GiB by GPU and pid."""
 
-def _pids(host: Host) -> frozenset[int]:
-    return frozenset(holder.pid for gpu in host.gpus for holder in gpu.holders)
+    @classmethod
+    def of(cls, host: Host, name: str) -> _Before:
+        wanted, ours, others = {}, set(), {}
+        for gpu in host.gpus:
+            held = 0.0
+            for holder in gpu.holders:
+                if holder.server == name:
+                    held += holder.gib or 0.0
+                    ours.add(holder.pid)
+                else:
+                    others[gpu.index, holder.pid] = holder.gib or 0.0
+            if held > TOLERANCE_GIB and gpu.free_gib is not None:
+                wanted[gpu.index] = gpu.free_gib + held - TOLERANCE_GIB
+        return cls(wanted, frozenset(ours), others)
 
+    def less_growth(self, host: Host) -> Host:
+        """The host as it would be if others had neither come nor grown since: what they took did come back."""
 
-def _taken_by_others(host: Host, wanted: Mapping[int, float], before: Collection[int]) -> bool:
-    """Whether all that is missing went to processes that came since: then it did come back."""
+        def grown(gpu: Gpu) -> float:
+            others = (holder for holder in gpu.holders if holder.pid not in self.ours)
+            before = self.others
+            return sum(max(0.0, (one.gib or 0.0) - before.get((gpu.index, one.pid), 0.0)) for one in others)
 
-    def explained(gpu: Gpu) -> bool:
-        new = sum(holder.gib or 0.0 for holder in gpu.holders if holder.pid not in before)
-        return gpu.free_gib is not None and gpu.free_gib + new >= wanted[gpu.index]
-
-    return not host.problem and all(explained(gpu) for gpu in host.gpus if gpu.index in wanted)
+        gpus = (gpu if gpu.free_gib is None else replace(gpu, free_gib=gpu.free_gib + grown(gpu)) for gpu in host.gpus)
+        return replace(host, gpus=tuple(gpus))

@@ -21,15 +21,12 @@ def seen_traffic(folder: Path, record: ServerRecord, now: float) -> SeenWorkload
     if details.workload is None:
         return None
     longest = token_count(details.flags.get("max-model-len"))
-    try:
-        reader = Reader(folder / HISTORY)
-    except HistoryMissingError:
-        return seen_workload((), details.workload, longest=longest)
-    except HistoryError as error:
-        return SeenWorkload(None, 0, 0.0, str(error))
+    reader = Reader(folder / HISTORY)
     try:
         looks = reader.range(now - WINDOW_SECONDS, now, MOST_LOOKS)
         return seen_workload(looks, details.workload, longest=longest)
+    except HistoryMissingError:
+        return seen_workload((), details.workload, longest=longest)
     except HistoryError as error:
         return SeenWorkload(None, 0, 0.0, str(error))
     finally:

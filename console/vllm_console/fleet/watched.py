@@ -38,11 +38,6 @@ CHART_POINTS = 180
 RECENT_SECONDS = 65.0
 """How far back every single look is read: the window of a minute, and the look before it."""
 
-JUDGED_SECONDS = 300.0
-"""How far back every single look is read of a server that is judged; before that one in ten seconds will do."""
-
-JUDGED_POINTS = 360
-
 END_LOG_BYTES = 512 << 10
 """How much of a dead server's log is searched for the reason."""
 
@@ -174,15 +169,19 @@ class WatchedServer:
             judge.look(host, gpus, host.at or now)
 
     def _read_past(self, history: Reader, now: float) -> list[Entry]:
-        """What a first look needs: half an hour to judge by, a quarter for charts, else a minute."""
+        """What a first look needs: half an hour to judge by (every look, for the shortest of queues), a quarter for
+        charts, else a minute.
+        """
         span = CHART_POINTS * CHART_STEP_SECONDS if self._charts else 0.0
-        recent, points = RECENT_SECONDS, CHART_POINTS
+        recent = RECENT_SECONDS
         if self._judge is not None:
             from vllm_console.fleet.judging import HISTORY_SECONDS
 
-            span, recent, points = max(span, HISTORY_SECONDS), JUDGED_SECONDS, JUDGED_POINTS
-        older = history.range(now - span, now - recent, points) if span else []
-        return older + history.since(now - recent)
+            span = recent = HISTORY_SECONDS
+        newest = history.since(now - recent)
+        begin = newest[0].at if newest else now
+        older = history.range(now - span, begin, CHART_POINTS) if begin > now - span else []
+        return older + newest
 
     def _conditions(
         self, record: ServerRecord, details: Details, around: Around | None, now: float

@@ -16,7 +16,7 @@ def metrics_document(sample: Sample) -> dict[str, Any]:
 
     Running, waiting and counters are added over engines, KV usage (0 to 1) is their mean, latencies (seconds) come
     from the added histograms. ``engines`` maps each engine's label to the same keys without ``engines``; there
-    ``kv_cache_tokens`` is an even share, since vLLM tells one size for all.
+    ``kv_cache_tokens`` is an even share of the sum, for a sample keeps no other (and vLLM told no other before 0.24).
     """
     engines = in_order(sample.engines)
     tokens = sample.kv_cache_tokens

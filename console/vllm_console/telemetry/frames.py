@@ -6,7 +6,7 @@ Time is what the samples say.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vllm_console.telemetry.model import LATENCIES, LENGTHS, EngineSample, Histogram, Sample
@@ -14,6 +14,8 @@ from vllm_console.telemetry.window import combine, growths, highest, merge
 
 STEP_SECONDS = 10.0
 FRAMES = 180
+FEWEST_LOOKS = 3
+"""Within a frame, for the lowest of a gauge: a coarse row of history holds the highest of its step and no other."""
 
 _KEYS = (*LATENCIES, *LENGTHS)
 
@@ -23,7 +25,10 @@ class Frame:
     """One step. ``grown`` holds what was counted in it, over all engines, and the gauges as they were at its end.
 
     ``usage_max``, ``running_max`` and ``waiting_max`` are the highest gauges seen within it (KV usage of the fullest
-    engine, a share from 0 to 1), ``waiting_min`` the lowest. None is 'not reported'.
+    engine, a share from 0 to 1), ``waiting_min`` the lowest, where there were `FEWEST_LOOKS`. Requests, tokens and
+    ``kv_cache_tokens`` are of all ``engines`` (data-parallel ranks) together. ``still`` are the labels of those that
+    had requests running at its end, and in which nothing moved: no token, no prompt, no block taken. None is 'not
+    reported'.
     """
 
     generation: int
@@ -35,6 +40,8 @@ class Frame:
     waiting_max: float | None = None
     waiting_min: float | None = None
     kv_cache_tokens: int | None = None
+    engines: int = 1
+    still: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -94,17 +101,33 @@ def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
         most_waiting = highest(most_waiting, total.requests_waiting)
         if total.requests_waiting is not None:
             least_waiting = min(total.requests_waiting, least_waiting if least_waiting is not None else float("inf"))
+    grown = dict(zip(after.engines, growths(before, after, _KEYS), strict=True))
     return Frame(
         generation=generation,
         start=before.at,
         end=after.at,
-        grown=combine(growths(before, after, _KEYS)),
+        grown=combine(grown.values()),
         usage_max=usage,
         running_max=running,
         waiting_max=most_waiting,
-        waiting_min=least_waiting,
+        waiting_min=least_waiting if len(within) >= FEWEST_LOOKS else None,
         kv_cache_tokens=after.kv_cache_tokens,
+        engines=max(1, len(after.engines)),
+        still=tuple(label for label, one in grown.items() if _stands_still(label, one, (before, *within))),
     )
+
+
+def _stands_still(label: str, grown: EngineSample, looks: Sequence[Sample]) -> bool:
+    """A long prefill gives no token either, but takes more of the KV cache with each step.
+
+    That requests end is no movement: clients that give up, and the request for one token when it does, count as ended.
+    """
+    if grown.generation_tokens_total is None or (grown.requests_running or 0) < 1:
+        return False
+    if grown.generation_tokens_total or grown.prompt_tokens_total:
+        return False
+    engines = [look.engines.get(label) for look in looks]
+    return all(one is not None and one.kv_cache_usage == grown.kv_cache_usage for one in engines)
 
 
 def merged(frames: Iterable[Frame], key: str) -> Histogram | None:

@@ -42,7 +42,8 @@ _LONGEST_COMMAND = 200
 class GpuLooks:
     """Writes looks at the GPUs. `look` never blocks: the driver is asked in a thread of its own.
 
-    ``trouble`` is why looks are lost, in a sentence; the next one is tried again.
+    ``trouble`` is why looks are lost, in a sentence; the next one is tried again. ``notice`` stays empty: unlike other
+    stores it sets nothing aside.
     """
 
     def __init__(self, path: Path, step: float = STEP_SECONDS) -> None:

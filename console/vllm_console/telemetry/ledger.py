@@ -128,11 +128,14 @@ class Ledger:
         def act(connection: sqlite3.Connection) -> None:
             number = run_id(connection, run, at)
             for code in codes:
-                known = (number, code, at - _TOGETHER_SECONDS, at)
-                open_stretch = "run = ? AND code = ? AND until BETWEEN ? AND ?"
-                if not connection.execute(f"SELECT 1 FROM conditions WHERE {open_stretch}", known).fetchone():
-                    connection.execute("INSERT OR IGNORE INTO conditions VALUES (?, ?, ?, ?)", (number, code, at, at))
-                connection.execute(f"UPDATE conditions SET until = ? WHERE {open_stretch}", (at, *known))
+                # Clocks of consoles and the order of their writes differ: one may tell of slightly before the other.
+                known = connection.execute(
+                    "UPDATE conditions SET until = max(until, ?)"
+                    " WHERE run = ? AND code = ? AND since <= ? AND until >= ?",
+                    (at, number, code, at + _TOGETHER_SECONDS, at - _TOGETHER_SECONDS),
+                )
+                if not known.rowcount:
+                    connection.execute("INSERT INTO conditions VALUES (?, ?, ?, ?)", (number, code, at, at))
 
         self.notice = write(self.path, act) or self.notice
 

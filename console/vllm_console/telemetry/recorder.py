@@ -115,15 +115,15 @@ def say(message: str) -> None:
 class Told:
     """Says what becomes of a store (its ``trouble`` and ``notice``), each once."""
 
-    def __init__(self, store: Writer | RunLog, words: str) -> None:
-        self._store, self._words = store, words
+    def __init__(self, store: Writer | RunLog | GpuLooks, words: str = "") -> None:
+        self._store, self._words = store, f"{words} in memory: " if words else ""
         self._trouble = self._notice = ""
 
     def look(self) -> None:
         """Say what is new."""
         store = self._store
         if store.trouble and store.trouble != self._trouble:
-            say(f"{self._words} in memory: {store.trouble}")
+            say(f"{self._words}{store.trouble}")
         if store.notice and store.notice != self._notice:
             say(store.notice)
         self._trouble, self._notice = store.trouble, store.notice
@@ -134,7 +134,11 @@ def record(scraper: Scraper, writer: Writer, runs: RunLog | None, options: argpa
     schedule = Schedule(options.interval, time.monotonic())
     keeper = KeeperWatch(options.state_root)
     gpus = GpuLooks(options.gpu_looks) if options.gpu_looks is not None else None
-    told = [Told(writer, "history waits"), *([Told(runs, "minutes of this run wait")] if runs is not None else [])]
+    told = [Told(writer, "history waits")]
+    if runs is not None:
+        told.append(Told(runs, "minutes of this run wait"))
+    if gpus is not None:
+        told.append(Told(gpus))
     fault = ""
     while process_lives(options.pid, options.start_time):
         try:

@@ -227,12 +227,3 @@ class Timeline:
                     column[place] = value
         for index in [index for index in self._steps if index < last - 1]:
             del self._steps[index]
-
-
-def series(samples: Iterable[Sample], end: float, step: float, points: int) -> Series:
-    """Samples (oldest first) as ``points`` evenly spaced points, the last of which ends at ``end``."""
-    timeline = Timeline(step, points, phase=end % step)
-    for sample in samples:
-        if sample.at <= end:
-            timeline.append(sample)
-    return timeline.series(end)

@@ -57,11 +57,6 @@ class SeenWorkload:
     at_least: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
-    @property
-    def sure(self) -> bool:
-        """Whether it rests on many requests and every length is known."""
-        return self.workload is not None and self.requests >= PLENTY and not self.at_least
-
 
 def seen_workload(looks: Iterable[Look], previous: Workload, *, longest: int | None = None) -> SeenWorkload:
     """The workload of the traffic between the first look and the last (oldest first), over restarts.

@@ -27,6 +27,10 @@ _IMPORTS_VLLM = re.compile(
 )
 _RUNS_VLLM = re.compile(r"(?:^|[\s/\"'=])vllm(?:[\s\"']|$)|vllm\.entrypoints", re.MULTILINE)
 _SHIM = re.compile(r"\b(?:pyenv|asdf|mise|rtx)\b")
+_DOCKER = re.compile(
+    r"\bdocker-compose\b|\b(?:docker|nerdctl)[\"'}]*[ \t][^\n;|&]*\b(?:run|exec|compose|start)\b", re.IGNORECASE
+)
+"""Clients of a daemon, whose containers are its processes; those of Apptainer and Podman are their caller's."""
 
 
 class EngineError(Exception):
@@ -42,7 +46,7 @@ def simulated_engine() -> Engine:
 def find_engines(paths: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[Engine]:
     """Every vLLM of this machine, each once: ``paths`` first, then ``PATH``, the active environment, this program's.
 
-    What cannot be used is left out; `engine_problems` says why for ``paths``.
+    What cannot be used is left out; `engine_problems` says why.
     """
     environ = os.environ if environ is None else environ
     engines: dict[tuple[str, ...], Engine] = {}
@@ -56,9 +60,10 @@ def find_engines(paths: Sequence[str] = (), environ: Mapping[str, str] | None = 
 
 
 def engine_problems(paths: Sequence[str], environ: Mapping[str, str] | None = None) -> list[str]:
-    """What is wrong with the paths that a person named, one sentence each."""
+    """Why `find_engines` leaves out what it does, a sentence each: paths that a person named, commands on ``PATH``."""
+    environ = os.environ if environ is None else environ
     problems = []
-    for path in paths:
+    for path in dict.fromkeys((*paths, *_candidates(environ))):
         try:
             engine_at(path, environ)
         except EngineError as error:
@@ -133,8 +138,14 @@ def _from_file(path: Path, environ: Mapping[str, str]) -> Engine:
 
 
 def _from_wrapper(path: Path, text: str) -> Engine:
-    """A script of another kind that runs vLLM in the end: a container, a module system, a shim."""
+    """A script of another kind that runs vLLM in the end, below it: Apptainer, a module system, a shim."""
     code = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(?:#|echo\b|printf\b)", line))
+    if "vllm" in code and _DOCKER.search(code.replace("\\\n", " ")):
+        raise EngineError(
+            f"{path}: runs vLLM in Docker, whose containers are not its own processes, so it would never be seen ready "
+            "and stopping it would leave the container on the GPU; install vLLM in an environment, or run the "
+            "container yourself: its server is then shown among those of others"
+        )
     if not _RUNS_VLLM.search(code) and not (path.name == "vllm" and _SHIM.search(code)):
         raise EngineError(f"{path}: is no vLLM; it is a script that does not run it")
     note = "its command is a script around vLLM, so its version is known only once it runs"

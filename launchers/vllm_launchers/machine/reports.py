@@ -145,7 +145,7 @@ class ReportBook:
                 self.problem = f"{self.path}: was written by a newer vllm-console and is left as it is"
                 return []
             return [_entry(one) for one in document["entries"]]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._set_aside(str(error))
             return []
 
@@ -202,15 +202,21 @@ def _figures(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def _entry(document: Any) -> Remembered:
-    """Raises ValueError, KeyError or TypeError for what is no entry."""
+    """Raises ValueError, OverflowError, KeyError or TypeError for what is no entry."""
     texts = {name: document[name] for name in ("model", "gpu", "engine", "flags", "shares")}
     if not all(isinstance(value, str) for value in texts.values()):
         raise ValueError("an entry's name is no text")
-    at, reported, predicted = float(document["at"]), _read(document["reported"]), _read(document["predicted"])
+    at, reported, predicted = _number(document["at"]), _read(document["reported"]), _read(document["predicted"])
     return Remembered(**texts, at=at, reported=reported, predicted=predicted)
 
 
 def _read(figures: Any) -> dict[str, float]:
     if not isinstance(figures, dict):
         raise ValueError("figures are no object")
-    return {str(name): float(value) for name, value in figures.items()}
+    return {str(name): _number(value) for name, value in figures.items()}
+
+
+def _number(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError("a figure is no number")
+    return number

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from vllm_console.alerts.check import check, report_document
+from vllm_console.alerts.check import look as check_history
 from vllm_console.alerts.objectives import judge, served
 from vllm_console.diagnosis.model import Condition, Severity
 from vllm_console.fleet.model import ServerView, State
+from vllm_console.fleet.watched import HISTORY
+from vllm_console.telemetry.history import Writer
 from vllm_console.telemetry.history_file import Entry
 from vllm_console.telemetry.model import EngineSample, Histogram, Sample
 from vllm_launchers.presets.model import Objectives
@@ -91,6 +96,35 @@ def test_one_short_peak_of_usage_breaks_nothing_and_half_a_minute_does() -> None
 
     assert with_peak(8) == 0.3
     assert with_peak(45) == 0.99
+
+
+def by_the(step: int, peaks: Callable[[int], float], count: int) -> list[Sample]:
+    """A look every ``step`` seconds."""
+    return [Sample(NOW + step * at, {"0": engine(step * at, usage=peaks(at))}) for at in range(count)]
+
+
+def test_peaks_of_rows_that_are_minutes_apart_are_not_sustained() -> None:
+    """Such a row holds the highest of its minute."""
+    assert served(by_the(60, lambda at: 0.99, 30)).usage is None
+    assert served(by_the(10, lambda at: 0.99 if at in (5, 6, 7) else 0.3, 30)).usage == 0.99
+    gap = [one for at, one in enumerate(by_the(10, lambda at: 0.99 if at in (5, 7, 8) else 0.3, 30)) if at != 6]
+    assert served(gap).usage == 0.3
+    coarse = served(by_the(60, lambda at: 0.99, 30), by_the(10, lambda at: 0.4, 90))
+    assert (coarse.usage, coarse.usage_seconds) == (0.4, 900.0)
+
+
+def test_a_window_of_many_hours_is_judged_by_the_part_that_is_known_by_ten_seconds(tmp_path: Path) -> None:
+    """A peak every minute: the rows by the minute, which such a window is read by, hold nothing else."""
+    writer = Writer(tmp_path / HISTORY)
+    for at in (-40_000, *range(-600, 1, 10)):
+        writer.append(Sample(NOW + at, {"0": engine(50_000 + at, usage=0.3 if at % 60 else 0.99)}), 2)
+    writer.close()
+    server = replace(SERVER, log_path=str(tmp_path / "server.log"))
+    report = check_history(server, NOW, 40_000)
+    assert report.problems == ()
+    assert (report.objectives[0].value, report.objectives[0].seconds) == (0.3, 610.0)
+    assert report.objectives[0].sentence.endswith("; it is known for 10m10s of the window")
+    assert [one["window_seconds"] for one in report_document(report)["objectives"]] == [610.0, *[40_000.0] * 3]
 
 
 def test_the_fullest_engine_counts() -> None:

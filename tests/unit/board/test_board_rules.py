@@ -15,7 +15,8 @@ from vllm_console.config import ConfigError, gpu_reserves, gpu_shares, read_sett
 from vllm_console.fleet.api import UsageError
 from vllm_console.fleet.board import gpu_claims, gpus_from_words, until_from
 from vllm_console.ui.app import ConsoleApp
-from vllm_launchers.machine.board.model import Board, Claim, claim_words
+from vllm_launchers.machine.board.model import Board, Claim, Page, claim_words, dump
+from vllm_launchers.machine.board.read import read_board
 from vllm_launchers.machine.gpu.document import encode_host, read_host
 from vllm_launchers.machine.gpu.host import with_claims
 from vllm_launchers.machine.gpu.sharing import Share
@@ -53,6 +54,19 @@ def test_a_claim_in_words_is_on_the_clock_of_who_reads_it(monkeypatch: pytest.Mo
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     assert claim_words(claim, NOON).startswith("taken till 19:00")
+
+
+def test_a_page_has_one_name_only(tmp_path: Path) -> None:
+    """Beside it lie other ways to write its owner's number: each would be read as that page once more."""
+    uid, now = os.getuid(), time.time()
+    page = dump(Page((Claim((2,), now, now + 60, "training"),)))
+    others = [f"0{uid}", f"00{uid}", f"{uid}".translate({ord("0") + n: 0x0660 + n for n in range(10)})]
+    for name in (str(uid), *others):
+        (tmp_path / f"{name}.json").write_bytes(page)
+    found = read_board(tmp_path, now)
+    assert [(one.uid, one.gpus) for one in found.claims] == [(uid, (2,))]
+    assert len(found.notices) == len(others)
+    assert all("is nobody's page" in told for told in found.notices)
 
 
 def test_what_another_claims_is_not_chosen_and_what_is_mine_is(tmp_path: Path) -> None:

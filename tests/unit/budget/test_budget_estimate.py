@@ -147,6 +147,8 @@ def test_pipeline_stages_split_layers_as_vllm_does() -> None:
     assert last == pytest.approx(10 * layer + embedding)
     chosen = plan(pipeline_parallel_size=3, environment={"VLLM_PP_LAYER_PARTITION": "8,16,8"})
     assert chosen.per_gpu[1].weights_gib == pytest.approx(16 * layer)
+    for odd in ("8,16", f"8,16,{'9' * 5000}", "8,١٦,8"):
+        assert plan(pipeline_parallel_size=3, environment={"VLLM_PP_LAYER_PARTITION": odd}) == uneven
     assert sum(gpu.weights_gib for gpu in uneven.per_gpu) == pytest.approx(LLAMA.weight_bytes / GIB)  # type: ignore[operator]
 
 

@@ -15,6 +15,11 @@ from vllm_launchers.machine.reports import ReportBook, flags_digest
 REPORTED = {"weights_gib": 15.4, "kv_gib": 20.1}
 PREDICTED = {"weights_gib": 15.0, "kv_gib": 21.0}
 FLAGS: dict[str, object] = {"max-model-len": 8192, "tensor-parallel-size": 2}
+ENTRY = (
+    b'{"version": 1, "entries": [{"model": "org/m", "gpu": "L40S", "engine": "0.33.0", "flags": "f", "shares": "s", '
+    b'"at": %s, "reported": {"kv_tokens": %s}, "predicted": {}}]}'
+)
+NO_NUMBERS = (b"9" * 400, b"8" * 5000, b"1e999", b"-1e999", b"NaN")
 
 
 @pytest.fixture
@@ -103,6 +108,8 @@ def test_the_file_is_private_whole_and_holds_no_flags(path: Path) -> None:
         b'{"version": 1, "entries": [{"model": 3}]}',
         b"[" * 100_000,
         b" " * (reports.MOST_BYTES + 1),
+        *(pytest.param(ENTRY % (number, b"1"), id=f"at {number[:3]!r}") for number in NO_NUMBERS),
+        *(pytest.param(ENTRY % (b"1", number), id=f"figure {number[:3]!r}") for number in NO_NUMBERS),
     ],
 )
 def test_a_damaged_file_is_moved_aside_and_told(path: Path, content: bytes) -> None:
@@ -114,6 +121,12 @@ def test_a_damaged_file_is_moved_aside_and_told(path: Path, content: bytes) -> N
     assert path.with_name("reports.json.damaged").read_bytes() == content
     assert keep(book)
     assert len(ReportBook(path).entries()) == 1
+
+
+def test_an_entry_is_none_by_its_numbers_alone(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(ENTRY % (b"1", b"9000"))
+    assert [entry.reported for entry in ReportBook(path).entries()] == [{"kv_tokens": 9000.0}]
 
 
 def test_a_newer_programs_file_is_left_alone(path: Path) -> None:

@@ -284,3 +284,48 @@ def test_every_rank_group_is_judged_by_itself(find: Find) -> None:
     assert "tp_over_pcie" in [one.code for one in far]
     piped = find(host=host, gpus=(0, 1, 2, 3), set={"tensor-parallel-size": 2, "pipeline-parallel-size": 2})
     assert piped == []
+
+
+ANNAS, BERTS = (
+    replace(HELD.gpus[0], index=n, uuid=f"GPU-{n}a-5b", used_by=(Holder(4711, who, 38.2, command="python"),))
+    for n, who in enumerate(("anna", "bert"))
+)
+SLICES = (MigInstance("MIG-c1", "3g.20gb", 19.6, 19.5, 1, 0), MigInstance("MIG-d2", "3g.20gb", 19.6, 0.5, 2, 0))
+BOTH_HELD = Host(gpus=(ANNAS, BERTS, gpu(2, mig_mode=True, mig=SLICES)))
+
+
+@pytest.mark.parametrize(
+    ("devices", "judged"),
+    [
+        (None, ["anna"]),
+        ("0", ["anna"]),
+        ("1", ["bert"]),
+        (" 1 , 0 ", ["bert", "anna"]),
+        ("GPU-0a-5b", ["anna"]),
+        ("GPU-1", ["bert"]),
+        ("GPU-1a-5b,GPU-0", ["bert", "anna"]),
+        ("MIG-d2", ["GPU 2"]),
+        ("MIG-d", ["GPU 2"]),
+        ("MIG-c1", []),
+        *((odd, []) for odd in ("-1", "", "NoDevFiles", "GPU-", "GPU-9", "MIG-", "MIG-9", "7", "0,GPU-9", "0,-1")),
+        ("\u0660", []),
+        pytest.param("9" * 5000, [], id="long"),
+    ],
+)
+def test_the_gpus_that_the_environment_names_are_judged_and_no_others(
+    find: Find, devices: str | None, judged: list[str]
+) -> None:
+    variables = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    own = find(host=BOTH_HELD, environment=variables)
+    inherited = find(host=BOTH_HELD, around={"environment": variables})
+    for found in (own, inherited):
+        said = [one.message for one in found if one.code == "memory_held"]
+        assert len(said) == len(judged)
+        assert all(name in text for name, text in zip(judged, said, strict=True))
+
+
+def test_devices_that_a_launch_hides_are_not_those_of_its_surroundings(find: Find) -> None:
+    around = {"environment": {"CUDA_VISIBLE_DEVICES": "0"}}
+    assert "memory_held" in [one.code for one in find(host=BOTH_HELD, around=around)]
+    hidden = find(host=BOTH_HELD, around=around, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert "memory_held" not in [one.code for one in hidden]

@@ -1,4 +1,4 @@
-"""Measured traffic becomes a workload, with how sure it is."""
+"""Measured traffic becomes a workload, with what it rests on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import NamedTuple
 
 import pytest
 
+from vllm_console.fleet.details import Details, pack
+from vllm_console.fleet.traffic import seen_traffic
+from vllm_console.fleet.watched import HISTORY
 from vllm_console.telemetry.history import Reader, Writer
 from vllm_console.telemetry.model import EngineSample, Histogram, Sample
 from vllm_console.telemetry.workload import FEWEST, SeenWorkload, seen_workload
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.presets.model import Workload
 
 BOUNDS = (1.0, 10.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, math.inf)
@@ -63,7 +67,6 @@ def test_lengths_reuse_and_concurrency() -> None:
     # All that is in a bucket is taken to be spread evenly over it; what was there before does not count.
     assert found.workload == Workload(input_tokens_p95=195, output_tokens_p95=96, prefix_reuse=0.6, concurrency=9)
     assert (found.requests, found.minutes, found.kept, found.at_least) == (1000, 60.0, (), ())
-    assert found.sure
     assert found.sentence == (
         "1,000 requests in 60 minutes: prompts of 195 tokens (100 to 200) and answers of 96 tokens (10 to 100) at p95, "
         "60% of prompt tokens reused, 9 in flight."
@@ -78,13 +81,11 @@ def test_too_few_requests_say_how_many(count: int) -> None:
     assert ("No request" if count == 0 else f"{count} request") in found.sentence
     assert "10 minutes" in found.sentence
     assert str(FEWEST) in found.sentence
-    assert not found.sure
 
 
 def test_just_enough_is_rough() -> None:
     found = seen(look(0, engine()), look(60, engine([50] * FEWEST, [50] * FEWEST, running=1)))
     assert found.workload is not None
-    assert not found.sure
     assert "rough" in found.sentence
     assert "60 seconds" in found.sentence
 
@@ -104,7 +105,6 @@ def test_the_last_bucket_is_open() -> None:
     assert open_ended.workload.input_tokens_p95 == 2000
     assert open_ended.at_least == ("input_tokens_p95",)
     assert "at least 2,000" in open_ended.sentence
-    assert not open_ended.sure
     # With the server's longest request known the bucket ends there.
     closed = seen(*looks, longest=4000)
     assert closed.workload is not None
@@ -176,4 +176,15 @@ def test_from_the_history_on_disk(tmp_path: Path) -> None:
     assert 550 <= found.requests <= 600
     assert (found.workload.input_tokens_p95, found.workload.concurrency) == (195, 4)
     assert found.workload.prefix_reuse == 0.0
-    assert found.sure
+
+
+def test_a_server_without_a_history_is_told_in_words_and_not_by_a_path(tmp_path: Path) -> None:
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(workload=BEFORE)))
+    record = ServerRecord("chat", State.READY, 1e9, 1e9, (Generation(1, spec, 1e9),))
+    none = seen_traffic(tmp_path, record, 1e9)
+    assert none is not None
+    assert (none.workload, none.sentence) == (None, "Nothing was recorded of this server yet.")
+    (tmp_path / HISTORY).write_bytes(b"no history" * 1000)
+    damaged = seen_traffic(tmp_path, record, 1e9)
+    assert damaged is not None
+    assert "history" in damaged.sentence

@@ -12,8 +12,8 @@ from vllm_console.diagnosis.conditions.engine import suspected_hang
 from vllm_console.diagnosis.conditions.rule import GpuMoment, Situation
 from vllm_console.diagnosis.conditions.watch import CURE_ANEW_SECONDS, conditions
 from vllm_console.diagnosis.model import Condition, Severity
-from vllm_console.telemetry.frames import Frame
-from vllm_console.telemetry.model import EngineSample
+from vllm_console.telemetry.frames import Frame, Frames
+from vllm_console.telemetry.model import COUNTERS, EngineSample, Sample
 from vllm_launchers.machine.gpu.host import Gpu, GpuClaim, Holder
 
 START = 1_000_000.0
@@ -34,14 +34,16 @@ SILENT = replace(SERVING, prompt_tokens_total=0, generation_tokens_total=0, requ
 
 
 def frames_of(*grown: EngineSample) -> tuple[Frame, ...]:
-    return tuple(
-        Frame(
-            1, START + 10 * at, START + 10 * at + 10, one,
-            usage_max=one.kv_cache_usage, running_max=one.requests_running,
-            waiting_max=one.requests_waiting, waiting_min=one.requests_waiting, kv_cache_tokens=50_000,
-        )
-        for at, one in enumerate(grown)
-    )  # fmt: skip
+    """Frames in each of which so much was counted, as they come of a look every two and a half seconds."""
+    frames, counted = Frames(), EngineSample()
+    for at, one in enumerate(grown):
+        if at == 0:
+            frames.append(Sample(START, {"0": EngineSample()}, kv_cache_tokens=50_000))
+        sums = [(name, getattr(counted, name), getattr(one, name)) for name in COUNTERS]
+        counted = replace(one, **{name: new if new is None else (old or 0) + new for name, old, new in sums})
+        for part in range(1, 5):
+            frames.append(Sample(START + 10 * at + 2.5 * part, {"0": counted}, kv_cache_tokens=50_000))
+    return frames.since(0.0)
 
 
 def situation(

@@ -20,20 +20,22 @@ SPIKES = Histogram(BOUNDS, (100.0, 100.0, 100.0, 105.0, 105.0, 105.0), 4.0)
 TWO_PROMPTS = Histogram(BOUNDS, (0.0, 0.0, 0.0, 2.0, 2.0, 2.0), 0.4)
 
 
-def found(prompt_tokens: int, limit: int = 4096, idle: int = 0) -> dict[str, Condition]:
+def found(
+    prompt_tokens: int, limit: int = 4096, idle: int = 0, itl: Histogram = SPIKES, running: int = 4, engines: int = 1
+) -> dict[str, Condition]:
     """What is found where every ten seconds bring two prompts of so many tokens in all, computed in 0.2 s each.
 
     ``idle`` spans of ten seconds without a request follow.
     """
     grown = EngineSample(
-        requests_running=4, requests_waiting=0, kv_cache_usage=0.1, preemptions_total=0, requests_finished_total=2,
-        prompt_tokens_total=prompt_tokens, generation_tokens_total=105,
-        histograms={"itl": SPIKES, "prefill": TWO_PROMPTS},
+        requests_running=running, requests_waiting=0, kv_cache_usage=0.1, preemptions_total=0,
+        requests_finished_total=2, prompt_tokens_total=prompt_tokens, generation_tokens_total=105,
+        histograms={"itl": itl, "prefill": TWO_PROMPTS},
     )  # fmt: skip
     frames = tuple(
         Frame(
             1, START + 10 * at, START + 10 * at + 10, grown,
-            usage_max=0.1, running_max=4, waiting_max=0, waiting_min=0, kv_cache_tokens=50_000,
+            usage_max=0.1, running_max=running, waiting_max=0, waiting_min=0, kv_cache_tokens=50_000, engines=engines,
         )
         for at in range(COUNT)
     )  # fmt: skip
@@ -77,3 +79,9 @@ def test_while_it_ends_a_missed_goal_is_told_without_a_figure_that_nobody_measur
     assert len(told) < 13, "it ends"
     assert told[-1] == "ITL p99 was above its goal of 100ms; in the last minute nothing was measured."
     assert not any("–" in symptom for symptom in told)
+
+
+def test_a_stall_in_half_of_an_engine_s_streams_is_felt_though_other_engines_go_on() -> None:
+    seldom = Histogram(BOUNDS, (1000.0, 1000.0, 1000.0, 1000.0, 1006.0, 1006.0), 25.0)
+    assert "prefill_contention" not in found(4000, itl=seldom, running=40)
+    assert "prefill_contention" in found(4000, itl=seldom, running=40, engines=4)

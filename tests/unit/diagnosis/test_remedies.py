@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_console.diagnosis.causes import Cause
+from vllm_console.diagnosis.conditions.cures import fp8_cache
+from vllm_console.diagnosis.conditions.rule import Situation
 from vllm_console.diagnosis.diagnose import NOTHING_SEEN, diagnose
 from vllm_console.diagnosis.document import change_words, diagnosis_document, diagnosis_lines
 from vllm_console.diagnosis.model import Diagnosis
@@ -257,6 +259,105 @@ def test_what_the_release_of_the_log_does_not_know_is_not_offered() -> None:
     )
     assert any("enable-expert-parallel" in remedy.changes.set for remedy in new.remedies)
     assert all(name in release_table("0.8.5").flags for remedy in old.remedies for name in remedy.changes.set)
+
+
+TOO_LARGE = (
+    "Traceback (most recent call last):",
+    '  File "/v/gpu_worker.py", line 1, in load_model',
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+)
+
+
+def called(model: str) -> str:
+    return f"(APIServer pid=3) INFO 11-20 10:00:00 [u.py:1] non-default args: {{'model_tag': '{model}', 'x': <obj>}}"
+
+
+def begun(method: str, model: str = "org/m") -> str:
+    return (
+        "(EngineCore pid=7) INFO 11-20 10:00:02 [core.py:93] Initializing a V1 LLM engine (v0.13.0) with config: "
+        f"model='{model}', speculative_config=None, dtype=torch.bfloat16, quantization={method}, "
+        "quantization_config=None, enforce_eager=True"
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "flags", "offered"),
+    [
+        ([], None, True),
+        ([called("org/m-7B")], None, True),
+        ([begun("None")], None, True),
+        ([begun("awq_marlin")], None, False),
+        ([begun("compressed-tensors")], {}, False),
+        ([called("org/m"), begun("gptq_marlin")], None, False),
+        ([begun("fp8"), called("org/m"), begun("None")], None, True),
+        ([begun("fp8"), called("org/m")], None, True),
+        ([called("org/m-7B-AWQ")], None, False),
+        ([called("/models/m-7B-GPTQ-Int4/")], None, False),
+        ([begun("None", "org/m-7B-FP8")], {}, False),
+        ([begun("None", "org/m-quantized.w4a16")], None, False),
+        ([begun("None")], {"quantization": "bitsandbytes"}, False),
+    ],
+)
+def test_weights_that_are_quantized_already_are_not_quantized_once_more(
+    start: list[str], flags: Flags | None, offered: bool
+) -> None:
+    found = diagnose([*start, *TOO_LARGE], 1, flags)
+    assert found.cause is Cause.WEIGHTS_DO_NOT_FIT
+    assert (Changes({"quantization": "fp8"}) in [remedy.changes for remedy in found.remedies]) == offered
+    assert any("AWQ" in remedy.why for remedy in found.remedies) == offered
+    assert any("Take a smaller model" in remedy.why for remedy in found.remedies)
+
+
+def test_what_an_fp8_cache_costs_is_said_alike_after_a_failure_and_while_it_serves() -> None:
+    failed = next(one for one in of(SHORT).remedies if "kv-cache-dtype" in one.changes.set)
+    for capability in ((8, 0), (8, 9)):
+        serving = fp8_cache(Situation(0.0, 0.0, (), compute_capability=capability))
+        assert serving is not None
+        assert serving.price == failed.price
+    assert "slower on Ampere and Ada (native from Hopper on)" in failed.price
+    native = fp8_cache(Situation(0.0, 0.0, (), compute_capability=(9, 0)))
+    assert native is not None
+    assert native.price.startswith("Native on this GPU")
+
+
+@pytest.mark.parametrize("odd", ["007", "'\\x'", "'\\N{no}'"])
+def test_arguments_that_are_no_python_are_left_out(odd: str) -> None:
+    args = (
+        f"INFO 11-20 10:00:00 [u.py:1] non-default args: {{'seed': {odd}, 'gpu_memory_utilization': 0.8, 'x': <obj>}}"
+    )
+    taken = "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert first(text, None, args, taken) == Changes({"gpu-memory-utilization": 0.75})
+
+
+LONG = "9" * 400
+"""More than a float holds, and more than can be counted up to."""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        SHORT.replace("32768", LONG),
+        SHORT.replace("4.50", LONG),
+        SHORT.replace("4.50", "4.5.0"),
+        SHORT.replace("2.25", "."),
+        f"{SHORT} Based on it, the estimated maximum model length is {LONG}.",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of "
+        "0.00 GiB of which 512.00 MiB is free.",
+        f"ValueError: Free memory on device cuda:0 (1.2.3/{LONG} GiB) on startup is less than desired GPU memory "
+        "utilization (0.92, 22 GiB).",
+        f"ValueError: Total number of attention heads ({LONG}) must be divisible by tensor parallel size ({LONG[1:]}).",
+        "ValueError: Total number of attention heads (32) must be divisible by tensor parallel size (0).",
+        "ValueError: The output_size of gate's weight = 192 is not divisible by weight quantization block_n = 0.",
+    ],
+    ids=lambda end: end[:60],
+)
+def test_figures_that_cannot_be_do_no_harm(end: str) -> None:
+    for number in (LONG, "0.8"):
+        args = f"INFO 11-20 10:00:00 [u.py:1] non-default args: {{'gpu_memory_utilization': {number}, 'x': <obj>}}"
+        found = of(end, None, args, "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens")
+        assert found.cause is not Cause.OTHER
+        assert all(LONG[:20] not in change_words(remedy.changes) for remedy in found.remedies)
 
 
 def test_no_figure_is_made_up_for_what_the_log_does_not_say() -> None:

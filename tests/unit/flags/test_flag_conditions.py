@@ -270,7 +270,8 @@ def test_a_condition_that_came_later_does_not_count_before() -> None:
     flags: Flags = {"enable-log-outputs": True}
     assert broken_conditions(table_of("0.10.2"), flags) == []
     assert broken_conditions(table_of("0.13.0"), flags) != []
-    assert broken_conditions(table_of(None), flags) != []
+    for no_release in (None, "0.²", f"0.{'9' * 5000}"):
+        assert broken_conditions(table_of(no_release), flags) != []
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ BAD: list[tuple[str, FlagValue, str]] = [
     ("max-num-seqs", False, "needs a value"),
     ("max-num-batched-tokens", "1.5K", "takes a whole number such as 4096, 4k (4,000) or 4K (4,096), not '1.5K'"),
     ("max-num-batched-tokens", "auto", "not 'auto'"),
+    ("max-num-batched-tokens", "9" * 400 + "k", "takes a whole number such as"),
+    ("compilation-config", '{"mode": ' + "9" * 4299 + "T}", "takes a JSON object"),
     ("max-model-len", 0, "must be 1 or more, or auto"),
     ("max-model-len", -2, "must be -1 or more"),
     ("max-model-len", "automatic", ", or auto, not 'automatic'"),

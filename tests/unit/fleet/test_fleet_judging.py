@@ -79,6 +79,21 @@ def test_a_selected_server_is_judged_by_its_history_and_the_others_are_not(folde
     watched.close()
 
 
+def test_a_queue_that_came_long_before_the_first_look_and_stays_is_named(tmp_path: Path) -> None:
+    """Rows by ten seconds do not tell how short it was; those by the second reach back half an hour."""
+    writer = Writer(tmp_path / HISTORY)
+    for second in range(0, 1200, 3):
+        seen = sample(NOW - 1200 + second)
+        engine = replace(seen.engines["0"], requests_waiting=0 if second < 300 else 40)
+        writer.append(replace(seen, engines={"0": engine}))
+    writer.close()
+    watched = WatchedServer(tmp_path, charts=False)
+    (found,) = watched.view(record(), NOW, selected=True, load="", around=Around()).conditions
+    watched.close()
+    assert found.code == "oversubscribed_compute"
+    assert abs(found.since - (NOW - 900)) <= 10
+
+
 def test_a_console_judges_every_server(folder: Path) -> None:
     watched = WatchedServer(folder, charts=True)
     view = watched.view(record(), NOW, selected=False, load="", around=Around())
@@ -320,6 +335,28 @@ def test_a_hang_is_named_only_when_the_request_confirms_it(answering: Answering,
         found = judge.conditions(record(seen.port), Details(objectives=GOALS), Around(), NOW, wait=True)
         assert [one.code for one in found] == expected
         assert len(seen.requests) == 1
+
+
+def test_one_engine_that_hangs_is_named_without_a_request_that_another_would_answer(answering: Answering) -> None:
+    def in_part(stands_still: float) -> Judge:
+        """Engine 1 stops after so many seconds of three minutes; the others go on."""
+        judge = Judge("chat")
+        for second in range(180):
+            at = NOW - 180 + second
+            moves, stopped = sample(at).engines["0"], sample(NOW - 180 + min(second, stands_still)).engines["0"]
+            judge.append(Sample(at, {"0": moves, "1": stopped, "2": moves}, 50_000, "m"), 1)
+        return judge
+
+    seen = answering(200)
+    (found,) = in_part(60).conditions(record(seen.port), Details(objectives=GOALS), Around(), NOW, wait=True)
+    assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
+    assert (
+        found.symptom
+        == "Part of it seems to hang: requests run on engine 1, and no token has come for 2m00s from there."
+    )
+    assert seen.requests == []
+    well = in_part(150).conditions(record(seen.port), Details(objectives=GOALS), Around(), NOW, wait=True)
+    assert [one.code for one in well] == ["healthy"], "half a minute may be one long step"
 
 
 def test_a_server_that_moves_and_a_read_only_console_ask_nothing(answering: Answering) -> None:

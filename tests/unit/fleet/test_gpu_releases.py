@@ -86,6 +86,31 @@ def test_memory_that_somebody_new_took_at_once_did_come_back(machine: Machine) -
     assert machine.releases.notice("chat") == ""
 
 
+@pytest.mark.parametrize("server", [None, "coder"], ids=["a tenant's", "our own that loads"])
+def test_memory_that_a_process_known_before_grew_by_did_come_back(machine: Machine, server: str | None) -> None:
+    other = Holder(pid=20, user="anna", gib=1.0, server=server)
+    machine.host = on_gpu(6.5, CHAT, other)
+    machine.stop()
+    machine.host = on_gpu(10.0, replace(other, gib=37.5))
+    machine.ended.set()
+    machine.until(lambda: not machine.threads())
+    assert machine.releases.notice("chat") == ""
+
+
+def test_memory_that_is_missing_beside_a_process_that_grew_is_not_laid_to_its_charge(machine: Machine) -> None:
+    other = Holder(pid=20, user="anna", gib=1.0)
+    machine.host = on_gpu(6.5, CHAT, other)
+    machine.stop()
+    machine.host = on_gpu(6.5, replace(other, gib=11.0))
+    machine.ended.set()
+    machine.until(lambda: machine.releases.notice("chat"))
+    assert machine.releases.notice("chat") == (
+        "it has ended, but GPU 0: 29.5 GiB did not come back, and no process is seen that holds them"
+    )
+    machine.host = on_gpu(36.5, replace(other, gib=11.0))
+    machine.until(lambda: not machine.threads())
+
+
 def test_a_start_of_the_same_name_ends_the_matter(machine: Machine) -> None:
     machine.stop()
     machine.ended.set()

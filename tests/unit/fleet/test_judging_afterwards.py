@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
+import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +14,13 @@ import pytest
 
 from vllm_console.cli import check, restart
 from vllm_console.cli.run_lines import run_lines
+from vllm_console.fleet.afterwards import judge_past
 from vllm_console.fleet.details import Details, pack
 from vllm_console.fleet.model import Changes, FleetSnapshot
 from vllm_console.fleet.runs import RunBook
 from vllm_console.fleet.watched import HISTORY
 from vllm_console.telemetry.history import Writer
-from vllm_console.telemetry.model import EngineSample, Sample
+from vllm_console.telemetry.model import EngineSample, Histogram, Sample
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.presets.model import Objectives
@@ -98,6 +102,41 @@ def test_a_read_only_console_enters_nothing(night, tmp_path):
     _, record = night
     RunBook(tmp_path, 0.0, read_only=True).judge_past([record])
     assert RunBook(tmp_path, 0.0, read_only=True).open().runs("chat")[0].judged_until is None
+
+
+def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slow: float = 0.0) -> set[str]:
+    """What is found afterwards of forty minutes with that queue, looked at every ``step`` seconds.
+
+    Of twenty requests a second the share ``slow`` has a TTFT of over two seconds.
+    """
+    begun = 1e9
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(flags={"max-num-seqs": 8}, objectives=GOALS)))
+    generation = Generation(1, spec, begun - 60, ready_at=begun, ended_at=begun + 2400)
+    record = ServerRecord("chat", State.STOPPED, begun + 2400, begun - 60, (generation,))
+    writer = Writer(folder / HISTORY)
+    for second in range(0, 2400, step):
+        engine = look(begun + second, begun, 0.2).engines["0"]
+        ended = second * 20.0
+        ttft = Histogram((1.0, 2.0, 4.0, math.inf), (ended * (1 - slow),) * 2 + (ended,) * 2, ended)
+        engine = replace(engine, requests_waiting=waiting(second), histograms={"ttft": ttft})
+        writer.append(Sample(begun + second, {"0": engine}, kv_cache_tokens=50_000, model_name="m"))
+    writer.close()
+    return set(judge_past(folder, record, 0, begun, begun + 2400))
+
+
+def test_bursts_that_are_worked_off_at_once_are_no_growing_queue_in_coarse_rows(tmp_path):
+    """Each row holds the longest queue of its ten seconds: nothing waited for most of them."""
+    sizes = random.Random(1)
+    assert served(tmp_path, lambda _: sizes.randrange(5, 60)) == set()
+
+
+def test_a_queue_that_grows_is_found_in_the_last_half_hour_and_by_the_ttft_before(tmp_path):
+    """The last half hour is there by the second; of earlier ones the TTFT tells, where it misses its goal."""
+    now, before = tmp_path / "now", tmp_path / "before"
+    now.mkdir()
+    before.mkdir()
+    assert served(now, lambda second: max(0.0, second - 2000.0), step=2) == {"oversubscribed_compute"}
+    assert served(before, lambda second: second % 1200, slow=0.5) == {"slow_first_token"}
 
 
 def test_a_list_of_runs_says_what_held_and_how_that_is_known(night):

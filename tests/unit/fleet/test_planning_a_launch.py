@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from vllm_console.fleet.api import UnfitError
+from vllm_console.fleet.api import FleetError, UnfitError
 from vllm_console.fleet.details import Details, pack, unpack
+from vllm_console.fleet.launching import Launcher
 from vllm_console.fleet.placing import Wanted, find_place, find_place_again
 from vllm_console.fleet.planning import Ask, Resolved, resolve, without_server
 from vllm_console.fleet.refusing import fix_words, refuse_unfit
@@ -223,3 +225,21 @@ def test_a_way_out_is_said_in_the_commands_own_words() -> None:
         "--set max-model-len=8192 --set x=true --unset y"
     )
     assert fix_words(Changes({"speculative-config": '{"a": 1}'})) == """--set 'speculative-config={"a": 1}'"""
+
+
+def test_why_what_is_there_cannot_be_launched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FleetError, match="no vLLM was found on PATH"):
+        Launcher(tmp_path, nothing, nothing).engine("auto", None)
+    wrapper = tmp_path / "vllm"
+    wrapper.write_text('#!/bin/sh\nexec docker run vllm/vllm-openai "$@"\n')
+    wrapper.chmod(0o755)
+    with pytest.raises(FleetError, match=f"{wrapper}: runs vLLM in Docker.*install vLLM in an environment"):
+        Launcher(tmp_path, nothing, nothing).engine("auto", None)
+    gone = str(tmp_path / "gone")
+    with pytest.raises(FleetError, match=f"{gone}: does not exist.*runs vLLM in Docker"):
+        Launcher(tmp_path, nothing, nothing, (gone,)).engine("auto", None)

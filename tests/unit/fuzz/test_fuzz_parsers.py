@@ -35,7 +35,7 @@ def written(keys: tuple[str, ...]) -> st.SearchStrategy[bytes]:
 def damaged(good: bytes) -> st.SearchStrategy[bytes]:
     """Good bytes with a few of them changed, cut out or put in: what a disk or a fault makes of them."""
     put = st.binary(max_size=4) | st.sampled_from(
-        [*(text.encode(errors="surrogatepass") for text in TEXTS), b"9" * 5000]
+        [*(text.encode(errors="surrogatepass") for text in TEXTS), b"9" * 5000, b"9" * 400, b"1e999"]
     )
     change = st.tuples(st.integers(0, len(good)), st.integers(0, 12), put)
 

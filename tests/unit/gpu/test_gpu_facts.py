@@ -102,7 +102,23 @@ def test_shares_are_read_as_people_write_them(value: str | float, share: Share) 
     assert parse_share(0, value) == share
 
 
-@pytest.mark.parametrize("value", ["half", "", "-1 GiB", "120 %", -0.1, True, None, float("nan"), "1e400", [1]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "half",
+        "",
+        "-1 GiB",
+        "120 %",
+        -0.1,
+        True,
+        None,
+        float("nan"),
+        "1e400",
+        [1],
+        10**400,
+        pytest.param(-(16**5000), id="long"),
+    ],
+)
 def test_what_is_no_share_is_told(value: object) -> None:
     with pytest.raises(HostError, match="share of GPU 0") as caught:
         parse_share(0, value)  # type: ignore[arg-type]

@@ -281,7 +281,7 @@ def test_memory_that_comes_back_is_waited_for() -> None:
 
 def test_memory_that_does_not_come_back_names_who_holds_it() -> None:
     host = holding(10.0, Holder(7, user="bob", gib=2.0), Holder(42, user="anna", gib=35.5))
-    found = wait_until_freed(lambda: host, {0: 45.0}, before={7}, timeout=0.01, poll=0.001)
+    found = wait_until_freed(lambda: host, {0: 45.0}, ours={7}, timeout=0.01, poll=0.001)
     assert not found.freed
     assert "pid 7 of bob" in found.reason
     found = wait_until_freed(lambda: host, {0: 45.0}, timeout=0.01, poll=0.001)

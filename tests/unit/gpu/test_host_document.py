@@ -78,6 +78,11 @@ def test_what_follows_from_the_rest_may_be_left_out() -> None:
         (b'{"gpus": [{"index": 0}, {"index": 0}]}', "index of its own"),
         (b'{"gpus": [{"index": -3}]}', "index"),
         (b'{"gpus": [{"index": 0, "memory_gib": -1.5}]}', "out of range"),
+        *(
+            (b'{"gpus": [{"index": 0, "%s": %s}]}' % (key, number), "out of range|range|too big|number")
+            for key in (b"clock_mhz", b"ecc_corrected", b"memory_gib")
+            for number in (b"9" * 400, b"-" + b"9" * 400)
+        ),
         (b'{"gpus": [{"index": 0, "memory_gib": 24, "free_gib": 25}]}', "more than all its memory"),
         (b'{"gpus": [{"index": 0}], "links": [{"a": 0, "b": 9, "kind": "PIX"}]}', "0 to 9"),
         (b'{"gpus": [{"index": 0}], "links": [{"a": 0, "b": 0, "kind": "PIX"}]}', "0 to 0"),

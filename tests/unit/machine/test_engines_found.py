@@ -89,11 +89,51 @@ def test_an_environment_without_the_command(environment: Environment) -> None:
     assert engine.version == "0.33.0"
 
 
-def test_a_wrapper_is_taken_with_an_unknown_version(tmp_path: Path, executable: Executable) -> None:
-    script = executable(tmp_path / "vllm", '#!/bin/bash\nmodule load cuda\nexec docker run img vllm "$@"\n')
+@pytest.mark.parametrize(
+    "line",
+    [
+        'exec /opt/venv/bin/vllm "$@"',
+        'exec apptainer exec --nv docker://vllm/vllm-openai:latest vllm "$@"',
+        'exec singularity run --nv vllm.sif vllm "$@"  ',
+        'exec podman run --rm --device nvidia.com/gpu=all img vllm "$@"',
+        'systemctl is-active docker\nexec /opt/venv/bin/vllm "$@"',
+        '# docker run img vllm "$@"\nexec /opt/venv/bin/vllm "$@"',
+    ],
+)
+def test_a_wrapper_is_taken_with_an_unknown_version(tmp_path: Path, executable: Executable, line: str) -> None:
+    script = executable(tmp_path / "vllm", f"#!/bin/bash\nmodule load cuda\n{line}\n")
     engine = engine_at(str(script), {})
     assert (engine.version, engine.build) == (None, None)
     assert "script around vLLM" in engine.note
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'exec docker run img vllm "$@"',
+        'sudo -n /usr/bin/docker --context gpu run --rm --gpus all vllm/vllm-openai:latest "$@"',
+        'docker container run \\\n  --gpus all \\\n  img vllm "$@"',
+        'docker \\\n  run img vllm "$@"',
+        'docker exec -i box vllm "$@"',
+        "docker compose -f /srv/vllm/compose.yaml up vllm",
+        "docker-compose up vllm",
+        'DOCKER=/usr/bin/docker\n"$DOCKER" run img vllm "$@"',
+        'exec "${DOCKER:-docker}" run img vllm "$@"',
+        'nerdctl run --gpus all img vllm "$@"',
+    ],
+)
+def test_a_wrapper_around_docker_is_refused(tmp_path: Path, executable: Executable, line: str) -> None:
+    """Its container is the daemon's child: never seen ready, and left on the GPU when the client is stopped."""
+    script = executable(tmp_path / "vllm", f"#!/bin/bash\n{line}\n")
+    with pytest.raises(EngineError) as caught:
+        engine_at(str(script), {})
+    said = str(caught.value)
+    assert said.startswith(f"{script}: runs vLLM in Docker")
+    assert "install vLLM in an environment, or run the container yourself" in said
+    assert "\n" not in said
+    on_path = {"PATH": str(tmp_path)}
+    assert str(script) not in [engine.path for engine in find_engines((), on_path)]
+    assert engine_problems((), on_path)[0] == said
 
 
 @pytest.mark.parametrize(
@@ -114,7 +154,7 @@ def test_an_executable_that_is_no_vllm(tmp_path: Path, executable: Executable, t
         engine_at(str(path), {"PATH": "/usr/bin:/bin"})
     assert str(path) in str(caught.value)
     assert part in str(caught.value)
-    assert engine_problems([str(path)]) == [str(caught.value)]
+    assert engine_problems([str(path)], {}) == [str(caught.value)]
 
 
 def test_what_is_no_executable(tmp_path: Path) -> None:

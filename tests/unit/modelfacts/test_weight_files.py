@@ -87,6 +87,12 @@ def test_a_file_shorter_than_its_header_promises_is_missing(make: Any) -> None:
     assert weights == Weights(len(whole), len(whole) - 1000, ("model.safetensors",))
 
 
+LONG_NUMBERS = [
+    b'{"a":{"dtype":"BF16","data_offsets":[%s,%s]}}' % (start, end)
+    for start, end in ((b"0", b"9" * 400), (b"-" + b"9" * 400, b"8"), (b"0", b"9" * 5000))
+]
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -96,6 +102,7 @@ def test_a_file_shorter_than_its_header_promises_is_missing(make: Any) -> None:
         (2).to_bytes(8, "little") + b"[]",
         (90).to_bytes(8, "little") + b'{"a":',
         (44).to_bytes(8, "little") + b'{"a":{"dtype":["BF16"],"data_offsets":[8,0]}}',
+        *(len(header).to_bytes(8, "little") + header for header in LONG_NUMBERS),
         (60000).to_bytes(8, "little") + b"[" * 60000,
     ],
 )

@@ -78,13 +78,32 @@ def test_other_text_stays(text: str) -> None:
     assert redact(text) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://user:pa@ss@proxy:80/x", "http://•••@proxy:80/x"),
+        ("https_proxy=http://user:p@@s@proxy:80 vllm", "https_proxy=http://•••@proxy:80 vllm"),
+        ("['http://u:a@b@h/p@q', 'http://c:d@e@i']", "['http://•••@h/p@q', 'http://•••@i']"),
+        (f"http://u:{'x' * 2000}@h", "http://•••@h"),
+        ("http://h/a@b?c=d@e", "http://h/a@b?c=d@e"),
+        ("see http://h:80, or write to a@b.org", "see http://h:80, or write to a@b.org"),
+    ],
+)
+def test_a_password_in_a_url_is_hidden_whole(text: str, shown: str) -> None:
+    assert redact(text) == shown
+    assert redact(shown) == shown
+
+
 def test_a_secret_behind_other_names_is_hidden_however_many() -> None:
     shown = redact("A=" * 3000 + "hf_abcdefghijklmnopqrstu")
     assert shown == "A=" * 3000 + "•••"
     assert redact("ARGS='--api-key swordfish'") == "ARGS='--api-key •••'"
 
 
-@pytest.mark.parametrize("pattern", ["x", "X", "key", "api_key: ", "hf_ ", "A=", "-", "TOKEN=", "api_key:{}", "{}hf_"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["x", "X", "key", "api_key: ", "hf_ ", "A=", "-", "TOKEN=", "api_key:{}", "{}hf_", "://x", "://@"],
+)
 def test_time_grows_with_a_lines_length_and_not_its_square(pattern: str) -> None:
     def seconds(length: int) -> float:
         text = pattern.replace("{}", " " * length) if "{}" in pattern else pattern * (length // len(pattern))

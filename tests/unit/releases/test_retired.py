@@ -161,6 +161,10 @@ def test_a_json_flag_that_holds_no_object_is_left_alone(held: str) -> None:
     assert RETIRED_FLAGS["num-redundant-experts"].carry(flags) is None
 
 
+LONG = "9" * 5000
+"""More digits than Python reads."""
+
+
 @pytest.mark.parametrize(
     ("name", "value", "new"),
     [
@@ -168,6 +172,13 @@ def test_a_json_flag_that_holds_no_object_is_left_alone(held: str) -> None:
         ("VLLM_ATTENTION_BACKEND", "FLASH_ATTN_VLLM_V1", {"attention-backend": "FLASH_ATTN"}),
         ("VLLM_ALL2ALL_BACKEND", "pplx", {"all2all-backend": "pplx"}),
         ("VLLM_MM_INPUT_CACHE_GIB", "4", {"mm-processor-cache-gb": 4}),
+        pytest.param("VLLM_MM_INPUT_CACHE_GIB", LONG, {"mm-processor-cache-gb": LONG}, id="long"),
+        pytest.param(
+            "VLLM_FLASH_ATTN_VERSION",
+            LONG,
+            {"attention-config": f'{{"flash_attn_version": "{LONG}"}}'},
+            id="long in JSON",
+        ),
         ("VLLM_FLASH_ATTN_VERSION", "3", {"attention-config": '{"flash_attn_version": 3}'}),
         ("VLLM_USE_TRTLLM_ATTENTION", "0", {"attention-config": '{"use_trtllm_attention": false}'}),
         ("VLLM_TORCH_PROFILER_DIR", "/t", {"profiler-config": '{"profiler": "torch", "torch_profiler_dir": "/t"}'}),

@@ -110,6 +110,24 @@ def test_conditions_close_together_are_one_stretch(ledger):
     assert found.conditions == {"preempting": pytest.approx(3.0), "context_unused": 0.0}
 
 
+def test_two_consoles_whose_clocks_differ_count_each_minute_once(ledger, path):
+    run = RunName("chat-1", "chat", 1)
+    other = Ledger(path)
+    for minute in range(61):
+        ledger.note_conditions(run, 1000.5 + 60 * minute, ["preempting"])
+        other.note_conditions(run, 1000.2 + 60 * minute, ["preempting"])
+    (found,) = ledger.runs()
+    assert found.conditions == {"preempting": pytest.approx(60.0)}
+
+
+def test_a_note_of_before_moves_no_end_of_a_stretch(ledger):
+    run = RunName("chat-1", "chat", 1)
+    for at in (0.0, 100.0, 200.0, 300.0, 50.0, -100.0, 310.0):
+        ledger.note_conditions(run, 1e9 + at, ["preempting"])
+    (found,) = ledger.runs()
+    assert found.conditions == {"preempting": pytest.approx(310.0 / 60)}
+
+
 def test_a_killed_writer_loses_nothing_that_was_committed(ledger, path):
     code = f"""
 import os, signal, sys

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vllm_console.telemetry.frames import Frames, merged, total
 from vllm_console.telemetry.model import EngineSample, Histogram, Sample
 
@@ -55,3 +57,35 @@ def test_only_the_last_frames_are_kept() -> None:
     for at in range(10):
         frames.append(look(float(at), 0.0))
     assert [one.start for one in frames.since(0)] == [6.0, 7.0, 8.0]
+
+
+def test_the_lowest_of_a_gauge_is_known_only_where_there_were_several_looks() -> None:
+    """A coarse row of history is one look, with the highest gauges of its step."""
+    coarse, fine = Frames(), Frames()
+    for second in range(0, 61, 10):
+        coarse.append(look(float(second), second, waiting=7.0))
+    for second in range(0, 61, 3):
+        fine.append(look(float(second), second, waiting=float(second % 2)))
+    assert [(one.waiting_max, one.waiting_min) for one in coarse.since(0)] == [(7.0, None)] * 6
+    assert {(one.waiting_max, one.waiting_min) for one in fine.since(0)} == {(1.0, 0.0)}
+
+
+def test_an_engine_stands_still_when_it_runs_requests_and_neither_tokens_nor_cache_move() -> None:
+    def still(*looks: EngineSample) -> tuple[str, ...]:
+        frames = Frames()
+        for at, one in enumerate(looks):
+            moving = replace(one, generation_tokens_total=float(at))
+            frames.append(Sample(at * 5.0, {"0": moving, "7": one}))
+        (frame,) = frames.since(0)
+        assert frame.engines == 2
+        return frame.still
+
+    hung = EngineSample(requests_running=2, kv_cache_usage=0.3, generation_tokens_total=50, prompt_tokens_total=9)
+    assert still(hung, hung, hung) == ("7",)
+    assert still(hung, hung, replace(hung, generation_tokens_total=51)) == ()
+    assert still(hung, hung, replace(hung, prompt_tokens_total=10)) == ()
+    assert still(hung, replace(hung, kv_cache_usage=0.4), hung) == (), "a long prompt takes block after block"
+    assert still(replace(hung, kv_cache_usage=0.2), hung, hung) == ()
+    assert still(hung, hung, replace(hung, requests_running=0)) == ()
+    unknown = replace(hung, generation_tokens_total=None)
+    assert still(unknown, unknown, unknown) == ()

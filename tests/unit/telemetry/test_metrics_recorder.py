@@ -126,6 +126,16 @@ def test_refused_is_silent(sleeper, recorder, tmp_path, until):
     assert process.communicate(timeout=20)[1] == ""
 
 
+def test_looks_at_the_gpus_that_are_lost_are_told_once(server, body, sleeper, recorder, tmp_path, until):
+    server.serve_text(body())
+    nowhere = tmp_path / "gone" / "gpu-looks.jsonl"
+    process = recorder(sleeper(), extra=("--gpu-looks", str(nowhere)))
+    until(lambda: len(entries(tmp_path / "history.sqlite")) >= 3)
+    process.terminate()
+    said = process.communicate(timeout=20)[1]
+    assert said == f"recorder: looks at the GPUs are lost (No such file or directory): {nowhere}\n"
+
+
 def test_never_two_writers(server, body, sleeper, recorder, tmp_path, until):
     history = tmp_path / "history.sqlite"
     server.serve_text(body())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.telemetry.timeline import SERIES, Timeline, series
+from vllm_console.telemetry.timeline import SERIES, Timeline
 
 
 def test_points_hold_peaks_counts_and_rates(engine, sample):
@@ -104,21 +104,15 @@ def test_old_samples_are_ignored_and_a_clock_set_back_begins_anew(engine, sample
     assert line.series().values["requests_running"] == (None, None, None, 5.0)
 
 
-def test_series_of_a_list_ends_where_it_is_told(engine, sample):
-    samples = [sample(1000.0 + n, engine(running=float(n))) for n in range(8)]
-    found = series(samples, end=1006.0, step=2.0, points=3)
-    assert found.end == 1006.0
-    assert found.values["requests_running"] == (2.0, 4.0, 6.0)
-
-
 def test_one_by_one_or_all_at_once_is_the_same(engine, sample):
+    """Asked for its points after each look, or once at the end."""
     samples = [sample(1000.0 + 0.7 * n, engine(running=float(n % 7), generation=n * 3.0)) for n in range(300)]
-    line = Timeline(step=2.0, points=20)
+    asked, silent = Timeline(step=2.0, points=20), Timeline(step=2.0, points=20)
     for item in samples:
-        line.append(item)
-        seen = line.series()
-    assert seen == series(samples, end=seen.end, step=2.0, points=20)
-    assert all(len(values) == 20 for values in seen.values.values())
+        asked.append(item)
+        silent.append(item)
+        assert all(len(values) == 20 for values in asked.series().values.values())
+    assert asked.series() == silent.series()
 
 
 def test_nothing_yet():

@@ -204,7 +204,7 @@ class ContextUnused:
         frames, context = situation.frames, situation.max_model_len
         if context is None:
             return [Verdict.UNKNOWN] * len(frames)
-        cache = frames[-1].kv_cache_tokens
+        cache = situation.cache_tokens
         if context < self.LONG and (cache is None or context < self.MUCH * cache):
             return [Verdict.GOOD] * len(frames)
         seen = (observed(frames, key, len(frames)) for key in ("prompt_tokens", "generation_tokens"))
@@ -228,8 +228,9 @@ class ContextUnused:
         told = f"{longest:,.0f} tokens in {requests:,.0f} requests"
         measures = [Measure("p99 of prompt and answer", told, f"{context:,}", "max-model-len")]
         cause = "One long request may take much of the KV cache from the others."
-        if cache := frames[-1].kv_cache_tokens:
-            measures.append(Measure("one full context takes", f"{min(1.0, context / cache):.0%} of the KV cache"))
+        if cache := situation.cache_tokens:
+            share = f"{min(1.0, context / cache):.0%} of the KV cache{situation.each}"
+            measures.append(Measure("one full context takes", share))
         why = f"99% of the requests stay below {longest:,.0f} tokens; the plan then has room for more at once."
         remedies = (Remedy(Changes({"max-model-len": fitting}), why, f"More than {fitting:,} tokens are refused."),)
         symptom = f"Requests use {longest / context:.0%} of the {context:,} tokens that each may have."

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from vllm_console.diagnosis.conditions.rolling import MINUTE, observed, p99
 from vllm_console.diagnosis.conditions.rule import Situation
 from vllm_console.diagnosis.model import Remedy
+from vllm_console.diagnosis.words import FP8_CACHE_PRICE
 from vllm_console.format import seconds
 from vllm_console.telemetry.frames import Frame, merged, total
 from vllm_console.telemetry.model import Histogram
@@ -116,7 +117,7 @@ def fp8_cache(situation: Situation) -> Remedy | None:
     why = "In FP8 the KV cache holds twice the tokens."
     if capability >= HOPPER:
         return setting("kv-cache-dtype", "fp8", why, "Native on this GPU; answers can differ a little.")
-    return setting("kv-cache-dtype", "fp8", why, "Attention is slower on this GPU (native from Hopper on).")
+    return setting("kv-cache-dtype", "fp8", why, FP8_CACHE_PRICE)
 
 
 def share_prefixes(situation: Situation) -> Remedy | None:
@@ -152,7 +153,7 @@ def more_sequences(situation: Situation) -> Remedy | None:
     wanted = max(limit + 1, fitting // FULL_STEPS * FULL_STEPS)
     if fitting < WORTH_MORE * limit or wanted > situation.max_num_batched_tokens:
         return None
-    why = f"{wanted} sequences of the present length fit into the KV cache."
+    why = f"{wanted} sequences of the present length fit into the KV cache{situation.each}."
     price = "Each stream gets slower (ITL), and the cache fuller."
     itl = p99(observed(last, "itl")[-1])
     goal = situation.goals.itl_p99_seconds
@@ -164,11 +165,13 @@ def more_sequences(situation: Situation) -> Remedy | None:
 def fewer_sequences(situation: Situation, factor: float) -> Remedy | None:
     """As many sequences as fit with the tokens that each comes to hold, or ``factor`` of the fewest that run."""
     limit, goal, last = situation.max_num_seqs, situation.goals.kv_cache_usage, situation.last(MINUTE)
-    running = max((frame.running_max or 0.0 for frame in last), default=0.0)
+    engines = situation.engines
+    running = max((frame.running_max or 0.0 for frame in last), default=0.0) / engines
     # Many run only while they are short; the fewest at a frame's end are nearest to what fits once they are long.
-    fewest = min((count for frame in last if (count := frame.grown.requests_running)), default=running or limit)
+    counts = (count / engines for frame in last if (count := frame.grown.requests_running))
+    fewest = min(counts, default=running or limit)
     wanted = min(fewest, limit) * factor
-    cache, each = situation.frames[-1].kv_cache_tokens, held_tokens(situation.frames)
+    cache, each = situation.cache_tokens, held_tokens(situation.frames)
     if cache is not None and each is not None:
         # Never more than run now: what runs now is too much.
         wanted = min(_fitting(cache, goal, *each), max(wanted, MOST_KEPT * min(running or limit, limit)))
@@ -177,7 +180,8 @@ def fewer_sequences(situation: Situation, factor: float) -> Remedy | None:
         fitting = limit // 2
     if fitting < 1:
         return None
-    why = f"{fitting} sequences at once instead of {limit} fit into the KV cache at their usual length."
+    at_once = f"at once{situation.each}"
+    why = f"{fitting} sequences {at_once} instead of {limit} fit into the KV cache at their usual length."
     return setting("max-num-seqs", fitting, why, "Others wait longer: TTFT grows when more than that come at once.")
 
 

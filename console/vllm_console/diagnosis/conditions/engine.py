@@ -37,25 +37,20 @@ def engine_dead(situation: Situation) -> Condition | None:
 
 
 def _silence(frames: Sequence[Frame]) -> list[Verdict]:
-    """Bad are frames with running requests in which nothing moved: no token, no prompt, no block taken.
-
-    A long prefill gives no token either, but takes more of the KV cache with each step. That requests end is no
-    movement: clients that give up, and the request for one token when it does, are counted as ended too.
-    """
+    """Bad are frames in which an engine stood still that stands still by now, with requests running."""
+    still = frames[-1].still if frames else ()
     found = []
-    before: float | None = None
     for frame in frames:
-        grown = frame.grown
-        usage = grown.kv_cache_usage
-        moved = grown.generation_tokens_total or grown.prompt_tokens_total
-        if grown.generation_tokens_total is None or frame.running_max is None:
+        if frame.grown.generation_tokens_total is None or frame.running_max is None:
             found.append(Verdict.UNKNOWN)
-        elif not moved and (grown.requests_running or 0) >= 1 and usage == before and usage == frame.usage_max:
-            found.append(Verdict.BAD)
         else:
-            found.append(Verdict.GOOD)
-        before = usage
+            found.append(Verdict.BAD if set(still).intersection(frame.still) else Verdict.GOOD)
     return found
+
+
+def in_part(frames: Sequence[Frame]) -> bool:
+    """Whether some engines stand still and others do not: a request would come to one of those and tell nothing."""
+    return bool(frames) and 0 < len(frames[-1].still) < frames[-1].engines
 
 
 def suspected_hang(frames: Sequence[Frame]) -> float | None:
@@ -94,12 +89,20 @@ class EngineHung:
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """Since when nothing moves, and what shows it."""
-        running = situation.frames[-1].running_max or 0.0
+        newest = situation.frames[-1]
+        running = newest.running_max or 0.0
         since = suspected_hang(situation.frames) or since
         run = "1 request runs" if round(running) == 1 else f"{running:.0f} requests run"
-        symptom = f"{run}, and no token has come for {duration(situation.now - since)}."
+        silent = f"no token has come for {duration(situation.now - since)}"
+        symptom = f"{run}, and {silent}."
         more = (Measure("running", f"{running:.0f}"), Measure("/health", "200"))
         remedies = (RESTART, LOOK, PAUSED)
+        if in_part(situation.frames):
+            which = f"{'engine' if len(newest.still) == 1 else 'engines'} {', '.join(newest.still)}"
+            symptom = f"Part of it seems to hang: requests run on {which}, and {silent} from there."
+            cause = "The others do not: a request for one token, which would tell, would come to one of them."
+            measures = (Measure("stand still", f"{which} ({newest.engines} in all)"), *more)
+            return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, (RESTART, LOOK))
         if situation.unasked:
             symptom = f"It seems to hang: {symptom}"
             cause = f"Not confirmed by a request for one token, which would tell: {situation.unasked}."
@@ -142,7 +145,7 @@ class StarvedByClients:
         cause = "The clients send less than the server could do: it is not what limits them."
         measures = (
             Measure("GPU utilization", percent(used), percent(self.IDLE / 100), "fixed"),
-            Measure("running at once, most", f"{running:.0f}", str(situation.max_num_seqs), "max-num-seqs"),
+            situation.running(running, "running at once, most"),
         )
         more = Remedy(Changes(), "Send more requests at once, or give the GPU to others for a while.")
         return Condition(self.code, Severity.NOTE, since, symptom, cause, measures, (more,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_console.diagnosis.conditions.rolling import MINUTE, observed, p99, totals
+from vllm_console.diagnosis.conditions.rolling import MINUTE, held, observed, p99, totals
 from vllm_console.diagnosis.conditions.rule import Situation, Verdict
 from vllm_console.diagnosis.model import Condition, Measure, Severity
 from vllm_console.format import percent, seconds
@@ -24,7 +24,7 @@ class Healthy:
         frames, goals = situation.frames, situation.goals
         minutes = (totals(frames, "generation_tokens_total"), observed(frames, "ttft"), observed(frames, "itl"))
         found = []
-        for tokens, ttft, itl in zip(*minutes, strict=True):
+        for at, (tokens, ttft, itl) in enumerate(zip(*minutes, strict=True)):
             if tokens is None:
                 found.append(Verdict.UNKNOWN)
                 continue
@@ -32,14 +32,15 @@ class Healthy:
             worst = max((first or 0.0) / goals.ttft_p99_seconds, (between or 0.0) / goals.itl_p99_seconds)
             served = tokens > 0
             well = Verdict.BAD if worst <= 1.0 else Verdict.BETWEEN if worst <= NEARLY else Verdict.GOOD
-            found.append(well if served else Verdict.GOOD)
+            full = (held(frames, at) or 0.0) > goals.kv_cache_usage
+            found.append(well if served and not full else Verdict.GOOD)
         return found
 
     def describe(self, situation: Situation, since: float) -> Condition:
         """The figures that its objectives are about."""
         frames, goals, source = situation.last(MINUTE), situation.goals, situation.goals_source
-        usage = max((frame.usage_max or 0.0 for frame in frames), default=0.0)
-        measures = [Measure("KV cache usage", percent(usage), percent(goals.kv_cache_usage), source)]
+        usage = held(frames, len(frames) - 1) or 0.0
+        measures = [Measure("KV cache usage held", percent(usage), percent(goals.kv_cache_usage), source)]
         for key, goal in (("ttft", goals.ttft_p99_seconds), ("itl", goals.itl_p99_seconds)):
             if (latency := p99(merged(frames, key))) is not None:
                 measures.append(Measure(f"{key.upper()} p99", seconds(latency), seconds(goal), source))

@@ -46,15 +46,15 @@ def _peak(frames: Sequence[Frame]) -> float:
     return max(map(_prompt_tokens, frames), default=0.0)
 
 
-def _is_spike(frame: Frame, goal: float) -> bool | None:
-    """Whether many gaps, or one in half of the streams, are far above the goal and no preemption explains it."""
+def _is_spike(frame: Frame, goal: float, engines: int) -> bool | None:
+    """Whether many gaps, or one in half of an engine's streams, are far above the goal; no preemption explains it."""
     itl = frame.histogram("itl")
     if itl is None:
         return None
     usual, worst = p50(itl), p99(itl)
     if not usual or not worst or itl.count < 20 or usual > goal or frame.grown.preemptions_total:
         return False
-    stalled = count_above(itl, STALL * goal) >= max(3.0, (frame.running_max or 0.0) / 2)
+    stalled = count_above(itl, STALL * goal) >= max(3.0, (frame.running_max or 0.0) / engines / 2)
     return stalled or (worst > goal and worst >= SPIKE * usual)
 
 
@@ -68,8 +68,8 @@ class PrefillContention:
 
     def verdicts(self, situation: Situation) -> Sequence[Verdict]:
         """By spikes in most of the last minute, or by those of three minutes that come with prompts."""
-        frames, goal = situation.frames, situation.goals.itl_p99_seconds
-        spikes = [_is_spike(frame, goal) for frame in frames]
+        frames, goal, engines = situation.frames, situation.goals.itl_p99_seconds, situation.engines
+        spikes = [_is_spike(frame, goal, engines) for frame in frames]
         prefill = observed(frames, "prefill", 5 * MINUTE)
         found = []
         for at, spike in enumerate(spikes):
@@ -106,7 +106,7 @@ class PrefillContention:
         itl = merged(frames, "itl")
         peak = highest_gap(itl)
         usual = p50(itl) or 0.0
-        spikes = sum(bool(_is_spike(one, goal)) for one in frames)
+        spikes = sum(bool(_is_spike(one, goal, situation.engines)) for one in frames)
         measures = (
             Measure("ITL, the longest", seconds(peak), seconds(goal), f"for the p99: {situation.goals_source}"),
             Measure("ITL p50", seconds(usual)),
@@ -209,7 +209,8 @@ class SlowTokens:
     ) -> tuple[str, tuple[Remedy, ...]]:
         """The cause in one sentence, and what would mend it; may add to what is told."""
         running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
-        measures.append(Measure("running", f"{running:.0f}", str(situation.max_num_seqs), "max-num-seqs"))
+        measures.append(situation.running(running))
+        running /= situation.engines
         sequences = "1 sequence" if round(running) == 1 else f"{running:.0f} sequences"
         cause = f"Steps with {sequences} take too long on this {'machine' if situation.build == 'cpu' else 'GPU'}."
         fewer = fewer_sequences(situation, 0.5) if running >= 8 else None
@@ -234,8 +235,9 @@ class SlowFirstToken(SlowTokens):
         measures += [Measure("time in the queue, mean", seconds(queue)), Measure("prefill, mean", seconds(prefill))]
         if queue > prefill:
             running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
-            full = running >= AT_THE_LIMIT * situation.max_num_seqs
-            held = f": no more than {situation.max_num_seqs} may run at once" if full else " before they are computed"
+            full = running >= AT_THE_LIMIT * situation.most_running
+            limit = f"{situation.max_num_seqs} may run at once{situation.each}"
+            held = f": no more than {limit}" if full else " before they are computed"
             cause = f"Requests wait in the queue{held}."
             more = more_sequences(situation) if full else None
             return cause, present((more, share_prefixes(situation), elsewhere(situation)))

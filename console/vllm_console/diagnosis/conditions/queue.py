@@ -57,10 +57,11 @@ def _held_by(situation: Situation, frame: Frame, prompt: float) -> Held:
     usage = frame.usage_max or 0.0
     if usage * WORTH_MORE > situation.goals.kv_cache_usage:
         return Held.MEMORY
-    if (frame.running_max or 0.0) >= AT_THE_LIMIT * situation.max_num_seqs:
+    if (frame.running_max or 0.0) >= AT_THE_LIMIT * situation.most_running:
         return Held.SEQUENCES
     # A request is let in when its whole prompt fits: with long prompts much of the cache stays empty.
-    room = (1 - usage) * frame.kv_cache_tokens if frame.kv_cache_tokens is not None else None
+    cache = situation.cache_tokens
+    room = (1 - usage) * cache if cache is not None else None
     return Held.MEMORY if room is not None and room < prompt else Held.STEPS
 
 
@@ -93,11 +94,10 @@ def _queue(situation: Situation) -> str:
 
 def _measures(situation: Situation) -> list[Measure]:
     frame = situation.frames[-1]
-    running, waiting = (f"{value or 0:.0f}" for value in (frame.running_max, frame.waiting_max))
     usage, goal = percent(frame.usage_max), percent(situation.goals.kv_cache_usage)
     measures = [
-        Measure("waiting", waiting),
-        Measure("running", running, str(situation.max_num_seqs), "max-num-seqs"),
+        Measure("waiting", f"{frame.waiting_max or 0:.0f}"),
+        situation.running(frame.running_max or 0.0),
         Measure("KV cache usage", usage, goal, situation.goals_source),
     ]
     queued = merged(situation.last(MINUTE), "queue")
@@ -120,7 +120,7 @@ class OversubscribedSequences:
         limit = situation.max_num_seqs
         usage = max((one.usage_max or 0.0 for one in situation.last(MINUTE)), default=0.0)
         symptom = f"{_queue(situation)}, and {usage:.0%} of the KV cache is used."
-        cause = f"No more than {limit} sequences may run at once."
+        cause = f"No more than {limit} sequences may run at once{situation.each}."
         remedies = present((more_sequences(situation), elsewhere(situation)))
         measures = tuple(_measures(situation))
         return Condition(self.code, Severity.WARNING, since, symptom, cause, measures, remedies)
@@ -190,10 +190,11 @@ class NotAdmitted:
         symptom = "1 request waits and none runs." if waiting == 1 else f"{waiting} requests wait and none runs."
         if frame.running_max:
             symptom = "Requests waited while none ran; now some run again."
-        cache = frame.kv_cache_tokens
+        cache, each = situation.cache_tokens, situation.each
         measures = tuple(_measures(situation))
         if cache is not None and context is not None and context > cache:
-            cause = f"A request may have {context:,} tokens, and the KV cache holds {cache:,}: the first finds no room."
+            held = f"the KV cache holds {cache:,}{each}"
+            cause = f"A request may have {context:,} tokens, and {held}: the first finds no room."
             remedies = (*more_cache(situation), self._shorter(cache))
         else:
             cause = "They would find room: the engine was paused or put to sleep, or waits for something itself."

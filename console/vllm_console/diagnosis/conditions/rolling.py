@@ -16,6 +16,9 @@ from vllm_console.telemetry.window import quantile
 MINUTE = 6
 """Frames of ten seconds in a minute."""
 
+HELD = 3
+"""Frames in a row over which usage is a state and no peak."""
+
 SLOW_SHARE = 0.01
 """A p99 is above its goal when more than this share of the observations is."""
 
@@ -34,6 +37,16 @@ def totals(frames: Sequence[Frame], counter: str, count: int = MINUTE) -> list[f
         reported.append(value is not None)
         sums.append(sums[-1] + (value or 0.0))
     return [sums[at + 1] - sums[max(0, at + 1 - count)] if known else None for at, known in enumerate(reported)]
+
+
+def held(frames: Sequence[Frame], at: int, count: int = MINUTE) -> float | None:
+    """The highest KV cache usage (a share) that three frames in a row reached within the ``count`` up to ``at``.
+
+    A peak is no state: it is what `check` goes by, too. None where usage is not reported.
+    """
+    known = [one.usage_max for one in frames[max(0, at + 1 - count) : at + 1] if one.usage_max is not None]
+    rows = [known[begin : begin + HELD] for begin in range(max(1, len(known) - HELD + 1))]
+    return max(map(min, rows)) if known else None
 
 
 def observed(frames: Sequence[Frame], key: str, count: int = MINUTE) -> list[Histogram | None]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from vllm_console.diagnosis.model import Condition
+from vllm_console.diagnosis.model import Condition, Measure
 from vllm_console.telemetry.frames import Frame
 from vllm_launchers.machine.gpu.host import Gpu
 from vllm_launchers.plan.flags import token_count
@@ -25,6 +25,12 @@ DEFAULT_OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_ca
 DEFAULT_SEQUENCES = {False: 256, True: 1024}
 DEFAULT_STEP_TOKENS = {False: 2048, True: 8192}
 """``max-num-seqs`` and ``max-num-batched-tokens`` where the flags are not set, on a large GPU or not."""
+
+ELSEWHERE = (
+    "data-parallel-rank", "data-parallel-external-lb", "data-parallel-hybrid-lb", "data-parallel-size-local",
+    "data-parallel-multi-port-external-lb", "nnodes",
+)  # fmt: skip
+"""With one of these only some of ``data-parallel-size`` engines, or one, stand behind the server's port."""
 
 ENTER, OF = 3, 4
 LEAVE = 3
@@ -111,9 +117,41 @@ class Situation:
         return f"objectives of preset {self.preset}" if self.preset else "objectives of its preset"
 
     @property
+    def engines(self) -> int:
+        """Its engines (data-parallel ranks): limits hold for each, requests and tokens are counted over all of them.
+
+        As seen; by its flag where it has so many that history keeps them as one.
+        """
+        seen = self.frames[-1].engines if self.frames else 1
+        if seen > 1 or any(name in self.flags for name in ELSEWHERE):
+            return seen
+        return token_count(self.flags.get("data-parallel-size")) or 1
+
+    @property
     def max_num_seqs(self) -> int:
-        """How many sequences may run at once; vLLM's own default where the flag is not set."""
+        """How many sequences may run at once in each engine; vLLM's own default where the flag is not set."""
         return token_count(self.flags.get("max-num-seqs")) or DEFAULT_SEQUENCES[self.large_gpu]
+
+    @property
+    def most_running(self) -> int:
+        """How many sequences may run at once over all engines."""
+        return self.engines * self.max_num_seqs
+
+    def running(self, count: float, name: str = "running") -> Measure:
+        """How many sequences run, beside how many may."""
+        source = f"max-num-seqs of {self.engines} engines" if self.engines > 1 else "max-num-seqs"
+        return Measure(name, f"{count:.0f}", str(self.most_running), source)
+
+    @property
+    def each(self) -> str:
+        """What is said after a figure that holds for each engine; empty where there is but one."""
+        return " in each engine" if self.engines > 1 else ""
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens that the KV cache of one engine holds."""
+        tokens = self.frames[-1].kv_cache_tokens if self.frames else None
+        return tokens // self.engines if tokens is not None else None
 
     @property
     def max_num_batched_tokens(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from vllm_console.diagnosis.case import Case
 from vllm_console.diagnosis.model import Remedy
+from vllm_console.diagnosis.words import FP8_CACHE_PRICE
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import FlagValue
 
@@ -20,18 +21,19 @@ BLOCK = 16
 SMALLEST_STEP = 1024
 """Tokens of one step, of prefill, below which prompts take too long."""
 
-_ESTIMATE = re.compile(r"estimated maximum model length is (\d+)")
+_FIGURE = r"\d{1,9}(?:\.\d{1,9})?"
+_ESTIMATE = re.compile(r"estimated maximum model length is (\d{1,12})\b")
 _NEEDED = re.compile(
-    r"seq(?:uence)? len \((?P<length>\d+)\), \(?(?P<need>[\d.]+) Gi?B KV cache is needed, "
-    r"which is larger than the available KV cache memory \((?P<have>[\d.]+) Gi?B\)"
+    rf"seq(?:uence)? len \((?P<length>\d{{1,12}})\), \(?(?P<need>{_FIGURE}) Gi?B KV cache is needed, "
+    rf"which is larger than the available KV cache memory \((?P<have>{_FIGURE}) Gi?B\)"
 )
-_STORED = re.compile(r"max(?:imum)? seq(?:uence)? len \(\d+\) is larger than .*KV cache \((?P<tokens>\d+)\)")
+_STORED = re.compile(r"max(?:imum)? seq(?:uence)? len \(\d+\) is larger than .*KV cache \((?P<tokens>\d{1,12})\)")
 _ASKED = re.compile(
-    r"Tried to allocate (?P<asked>[\d.]+) (?P<unit>[KMG])iB.* total capacity of (?P<total>[\d.]+) GiB"
-    r".* which (?P<free>[\d.]+) (?P<free_unit>[KMG]iB|bytes) is free"
+    rf"Tried to allocate (?P<asked>{_FIGURE}) (?P<unit>[KMG])iB.* total capacity of (?P<total>{_FIGURE}) GiB"
+    rf".* which (?P<free>{_FIGURE}) (?P<free_unit>[KMG]iB|bytes) is free"
 )
 _GIB: Mapping[str, float] = {"K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "b": 1 / (1 << 30)}
-_FREE = re.compile(r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\)")
+_FREE = re.compile(rf"\((?P<free>{_FIGURE})/(?P<total>{_FIGURE}) GiB\)")
 
 
 def change(name: str, value: FlagValue) -> Changes:
@@ -88,8 +90,7 @@ def _fp8_kv(case: Case) -> Remedy:
     if told:
         enough = float(told["need"]) <= 2 * float(told["have"])
         why += f": {'enough' if enough else 'still not enough'} for {int(told['length']):,}"
-    price = "Native from Ada and Hopper on (not on Ampere); answers can differ a little."
-    return Remedy(change("kv-cache-dtype", "fp8"), f"{why}.", price)
+    return Remedy(change("kv-cache-dtype", "fp8"), f"{why}.", FP8_CACHE_PRICE)
 
 
 def _smaller_steps(case: Case) -> list[Remedy]:
@@ -116,7 +117,7 @@ def _fewer_sequences(case: Case, for_what: str) -> list[Remedy]:
 def _less_utilization(case: Case, margin: float, why: str) -> list[Remedy]:
     """Lower by what was asked for and not free, where the log says so, and in any case by the margin."""
     missing = 0.0
-    if told := _ASKED.search(case.text):
+    if (told := _ASKED.search(case.text)) and float(told["total"]) > 0:
         asked = float(told["asked"]) * _GIB[told["unit"]]
         missing = (asked - float(told["free"]) * _GIB[told["free_unit"][0]]) / float(told["total"])
     lower = math.floor((case.utilization - max(margin, missing + 0.01)) * 100 + 1e-6) / 100
@@ -130,11 +131,10 @@ def _spread(case: Case) -> list[Remedy]:
     size = int(case.number("tensor-parallel-size", 1))
     why = f"Over {size * 2} GPUs each holds half as much of the weights as now."
     price = f"It takes {size * 2} GPUs, best joined by NVLink."
+    smaller = "" if case.quantized else ", or the same one as AWQ, GPTQ or FP8"
     return [
         Remedy(change("tensor-parallel-size", size * 2), why, price),
-        Remedy(
-            Changes(), "Take a smaller model, or the same one as AWQ, GPTQ or FP8.", "Quality may be a little lower."
-        ),
+        Remedy(Changes(), f"Take a smaller model{smaller}.", "Quality may be a little lower."),
     ]
 
 
@@ -159,9 +159,8 @@ def free_memory_below_utilization(case: Case) -> tuple[Remedy, ...]:
 
 def weights_do_not_fit(case: Case) -> tuple[Remedy, ...]:
     """The model is larger than the GPU."""
-    quantized = "quantization" in case.flags
     found = _spread(case)
-    if not quantized:
+    if not case.quantized:
         found.insert(
             1,
             Remedy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 
 from vllm_console.diagnosis.case import Case
@@ -145,13 +146,13 @@ def tp_not_divisor(case: Case) -> tuple[Remedy, ...]:
     size = int(case.number("tensor-parallel-size", 1))
     if told := _HEADS.search(case.text):
         heads, size = int(told["heads"]), int(told["size"])
-        fitting = max(part for part in range(1, size + 1) if heads % part == 0 and size % part == 0)
+        fitting = math.gcd(heads, size)
         why = f"{heads} attention heads can be split over {fitting} GPUs, not over {size}."
     elif told := _BLOCKS.search(case.text):
         return _whole_blocks(int(told["part"]), int(told["block"]), size)
     else:
         fitting, why = (size // 2 if size > 1 else 0), "The model cannot be split over that many GPUs."
-    if not fitting or fitting == size:
+    if not fitting or fitting >= size:
         return ()
     found = [Remedy(Changes({"tensor-parallel-size": fitting}), why, "Each GPU holds more of the weights.")]
     if size % fitting == 0 and fitting < size:
@@ -163,7 +164,7 @@ def tp_not_divisor(case: Case) -> tuple[Remedy, ...]:
 
 def _whole_blocks(part: int, block: int, size: int) -> tuple[Remedy, ...]:
     """A rank's part must be a multiple of the checkpoint's blocks: parts grow as ranks get fewer."""
-    factor = next((times for times in (2, 4, 8, 16, 32) if part * times % block == 0), 0)
+    factor = next((times for times in (2, 4, 8, 16, 32) if block and part * times % block == 0), 0)
     why = f"A rank's part of {part} columns is no multiple of the checkpoint's blocks of {block}"
     found = []
     if factor and size % factor == 0:

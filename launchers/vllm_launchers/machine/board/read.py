@@ -14,7 +14,7 @@ from vllm_launchers.machine.ports import user_name
 from vllm_launchers.procfs import PROC
 from vllm_launchers.procfs import stat as process_stat
 
-PAGE = re.compile(r"(\d{1,10})\.json")
+PAGE = re.compile(r"(0|[1-9][0-9]{0,9})\.json")
 """The name of a person's file: their uid."""
 
 MOST_PAGES = 512

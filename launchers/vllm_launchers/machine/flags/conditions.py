@@ -13,6 +13,7 @@ from difflib import get_close_matches
 
 from vllm_launchers.machine.flags.given import Flags, Given
 from vllm_launchers.machine.flags.model import FlagTable
+from vllm_launchers.machine.flags.releases import parse_release
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Condition:
 def broken_conditions(table: FlagTable, flags: Flags, resolved: Flags | None = None) -> list[tuple[str, str]]:
     """Conditions between flags that are not met: ``(flag, sentence)``. ``resolved`` as for `judge.judge`."""
     given = Given(table, flags, resolved or {})
-    release = _release(table.version)
+    release = parse_release(table.version or "")
     found = []
     for condition in CONDITIONS:
         known = all(table.get(name) is not None for name in condition.flags)
@@ -35,11 +36,6 @@ def broken_conditions(table: FlagTable, flags: Flags, resolved: Flags | None = N
         if in_force and (sentence := condition.broken(given)) is not None:
             found.append((condition.flags[0], sentence))
     return found
-
-
-def _release(version: str | None) -> tuple[int, int] | None:
-    parts = (version or "").split(".")
-    return (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit() else None
 
 
 def _more(small: str, large: str, *, needs: str = "") -> Condition:

@@ -6,7 +6,7 @@ import re
 
 Number = int | float
 
-_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_SUFFIXED = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

@@ -20,6 +20,7 @@ MOST_GPUS = 64
 MOST_HOLDERS = 4096
 MOST_TEXT = 4096
 _BIG = 1e9
+_MOST_COUNTED = 2**64
 
 RECORDED = Path(__file__).parent / "hosts"
 """Hosts that come with the program."""
@@ -112,10 +113,11 @@ def _problems(host: Host) -> Iterator[str]:
 def _bad_values(value: Any, where: str) -> Iterator[str]:
     """Numbers that are negative, not finite or absurd, and texts without end, anywhere in the document."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or value < -1 or (isinstance(value, float) and value < 0):
-            yield f"{where}: {value} is out of range; expected a number from 0"
-        elif value > _BIG and not where.endswith(_COUNTERS):
-            yield f"{where}: {value:g} is out of range"
+        # Only a float is asked whether it is finite: a whole number may be longer than a float can be.
+        if value < -1 or (isinstance(value, float) and not 0 <= value < math.inf):
+            yield f"{where}: {str(value)[:20]} is out of range; expected a number from 0"
+        elif value > (_MOST_COUNTED if where.endswith(_COUNTERS) else _BIG):
+            yield f"{where}: {str(value)[:20]} is out of range"
     elif isinstance(value, str):
         if len(value) > MOST_TEXT:
             yield f"{where}: is longer than {MOST_TEXT} characters"
@@ -131,7 +133,7 @@ def _bad_values(value: Any, where: str) -> Iterator[str]:
 
 
 _COUNTERS = ("_kib", "_at", ".at", "at", "replays", "ecc_corrected", "ecc_uncorrected", "crc", "replay", "recovery")
-"""Keys of numbers that have no bound: counters and times."""
+"""Keys of numbers that have no bound but a counter's: counters and times."""
 
 
 def _complete(host: Host) -> Host:

@@ -21,15 +21,15 @@ class Release:
 def wait_until_freed(
     look: Callable[[], Host],
     wanted: Mapping[int, float],
-    before: Collection[int] = (),
+    ours: Collection[int] = (),
     *,
     timeout: float = 30.0,
     poll: float = 0.25,
 ) -> Release:
     """Poll until each GPU has as many GiB free as ``wanted`` says, or name who holds them.
 
-    ``look`` gives the newest host, such as ``lambda: watch.latest().host``; ``before`` are pids that held memory when
-    the server was stopped: of these the stuck ones are named first.
+    ``look`` gives the newest host, such as ``lambda: watch.latest().host``; ``ours`` are the pids of the server that
+    was stopped: where they are known no other is named, for what others hold is theirs.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -38,13 +38,14 @@ def wait_until_freed(
         if not short and not host.problem:
             return Release(True)
         if time.monotonic() >= deadline:
-            return Release(False, host.problem or "; ".join(_held(gpu, wanted[gpu.index], before) for gpu in short))
+            return Release(False, host.problem or "; ".join(_held(gpu, wanted[gpu.index], ours) for gpu in short))
         time.sleep(poll)
 
 
-def _held(gpu: Gpu, wanted: float, before: Collection[int]) -> str:
+def _held(gpu: Gpu, wanted: float, ours: Collection[int]) -> str:
     free = gpu.free_gib or 0.0
-    holders = sorted(gpu.holders, key=lambda holder: (holder.pid not in before, -(holder.gib or 0.0)))
+    holders = sorted(gpu.holders, key=lambda holder: -(holder.gib or 0.0))
+    holders = [holder for holder in holders if not ours or holder.pid in ours]
     if not holders:
         return f"GPU {gpu.index}: {wanted - free:.1f} GiB did not come back, and no process is seen that holds them"
     holder = holders[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ DRIVER_GIB = 1.5
 DESKTOP_GIB = 1.5
 """A desktop's windows hold so much of a GPU and leave the rest to others; more than this is real work."""
 
+_MOST_GIB = 1e6
 _AMOUNT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*(GiB|GB|G|%)?", re.IGNORECASE)
 
 
@@ -121,6 +123,8 @@ def parse_share(gpu: int, value: str | float) -> Share:
     Raises:
         HostError: it is none of these; one sentence.
     """
+    if isinstance(value, int) and abs(value) > _MOST_GIB:
+        value = math.inf  # it may be longer than Python writes, or a float holds
     expected = f"share of GPU {gpu}: {str(value)[:40]!r} is no share; write '24 GiB', '50 %' or a fraction such as 0.5"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise HostError(expected)
@@ -131,7 +135,7 @@ def parse_share(gpu: int, value: str | float) -> Share:
         number, unit = float(found[1]), (found[2] or "").lower()
     else:
         number, unit = float(value), ""
-    if not 0 <= number < 1e6 or (unit == "%" and number > 100):
+    if not 0 <= number < _MOST_GIB or (unit == "%" and number > 100):
         raise HostError(expected)
     if unit == "%":
         return Share(gpu, fraction=number / 100)

@@ -68,7 +68,7 @@ def whole_numbers(config: Config, *names: str) -> tuple[int, ...]:
     """Return the first of these entries that is a list of whole numbers."""
     for name in names:
         value = config.get(name)
-        if isinstance(value, list) and value and all(type(entry) is int for entry in value):
+        if isinstance(value, list) and value and all(type(entry) is int and abs(entry) <= MOST for entry in value):
             return tuple(value)
     return ()
 

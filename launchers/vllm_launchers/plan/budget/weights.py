@@ -18,6 +18,7 @@ _BITS = {"bitsandbytes": 4, "gguf": 5, "awq": 4, "awq_marlin": 4, "gptq": 4, "gp
 _ONLINE = {"bitsandbytes": 4.5, "mxfp4": 4.25, "modelopt_fp4": 4.5, "nvfp4": 4.5}
 _ONLINE_8 = re.compile(r"fp8|mxfp8|ptpc_fp8|int8|experts_int8|fp8_per_(?:tensor|block|token|channel)\w*|int8_per_\w+")
 _IN_NAME = re.compile(r"(?<![A-Za-z\d.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)([BM])(?![A-Za-z\d])", re.IGNORECASE)
+_COUNT = re.compile(r"[0-9]{1,6}")
 _BITS_IN_NAME = (
     (re.compile(r"nvfp4|mxfp4|fp4", re.IGNORECASE), 4.5),
     (re.compile(r"int4|w4a\d+|awq|gptq|4-?bit|q4", re.IGNORECASE), 4.25),
@@ -139,7 +140,7 @@ def pipeline_stages(layers: int, settings: Settings, environment: Mapping[str, s
     for back in range(2, layers % count + 2):
         sizes[-back] += 1
     words = environment.get("VLLM_PP_LAYER_PARTITION", "").split(",")
-    if len(words) == count and all(word.strip().isdecimal() for word in words):
+    if len(words) == count and all(_COUNT.fullmatch(word.strip()) for word in words):
         wanted = [int(word) for word in words]
         sizes = wanted if sum(wanted) == layers else sizes
     starts = [sum(sizes[:at]) for at in range(count)]

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vllm_launchers.machine.gpu.host import Gpu, Host
+from vllm_launchers.machine.gpu.host import Gpu, Host, MigInstance
+from vllm_launchers.plan.budget.settings import decimal
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.knowledge import Knowledge
 from vllm_launchers.plan.model import EngineKind, Flags, Plan
@@ -40,9 +41,9 @@ def spread(flags: Flags) -> bool:
 
 def utilization(plan: Plan) -> float:
     """The share of each GPU that vLLM will take: the flag, else the release's default."""
-    value = plan.flags.get(UTILIZATION)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+    value = decimal(plan.flags.get(UTILIZATION))
+    if value is not None:
+        return value
     release = plan.engine.release
     return 0.9 if release is not None and release < UTILIZATION_UP_SINCE else 0.92
 
@@ -67,34 +68,37 @@ def simulated(plan: Plan) -> bool:
 def gpus_of(plan: Plan, knowledge: Knowledge) -> tuple[Gpu, ...]:
     """The GPUs that it would run on; a MIG slice stands as a GPU of its size. Empty where they are not known.
 
-    Where none were chosen vLLM takes the first ones that it sees.
+    Where none were chosen vLLM takes the first ones that it sees. What ``CUDA_VISIBLE_DEVICES`` names and nobody knows
+    here, as ``-1`` or nothing at all, leaves them unknown.
     """
     host = knowledge.host
     if host is None or not uses_gpus(plan):
         return ()
-    devices = plan.environment.get(VISIBLE) or knowledge.surroundings.environment.get(VISIBLE, "")
-    if devices.startswith("MIG-"):
-        return _slice(host, devices)
-    indices = plan.gpus or _indices(devices)
+    devices = variables(plan, knowledge).get(VISIBLE)
     known = {gpu.index: gpu for gpu in host.gpus}
-    if indices:
-        return tuple(known[index] for index in indices if index in known)
-    return tuple(known[index] for index in sorted(known))[: ranks(plan.flags)]
+    if plan.gpus and not (devices or "").startswith("MIG-"):
+        return tuple(known[index] for index in plan.gpus if index in known)
+    if devices is None:
+        return tuple(known[index] for index in sorted(known))[: ranks(plan.flags)]
+    found = [_device(host, word.strip()) for word in devices.split(",")]
+    return tuple(gpu for gpu in found if gpu is not None) if None not in found else ()
 
 
-def _indices(devices: str) -> tuple[int, ...]:
-    words = [word.strip() for word in devices.split(",")] if devices else []
-    return tuple(map(int, words)) if all(word.isdecimal() for word in words) else ()
+def _device(host: Host, word: str) -> Gpu | None:
+    """What one word of ``CUDA_VISIBLE_DEVICES`` names: an index, or a UUID or the only beginning of one."""
+    if word.startswith("GPU-"):
+        found = [gpu for gpu in host.gpus if (gpu.uuid or "").startswith(word)]
+    elif word.startswith("MIG-"):
+        found = [_slice(gpu, part) for gpu in host.gpus for part in gpu.mig if part.uuid.startswith(word)]
+    else:
+        found = [gpu for gpu in host.gpus if str(gpu.index) == word]
+    return found[0] if len(found) == 1 else None
 
 
-def _slice(host: Host, uuid: str) -> tuple[Gpu, ...]:
-    for gpu in host.gpus:
-        for part in gpu.mig:
-            if part.uuid == uuid:
-                held = tuple(h for h in gpu.holders if h.instance is not None and h.instance == part.gpu_instance)
-                used = (part.memory_gib or 0.0) - (part.free_gib or 0.0)
-                return (replace(gpu, memory_gib=part.memory_gib, free_gib=part.free_gib, used_gib=used, used_by=held),)
-    return ()
+def _slice(gpu: Gpu, part: MigInstance) -> Gpu:
+    held = tuple(h for h in gpu.holders if h.instance is not None and h.instance == part.gpu_instance)
+    used = (part.memory_gib or 0.0) - (part.free_gib or 0.0)
+    return replace(gpu, memory_gib=part.memory_gib, free_gib=part.free_gib, used_gib=used, used_by=held)
 
 
 def capability(gpus: tuple[Gpu, ...]) -> float | None:

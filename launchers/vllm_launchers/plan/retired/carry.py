@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from vllm_launchers.plan.model import Changes, Flags, FlagValue
 
 FlagCarry = Callable[[Flags], Changes | None]
 VariableCarry = Callable[[str, Flags], Changes | None]
+
+_WHOLE = re.compile(r"[0-9]{1,18}")
 
 SPECULATIVE_KEYS: Mapping[str, str] = {
     "speculative-model": "model",
@@ -145,7 +148,7 @@ def variable_to_flag(name: str) -> VariableCarry:
 
     def carry(value: str, flags: Flags) -> Changes | None:
         text = value.strip()
-        return _set(name, int(text) if text.isdecimal() else text, flags) if text else None
+        return _set(name, int(text) if _WHOLE.fullmatch(text) else text, flags) if text else None
 
     return carry
 
@@ -166,7 +169,7 @@ def variable_to_json(target: str, key: str, *, switch: bool = False, besides: Ma
         text = value.strip()
         if not text:
             return None
-        inner: Any = int(text) if text.isdecimal() else text
+        inner: Any = int(text) if _WHOLE.fullmatch(text) else text
         if switch:
             inner = text.lower() in ("1", "true")
         return _merged(target, {**besides, key: inner}, (), flags)
