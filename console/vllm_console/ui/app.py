@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from rich.style import Style
 from textual.app import App
 from textual.binding import BindingType
+from textual.screen import ModalScreen
+from textual.timer import Timer
 
 from vllm_console.fleet.api import Fleet, FleetError
 from vllm_console.fleet.model import FleetSnapshot
@@ -92,13 +94,16 @@ class ConsoleApp(App[None]):
         self.looking = Looking(refresh, read_only=read_only, demo=demo)
         self.message: tuple[str, Style | None] | None = None
         """What was said last, while it stands."""
-        self._message_until = 0.0
+        self._message_timer: Timer | None = None
+        self._asking: set[str] = set()
+        """What is asked for at most once at a time, and is under way."""
         self._untold = ""
         self.told_to_end = False
         """Whether a signal ended it, or its terminal went: nobody reads what is said afterwards."""
         self._seen_at = 0.0
         self._resized_at = float("-inf")
         self._wake = asyncio.Event()
+        self._look_once = False
         self.operations = OperationsScreen()
         self.set_keymap(dict(keys or {}))
 
@@ -183,7 +188,8 @@ class ConsoleApp(App[None]):
         while True:
             started = loop.time()
             self._wake.clear()
-            if not self.looking.paused:
+            if not self.looking.paused or self._look_once:
+                self._look_once = False
                 await self._look()
             rest = None if self.looking.paused else max(0.02, self.looking.refresh - (loop.time() - started))
             try:
@@ -196,7 +202,6 @@ class ConsoleApp(App[None]):
         look = asyncio.ensure_future(in_thread(partial(self._see, self.operations.selected_name), "look at servers"))
         while not (await asyncio.wait({look}, timeout=max(PATIENCE_SECONDS, self.looking.refresh)))[0]:
             self._set_looking(hanging=loop.time() - self._seen_at)
-        self._forget_message(loop.time())
         try:
             self.snapshot = look.result()
         except Exception as error:  # noqa: BLE001 - the look's boundary: said on the screen, and tried again
@@ -232,6 +237,11 @@ class ConsoleApp(App[None]):
         if not self.looking.paused:
             self._wake.set()
 
+    def look_once(self) -> None:
+        """Look at once, also while paused."""
+        self._look_once = True
+        self._wake.set()
+
     def _set_looking(self, **changes: object) -> None:
         self.looking = _with(self.looking, **changes)
         if self.operations.is_mounted and self.screen_stack:
@@ -257,39 +267,64 @@ class ConsoleApp(App[None]):
 
     # -- doing -----------------------------------------------------------------------------------------------------
 
-    def act(self, doing: str, call: Callable[[], T], done: Callable[[T], str]) -> None:
-        """Run a verb of the fleet in a thread. ``done`` turns its result into what is said; errors are said too."""
+    def act(
+        self,
+        doing: str,
+        call: Callable[[], T],
+        done: Callable[[T], str],
+        failed: Callable[[Exception], bool] | None = None,
+        *,
+        once: str = "",
+    ) -> None:
+        """Run a verb of the fleet in a thread. ``done`` turns its result into what is said; errors are said too.
+
+        ``failed`` hears of an error first, and says whether that was told. What has the same ``once`` as something
+        under way is not begun.
+        """
+        if once in self._asking:
+            return
+        if once:
+            self._asking.add(once)
         if doing:
             self.say(doing)
-        self.run_worker(self._act(call, done), name=doing or "verb", group="verbs")
+        self.run_worker(self._act(call, done, failed, once), name=doing or "verb", group="verbs")
 
-    async def _act(self, call: Callable[[], T], done: Callable[[T], str]) -> None:
+    async def _act(
+        self, call: Callable[[], T], done: Callable[[T], str], failed: Callable[[Exception], bool] | None, once: str
+    ) -> None:
         try:
             result = await in_thread(call, "verb")
-        except FleetError as error:
-            self.say(sentence(error), BAD)
         except Exception as error:  # noqa: BLE001 - the verb's boundary: said on the screen
-            self.say(f"That went wrong: {sentence(error)}", BAD)
+            if failed is None or not failed(error):
+                wrong = "" if isinstance(error, FleetError) else "That went wrong: "
+                self.say(f"{wrong}{sentence(error)}", BAD)
         else:
             said = done(result)
             if said:
                 self.say(said)
-        self.look_now()
+        finally:
+            self._asking.discard(once)
+        self.look_once()
 
     def say(self, text: str, style: Style | None = None) -> None:
         """Show a sentence in the message line, for a while. On another screen than operations: as a toast."""
         self.message = (plain(text), style)
-        self._message_until = asyncio.get_running_loop().time() + MESSAGE_SECONDS
+        if self._message_timer is not None:
+            self._message_timer.stop()
+        self._message_timer = self.set_timer(MESSAGE_SECONDS, self._forget_message)
         if not self.screen_stack:
             return
         if self.screen is not self.operations and style is not None:
             self.notify(plain(text), severity="error" if style is BAD else "information", markup=False)
-        if self.operations.is_mounted:
-            self.operations.draw_foot()
+        self._draw_message()
 
-    def _forget_message(self, now: float) -> None:
-        if self.message is not None and now > self._message_until:
-            self.message = None
+    def _forget_message(self) -> None:
+        self.message = self._message_timer = None
+        self._draw_message()
+
+    def _draw_message(self) -> None:
+        if self.screen_stack and self.operations.is_mounted:
+            self.operations.draw_foot()
 
     # -- other screens ---------------------------------------------------------------------------------------------
 
@@ -297,11 +332,17 @@ class ConsoleApp(App[None]):
         """All keys."""
         from vllm_console.ui.screens.help import HelpScreen
 
-        self.push_screen(HelpScreen(self.read_only))
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(self.read_only))
 
     def action_commands(self) -> None:
         """The command palette."""
         self.action_command_palette()
+
+    def action_command_palette(self) -> None:
+        """Open the palette; over a question there is none, for what it lists would go on below."""
+        if not isinstance(self.screen, ModalScreen):
+            super().action_command_palette()
 
 
 def _with(looking: Looking, **changes: object) -> Looking:

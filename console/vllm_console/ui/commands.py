@@ -26,8 +26,8 @@ class RegistryCommands(Provider):
 
     def _actions(self) -> Iterator[Action]:
         read_only = self._console.read_only
-        scope = getattr(self.screen, "SCOPE", "operations")
-        yield from scoped(scope, read_only)
+        scope = getattr(self.screen, "SCOPE", "")
+        yield from scoped(scope, read_only) if scope else ()
         yield from scoped("app", read_only)
 
     def _runner(self, action: Action) -> Callable[[], object]:

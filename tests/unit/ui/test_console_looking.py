@@ -64,7 +64,7 @@ async def test_pause_stops_looking(console):
         await c.press("space")
         await c.sees("paused")
         looks = c.fleet.looks
-        await c.press("j", "k")
+        await c.press("1", "2", "tab", "slash", "escape")
         assert c.fleet.looks <= looks + 1
         looks = c.fleet.looks
         await c.press("space")

@@ -96,7 +96,8 @@ def _message(
 ) -> tuple[str, Style | None]:
     if message is not None:
         return (message, None) if isinstance(message, str) else message
-    found = server is not None and server.diagnosis is not None  # the line of findings says it
+    # A diagnosis that rests on a line of the log is the reason, and the line of findings says it.
+    found = server is not None and server.diagnosis is not None and server.diagnosis.evidence
     if server and server.reason and not found and not (server.notice and server.state is State.STOPPED):
         return f"! {server.name}: {server.reason}", WARN
     if server and server.notice:

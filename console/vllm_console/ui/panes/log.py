@@ -29,6 +29,7 @@ class LogPane(Vertical):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._path: str | None = None
+        self._given: ServerView | None = None
         self._title = LineView(id="log-title")
         self._none = LineView(id="log-none")
         self._view: LogView | None = None
@@ -38,8 +39,14 @@ class LogPane(Vertical):
         yield self._title
         yield self._none
 
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        if self._given is not None:
+            self.give_server(self._given)
+
     def give_server(self, server: ServerView) -> None:
         """Show this server's log; opens a file only when it is another one."""
+        self._given = server
         width = self.size.width
         if not width or not self.display:
             return

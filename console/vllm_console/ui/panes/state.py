@@ -170,8 +170,10 @@ def _advice(server: ServerView) -> list[str]:
         return [f"belongs to {plain(server.owner) or 'someone else'}: shown, never touched"]
     if server.state is State.FAILED:
         back = "   z flags before" if server.previous_flags is not None else ""
-        cure = "f cure   i why   " if server.diagnosis is not None else ""
-        return ["", f"{cure}l log   e flags{back}   r start again   x forget it"]
+        found = findings_of(server)
+        cure = "f cure   " if found and found[0].cures else ""
+        why = "i why   " if found else ""
+        return ["", f"{cure}{why}l log   e flags{back}   r start again   x forget it"]
     if server.state is State.STOPPED:
         return ["", "r start it again   e flags   x forget it"]
     if server.state is State.STARTING and not server.stages:

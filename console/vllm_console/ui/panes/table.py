@@ -248,14 +248,23 @@ class ServersTable(LineView):
             super().__init__()
             self.name = name
 
+    _given: tuple[Sequence[ServerView], str | None, float, str] | None = None
     _shown: tuple[ServerView, ...] = ()
     _top = 0
 
     def give(self, servers: Sequence[ServerView], selected: str | None, now: float, title: str) -> None:
         """Show these servers; ``selected`` is the name under the cursor, ``title`` stands in the rule."""
-        width, height = self.size
-        if not width:
+        self._given = (servers, selected, now, title)
+        self._draw(*self.size)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Draw for the new size."""
+        self._draw(*event.size)
+
+    def _draw(self, width: int, height: int) -> None:
+        if not width or self._given is None:
             return
+        servers, selected, now, title = self._given
         rows = max(1, height - 2)
         index = next((i for i, server in enumerate(servers) if server.name == selected), 0)
         self._top = max(0, min(self._top, index, len(servers) - rows), index - rows + 1)

@@ -99,7 +99,8 @@ def claim_gpus(console: ConsoleApp) -> None:
     fleet = console.fleet
 
     def ask(board: Board) -> str:
-        console.push_screen(ClaimDialog(board), typed)
+        if console.operations.on_top:
+            console.push_screen(ClaimDialog(board), typed)
         return ""
 
     def typed(text: str | None) -> None:
@@ -111,7 +112,7 @@ def claim_gpus(console: ConsoleApp) -> None:
         else:
             console.act("", _claiming(console, gpus, until, why), lambda _: f"{gpus_text(gpus)} is claimed by you.")
 
-    console.act("", fleet.board, ask)
+    console.act("", fleet.board, ask, once="board")
 
 
 def _claiming(console: ConsoleApp, gpus: Sequence[int], until: float, why: str) -> Callable[[], Board]:

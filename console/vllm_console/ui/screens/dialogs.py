@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
+from textual.strip import Strip
 
 from vllm_console.text import plain
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
@@ -18,7 +19,10 @@ from vllm_console.ui.widgets.lines import LineView, line
 
 
 class Confirm(ModalScreen[bool]):
-    """Asks before something that hurts. ``y`` or enter does it, ``n`` or escape does not."""
+    """Asks before something that hurts. ``y`` or enter does it, ``n`` or escape does not.
+
+    With an empty ``yes`` it only tells, and there is nothing to do.
+    """
 
     CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -54,21 +58,29 @@ class Confirm(ModalScreen[bool]):
     def _draw(self) -> None:
         width = max(20, int(0.9 * self.app.size.width) - 8)
         text, style = (self._told, None) if isinstance(self._told, str) else self._told
-        rows = [line(row) for detail in self._details for row in textwrap.wrap(detail, width, break_on_hyphens=False)]
-        rows += [line((row, style)) for row in textwrap.wrap(plain(text), width, break_on_hyphens=False)]
-        self.query_one(LineView).show(
-            [
-                line((self._question, STRONG)),
-                line(),
-                *rows,
-                *([line()] if rows else []),
-                line(("y", KEY), f" {self._yes}   ", ("n", KEY), " leave it"),
-            ]
+        question = [line((row, STRONG)) for row in _wrapped(self._question, width)]
+        told = [line((row, style)) for row in _wrapped(plain(text), width)]
+        # Nine tenths of the screen, less the border; the keys and two blank lines are always there.
+        room = int(0.9 * self.app.size.height) - 2 - len(question) - len(told) - 3
+        rows = [*_at_most([row for detail in self._details for row in _wrapped(detail, width)], room), *told]
+        keys = (
+            line(("y", KEY), f" {self._yes}   ", ("n", KEY), " leave it") if self._yes else line(("esc", KEY), " back")
         )
+        self.query_one(LineView).show([*question, line(), *rows, *([line()] if rows else []), keys])
 
     def action_answer(self, answer: bool) -> None:
         """Close with the answer."""
-        self.dismiss(answer)
+        self.dismiss(answer and bool(self._yes))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def _at_most(rows: Sequence[str], room: int) -> list[Strip]:
+    """The rows, or as many as there is room for, and how many more there are."""
+    kept = max(0, room - 1) if len(rows) > room else len(rows)
+    return [*map(line, rows[:kept]), *([line((f"… {len(rows) - kept} more lines", DIM))] if kept < len(rows) else [])]
 
 
 class Choose(ModalScreen[str | None]):

@@ -19,7 +19,7 @@ from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.flag_book import FlagBook
 from vllm_console.ui.flag_edits import FlagEdits
-from vllm_console.ui.screens.flags_lines import WIDE, about_lines, flag_row, heading
+from vllm_console.ui.screens.flags_lines import WIDE, about_lines, cut_rows, flag_row, heading
 from vllm_console.ui.screens.footing import footer, note_lines
 from vllm_console.ui.theme import ACCENT, BAD, DIM, WARN
 from vllm_console.ui.threads import answer_for
@@ -87,8 +87,9 @@ class FlagsScreen(Screen[Changes | None]):
             return
         try:
             table = await answer_for(self, partial(self._fleet.flags, self._server.engine), "flags")
-        except FleetError as error:
-            self._say(str(error), WARN)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen
+            told = "" if isinstance(error, FleetError) else "the flags of its vLLM could not be read: "
+            self._say(f"{told}{error}", WARN)
             self._draw()
             return
         if table is not None:
@@ -164,7 +165,7 @@ class FlagsScreen(Screen[Changes | None]):
         else:
             proposed = self._proposed(name)
             told = about_lines(name, self._server, self._book, proposed, self._seen_words, self.app.size.width)
-            self._show("#flags-about", told[: self._about_rows])
+            self._show("#flags-about", cut_rows(told, self._about_rows, self.app.size.width))
 
     def _proposed(self, name: str) -> Choice | None:
         """What traffic asked for, while that is what stands there."""

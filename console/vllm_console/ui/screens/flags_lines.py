@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from textual.strip import Strip
 
@@ -72,3 +73,11 @@ def about_lines(
         text, style = (part, None) if isinstance(part, str) else part
         strips += [line((f" {row}", style)) for row in textwrap.wrap(plain(text), width - 2)]
     return strips
+
+
+def cut_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
+    """The first rows; the last one kept ends with `` …`` where more would follow."""
+    if len(rows) <= most:
+        return list(rows)
+    last = rows[most - 1]
+    return [*rows[: most - 1], Strip.join([last.crop(0, min(last.cell_length, width - 3)), line((" …", DIM))])]

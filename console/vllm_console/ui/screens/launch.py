@@ -85,6 +85,8 @@ class LaunchScreen(LaunchEditing):
                 self._say("No preset can be used: see what is wrong with each file.", BAD)
         except FleetError as error:
             self._say(str(error), BAD)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen
+            self._say(f"presets and engines could not be read: {error}", BAD)
         self.redraw()
 
     # -- drawing ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ def remove_leftovers(console: ConsoleApp) -> None:
     def found(left: Leftovers) -> str:
         if left.empty:
             return "Servers that have ended left nothing." + (f" {left.spared[0]}" if left.spared else "")
+        if not console.operations.on_top:
+            return f"Ended servers left {words(left)}: X asks whether to remove that."
 
         def answered(yes: bool | None) -> None:
             if yes:
@@ -35,7 +37,7 @@ def remove_leftovers(console: ConsoleApp) -> None:
             return ""
         return f"Removed {words(Leftovers(removed.processes, removed.files))}."
 
-    console.act("Looking for what servers left …", fleet.leftovers, found)
+    console.act("Looking for what servers left …", fleet.leftovers, found, once="leftovers")
 
 
 def _details(left: Leftovers) -> list[str]:

@@ -71,6 +71,7 @@ class OperationsScreen(ChangeTold):
         self._staged_bar = LineView(id="staged", classes="bar")
         self._footer = LineView(id="footer", classes="bar")
         self._foot = Vertical(id="foot")
+        self._foot_given = 0
 
     def compose(self) -> ComposeResult:
         """Header, table, panes, and the lines at the foot."""
@@ -128,7 +129,7 @@ class OperationsScreen(ChangeTold):
     def show_snapshot(self) -> None:
         """Draw the app's newest snapshot, unless something covers the whole screen."""
         self._tell_changes()
-        self._drop_done(self.console.snapshot.servers if self.console.snapshot else ())
+        self.take_look(self.console.snapshot.servers if self.console.snapshot else ())
         if self.app.screen is self or isinstance(self.app.screen, ModalScreen):
             self.redraw()
 
@@ -184,9 +185,9 @@ class OperationsScreen(ChangeTold):
     def draw_foot(self) -> None:
         """Draw message, staged changes and footer. A message takes as many lines as it is long."""
         width, server = self.app.size.width, self.selected
-        message = message_lines(self.console.message, server, self.console.snapshot, width)
-        set_height(self._message, len(message))
-        set_height(self._foot, 2 + (1 if self._field.display else len(message)))
+        message = self._message_lines(server)
+        if self._foot_rows(message) != self._foot_given:
+            self._arrange(server)
         self._message.show(message)
         if self.console.read_only:
             by = f" ({plain(self.console.fleet.read_only_by)})" if self.console.fleet.read_only_by else ""
@@ -197,6 +198,13 @@ class OperationsScreen(ChangeTold):
             staged = line()
         self._staged_bar.show([staged])
         self._footer.show([footer_line(self.console.read_only, width)])
+
+    def _message_lines(self, server: ServerView | None) -> list[Strip]:
+        return message_lines(self.console.message, server, self.console.snapshot, self.app.size.width)
+
+    def _foot_rows(self, message: Sequence[Strip]) -> int:
+        """Rows of the foot: what is staged, the keys, and above them the message, or the filter that is typed."""
+        return 2 + (1 if self._field.display else len(message))
 
     def _draw_table(self, snapshot: FleetSnapshot) -> None:
         servers = self.servers
@@ -233,8 +241,8 @@ class OperationsScreen(ChangeTold):
         rows = max(1, len(self.servers)) + 2
         most = max(4, height // 3) if height < GRID_HEIGHT else height // 3
         set_height(self._table, min(rows, most))
-        found = self._arrange_finding(server)
-        self._arrange_gpus(server, alone, height - min(rows, most) - 4 - found)
+        found, foot = self._arrange_finding(server), self._arrange_foot(server)
+        self._arrange_gpus(server, alone, height - 1 - min(rows, most) - found - foot)
         measured = server is not None and server.state in MEASURED
         for index, pane in enumerate((*self._panes, self._log)):
             wanted = server is not None and alone in (None, index) and (measured or pane is self._log)
@@ -252,6 +260,14 @@ class OperationsScreen(ChangeTold):
         if height:
             set_height(self._finding, height)
         return height
+
+    def _arrange_foot(self, server: ServerView | None) -> int:
+        """How many rows the foot takes."""
+        message = self._message_lines(server)
+        self._foot_given = self._foot_rows(message)
+        set_height(self._message, len(message))
+        set_height(self._foot, self._foot_given)
+        return self._foot_given
 
     def _arrange_gpus(self, server: ServerView | None, alone: int | None, room: int) -> None:
         """GPUs alone, beside the other panes where it is tall enough, or under the welcome."""
@@ -271,7 +287,11 @@ class OperationsScreen(ChangeTold):
             self._index = max(0, min(len(servers) - 1, index))
             self._under, self._wanted = servers[self._index].name, None
             self.redraw()
-            self.call_after_refresh(self.console.look_now)  # the picture first: a look takes the interpreter
+            server, paused = self.selected, self.console.looking.paused
+            if not paused:
+                self.call_after_refresh(self.console.look_now)  # the picture first: a look takes the interpreter
+            elif server is not None and server.series is None:
+                self.console.look_once()  # only the selected server's charts are looked up
 
     def action_cursor_down(self) -> None:
         """The next server."""
@@ -302,6 +322,7 @@ class OperationsScreen(ChangeTold):
         self._message.display = False
         field.value = self._filter
         field.focus()
+        self.redraw()
 
     @on(Input.Changed, "#filter")
     def _filter_changed(self, event: Input.Changed) -> None:

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.fleet.api import flag_difference
-from vllm_console.fleet.model import ServerView, State
+from vllm_console.fleet.model import Flags, ServerView, State
 from vllm_console.text import plain
 from vllm_console.ui import staging
 from vllm_console.ui.screens.operations_cures import Cures
@@ -57,6 +57,11 @@ class ChangeTold(Cures):
     def on_mount(self) -> None:
         """Look from time to time."""
         self.set_interval(TURN_SECONDS, self._turn)
+
+    def drop_server(self, name: str) -> None:
+        """Drop what its change did."""
+        super().drop_server(name)
+        self._changes.pop(name, None)
 
     def change_lines(self, server: ServerView, now: float, width: int, room: int) -> list[Strip]:
         """The line, where there is something to say and room for it."""
@@ -110,24 +115,33 @@ class ChangeTold(Cures):
         if server is None or not server.ours:
             self.console.say("Only runs of your own servers can be compared.", WARN)
             return
-        fleet, name, flags = self.console.fleet, server.name, server.flags
+        fleet, name = self.console.fleet, server.name
 
         def done(found: Comparison) -> str:
             from vllm_console.ui.screens.compare import CompareScreen
 
-            before = staging.staged_of(flag_difference(flags, found.before.run.flags))
-
-            def go_back() -> None:
-                self._set_staged(name, before)
-                self.select(name)
-                self.action_restart()
-
-            may = bool(before) and not self.console.read_only and found.before.run.model == server.model
-            screen = CompareScreen(found, go_back if may else None, partial(fleet.last_change, name))
+            if not self.on_top:
+                return f"The comparison of {name} is ready: c shows it."
+            before = found.before.run
+            changed = not flag_difference(server.flags, before.flags).empty
+            may = changed and not self.console.read_only and before.model == server.model
+            again = partial(fleet.last_change, name)
+            screen = CompareScreen(found, partial(self._go_back, name, before.flags) if may else None, again)
             self.app.push_screen(screen, lambda _: self._seen(name, screen.found))
             return ""
 
-        self.console.act(f"Comparing {name} with its run before …", lambda: fleet.compare(name), done)
+        doing = f"Comparing {name} with its run before …"
+        self.console.act(doing, lambda: fleet.compare(name), done, once=f"compare {name}")
+
+    def _go_back(self, name: str, flags: Flags) -> None:
+        """Restart that server, and no other that is selected meanwhile, with the flags of an earlier run."""
+        server = self.console.snapshot.server(name) if self.console.snapshot else None
+        if server is None or not server.ours:
+            self.console.say(f"{name} is gone.", WARN)
+        elif self._is_at_rest(server):
+            self._set_staged(name, staging.staged_of(flag_difference(server.flags, flags)))
+            self.select(name)
+            self._ask_restart(server)
 
     def _seen(self, name: str, found: Comparison) -> None:
         """What was looked into needs no line any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from textual.timer import Timer
@@ -25,15 +26,19 @@ DEBOUNCE_SECONDS = 0.2
 """How long what is staged must stand before it is planned."""
 
 
+_Ground = tuple[int, str]
+"""A server's generation and preset: what is known of one is not true of the next."""
+
+
 class Cures(PaneChoice):
     """Stages remedies, and keeps the plan's verdict on what is staged up to date."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._verdicts: dict[str, tuple[Staged, Verdict]] = {}
+        self._verdicts: dict[str, tuple[_Ground, Staged, Verdict]] = {}
         """By server, the newest verdict and what it is on."""
-        self._plans: dict[str, tuple[int, Plan]] = {}
-        """By server, its generation and the plan of that as it is."""
+        self._plans: dict[str, tuple[_Ground, Plan]] = {}
+        """By server, the plan of what runs."""
         self._judging: dict[str, Timer] = {}
         """By server, what waits until its staged changes have stood for a moment."""
 
@@ -41,7 +46,7 @@ class Cures(PaneChoice):
         """What stands beside the server's findings."""
         staged = self.staged.get(server.name, ())
         known = self._verdicts.get(server.name)
-        verdict = known[1] if staged and known is not None and known[0] == staged else None
+        verdict = known[2] if staged and known is not None and known[:2] == (_ground(server), staged) else None
         if staged and verdict is None:
             verdict = Verdict("·", "checking whether it fits …", DIM)
         return Told(staged, verdict, self.console.read_only)
@@ -110,6 +115,21 @@ class Cures(PaneChoice):
         if staged:
             self._judging[name] = self.set_timer(DEBOUNCE_SECONDS, partial(self._judge, name))
 
+    def drop_server(self, name: str) -> None:
+        """Drop what is known of it."""
+        super().drop_server(name)
+        self._verdicts.pop(name, None)
+        self._plans.pop(name, None)
+
+    def take_look(self, servers: Sequence[ServerView]) -> None:
+        """What is staged is judged anew for another generation."""
+        super().take_look(servers)
+        for server in servers:
+            known = self._verdicts.get(server.name)
+            if known is not None and known[0] != _ground(server):
+                del self._verdicts[server.name]
+                self._set_staged(server.name, self.staged.get(server.name, ()))
+
     def _judge(self, name: str) -> None:
         self._judging.pop(name, None)
         server = self.console.snapshot.server(name) if self.console.snapshot else None
@@ -119,21 +139,25 @@ class Cures(PaneChoice):
 
     async def _ask_plan(self, server: ServerView, staged: Staged) -> None:
         """Judge in a thread; an answer on what is no longer staged is kept but not shown."""
-        known = self._plans.get(server.name)
-        now = known[1] if known is not None and known[0] == server.generation else None
+        ground, known = _ground(server), self._plans.get(server.name)
+        now = known[1] if known is not None and known[0] == ground else None
         call = partial(ask_verdict, self.console.fleet, server.name, staging.changes_of(staged), now)
         try:
             before, verdict = await in_thread(call, "verdict")
-            self._plans[server.name] = (server.generation, before)
+            self._plans[server.name] = (ground, before)
         except FleetError as error:
             verdict = Verdict("✗", plain(str(error).splitlines()[0] if str(error) else "it cannot be planned"), WARN)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen
             verdict = Verdict("–", f"not known whether it fits: {plain(str(error))}", DIM)
-        self._verdicts[server.name] = (staged, verdict)
+        self._verdicts[server.name] = (ground, staged, verdict)
         self.redraw()
         name, dialog = self.asked or ("", None)
         if dialog is self.app.screen and name == server.name and self.staged.get(name) == staged:
             dialog.tell(self.verdict_words(server))
+
+
+def _ground(server: ServerView) -> _Ground:
+    return server.generation, server.preset
 
 
 def _nothing_to_stage(server: ServerView) -> str:

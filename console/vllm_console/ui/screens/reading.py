@@ -29,6 +29,10 @@ class ReadingScreen(Screen[None]):
         Binding("escape,q", "back", "Back", show=False),
         Binding("j,down", "scroll(1)", "Down", show=False),
         Binding("k,up", "scroll(-1)", "Up", show=False),
+        Binding("pagedown,space", "page(1)", "A page down", show=False),
+        Binding("pageup", "page(-1)", "A page up", show=False),
+        Binding("home", "edge(-1)", "To the top", show=False),
+        Binding("end", "edge(1)", "To the end", show=False),
     ]
     KEYS: tuple[tuple[str, str], ...] = (("esc", "back"), ("j k", "scroll"))
 
@@ -70,3 +74,16 @@ class ReadingScreen(Screen[None]):
     def action_scroll(self, by: int) -> None:
         """Scroll by lines."""
         self.query_one(VerticalScroll).scroll_relative(y=by, animate=False)
+
+    def action_page(self, by: int) -> None:
+        """A page up or down."""
+        scroll = self.query_one(VerticalScroll)
+        scroll.scroll_relative(y=by * max(1, scroll.size.height - 1), animate=False)
+
+    def action_edge(self, to: int) -> None:
+        """To the top or to the end."""
+        scroll = self.query_one(VerticalScroll)
+        if to < 0:
+            scroll.scroll_home(animate=False)
+        else:
+            scroll.scroll_end(animate=False)

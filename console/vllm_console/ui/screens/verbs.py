@@ -1,265 +1,158 @@
-"""What a person does to the selected server: staging flags and the fleet's verbs. The screen proper adds the view."""
+"""What a person does to the selected server: the fleet's verbs. The screen proper adds the view."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-from vllm_console.fleet.api import flag_difference
-from vllm_console.fleet.model import Changes, Preset, ServerView, State
+from vllm_console.fleet.api import FleetError, NoPlaceError, UnfitError
+from vllm_console.fleet.model import Preset, ServerView, State
 from vllm_console.ui import staging
-from vllm_console.ui.actions import changing
 from vllm_console.ui.panes.bars import flag_text
+from vllm_console.ui.refusal import refusal_rows
 from vllm_console.ui.screens.dialogs import Choose, Confirm
+from vllm_console.ui.screens.staging_keys import StagingKeys
 from vllm_console.ui.staging import Staged
-from vllm_console.ui.theme import WARN
-from vllm_console.ui.traffic import Seen, seen_by
+from vllm_console.ui.theme import BAD, WARN
+from vllm_console.ui.under_way import Verb
 from vllm_console.ui.widgets.draw import Part
-from vllm_console.ui.widgets.repaint import TightScreen
 from vllm_launchers.plan.shell_words import line_of
 
-if TYPE_CHECKING:
-    from vllm_console.ui.app import ConsoleApp
+T = TypeVar("T")
+
+EDIT = "e edits the flags"
+"""How flags are changed that stand in the way of a restart."""
 
 
-class ServerVerbs(TightScreen):
+class ServerVerbs(StagingKeys):
     """Actions that change a server. Every one asks the fleet in a thread; what it refuses is said in one sentence."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.staged: dict[str, Staged] = {}
-        """By server's name, what is staged for it."""
         self.asked: tuple[str, Confirm] | None = None
         """The server that a restart was asked about last, and the question."""
-
-    @property
-    def console(self) -> ConsoleApp:
-        """The app."""
-        from vllm_console.ui.app import ConsoleApp
-
-        assert isinstance(self.app, ConsoleApp)
-        return self.app
-
-    @property
-    def selected(self) -> ServerView | None:
-        """The server under the cursor."""
-        raise NotImplementedError
-
-    def redraw(self) -> None:
-        """Draw anew what depends on the staged changes."""
-        raise NotImplementedError
 
     def verdict_words(self, server: ServerView) -> Part:
         """What the plan says of what is staged for a server; empty where nothing is."""
         raise NotImplementedError
 
-    def select(self, name: str) -> None:
-        """Move the cursor to a server, as soon as it is there."""
-        raise NotImplementedError
-
-    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
-        """Read-only takes away what changes something."""
-        return not (self.console.read_only and changing(action))
-
-    # -- staging ---------------------------------------------------------------------------------------------------
-
-    def _mine(self) -> ServerView | None:
-        """The selected server if it may be touched; says why not."""
-        server = self.selected
-        if server is None:
-            self.console.say("No server is selected: n launches one.", WARN)
-        elif not server.ours:
-            self.console.say(f"{server.name} belongs to {server.owner or 'someone else'}: shown, never touched.", WARN)
-        else:
-            return server
-        return None
-
-    def _stage(self, action: str) -> None:
-        server = self._mine()
-        if server is None:
-            return
-        staged = self.staged.get(server.name, ())
-        step = staging.STEPS[action](server, staging.staged_flags(server.flags, staged))
-        self._set_staged(server.name, staging.stage(server.flags, staged, step))
-        self._nudge(server, step.note + "." if step.note else "")
-
-    def _nudge(self, server: ServerView, said: str = "") -> None:
-        """Say something of what was just staged, and that several changes cannot be judged one by one."""
-        if said := " ".join(filter(None, (said, staging.at_once(server, self.staged.get(server.name, ()))))):
-            self.console.say(said)
-
-    def _set_staged(self, name: str, staged: Staged) -> None:
-        if staged:
-            self.staged[name] = staged
-        else:
-            self.staged.pop(name, None)
-        self.redraw()
-
-    def _drop_done(self, servers: Sequence[ServerView]) -> None:
-        """Drop what is staged and stands already: another console restarted with it."""
-        for server in servers:
-            staged = self.staged.get(server.name, ())
-            left = tuple(step for step in staged if not staging.stands(server.flags, step))
-            if left != staged:
-                self._set_staged(server.name, left)
-
-    def action_halve_sequences(self) -> None:
-        """Stage half as many sequences."""
-        self._stage("halve_sequences")
-
-    def action_double_sequences(self) -> None:
-        """Stage twice as many sequences."""
-        self._stage("double_sequences")
-
-    def action_halve_context(self) -> None:
-        """Stage half the context."""
-        self._stage("halve_context")
-
-    def action_double_context(self) -> None:
-        """Stage twice the context."""
-        self._stage("double_context")
-
-    def action_lower_utilization(self) -> None:
-        """Stage 0.02 less GPU memory."""
-        self._stage("lower_utilization")
-
-    def action_raise_utilization(self) -> None:
-        """Stage 0.02 more GPU memory."""
-        self._stage("raise_utilization")
-
-    def action_toggle_prefix_caching(self) -> None:
-        """Stage prefix caching on or off."""
-        self._stage("toggle_prefix_caching")
-
-    def action_toggle_chunked_prefill(self) -> None:
-        """Stage chunked prefill on or off."""
-        self._stage("toggle_chunked_prefill")
-
-    def action_cycle_kv_dtype(self) -> None:
-        """Stage another type of KV cache."""
-        self._stage("cycle_kv_dtype")
-
-    def action_previous_flags(self) -> None:
-        """Stage the way back to the previous generation's flags."""
-        server = self._mine()
-        if server is None:
-            return
-        if server.previous_flags is None:
-            self.console.say(f"{server.name} has no earlier generation to go back to.", WARN)
-            return
-        back = staging.staged_of(flag_difference(server.flags, server.previous_flags))
-        self._set_staged(server.name, back)
-        self.console.say(
-            "Staged the flags of the previous generation: r restarts with them."
-            if back
-            else "The previous generation ran with the same flags."
-        )
-
-    def action_drop_last(self) -> None:
-        """Drop the change staged last."""
-        server = self.selected
-        if server and server.name in self.staged:
-            self._set_staged(server.name, self.staged[server.name][:-1])
-
-    def action_edit_flags(self) -> None:
-        """Open all flags."""
-        server = self._mine()
-        if server is not None:
-            self._edit_flags(server)
-
-    def _edit_flags(self, server: ServerView, seen: Seen | None = None) -> None:
-        from vllm_console.ui.screens.flags import FlagsScreen
-
-        name = server.name
-
-        def take(changes: Changes | None) -> None:
-            if changes is not None:
-                self._set_staged(name, staging.staged_of(changes))
-                self._nudge(server)
-
-        staged = staging.changes_of(self.staged.get(name, ()))
-        self.app.push_screen(FlagsScreen(server, staged, self.console.fleet, seen), take)
-
-    def action_stage_traffic(self) -> None:
-        """Open the flags with those changed that the measured traffic asks for; say so when there was too little."""
-        server = self._mine()
-        if server is None:
-            return
-        fleet = self.console.fleet
-
-        def done(seen: Seen) -> str:
-            if seen.choices:
-                self._edit_flags(server, seen)
-                return ""
-            return f"{server.name}: {seen.sentence}"
-
-        self.console.act(f"Looking at the traffic of {server.name} …", lambda: seen_by(fleet, server.name), done)
-
-    # -- verbs -----------------------------------------------------------------------------------------------------
-
     def action_restart(self) -> None:
-        """Restart with what is staged; asks first when requests are running."""
-        server = self._mine()
-        if server is None:
-            return
+        """Restart with what is staged; asks first when requests are running, or it is starting as it is."""
+        server = self._at_rest()
+        if server is not None:
+            self._ask_restart(server)
+
+    def _ask_restart(self, server: ServerView) -> None:
         staged = self.staged.get(server.name, ())
-        details = _lost(server, "a restart ends them")
-        if server.state in (State.READY, State.UNRESPONSIVE) and details:
+        details = _lost(server, "a restart ends them") if server.state in (State.READY, State.UNRESPONSIVE) else []
+        if server.state is State.STARTING and not staged and server.next_attempt_at is None:
+            details = ["It is starting with these flags already: that would begin anew."]
+        if details:
             details += [
                 f"--{step.flag}  {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}" for step in staged
             ] or ["No flag changes."]
             details += [*filter(None, [staging.at_once(server, staged)]), *_still_open(server)]
             question, told = f"Restart {server.name}?", self.verdict_words(server)
-            dialog = self._ask(question, details, "restart", lambda: self._restart(server.name, staged), told)
+            dialog = self._ask(question, details, "restart", lambda: self._restart(server, staged), told)
             self.asked = server.name, dialog
         else:
-            self._restart(server.name, staged)
+            self._restart(server, staged)
 
-    def _restart(self, name: str, staged: Staged) -> None:
+    def _restart(self, server: ServerView, staged: Staged, force: bool = False) -> None:
+        fleet, name, port = self.console.fleet, server.name, server.port
+
         def done(view: ServerView) -> str:
             if self.staged.get(name) == staged:
                 self._set_staged(name, ())
             number = view.generation + (view.state is State.STOPPING)  # the old one is still being stopped then
-            moved = (
-                f" on port {view.port}: {before.port} is taken" if before and before.port not in (0, view.port) else ""
-            )
+            moved = f" on port {view.port}: {port} is taken" if port not in (0, view.port) else ""
             return f"{name} restarts as generation {number}{moved}."
 
-        fleet, before = self.console.fleet, self.selected
-        self.console.act(f"Restarting {name} …", lambda: fleet.restart(name, staging.changes_of(staged)), done)
+        self._do(
+            server,
+            Verb.RESTART,
+            f"Restarting {name} …",
+            lambda: fleet.restart(name, staging.changes_of(staged), force=force),
+            done,
+            lambda error: self._refused(server, error, "restart", EDIT, lambda: self._restart(server, staged, True)),
+        )
+
+    def _do(
+        self,
+        server: ServerView,
+        verb: Verb,
+        doing: str,
+        call: Callable[[], T],
+        done: Callable[[T], str],
+        refused: Callable[[FleetError], bool] | None = None,
+    ) -> None:
+        """Run a verb on a server. ``refused`` tells of a plan that will not do; False leaves that to the app."""
+        self.under_way.begin(server, verb)
+
+        def taken(result: T) -> str:
+            self.under_way.answered(server.name)
+            return done(result)
+
+        def failed(error: Exception) -> bool:
+            self.under_way.drop(server.name)
+            return refused is not None and isinstance(error, FleetError) and refused(error)
+
+        self.console.act(doing, call, taken, failed)
+
+    def _refused(self, server: ServerView, error: FleetError, what: str, mend: str, again: Callable[[], None]) -> bool:
+        """Say why a server was not restarted or switched; where that may be gone over, ask."""
+        if not isinstance(error, UnfitError | NoPlaceError):
+            return False
+        rows = refusal_rows(error, mend)
+        told = f"{server.name} is not {what}ed: {rows[0]}"
+        forceable = isinstance(error, UnfitError) and error.forceable
+        if not self.on_top or (len(rows) == 1 and not forceable):
+            self.console.say(told + (f" And {len(rows) - 1} more." if len(rows) > 1 else ""), BAD)
+            return True
+        self.console.say(f"{server.name} is not {what}ed.", BAD)
+        head = f"{server.name} would {'hardly' if forceable else 'not'} start"
+        details = [f"{number}. {row}" for number, row in enumerate(rows, 1)] if len(rows) > 1 else rows
+        if forceable:
+            self._ask(f"{head}. {what.capitalize()} it all the same?", details, f"{what} all the same", again)
+        else:
+            self.app.push_screen(Confirm(f"{head}.", details, yes=""))
+        return True
 
     def action_stop(self) -> None:
         """Stop, after a yes."""
-        server = self._mine()
+        server = self._at_rest(to_stop=True)
         if server is None:
             return
         if not server.state.alive:
             self.console.say(f"{server.name} is {server.state} already: x forgets it, r starts it again.", WARN)
             return
         details = _lost(server, "they are ended")
-        fleet, name = self.console.fleet, server.name
-        self._ask(
-            f"Stop {name}?",
-            details,
-            "stop",
-            lambda: self.console.act(f"Stopping {name} …", lambda: fleet.stop(name), lambda _: f"{name} is stopping."),
-        )
+        fleet, name, doing = self.console.fleet, server.name, f"Stopping {server.name} …"
+
+        def stop() -> None:
+            self._do(server, Verb.STOP, doing, lambda: fleet.stop(name), lambda _: f"{name} is stopping.")
+
+        self._ask(f"Stop {name}?", details, "stop", stop)
 
     def action_forget(self) -> None:
         """Remove a stopped server's record, log and history, after a yes."""
-        server = self._mine()
+        server = self._at_rest()
         if server is None:
             return
         if server.state.alive:
             self.console.say(f"{server.name} is {server.state}: s stops it, then it can be forgotten.", WARN)
             return
         fleet, name = self.console.fleet, server.name
-        self._ask(
-            f"Forget {name}?",
-            ["Its record, its log and its history are removed from the disk."],
-            "forget",
-            lambda: self.console.act(f"Forgetting {name} …", lambda: fleet.forget(name), lambda _: f"{name} is gone."),
-        )
+
+        def gone(_: None) -> str:
+            self.drop_server(name)
+            return f"{name} is gone."
+
+        def forget() -> None:
+            self._do(server, Verb.FORGET, f"Forgetting {name} …", lambda: fleet.forget(name), gone)
+
+        self._ask(f"Forget {name}?", ["Its record, its log and its history are removed from the disk."], "forget",
+                  forget)  # fmt: skip
 
     def _ask(self, question: str, details: list[str], yes: str, then: Callable[[], None], told: Part = "") -> Confirm:
         def answered(answer: bool | None) -> None:
@@ -273,16 +166,16 @@ class ServerVerbs(TightScreen):
 
     def action_switch_preset(self) -> None:
         """Hand the server's place to another preset, picked from a list."""
-        server = self._mine()
+        server = self._at_rest()
         if server is None:
             return
-        fleet, name, present = self.console.fleet, server.name, server.preset
+        name, present = server.name, server.preset
 
         def listed(found: tuple[Sequence[Preset], object]) -> str:
             choices = [(preset.name, preset.title) for preset in found[0]]
-            self.app.push_screen(
-                Choose(f"Hand {name}'s name, GPUs and port to which preset?", choices, present), picked
-            )
+            if self.on_top:
+                question = f"Hand {name}'s name, GPUs and port to which preset?"
+                self.app.push_screen(Choose(question, choices, present), picked)
             return ""
 
         def picked(preset: str | None) -> None:
@@ -290,16 +183,31 @@ class ServerVerbs(TightScreen):
                 return
             details = [f"{name} ({present or 'no preset'}) is stopped first; then {preset} starts in its place."]
             details += [*_lost(server, "they end"), *_still_open(server)]
-            self._ask(f"Switch {name} to {preset}?", details, "switch", lambda: switch(preset))
+            self._ask(f"Switch {name} to {preset}?", details, "switch", lambda: self._switch(server, preset))
 
-        def switch(preset: str) -> None:
-            self.console.act(
-                f"Switching {name} to {preset} …",
-                lambda: fleet.switch(name, preset),
-                lambda _: f"{name} makes room for {preset}.",
-            )
+        self.console.act("", self.console.fleet.presets, listed, once=f"presets for {name}")
 
-        self.console.act("", fleet.presets, listed)
+    def _switch(self, server: ServerView, preset: str, force: bool = False) -> None:
+        fleet, name = self.console.fleet, server.name
+
+        def done(_: ServerView) -> str:
+            self.drop_server(name)
+            return f"{name} makes room for {preset}."
+
+        self._do(
+            server,
+            Verb.SWITCH,
+            f"Switching {name} to {preset} …",
+            lambda: fleet.switch(name, preset, force=force),
+            done,
+            lambda error: self._refused(
+                server,
+                error,
+                "switch",
+                f"n launches {preset} with other flags",
+                lambda: self._switch(server, preset, True),
+            ),
+        )
 
     def action_toggle_load(self) -> None:
         """Send the preset's workload, or end it."""

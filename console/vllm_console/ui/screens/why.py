@@ -44,10 +44,6 @@ class WhyScreen(ReadingScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "pick(1)", "Next remedy", show=False),
         Binding("k,up", "pick(-1)", "Remedy before", show=False),
-        Binding("pagedown,space", "page(1)", "A page down", show=False),
-        Binding("pageup", "page(-1)", "A page up", show=False),
-        Binding("home", "edge(-1)", "To the top", show=False),
-        Binding("end", "edge(1)", "To the end", show=False),
         Binding("enter,f", "stage", "Stage the remedy", show=False),
     ]
 
@@ -90,19 +86,6 @@ class WhyScreen(ReadingScreen):
         first, last = remedies[at][1:]
         scroll.scroll_to_region(Region(0, first, 1, last - first), animate=False)
 
-    def action_page(self, by: int) -> None:
-        """A page up or down."""
-        scroll = self.query_one(VerticalScroll)
-        scroll.scroll_relative(y=by * max(1, scroll.size.height - 1), animate=False)
-
-    def action_edge(self, to: int) -> None:
-        """To the top or to the end."""
-        scroll = self.query_one(VerticalScroll)
-        if to < 0:
-            scroll.scroll_home(animate=False)
-        else:
-            scroll.scroll_end(animate=False)
-
     def action_stage(self) -> None:
         """Stage the remedy that is picked and go back."""
         remedies = self._page(self.app.size.width - 2).remedies
@@ -129,7 +112,7 @@ def why_page(server: ServerView, now: float, width: int, picked: int | None) -> 
                 remedies.append((remedy, begin, len(lines)))
         lines.append(line())
     if not lines:
-        lines = [line(), line(f" {_nothing(server)}")]
+        lines = [line(), *(line(f" {row}") for row in _wrapped(_nothing(server), width))]
     return Page(tuple(lines), tuple(remedies))
 
 

@@ -225,8 +225,8 @@ class LogView(LineView):
             return
         try:
             page = await in_thread(partial(self._read, self._path, self._rows, commands), "read log")
-        except OSError as error:
-            page = Page(note=f"the log cannot be read: {error.strerror or error}")
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: said in the log's place
+            page = Page(note=f"the log cannot be read: {getattr(error, 'strerror', None) or error}")
         self._show_page(page)
 
     def _read(self, path: Path, rows: int, commands: list[_Command]) -> Page:

@@ -1,0 +1,78 @@
+"""What an answer would open goes over no screen that one has gone to meanwhile; nothing is asked for twice at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from vllm_console.fleet.leftovers import Leftovers
+from vllm_console.telemetry.compare import compare
+from vllm_console.ui.screens.compare import CompareScreen
+from vllm_launchers.machine.leftovers import LeftFile
+
+LEFT = Leftovers((), (LeftFile("/dev/shm/psm_0a1b2c3d", 240 << 20, 7, "seen"),))
+
+
+@pytest.fixture
+def slow(fakes, made):
+    """A fleet that answers what opens a screen only when ``go`` is set."""
+    go = threading.Event()
+
+    class Slow(fakes.FakeFleet):
+        def _later(self, verb, *given):
+            self.calls.append((verb,))
+            assert go.wait(20)
+            return getattr(super(), verb)(*given)
+
+        def compare(self, *given):
+            return self._later("compare", *given)
+
+        def presets(self):
+            return self._later("presets")
+
+        def leftovers(self):
+            return self._later("leftovers")
+
+        def board(self):
+            return self._later("board")
+
+    fleet = Slow(fakes.chat, fakes.coder)
+    fleet.go, fleet.left = go, LEFT
+    fleet.comparison = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.6), None))
+    yield fleet
+    go.set()
+
+
+async def test_three_presses_open_one_comparison(console, slow):
+    async with console(fleet=slow) as c:
+        await c.press("c", "c", "c")
+        slow.go.set()
+        await c.until(lambda: isinstance(c.app.screen, CompareScreen))
+        assert len(c.app.screen_stack) == 2
+        assert slow.calls.count(("compare",)) == 1
+        await c.press("escape")
+        await c.press("c")
+        await c.until(lambda: isinstance(c.app.screen, CompareScreen), "later it opens again")
+
+
+async def test_over_another_screen_nothing_opens(console, slow):
+    said = []
+    async with console(fleet=slow) as c:
+        c.app.say = lambda text, *_: said.append(text)
+        await c.press("c", "w", "X", "C")
+        await c.until(lambda: {call[0] for call in slow.calls} == {"compare", "presets", "leftovers", "board"})
+        await c.press("question_mark")
+        top = c.app.screen
+        slow.go.set()
+        await c.until(lambda: not c.app._asking, "all answers")
+        assert c.app.screen is top
+        assert len(c.app.screen_stack) == 2
+    assert "The comparison of chat is ready: c shows it." in said
+    assert "Ended servers left 1 file (240 MiB) in /dev/shm: X asks whether to remove that." in said
+
+
+async def test_help_stands_once(console):
+    async with console() as c:
+        await c.press("question_mark", "question_mark", "f1")
+        assert len(c.app.screen_stack) == 2

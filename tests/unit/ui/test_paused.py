@@ -1,0 +1,63 @@
+"""While the console is paused it says so, shows what one goes to, and draws as it does otherwise."""
+
+from __future__ import annotations
+
+import vllm_console.ui.app as app_module
+
+
+async def test_a_server_gone_to_is_looked_at_once(console):
+    async with console() as c:
+        await c.press("space")
+        await c.sees("paused")
+        await c.until(lambda: c.app._wake.is_set() is False)
+        looks = c.fleet.looks
+        await c.press("j")
+        await c.until(lambda: c.app.snapshot.server("coder").series is not None, "the chart of the newly selected")
+        assert c.app.looking.paused
+        assert c.fleet.looks == looks + 1
+        assert "nothing reported yet" not in c.text
+
+
+async def test_what_gets_another_size_is_drawn_for_it(console):
+    """As after a filter that let fewer rows through: nothing else asks for it until the next look."""
+    async with console() as c:
+        await c.press("space")
+        await c.sees("paused")
+        await c.until(lambda: c.app._wake.is_set() is False)
+        c.app.operations._table.styles.height = 5
+        await c.until(lambda: "nightly" not in c.text, "a table of three servers")
+        c.app.operations.redraw()  # it is to be as high as before, and is not yet
+        await c.sees("nightly")
+        await c.press("5")
+        await c.until(
+            lambda: any("5 Log" in row and len(row) == 120 for row in c.text.splitlines()), "all of its title"
+        )
+
+
+async def test_a_message_goes_after_its_time(console, monkeypatch):
+    monkeypatch.setattr(app_module, "MESSAGE_SECONDS", 0.05)
+    async with console() as c:
+        await c.press("space")
+        await c.press("y")
+        await c.until(lambda: c.app.message is None, "the message goes")
+        assert "Copied" not in c.text
+
+
+async def test_space_turns_the_page_of_what_is_read(console):
+    async with console(size=(80, 12)) as c:
+        for key in ("d", "i", "question_mark"):
+            await c.press(key)
+            await c.until(lambda: c.app.screen is not c.app.operations)
+            await c.press("space")
+            assert not c.app.looking.paused, key
+            await c.press("escape")
+
+
+async def test_space_shows_what_follows(console):
+    async with console(size=(80, 24)) as c:
+        await c.press("question_mark")
+        await c.sees("Launch a new server")
+        await c.press("space")
+        await c.until(lambda: "Launch a new server" not in c.text, "the next page")
+        await c.press("home")
+        await c.sees("Launch a new server")

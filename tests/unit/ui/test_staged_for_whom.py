@@ -1,0 +1,74 @@
+"""What is staged, and the plan's verdict on it, belong to one server and one generation, not to a name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vllm_console.fleet.model import State
+
+ANOTHER = ({"preset": "batch"}, {"model": "Qwen/Qwen3-8B"}, {"generation": 1})
+"""What tells another server of the same name."""
+
+
+@pytest.fixture
+def world(fakes):
+    """A fleet of one server that is as ``now`` says, or of none."""
+
+    class World(fakes.FakeFleet):
+        now = {}  # noqa: RUF012 - replaced by tests
+
+        def snapshot(self, selected=None):
+            found = super().snapshot(selected)
+            return found if self.now is not None else replace(found, servers=())
+
+    world = World(lambda at: replace(fakes.chat(at), **(world.now or {})))
+    return world
+
+
+async def judged(c):
+    await c.press("left_square_bracket")
+    await c.sees("fits by estimate; KV cache")
+
+
+async def test_a_server_of_the_same_name_gets_nothing_of_it(console, world):
+    async with console(fleet=world) as c:
+        known = c.app.operations._known["chat"]
+        for other in ANOTHER:
+            await judged(c)
+            world.now = other
+            await c.until(lambda: c.app.operations.staged == {}, f"staged changes go: {other}")
+            assert "fits by estimate" not in c.text
+            world.now = {}
+            await c.until(lambda: c.app.operations._known["chat"] == known, "the first one is back")
+        await c.press("r", "y")
+        await c.until(lambda: world.calls)
+        assert world.calls[0][2].empty
+
+
+async def test_nothing_is_kept_of_a_server_that_is_gone(console, world):
+    async with console(fleet=world) as c:
+        await judged(c)
+        world.now = None
+        await c.until(lambda: c.app.operations.staged == {})
+        assert c.app.operations._verdicts == c.app.operations._plans == {}
+
+
+async def test_forgetting_drops_it_before_the_next_look(console, world):
+    world.now = {"state": State.STOPPED, "window": None}
+    async with console(fleet=world) as c:
+        await c.press("left_square_bracket", "space")
+        assert c.app.operations.staged
+        await c.press("x", "y")
+        await c.until(lambda: c.app.operations.staged == {})
+
+
+async def test_another_generation_is_judged_anew(console, world):
+    async with console(fleet=world) as c:
+        await judged(c)
+        planned = len(world.planned)
+        world.now = {"generation": 4}
+        await c.until(lambda: len(world.planned) == planned + 2, "what runs now, and what is staged")
+        await c.sees("fits by estimate; KV cache")
+        assert c.app.operations.staged["chat"]

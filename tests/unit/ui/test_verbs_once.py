@@ -1,0 +1,141 @@
+"""A verb goes to the server that it was meant for, and once, however often the key is pressed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from vllm_console.fleet.api import FleetError
+from vllm_console.fleet.model import Changes, State
+from vllm_console.telemetry.compare import compare
+from vllm_console.ui.screens.compare import CompareScreen
+from vllm_console.ui.under_way import UnderWay, Verb
+
+
+@pytest.fixture
+def fleet(fakes):
+    """One server, which stands as ``now`` says; restarts wait for ``go``."""
+
+    class Fleet(fakes.FakeFleet):
+        def __init__(self, **now):
+            self.now, self.go = now, threading.Event()
+            super().__init__(lambda at: replace(fakes.stopped(at), name="chat", **{"generation": 3, **self.now}))
+
+        def restart(self, name, changes, *, force=False):
+            assert self.go.wait(20)
+            return super().restart(name, changes, force=force)
+
+    return Fleet()
+
+
+async def test_a_second_restart_is_not_begun_until_the_first_is_seen(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("r", "r")
+        await c.sees("chat is being restarted.")
+        fleet.go.set()
+        await c.sees("restarts as generation 4")
+        looks = fleet.looks
+        await c.until(lambda: fleet.looks > looks + 1, "looks that still show the old generation")
+        for key in ("r", "s", "w", "x", "z"):
+            c.app.message = None
+            await c.press(key)
+            await c.sees("chat is being restarted.")
+            assert c.app.screen is c.app.operations, key
+        fleet.now = {"state": State.STOPPING, "state_since": fleet.at}
+        await c.until(lambda: c.app.operations.selected.state is State.STOPPING)
+        c.app.message = None
+        await c.press("r")
+        await c.sees("chat is being restarted.")
+        await c.press("s")
+        await c.sees("Stop chat?")
+        await c.press("n")
+        fleet.now = {"generation": 4, "state_since": fleet.at}
+        await c.until(lambda: c.app.operations.selected.generation == 4)
+        assert fleet.calls == [("restart", "chat", Changes())]
+        await c.press("r")
+        await c.until(lambda: len(fleet.calls) == 2, "it can be restarted again")
+
+
+async def test_a_restart_of_what_starts_anyway_asks(console, fakes):
+    """The new generation may be there before a second press: restarted again, it would take the way back away."""
+    async with console(fakes.docs) as c:
+        await c.press("r")
+        await c.sees("It is starting with these flags already: that would begin anew.")
+        await c.press("n", "v", "r")
+        await c.until(lambda: c.fleet.calls)
+        assert c.fleet.calls == [("restart", "docs", Changes(set={"kv-cache-dtype": "fp8"}))]
+
+
+async def test_what_was_refused_can_be_tried_again(console, fleet):
+    fleet.go.set()
+    fleet.error = FleetError("port 8004 is taken")
+    async with console(fleet=fleet) as c:
+        await c.press("r")
+        await c.sees("port 8004 is taken")
+        await c.press("r")
+        await c.until(lambda: len(fleet.calls) == 2)
+
+
+def test_a_verb_is_under_way_until_a_look_shows_more(fakes):
+    chat = fakes.chat(0.0)
+    stopping = replace(chat, state=State.STOPPING, state_since=1.0)
+    held = UnderWay()
+    held.begin(chat, Verb.STOP)
+    held.seen([stopping])
+    assert held.on(chat) is Verb.STOP, "not answered yet: another one had it stopped"
+    held.answered("chat")
+    held.seen([chat])
+    assert held.on(chat) is Verb.STOP
+    held.seen([stopping])
+    assert held.on(stopping) is None
+    held.begin(chat, Verb.SWITCH)
+    assert held.on(stopping, to_stop=True) is Verb.SWITCH
+    held.answered("chat")
+    held.seen([stopping])
+    assert held.on(stopping) is Verb.SWITCH
+    assert held.on(stopping, to_stop=True) is None, "a stop goes before what is to start"
+    held.seen([replace(stopping, state=State.STOPPED)])
+    assert held.on(chat) is None
+    held.begin(chat, Verb.FORGET)
+    held.answered("chat")
+    held.seen([])
+    assert held.on(chat) is None
+
+
+@pytest.fixture
+def compared(fakes, made):
+    """A fleet of chat and coder, with a comparison of chat's last two runs."""
+    fleet = fakes.FakeFleet(fakes.chat, fakes.coder)
+    flags = dict(fakes.CHAT_FLAGS)
+    one, other = made.pair(made.minutes(1), made.minutes(2, slower=1.6), flags)
+    before = made.run(2, {**flags, "max-num-seqs": 512}, model=fakes.chat(fakes.NOW).model)
+    fleet.comparison = compare(replace(one, run=before), other)
+    return fleet
+
+
+async def to_the_comparison(c):
+    await c.press("slash", *"ready", "enter", "c")
+    await c.until(lambda: isinstance(c.app.screen, CompareScreen), "the comparison")
+
+
+async def test_the_way_back_restarts_the_server_compared_and_not_the_one_selected_by_now(console, compared, fakes):
+    async with console(fleet=compared) as c:
+        await to_the_comparison(c)
+        compared.makers[0] = lambda at: replace(fakes.chat(at), state=State.FAILED, state_since=at)
+        await c.until(lambda: c.app.snapshot.server("chat").state is State.FAILED, "the filter hides it")
+        await c.press("z")
+        await c.until(lambda: len(compared.calls) > 1)
+        assert compared.calls[1:] == [("restart", "chat", Changes({"max-num-seqs": 512}))]
+
+
+async def test_the_way_back_of_a_server_that_is_gone_says_so(console, compared):
+    async with console(fleet=compared) as c:
+        await to_the_comparison(c)
+        del compared.makers[0]
+        await c.until(lambda: c.app.snapshot.server("chat") is None)
+        await c.press("z")
+        await c.sees("chat is gone.")
+        assert [call[0] for call in compared.calls] == ["compare"]
+        assert c.app.operations.staged == {}
