@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -82,9 +84,13 @@ def killed(server: RealServer, name: str) -> RealServer:
 
 
 def interrupted(server: RealServer) -> RealServer:
-    """As by ctrl+c, while it starts."""
+    """As by ctrl+c while it starts, and again where it goes on: at some moments vLLM does not end by the first."""
     server.wait_for("Initializing a V1 LLM engine")
-    server.process.send_signal(signal.SIGINT)
+    for _ in range(4):
+        server.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(10)
+            break
     return server
 
 

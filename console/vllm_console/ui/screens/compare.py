@@ -82,7 +82,7 @@ class CompareScreen(ReadingScreen):
 
     def _compare_again(self) -> None:
         if self._again is not None:
-            self.run_worker(self._ask(self._again), name="compare again", exclusive=True)
+            self.run_worker(partial(self._ask, self._again), name="compare again", exclusive=True)
 
     async def _ask(self, again: Callable[[], Comparison | None]) -> None:
         try:

@@ -21,17 +21,20 @@ from vllm_console.ui.widgets.lines import LineView, line
 class Confirm(ModalScreen[bool]):
     """Asks before something that hurts. ``y`` or enter does it, ``n`` or escape does not.
 
-    With an empty ``yes`` it only tells, and there is nothing to do.
+    With an empty ``yes`` it only tells, and there is nothing to do. One that comes ``late``, some time after its key,
+    may open under an enter that is meant for something else: it takes none for a yes.
     """
 
     CSS_PATH = "dialogs.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y,enter", "answer(True)", "Yes", show=False),
+        Binding("y", "answer(True)", "Yes", show=False),
+        Binding("enter", "enter", "Yes", show=False),
         Binding("n,escape,q", "answer(False)", "No", show=False),
     ]
 
-    def __init__(self, question: str, details: Sequence[str] = (), yes: str = "yes") -> None:
+    def __init__(self, question: str, details: Sequence[str] = (), yes: str = "yes", *, late: bool = False) -> None:
         super().__init__()
+        self._late = late
         self._question, self._details, self._yes = plain(question), [plain(text) for text in details], yes
         self._told: Part = ""
 
@@ -71,6 +74,11 @@ class Confirm(ModalScreen[bool]):
     def action_answer(self, answer: bool) -> None:
         """Close with the answer."""
         self.dismiss(answer and bool(self._yes))
+
+    def action_enter(self) -> None:
+        """Yes, or where there is nothing to do, close."""
+        if not (self._late and self._yes):
+            self.action_answer(True)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -28,7 +28,7 @@ def remove_leftovers(console: ConsoleApp) -> None:
             if yes:
                 console.act("Removing it …", lambda: fleet.remove_leftovers(left), done)
 
-        console.push_screen(Confirm(f"End and remove {words(left)}?", _details(left), "remove"), answered)
+        console.push_screen(Confirm(f"End and remove {words(left)}?", _details(left), "remove", late=True), answered)
         return ""
 
     def done(removed: Removed) -> str:

@@ -113,7 +113,9 @@ class ServerVerbs(StagingKeys):
         head = f"{server.name} would {'hardly' if forceable else 'not'} start"
         details = [f"{number}. {row}" for number, row in enumerate(rows, 1)] if len(rows) > 1 else rows
         if forceable:
-            self._ask(f"{head}. {what.capitalize()} it all the same?", details, f"{what} all the same", again)
+            self._ask(
+                f"{head}. {what.capitalize()} it all the same?", details, f"{what} all the same", again, late=True
+            )
         else:
             self.app.push_screen(Confirm(f"{head}.", details, yes=""))
         return True
@@ -154,12 +156,21 @@ class ServerVerbs(StagingKeys):
         self._ask(f"Forget {name}?", ["Its record, its log and its history are removed from the disk."], "forget",
                   forget)  # fmt: skip
 
-    def _ask(self, question: str, details: list[str], yes: str, then: Callable[[], None], told: Part = "") -> Confirm:
+    def _ask(
+        self,
+        question: str,
+        details: list[str],
+        yes: str,
+        then: Callable[[], None],
+        told: Part = "",
+        *,
+        late: bool = False,
+    ) -> Confirm:
         def answered(answer: bool | None) -> None:
             if answer:
                 then()
 
-        dialog = Confirm(question, details, yes)
+        dialog = Confirm(question, details, yes, late=late)
         dialog.tell(told)
         self.app.push_screen(dialog, answered)
         return dialog
