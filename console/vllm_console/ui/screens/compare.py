@@ -81,12 +81,13 @@ class CompareScreen(ReadingScreen):
             self._go_back()
 
     def _compare_again(self) -> None:
-        if self._again is not None:
-            self.run_worker(partial(self._ask, self._again), name="compare again", exclusive=True)
+        self.run_worker(self._ask(), name="compare again", exclusive=True)
 
-    async def _ask(self, again: Callable[[], Comparison | None]) -> None:
+    async def _ask(self) -> None:
+        if self._again is None:
+            return
         try:
-            found = await answer_for(self, again, "compare again")
+            found = await answer_for(self, self._again, "compare again")
         except Exception:  # noqa: BLE001 - the thread's boundary: what stands here stays, and it is tried again
             return
         if found is not None and (found.before.run.id, found.after.run.id) == self._runs:
