@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ssl
 
+TLS_FLAGS = ("ssl-certfile", "ssl-keyfile")
+"""Flags of vLLM with any of which it speaks TLS: as uvicorn takes it, either file is enough."""
+
 _WILDCARDS = {"": "127.0.0.1", "*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 """Hosts that mean all addresses of a machine, and the one under which that machine itself reaches them."""
 

@@ -21,7 +21,7 @@ from vllm_console.fleet.watched import HISTORY
 from vllm_console.telemetry.gpu_looks import GPU_LOOKS
 from vllm_console.telemetry.ledger_file import FILE_NAME as LEDGER
 from vllm_console.telemetry.run_windows import WINDOW_SECONDS as RUN_WINDOW_SECONDS
-from vllm_launchers.addresses import base_url
+from vllm_launchers.addresses import TLS_FLAGS, base_url
 from vllm_launchers.keeper.records import LaunchSpec, RestartMode, RestartPolicy
 from vllm_launchers.machine.engines import EngineError, engine_at, engine_problems, find_engines, simulated_engine
 from vllm_launchers.machine.flags.releases import parse_release
@@ -374,8 +374,8 @@ def _located(model: str) -> str:
 
 
 def _tls(plan: Plan) -> bool:
-    """Whether the server will speak TLS: as uvicorn takes it, either file is enough."""
-    return any(plan.flags.get(name) for name in ("ssl-certfile", "ssl-keyfile"))
+    """Whether the server will speak TLS."""
+    return any(plan.flags.get(name) for name in TLS_FLAGS)
 
 
 def _wise(policy: RestartPolicy) -> RestartPolicy:

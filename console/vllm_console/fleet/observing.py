@@ -11,7 +11,7 @@ from vllm_console.fleet.model import ServerView, State
 from vllm_console.fleet.watched import CHART_POINTS, CHART_STEP_SECONDS
 from vllm_console.telemetry.scrape import ScrapeError, Scraper
 from vllm_console.telemetry.timeline import Timeline
-from vllm_launchers.addresses import base_url, open_words
+from vllm_launchers.addresses import TLS_FLAGS, base_url, open_words
 from vllm_launchers.machine.engines import simulated_engine
 from vllm_launchers.machine.ports import listens_to_itself
 from vllm_launchers.machine.processes import ObservedServer
@@ -112,8 +112,8 @@ def _flags(server: ObservedServer) -> set[str]:
 
 
 def _tls(server: ObservedServer) -> bool:
-    """Whether it speaks TLS: as uvicorn takes it, either file is enough."""
-    return not _flags(server).isdisjoint(("--ssl-certfile", "--ssl-keyfile"))
+    """Whether it speaks TLS."""
+    return not _flags(server).isdisjoint(f"--{name}" for name in TLS_FLAGS)
 
 
 def exposed(server: ObservedServer) -> str:
