@@ -2,37 +2,113 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import signal
 import time
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fakes import fake_fleet, made_runs, terminal
+
+if settings.get_current_profile_name() == "default":  # with CI=true it is another, which has no deadline either
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """For the soak in `faults`: how long it goes on, and what it is drawn from."""
-    parser.addoption("--soak-minutes", type=float, default=2.0, help="how long the soak acts (default 2)")
+    parser.addoption("--soak-minutes", type=float, default=1.0, help="how long the soak acts (default 1)")
     parser.addoption("--soak-seed", type=int, default=6, help="what its actions are drawn from (default 6)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Signals that were inherited as ignored (``nohup``, a shell's background) stay without effect here, and are as
+    they should be in whatever a test starts: a handler ends with ``exec``, to be ignored does not."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+GROUPS = {
+    "real: findings": ("real/test_real_conditions.py", "real/test_real_orphans.py"),
+    "real: loop": ("real/test_real_loop.py", "real/test_real_contract.py", "real/test_real_serving.py"),
+    "real: failures": ("real/test_real_*.py",),
+}
+"""Files that one process runs one after the other: three groups of real servers, each of which shares some."""
+
+FIRST = (
+    "faults/test_faults_soak.py",
+    "processes/*/*.py",
+    *(pattern for patterns in GROUPS.values() for pattern in patterns),
+    "scenarios/*.py",
+)
+"""What takes longest begins first, so that no process is left with it at the end. Real vLLM comes when the others have
+taken the two minutes that `.ci/run` needs to build its environment beside them."""
+
+BY_TEST = (
+    "scenarios/test_findings_under_traffic.py",
+    "unit/launch/test_plan_everywhere.py",
+    "unit/runs/test_run_compare.py",
+)
+"""Files whose tests take long, compute only and share nothing: each test goes to whoever has time."""
+
+
+@cache
+def _place(path: Path, patterns: tuple[str, ...]) -> int:
+    """The first pattern that a test's file matches; the number of patterns where none does."""
+    return next((n for n, pattern in enumerate(patterns) if path.match(f"tests/{pattern}")), len(patterns))
+
+
+def _group(item: pytest.Item) -> str:
+    """Tests of one group run in one process: by file, which keeps what its tests share to one process."""
+    for name, patterns in GROUPS.items():
+        if _place(item.path, patterns) < len(patterns):
+            return name
+    return item.nodeid if _place(item.path, BY_TEST) < len(BY_TEST) else str(item.path)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where two processes share the tests: one takes those on real vLLM, which are long, the other the rest by file."""
-    real = config.rootpath / "tests" / "real"
-    items.sort(key=lambda item: not item.path.is_relative_to(real))
+    """Where several processes share the tests: who takes which, and what begins first."""
+    items.sort(key=lambda item: _place(item.path, FIRST))
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            item.add_marker(pytest.mark.xdist_group("real" if item.path.is_relative_to(real) else item.path.name))
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
+"""Python's default of 700 has it go through what tests have imported again and again: a tenth of their time."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected stays until the end: it is exempt from garbage collection."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One folder for each test. ``mktemp`` reads the names of all that it has made before it makes the next: with five
+    folders for each of 6,000 tests that took longer than the tests."""
+    folder = tmp_path_factory.mktemp("own")
+    return (folder / str(number) for number in itertools.count())
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Config, state and cache of every test lie in folders of its own; the clock's zone is UTC; colours are on."""
+def own_folders(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Config, state and cache of every test lie in folders of its own; the clock's zone is UTC; colors are on."""
+    home = next(homes)
+    home.mkdir()
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
-        folder = tmp_path_factory.mktemp(name.lower().split("_")[1])
-        folder.chmod(0o700)
+        folder = home / name.lower().split("_")[1]
+        folder.mkdir(mode=0o700)
         monkeypatch.setenv(name, str(folder))
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")

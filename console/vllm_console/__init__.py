@@ -1,3 +1,3 @@
-"""vllm-console: launches, keeps, watches and tunes local vLLM servers from a terminal."""
+"""vllm-console: launches, supervises, monitors and tunes local vLLM servers from a terminal."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Lets `python -m vllm_console` do what the `vllm-console` command does."""
+"""Runs the ``vllm-console`` command as ``python -m vllm_console``."""
 
 import sys
 

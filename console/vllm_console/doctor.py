@@ -1,6 +1,6 @@
 """Everything a maintainer would ask for, in one document: versions, installs, records' health, findings, crashes.
 
-Secrets are blanked: names of variables stay, values go. What is wrong is listed first, each with what to do.
+Secrets are redacted: names of variables stay, values are removed. Problems come first, each with its fix.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_console import __version__
-from vllm_console.crash import reports
-from vllm_console.text import plain
+from vllm_console.crash_report import reports
+from vllm_console.text import UNKNOWN, plain, size
 from vllm_launchers.secrets import is_secret_name, redact
 
 if TYPE_CHECKING:
-    from vllm_launchers.machine.gpu.host import Host
+    from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.plan.model import Engine
 
 Document = dict[str, Any]
 
 VERSION = 1
-PACKAGES = ("textual", "rich", "httpx", "nvidia-ml-py", "psutil", "msgspec", "platformdirs", "vllm")
+PACKAGES = ("textual", "rich", "httpx", "nvidia-ml-py", "psutil", "msgspec", "vllm")
 RECENT_FINDINGS = 20
+RECENT_NOTES_SECONDS = 24 * 3600.0
 LEAST_FREE_BYTES = 1 << 30
 LEAST_FILES = 1024
 PREFIXES = ("VLLM_", "CUDA_", "NCCL_", "HF_", "XDG_", "TERM", "COLORTERM", "NO_COLOR", "LC_", "LANG", "TMUX", "SSH_TTY")
-"""Of the environment, what changes how servers or this program behave."""
+"""Environment variables that change how servers or this program behave."""
 
 
 def examine(
@@ -41,10 +42,10 @@ def examine(
 ) -> Document:
     """Gather the document: ``{"version", "problems": [{"what", "do"}], "program", "machine", …}``. Changes nothing.
 
-    ``refused`` says of installations that were found why they cannot be used.
+    ``refused`` lists installations that were found but cannot be used, with the reason.
     """
-    from vllm_launchers.machine.gpu.document import encode_host
-    from vllm_launchers.machine.session_end import session_end
+    from vllm_launchers.host.gpu.document import encode_host
+    from vllm_launchers.host.session_end import session_end
 
     problems: list[Document] = []
     document: Document = {
@@ -61,25 +62,26 @@ def examine(
         "host": encode_host(host),
     }
     for sentence in refused:
-        _problem(problems, sentence, "mend it, or name another with --vllm PATH or in config.toml")
+        _problem(problems, sentence, "repair it, or name another with --vllm PATH or in config.toml")
     if all(engine.kind == "simulated" for engine in engines) and not refused:
-        _problem(problems, "no vLLM was found on PATH", "install it, or name one with --vllm PATH or in config.toml")
+        _problem(problems, "no vLLM on PATH", "install it, or name one with --vllm PATH or in config.toml")
     if host.problem:
-        _problem(problems, f"GPUs cannot be read: {host.problem}", "see that nvidia-smi works for this user")
+        _problem(problems, f"can't read GPUs: {host.problem}", "check that nvidia-smi works for this user")
     if document["machine"]["open_files_limit"] < LEAST_FILES:
-        _problem(problems, "few files may be open at once", f"raise 'ulimit -n' to {LEAST_FILES} or more")
+        _problem(problems, "the limit of open files is low", f"raise 'ulimit -n' to {LEAST_FILES} or more")
     if at_logout := session_end():
         _problem(problems, at_logout, "or start servers from a session that stays, such as a system service")
     if document["crashes"]:
         newest = document["crashes"][-1]
-        _problem(problems, f"this program has failed before, last: {newest}", "attach that report to an issue")
-    return _blanked(document)  # type: ignore[no-any-return]
+        _problem(problems, f"this program has crashed before, last report: {newest}", "attach that report to an issue")
+    return _redacted(document)  # type: ignore[no-any-return]
 
 
-def words(document: Document) -> Iterator[str]:
+def format_report(document: Document) -> Iterator[str]:
     """The document for people, a line at a time."""
     problems = document["problems"]
-    yield "Nothing wrong was found." if not problems else f"{len(problems)} to look at:"
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    yield f"{count}:" if problems else "No problems found."
     for problem in problems:
         yield plain(f"! {problem['what']}")
         yield plain(f"    {problem['do']}")
@@ -94,8 +96,8 @@ def _lines(part: object) -> Iterator[str]:
         width = max(map(len, part), default=0)
         for name, value in part.items():
             if isinstance(value, Mapping):
-                value = ", ".join(f"{key} {inner}" for key, inner in value.items() if inner not in (None, ""))
-            yield plain(f"{name:<{width}}  {'–' if value is None else value}")
+                value = ", ".join(_fact(key, one) for key, one in value.items() if one not in (None, ""))
+            yield plain(f"{_name(name):<{width}}  {_value(name, value)}")
     elif isinstance(part, list):
         if not part:
             yield "none"
@@ -104,6 +106,27 @@ def _lines(part: object) -> Iterator[str]:
                 map(str, (v for v in entry.values() if v not in (None, ""))) if isinstance(entry, Mapping) else [entry]
             )
             yield plain("  ".join(texts))
+
+
+NOT_CREATED = "not there yet"
+"""In place of the mode of a folder that does not exist."""
+
+
+def _name(key: str) -> str:
+    """A key of the document for people."""
+    return key.removesuffix("_bytes").replace("_", " ") if key.islower() else key
+
+
+def _fact(key: str, value: object) -> str:
+    """A fact about a folder or a server: the paths and what has no value of its own stand alone."""
+    text = _value(key, value)
+    return text if key in ("path", "state") or value == NOT_CREATED else f"{_name(key)} {text}"
+
+
+def _value(key: str, value: object) -> str:
+    if (key.endswith("_bytes") or key == "free") and isinstance(value, int):
+        return size(value)
+    return UNKNOWN if value is None else {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _problem(problems: list[Document], what: str, do: str) -> None:
@@ -140,68 +163,87 @@ def _folders(state: Path, config: Path, problems: list[Document]) -> Document:
         try:
             info = path.stat()
         except FileNotFoundError:
-            found[name] = {"path": str(path), "mode": "not there yet"}
+            found[name] = {"path": str(path), "mode": NOT_CREATED}
             continue
         except OSError as error:
-            _problem(problems, f"{path}: {os.strerror(error.errno or 0)}", "see that this user may read it")
+            _problem(problems, f"{path}: {os.strerror(error.errno or 0)}", "make it readable for this user")
             found[name] = {"path": str(path), "mode": None}
             continue
         free = shutil.disk_usage(path).free
         found[name] = {"path": str(path), "mode": f"{stat.S_IMODE(info.st_mode):04o}", "uid": info.st_uid, "free": free}
         if free < LEAST_FREE_BYTES:
-            _problem(
-                problems, f"{path}: less than 1 GiB is free there", "make room: records and history are kept there"
-            )
+            _problem(problems, f"{path}: less than 1 GiB free", "free some space: records and history are stored there")
         if name == "state" and info.st_uid != os.getuid():
             _problem(problems, f"{path} belongs to another user", "choose another with --state")
         elif name == "state" and stat.S_IMODE(info.st_mode) & 0o077:
-            _problem(problems, f"{path} can be entered by others", f"chmod 700 {path}")
+            _problem(problems, f"{path} is open to other users", f"chmod 700 {path}")
         elif name == "state":
             from vllm_launchers.private import check
 
-            for sentence in check(path, mend=False):
-                _problem(problems, sentence, "any command that is not read-only mends what is yours")
+            for sentence in check(path, fix=False):
+                _problem(problems, sentence, "any command without --read-only fixes the permissions of your own files")
     return found
 
 
 def _servers(state: Path, problems: list[Document]) -> list[Document]:
-    from vllm_console.fleet.watched import exposed_words
     from vllm_launchers.keeper import client
     from vllm_launchers.keeper.errors import KeeperError
+    from vllm_launchers.launch.details import exposed_message
 
     try:
         records, unreadable = client.list_records(state)
     except KeeperError as error:
-        _problem(problems, str(error), "see that this user may read it")
+        _problem(problems, str(error), "make it readable for this user")
         return []
     for sentence in unreadable:
         _problem(problems, sentence, "a server whose record cannot be read is not touched; remove its folder by hand")
     servers = []
     for record in records:
         kept = client.keeper_alive(state, record.name)
-        if record.needs_keeper and not kept:
+        place = client.elsewhere(state, record)
+        if place:
+            what = f"{record.name} runs {place}"
+            _problem(problems, what, "manage it there; here it is read-only")
+        elif silence := client.keeper_silence(record):
+            _problem(problems, silence, "find out why it was stopped; a keeper that continues loses nothing")
+        elif record.needs_keeper and not kept:
             _problem(
                 problems,
                 f"{record.name}: its keeper is gone",
-                "the next command or console starts one and takes it over",
+                "the next command or console starts a new keeper",
             )
-        if told := exposed_words(record):
+        for what in _deleted(client.folder(state, record.name), kept):
+            do = "leave the files of a server to its keeper; 'vllm-console remove' deletes those of one that has ended"
+            _problem(problems, f"{record.name}: {what}", do)
+        if problem := exposed_message(record):
             do = "export VLLM_API_KEY and restart it, or start it without --host"
-            _problem(problems, f"{record.name}: {told}", do)
+            _problem(problems, f"{record.name}: {problem}", do)
         servers.append(
             {
                 "name": record.name,
                 "state": str(record.state),
                 "generation": record.current.number,
-                "keeper": "alive" if kept else "none",
+                "keeper": place or ("alive" if kept else "none"),
                 "reason": record.reason,
             }
         )
     return servers
 
 
+def _deleted(folder: Path, kept: bool) -> Iterator[str]:
+    """Deleted files of a server: what its keeper noted lately, and what is missing now."""
+    from vllm_launchers.keeper.claim import NEEDED
+    from vllm_launchers.keeper.record_writer import RESTORED, Notes
+
+    if kept:
+        yield from (f"{name} is missing" for name in NEEDED if not os.path.lexists(folder / name))
+    for line in Notes(folder).recent(RECENT_NOTES_SECONDS):
+        if RESTORED in line:
+            yield f"{line} (its keeper.log)"
+
+
 def _findings(state: Path) -> list[Document]:
-    from vllm_console.alerts.log import FindingsLog
+    from vllm_console.alerts.notifier import FindingsLog
 
     return [dict(entry) for entry in FindingsLog(state).read()][-RECENT_FINDINGS:]
 
@@ -211,12 +253,12 @@ def _environment() -> Document:
     return {name: "(set, not shown)" if is_secret_name(name) else redact(value) for name, value in chosen.items()}
 
 
-def _blanked(value: Any) -> Any:
-    """All texts of a document without secrets."""
+def _redacted(value: Any) -> Any:
+    """A document with secrets redacted from all its texts."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
-        return {key: _blanked(inner) for key, inner in value.items()}
+        return {key: _redacted(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_blanked(inner) for inner in value]
+        return [_redacted(inner) for inner in value]
     return value

@@ -1,11 +1,12 @@
-"""Text from outside made safe to show: no escape codes, no control characters, bounded in length."""
+"""Text and numbers for display: external text sanitized and bounded, numbers with their units."""
 
 from __future__ import annotations
 
 import re
+import time
 import unicodedata
 
-_ESCAPES = re.compile(
+_ESCAPES = (
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
     r"|\x1b\][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|$)"  # OSC
     r"|\x1b[PX^_][^\x1b\x9c]*(?:\x1b\\|\x9c|$)"  # DCS, SOS, PM, APC
@@ -14,25 +15,26 @@ _ESCAPES = re.compile(
     r"|\x9d[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c|$)"
     r"|[\x90\x98\x9e\x9f][^\x1b\x9c]*(?:\x1b\\|\x9c|$)"
 )
+"""Compiled by `re` at first use: most commands never need it."""
 
 _FIRST_MARK = "\u0300"
-"""No character before this one is drawn onto the one in front of it."""
+"""No character before this one is drawn over the previous one."""
 
 MOST_MARKS = 4
-"""Marks on one letter: no language has more, and a heap of them is drawn over the lines above and below."""
+"""Marks per letter: no language has more, and stacked ones would cover the lines above and below."""
 
 
 def plain(text: str, limit: int = 2000) -> str:
     """Return ``text`` as one line that a terminal shows as it stands.
 
-    Escape sequences and every character that is not to be seen (controls, bidirectional overrides, zero-width and tag
-    characters, halves of surrogate pairs) are removed, other white space becomes spaces, of accents on one letter the
-    first few are kept, and of a longer text the first ``limit`` characters.
+    Escape sequences and invisible characters (controls, bidirectional overrides, zero-width and tag characters, lone
+    surrogates) are removed, other white space becomes spaces, stacked accents are limited, and the result is cut to
+    ``limit`` characters.
     """
     if text.isprintable() and len(text) <= limit and (text.isascii() or max(text) < _FIRST_MARK):
         return text
     text = text[: limit * 8]
-    text = _ESCAPES.sub("", text).rstrip("\r\n").replace("\t", "    ")
+    text = re.sub(_ESCAPES, "", text).rstrip("\r\n").replace("\t", "    ")
     if not text.isprintable():
         text = "".join(map(_seen, text))
     if not text.isascii():
@@ -41,22 +43,22 @@ def plain(text: str, limit: int = 2000) -> str:
 
 
 def redrawn(line: str) -> str:
-    """Of a log's line that was drawn over itself with ``\\r`` (tqdm's bars) what stands there in the end.
+    """The final state of a log line that was redrawn with ``\\r`` (tqdm's bars).
 
-    For lines of logs only: a name that could take away what stands in front of it would speak in our place.
+    For log lines only: a name that could erase the text before it could impersonate our output.
     """
     return line.rstrip("\r\n").rpartition("\r")[2]
 
 
 def _seen(character: str) -> str:
-    """The character, a space for other white space, nothing for what is not to be seen."""
+    """The character, a space for other white space, nothing for an invisible one."""
     if character.isprintable():
         return character
     return " " if character.isspace() else ""
 
 
 def _with_few_marks(text: str) -> str:
-    """The text without the marks (accents, signs drawn onto a letter) that are too many on theirs."""
+    """The text without excess combining marks (accents, signs drawn onto a letter)."""
     kept, marks = [], 0
     for character in text:
         is_mark = character >= _FIRST_MARK and unicodedata.category(character) in ("Mn", "Me")
@@ -64,3 +66,110 @@ def _with_few_marks(text: str) -> str:
         if marks <= MOST_MARKS:
             kept.append(character)
     return "".join(kept)
+
+
+# -- numbers and durations, formatted; unknown is an en dash ----------------------------------------------------------
+#
+# One way per kind, on every screen and in every command: ``24ms``, ``7m12s``, ``6.9 req/s``, ``71°C``, ``1.2 GiB``,
+# ``Nov 22 12:03``. JSON has plain numbers; what programs read (log lines, alerts) has ISO dates.
+
+
+UNKNOWN = "–"
+
+
+def seconds(value: float | None) -> str:
+    """A latency: ``850µs``, ``24ms``, ``1.9s``, ``12s``."""
+    if value is None:
+        return UNKNOWN
+    if value == 0:
+        return "0s"
+    if value < 0.001:
+        return f"{value * 1e6:.0f}µs"
+    if value < 1:
+        return f"{value * 1000:.0f}ms"
+    return f"{value:.1f}s" if value < 10 else f"{value:.0f}s"
+
+
+def count(value: float | None) -> str:
+    """A count: ``7``, ``2,055``, ``21.4k``, ``1.3M``."""
+    if value is None:
+        return UNKNOWN
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scaled = value / (1e3 if unit == "k" else limit)
+            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+    return f"{value:,.0f}"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """A share from 0 to 1 as a percentage."""
+    return UNKNOWN if value is None else f"{value * 100:.{digits}f}%"
+
+
+def duration(value: float | None) -> str:
+    """A duration: ``42s``, ``7m12s``, ``2h10m``, ``3d4h``."""
+    if value is None:
+        return UNKNOWN
+    whole = max(0, int(value))
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 24 else f"{hours // 24}d{hours % 24}h"
+
+
+def round_duration(value: float) -> str:
+    """A round length of time in one unit: ``5s``, ``15m``, ``6h``; from a minute on without seconds."""
+    whole = round(value) if value < 60 else round(value / 60) * 60
+    for seconds, unit in ((3600, "h"), (60, "m")):
+        if whole >= seconds and whole % seconds == 0:
+            return f"{whole // seconds}{unit}"
+    return f"{whole}s"
+
+
+def took(value: float | None) -> str:
+    """How long something took: as `duration`, with tenths below ten seconds (``4.0s``)."""
+    return f"{value:.1f}s" if value is not None and value < 10 else duration(value)
+
+
+def amount(value: float | None) -> str:
+    """A quantity that need not be whole: ``0.25``, ``6.9``, ``21.4k``."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.1f}" if 1 <= value < 10 else f"{value:.2g}" if 0 < value < 1 else count(value)
+
+
+def rate(value: float | None, what: str) -> str:
+    """How often something happens: ``6.9 req/s``, ``21.4k tok/s``."""
+    return f"{amount(value)} {what}/s"
+
+
+def temperature(value: float | None) -> str:
+    """Degrees Celsius: ``71°C``."""
+    return UNKNOWN if value is None else f"{value:.0f}°C"
+
+
+def size(number: float | None) -> str:
+    """Bytes: ``15.0 GiB``, ``812 MiB``, ``144 KiB``; tenths from a GiB on and below ten of a smaller unit."""
+    if number is None:
+        return UNKNOWN
+    for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= limit:
+            scaled = number / limit
+            tenths = f"{scaled:.1f}" if unit == "GiB" else f"{scaled:.1f}".removesuffix(".0")
+            return f"{tenths if unit == 'GiB' or scaled < 10 else f'{scaled:.0f}'} {unit}"
+    return f"{number:.0f} B"
+
+
+def clock(at: float, now: float, *, seconds: bool = False) -> str:
+    """A time (Unix seconds) as local time of day, ``12:03``; with the date if it is not the day of ``now``."""
+    then = time.localtime(at)
+    same = then[:3] == time.localtime(now)[:3]
+    return time.strftime(("" if same else "%b %d ") + ("%H:%M:%S" if seconds else "%H:%M"), then)
+
+
+def sourced(source: str, reason: str) -> str:
+    """A reason with who chose, unless it says so itself: ``preset: …``, ``set by you``."""
+    return reason if not source or reason.endswith(f" by {source}") else f"{source}: {reason}"

@@ -1,4 +1,4 @@
-"""What starts and keeps vLLM servers: presets, plans, the machine, the keeper, the simulated engine.
+"""Starts and supervises vLLM servers: presets, plans, the machine, the keeper, the simulated engine.
 
 Nothing here imports ``vllm_console``, and the keeper imports nothing but the standard library, so this file
 stays empty of imports.

@@ -1,6 +1,6 @@
-"""Folders and files for oneself alone: made so whatever the file mode mask says, and mended where they are not.
+"""Private folders and files: created so whatever the umask, and corrected if they are not.
 
-Standard library only: every room may use it.
+Standard library only: every package may use it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,46 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 OTHERS = 0o077
-SERVERS, DEMOS, CRASHES = "servers", "demo", "crashes"
-_OURS = (SERVERS, DEMOS, CRASHES)
-_OUR_FILES = ("runs.sqlite", "findings.", "launch.lock", "reports.json", "start-times.json", "gpu-looks.")
+SERVERS, REMOVED, DEMOS, CRASHES = "servers", "removed", "demo", "crashes"
+_OURS = (SERVERS, REMOVED, DEMOS, CRASHES)
+_OUR_FILES = (
+    "runs.sqlite",
+    "findings.",
+    "launch.lock",
+    "reports.json",
+    "start-times.json",
+    "gpu-samples.",
+    "gpu-history.",
+    "commands.json",
+)
 """How the names begin of what lies in a state folder; one that holds anything else is somebody's for more than this."""
 
 
+def open_standard_streams() -> None:
+    """Open closed standard streams on ``/dev/null``: the first step of every program.
+
+    Otherwise the next file opened, such as a lock, would get the number of one of them, and output, or a child's
+    streams, would overwrite it.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.set_inheritable(number, True)
+
+
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for oneself alone; one that exists stays as it is.
+    """Create a private folder, and its missing parents; an existing one stays as it is.
 
     Raises:
-        OSError: it cannot be made, or something else has its name.
+        OSError: it cannot be created, or something else has its name.
     """
     try:
         path.mkdir(FOLDER_MODE)
@@ -38,17 +62,16 @@ def make_folder(path: Path) -> None:
         if path.parent == path:
             raise
         make_folder(path.parent)
-        make_folder(path)
-        return
-    path.chmod(FOLDER_MODE)  # a mask can take rights of one's own
+        path.mkdir(FOLDER_MODE, exist_ok=True)  # if nothing can be created, as in /proc, it is again not found
+    path.chmod(FOLDER_MODE)  # an umask can remove the user's own rights
 
 
 def own_folder(path: Path) -> None:
-    """Make a folder like `make_folder`.
+    """Create a folder like `make_folder`.
 
     Raises:
-        PermissionError: it is another user's, into which root could write all the same.
-        OSError: it cannot be made.
+        PermissionError: it belongs to another user, although root could write to it.
+        OSError: it cannot be created.
     """
     make_folder(path)
     if why := not_ours(path):
@@ -56,22 +79,31 @@ def own_folder(path: Path) -> None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file that is made for oneself alone where it is not there; returns the descriptor. Raises OSError."""
+    """Open a file, created private if missing; returns the descriptor. Raises OSError."""
     opened = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     close_to_others(opened)
     return opened
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading; a folder or a pipe in its place is refused, and nobody waits for it. Raises OSError."""
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(opened, "rb")
+
+
 def close_to_others(opened: int) -> None:
-    """Take what others may do with an open file of one's own from them, and give oneself what a mask took."""
-    with contextlib.suppress(OSError):  # a file system without modes: then its folder has to do
+    """Remove others' rights on an open file of this user, and restore own rights that an umask removed."""
+    with contextlib.suppress(OSError):  # a file system without modes: its folder has to protect it
         found = os.fstat(opened)
         if stat.S_ISREG(found.st_mode) and found.st_mode & 0o777 != FILE_MODE and found.st_uid == os.geteuid():
             os.fchmod(opened, FILE_MODE)
 
 
 def lock(opened: int, seconds: float) -> None:
-    """Take the lock of an open file for oneself alone; it goes with the file.
+    """Lock an open file exclusively; the lock ends with the file.
 
     Raises:
         OSError: another process has held it for longer than ``seconds``, or it cannot be locked.
@@ -87,21 +119,21 @@ def lock(opened: int, seconds: float) -> None:
         time.sleep(0.02)
 
 
-def check(state: Path, *, mend: bool) -> list[str]:
-    """See that a state folder and all in it is this user's alone; what was not, in sentences for people.
+def check(state: Path, *, fix: bool) -> list[str]:
+    """Check that a state folder and everything in it is private; returns sentences about what was not.
 
-    What is this user's and open to others is mended, unless ``mend`` is False; what is another user's is only told.
-    A folder that holds other things besides is never given other rights itself.
+    What belongs to this user and is open to others is fixed, unless ``fix`` is False; another user's files are only
+    reported. A folder that also contains other things never has its own mode changed.
     """
     try:
-        if told := not_ours(state):
-            return [told]
+        if problem := not_ours(state):
+            return [problem]
         root = state.stat()
         entries = sorted(os.listdir(state))  # noqa: PTH208 - names are all that is wanted
     except FileNotFoundError:
         return []
     except OSError as error:
-        return [f"{state} cannot be looked into: {error.strerror}"]
+        return [f"can't read {state}: {error.strerror}"]
     mixed = [name for name in entries if not (name in _OURS or _is_file_of_ours(name))]
     sentences, wide = [], []
     if root.st_mode & OTHERS:
@@ -123,14 +155,14 @@ def check(state: Path, *, mend: bool) -> list[str]:
         path, uid = theirs[0]
         more = f" and {len(theirs) - 1} more" if len(theirs) > 1 else ""
         sentences.append(f"{path}{more} belongs to another user (uid {uid}), inside your state folder: delete it")
-    return sentences + (_mended(state, wide) if mend else _told(state, wide, "nothing is mended while read-only"))
+    return sentences + (_fixed(state, wide) if fix else _open(state, wide, "not changed while read-only"))
 
 
 def not_ours(state: Path) -> str:
-    """Why a state folder must not be used, in a sentence: it is another user's, or a link that one made. Else empty.
+    """Why a state folder must not be used, in a sentence: it is another user's, or their link. Else empty.
 
     Raises:
-        OSError: it is not there, or cannot be looked at.
+        OSError: it does not exist, or cannot be read.
     """
     link = state.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.geteuid(), 0):
@@ -141,11 +173,11 @@ def not_ours(state: Path) -> str:
 
 
 def _below(state: Path, names: Sequence[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """What is ours by its name: files of the folder itself, reports of crashes, servers and what lies in theirs."""
+    """Our own files by name: those of the folder itself, crash reports, servers and their files."""
     for name in names:
         path = state / name
         if name in _OURS:
-            yield from _looked_at(path, {SERVERS: 1, CRASHES: 0, DEMOS: 3}[name])
+            yield from _looked_at(path, {SERVERS: 1, REMOVED: 1, CRASHES: 0, DEMOS: 3}[name])
         elif _is_file_of_ours(name):
             with contextlib.suppress(OSError):
                 yield path, path.lstat()
@@ -156,7 +188,7 @@ def _is_file_of_ours(name: str) -> bool:
 
 
 def _looked_at(folder: Path, deeper: int) -> Iterator[tuple[Path, os.stat_result]]:
-    """A folder and what is in it, so many folders down; never through a link, nor into what is another user's."""
+    """A folder and its contents, to a maximum depth; follows no links, and skips other users' folders."""
     with contextlib.suppress(OSError):
         found = folder.lstat()
         yield folder, found
@@ -171,33 +203,34 @@ def _looked_at(folder: Path, deeper: int) -> Iterator[tuple[Path, os.stat_result
                         yield Path(entry.path), entry.stat(follow_symlinks=False)
 
 
-def _mended(state: Path, wide: Sequence[Path]) -> list[str]:
+def _fixed(state: Path, wide: Sequence[Path]) -> list[str]:
     left, why = [], ""
     for path in wide:
         try:
             _narrow(path, follow=path == state)
         except FileNotFoundError:
-            continue  # gone meanwhile
+            continue  # deleted meanwhile
         except OSError as error:
             left.append(path)
-            why = why or f"it cannot be mended: {error.strerror}"
+            why = why or f"can't change permissions: {error.strerror}"
     done = [path for path in wide if path not in left]
-    told = [f"others could look into {_few(state, done)}: mended, it is yours alone now"] if done else []
-    return told + _told(state, left, why)
+    verb = "was" if len(done) == 1 or done[:1] == [state] else "were"
+    changed = [f"{_few(state, done)} {verb} open to other users; fixed, now private"] if done else []
+    return changed + _open(state, left, why)
 
 
-def _told(state: Path, wide: Sequence[Path], why: str) -> list[str]:
-    return [f"others can look into {_few(state, wide)} ({why}); mend it with: chmod -R go= {state}"] if wide else []
+def _open(state: Path, wide: Sequence[Path], why: str) -> list[str]:
+    return [f"{_few(state, wide)}: open to other users ({why}); fix it with: chmod -R go= {state}"] if wide else []
 
 
 def _few(state: Path, paths: Sequence[Path]) -> str:
     if paths[:1] == [state] or len(paths) == 1:
         return str(paths[0])
-    return f"{len(paths)} files in {state}, such as {paths[0].relative_to(state)}"
+    return f"{len(paths)} files in {state} ({paths[0].relative_to(state)} and others)"
 
 
 def _narrow(path: Path, *, follow: bool) -> None:
-    """Take all rights on a file or folder of one's own from others. Raises OSError."""
+    """Remove all of others' rights on a file or folder of this user. Raises OSError."""
     opened = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
         found = os.fstat(opened)
@@ -206,3 +239,12 @@ def _narrow(path: Path, *, follow: bool) -> None:
             Path(f"/proc/self/fd/{opened}").chmod(mode)
     finally:
         os.close(opened)
+
+
+# -- a user's folders for this program, by the XDG Base Directory Specification ---------------------------------------
+
+
+def user_folder(variable: str, default: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """``$VARIABLE/vllm-console``, else ``~/DEFAULT/vllm-console``; a relative path is ignored, as XDG requires."""
+    base = environment.get(variable, "")
+    return (Path(base) if base.startswith("/") else Path.home() / default) / "vllm-console"

@@ -1,4 +1,4 @@
-"""What ``/proc`` says of processes and sockets, read and taken apart. Standard library only: every room may use it."""
+"""Parses ``/proc`` data of processes and sockets. Standard library only: every package may use it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import errno
 import os
 import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from vllm_launchers.values import Value
 
 PROC = "/proc"
 SHARED_MEMORY = "/dev/shm"
@@ -18,9 +20,8 @@ _MAPPED = bytes(10) + b"\xff\xff"
 _LOOPBACK_6 = bytes(15) + b"\x01"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
-    """What ``/proc/PID/stat`` says. ``start_time`` in clock ticks since boot, ``state`` as one letter."""
+class ProcessStat(Value):
+    """The fields of ``/proc/PID/stat``. ``start_time`` in clock ticks since boot, ``state`` as one letter."""
 
     pid: int
     state: str
@@ -30,14 +31,16 @@ class ProcessStat:
 
     @property
     def running(self) -> bool:
-        """Whether it is more than a corpse that waits to be reaped."""
+        """Whether it runs: it is not a zombie."""
         return self.state not in "ZXx"
 
 
-@dataclass(frozen=True, slots=True)
-class TcpSocket:
-    """A line of ``/proc/net/tcp``: local port, state as the two hexadecimal digits there, owner, inode, and the local
-    address as it stands there: words of four bytes, hexadecimal, each in the machine's byte order."""
+class TcpSocket(Value):
+    """A line of ``/proc/net/tcp``: local port, state, owner, inode and local address.
+
+    State and address are as written there: two hexadecimal digits, and words of four bytes, hexadecimal, each in the
+    machine's byte order.
+    """
 
     port: int
     state: str
@@ -47,26 +50,38 @@ class TcpSocket:
 
     @property
     def listening(self) -> bool:
-        """Whether it waits for connections."""
+        """Whether it listens."""
         return self.state == _LISTEN
 
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        words = bytes.fromhex(self.address)
-        data = b"".join(int.from_bytes(words[at : at + 4], sys.byteorder).to_bytes(4) for at in range(0, len(words), 4))
+        data = self._bytes
         return data[-4:-3] == b"\x7f" if data[:-4] in (b"", _MAPPED) else data == _LOOPBACK_6
 
     @property
+    def ip(self) -> str:
+        """The local address in standard notation; an IPv4 address in an IPv6 socket as IPv4."""
+        import socket  # see `addresses.family_of`
+
+        data = self._bytes.removeprefix(_MAPPED) if len(self._bytes) == 16 else self._bytes
+        return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+
+    @property
+    def _bytes(self) -> bytes:
+        words = bytes.fromhex(self.address)
+        return b"".join(int.from_bytes(words[at : at + 4], sys.byteorder).to_bytes(4) for at in range(0, len(words), 4))
+
+    @property
     def link(self) -> str:
-        """What a descriptor of it leads to, as `open_files` has it."""
+        """The link text of a descriptor for it, as in `open_files`."""
         return f"socket:[{self.inode}]"
 
 
 def stat(pid: int, proc: str = PROC, *, sure: bool = False) -> ProcessStat | None:
-    """Look at one process; None where there is none, or it cannot be looked at.
+    """Read one process; None if it does not exist, or cannot be read.
 
-    ``sure``: where only a descriptor or memory to look with was missing, that raises OSError.
+    ``sure``: raises OSError if only a descriptor or memory was missing.
     """
     try:
         fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY)
@@ -78,26 +93,54 @@ def stat(pid: int, proc: str = PROC, *, sure: bool = False) -> ProcessStat | Non
         if sure and error.errno in _SHORT:
             raise
         return None
-    # The command's name stands in parentheses and may hold anything, parentheses too.
+    # The command's name is in parentheses and may contain anything, even parentheses.
     words = text[text.rfind(b")") + 2 :].split()
     if len(words) < 20:
         return None
     return ProcessStat(pid, words[0].decode(), int(words[1]), int(words[3]), int(words[19]))
 
 
+def started_at(start_time: int) -> float:
+    """When a process was started (Unix seconds), from field 22 of its ``/proc/PID/stat``."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return booted + start_time / os.sysconf("SC_CLK_TCK")
+
+
 def pids(proc: str = PROC) -> list[int]:
-    """The pids of every process that can be seen."""
+    """The pids of all visible processes."""
     return [int(name) for name in os.listdir(proc) if name.isdecimal()]  # noqa: PTH208 - names are all that is wanted
 
 
+def resident_mib(pid: int) -> int | None:
+    """What a process and its children hold of the machine's memory; None if it is gone or hidden.
+
+    Pages that they share count for each of them.
+    """
+    try:
+        with open(f"{PROC}/{pid}/task/{pid}/children", "rb") as file:  # noqa: PTH123 - cheaper than a Path
+            children = file.read().split()
+        pages = _resident_pages(pid)
+    except (OSError, ValueError, IndexError):
+        return None
+    for child in children:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+            pages += _resident_pages(int(child))
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def _resident_pages(pid: int) -> int:
+    with open(f"{PROC}/{pid}/statm", "rb") as file:  # noqa: PTH123 - cheaper than a Path
+        return int(file.read().split()[1])
+
+
 def open_files(pid: int) -> list[str] | None:
-    """What its descriptors lead to, as link texts; None where that may not be seen (another user's process)."""
+    """What its descriptors refer to, as link texts; None if that is hidden (another user's process)."""
     found = descriptors(pid)
     return None if found is None else list(found.values())
 
 
 def descriptors(pid: int) -> dict[int, str] | None:
-    """Its open descriptors and what each leads to, as link texts; None where that may not be seen."""
+    """Its open descriptors and what each refers to, as link texts; None if that is hidden."""
     found = {}
     try:
         with os.scandir(f"{PROC}/{pid}/fd") as entries:
@@ -110,7 +153,7 @@ def descriptors(pid: int) -> dict[int, str] | None:
 
 
 def access_mode(pid: int, descriptor: int) -> int | None:
-    """How a process has a descriptor open: ``os.O_RDONLY``, ``os.O_WRONLY`` or ``os.O_RDWR``; None where unseen."""
+    """How a process has a descriptor open: ``os.O_RDONLY``, ``os.O_WRONLY`` or ``os.O_RDWR``; None if hidden."""
     try:
         text = Path(f"{PROC}/{pid}/fdinfo/{descriptor}").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -119,8 +162,7 @@ def access_mode(pid: int, descriptor: int) -> int | None:
     return int(flags[0], 8) & os.O_ACCMODE if flags else None
 
 
-@dataclass(frozen=True, slots=True)
-class MappedFile:
+class MappedFile(Value):
     """A file that a process has mapped: its device as in `os.stat_result`, its inode, and a name that it once had."""
 
     device: int
@@ -129,7 +171,7 @@ class MappedFile:
 
 
 def mapped_files(pid: int) -> set[MappedFile] | None:
-    """The files that a process has mapped; None where that may not be seen (another user's process)."""
+    """The files that a process has mapped; None if that is hidden (another user's process)."""
     try:
         text = Path(f"{PROC}/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
@@ -143,11 +185,26 @@ def mapped_files(pid: int) -> set[MappedFile] | None:
     return found
 
 
+def other_network(pid: int) -> bool:
+    """Whether a process is in another network namespace than this one: a container, whose ports are not this machine's.
+
+    False if that cannot be seen. The link ``ns/net`` is hidden for another user's process, but not the inode of its
+    ``net/tcp``: each namespace has its own.
+    """
+    try:
+        return os.readlink(f"{PROC}/{pid}/ns/net") != os.readlink(f"{PROC}/self/ns/net")  # noqa: PTH115 - as above
+    except OSError:
+        try:
+            return os.stat(f"{PROC}/{pid}/net/tcp").st_ino != os.stat(f"{PROC}/self/net/tcp").st_ino  # noqa: PTH116
+        except OSError:
+            return False
+
+
 def tcp_sockets() -> Iterator[TcpSocket]:
     """Every TCP socket in this network namespace, over IPv4 and IPv6."""
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            text = Path(f"{PROC}/net/{name}").read_text(encoding="ascii", errors="replace")
+            text = Path(f"{PROC}/net/{name}").read_text(encoding="utf-8", errors="replace")
             for words in map(str.split, text.splitlines()[1:]):
                 if len(words) > 9:
                     address, _, port = words[1].rpartition(":")

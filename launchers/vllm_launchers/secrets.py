@@ -1,4 +1,4 @@
-"""Which names and texts are secrets, and how to hide them. Standard library only: every room may use it."""
+"""Which names and texts are secrets, and how to hide them. Standard library only: every package may use it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
 HIDDEN = "•••"
-"""Stands where a secret was."""
+"""Replaces a secret."""
 
 API_KEY = "VLLM_API_KEY"
-"""The variable that holds the key which vLLM asks its clients for."""
+"""The variable with the API key that vLLM requires from its clients."""
 
 SECRET_FLAGS: Mapping[str, str] = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
-"""Flags of vLLM whose value is a secret, and the environment variable that does the same.
+"""Flags of vLLM whose value is a secret, and the equivalent environment variable.
 
-Every user of a machine can read every command line, but only root and oneself an environment.
+Every user of a machine can read every command line, but an environment only its owner and root.
 """
 
 SERVER_SECRETS: frozenset[str] = frozenset(
@@ -31,17 +31,17 @@ SERVER_SECRETS: frozenset[str] = frozenset(
         "S3_SECRET_ACCESS_KEY",
     }
 )
-"""Secrets that a server may need, taken over from the environment in which it is launched."""
+"""Secrets that a server may need, inherited from the environment of its launch."""
 
 _SECRET_WORDS = r"(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION)"
-_SECRET_NAME = re.compile(rf"(?:^|_){_SECRET_WORDS}(?:_|$)", re.IGNORECASE)
-_NOT_SECRET = re.compile(r"_(?:PATH|FILE|DIR|FOLDER)$|(?:^|_)DISABLE_", re.IGNORECASE)
+_SECRET_NAME = rf"(?i)(?:^|_){_SECRET_WORDS}(?:_|$)"
+_NOT_SECRET = r"(?i)_(?:PATH|FILE|DIR|FOLDER)$|(?:^|_)DISABLE_"
 _KEYWORDS = (
     r"(?:api[-_]?keys?|(?:secret|private|access|account|encryption)[-_]?(?:access[-_]?)?key(?:[-_]id)?"
     r"|(?:hf|hub|auth|access|api|session|bearer|refresh|security)[-_]?token"
     r"|password|passwd|passphrase|secret)"
 )
-"""What a key of JSON or YAML, or a flag, is called whose value is a secret; ``token`` alone has other meanings here."""
+"""Names of JSON or YAML keys, or flags, with secret values; ``token`` alone has other meanings here."""
 _SECRET_FLAG = re.compile(rf"(?:^|[-_.]){_KEYWORDS}(?:[-_.]|$)", re.IGNORECASE)
 _QUOTED = r"""(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|\\"[^"\\]*(?:\\"|$))"""
 _TEXTS = rf"""(?xi)
@@ -57,8 +57,7 @@ _TEXTS = rf"""(?xi)
     | (?P<bare>(?-i:\bhf_[A-Za-z0-9]{{16,}}|\b(?:sk|nvapi|glpat|xox[abp])-[A-Za-z0-9_-]{{16,}}
       |\bAKIA[A-Z0-9]{{16}}\b|\bgh[opusr]_[A-Za-z0-9]{{30,}}|\bgithub_pat_[A-Za-z0-9_]{{30,}}))
     """
-_NAMED_VALUE = re.compile(r"[^\s'\"]+")
-_A_QUOTED = re.compile(_QUOTED)
+_NAMED_VALUE = r"[^\s'\"]+"
 _MARKS = (
     *("api_key", "api-key", "apikey", "access_key", "access-key", "accesskey", "private", "account", "encryption"),
     *(f"_{word}{sign}" for word in ("key", "token") for sign in ("=", ":", "'", '"', " ", "\\")),
@@ -68,7 +67,7 @@ _MARKS = (
     *("hf_", "sk-", "nvapi-", "glpat-", "xox", "akia", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_"),
 )
 _MARKS_OF_NAMES = ("KEY", "TOKEN", "SECRET", "PASSW", "PASSPHRASE", "CREDENTIAL", "AUTHORIZATION")
-"""Nearly all lines of a log hold none of these."""
+"""Nearly all lines of a log contain none of these."""
 
 
 @cache
@@ -82,28 +81,28 @@ def is_secret_flag(name: str) -> bool:
 
 
 def holds_secret(text: str) -> bool:
-    """Whether a text holds what looks like a secret: a key in JSON, a password in a URL."""
+    """Whether a text contains what looks like a secret: a key in JSON, a password in a URL."""
     return redact(text) != text
 
 
 def is_secret_name(name: str) -> bool:
     """Whether an environment variable of that name holds a secret (``HF_TOKEN``, but not ``HF_TOKEN_PATH``)."""
-    return bool(_SECRET_NAME.search(name)) and not _NOT_SECRET.search(name)
+    return bool(re.search(_SECRET_NAME, name)) and not re.search(_NOT_SECRET, name)
 
 
 def redact(text: str, values: Collection[str] = ()) -> str:
-    """``text`` with every secret in it hidden: values of secret flags and variables, and what looks like a key.
+    """``text`` with every secret hidden: values of secret flags and variables, and what looks like a key.
 
-    ``values`` are secrets known to the caller, hidden wherever they stand.
+    ``values`` are secrets known to the caller, hidden wherever they appear.
     """
     for value in sorted(values, key=len, reverse=True):
-        if len(value) >= 4:  # hiding "1" everywhere would spoil the text and give the secret away
+        if len(value) >= 4:  # hiding "1" everywhere would spoil the text and reveal the secret
             text = text.replace(value, HIDDEN)
     return _hide(text) if may_hold_secret(text) else text
 
 
 def may_hold_secret(text: str) -> bool:
-    """A quick look before `redact`: whether there is anything in a text that could be, or name, a secret."""
+    """A fast check before `redact`: whether a text may contain, or name, a secret."""
     if "=" in text and any(mark in text for mark in _MARKS_OF_NAMES):
         return True
     text = text.lower()
@@ -123,7 +122,7 @@ def _hide(text: str) -> str:
             shown.append(match[kind] + _hide_quoted(match["field_value"]))
         elif kind != "name":
             shown.append(match[kind] + HIDDEN)
-        elif is_secret_name(match[kind].partition("=")[0]) and (value := _NAMED_VALUE.match(text, at)):
+        elif is_secret_name(match[kind].partition("=")[0]) and (value := re.compile(_NAMED_VALUE).match(text, at)):
             shown.append(match[kind] + HIDDEN)
             at = value.end()
         else:
@@ -132,10 +131,10 @@ def _hide(text: str) -> str:
 
 
 def _hide_quoted(value: str) -> str:
-    """A value, or several in quotes, hidden; the quotes stay."""
-    if not _A_QUOTED.search(value):
+    """Hide a value, or several in quotes; the quotes stay."""
+    if not re.search(_QUOTED, value):
         return HIDDEN
-    return _A_QUOTED.sub(lambda found: _between_quotes(found[0]), value)
+    return re.sub(_QUOTED, lambda found: _between_quotes(found[0]), value)
 
 
 def _between_quotes(text: str) -> str:
@@ -145,7 +144,7 @@ def _between_quotes(text: str) -> str:
 
 
 def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line with every secret in it hidden, word by word."""
+    """A command line with every secret hidden, word by word."""
     shown: list[str] = []
     hide_next = False
     for word in argv:
@@ -160,5 +159,5 @@ def redact_argv(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment with the value of every secret hidden."""
+    """An environment with the values of all secrets hidden."""
     return {name: HIDDEN if is_secret_name(name) else redact(value) for name, value in environment.items()}

@@ -26,14 +26,16 @@ import re
 import statistics
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_launchers.machine.modelfacts.config import facts_from_config
-from vllm_launchers.machine.modelfacts.model import LayerKind, ModelFacts, Quantization
+from msgspec.structs import replace
+
+from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.estimate import cache_tokens, estimate
-from vllm_launchers.plan.budget.gpus import GpuShape
+from vllm_launchers.vllm.modelfacts.config import facts_from_config
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
 GIB = 2**30
 _FLAGS = {

@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import made_runs as made
 
-from vllm_console.telemetry.compare import Recorded, compare
-from vllm_console.telemetry.comparison import Verdict
+from vllm_console.runs.compare import Recorded, Verdict, compare
 
 ALARMS = (Verdict.BETTER, Verdict.WORSE, Verdict.MIXED)
 NOISES = ((0.0, 0.0), (0.0, 0.1), (0.5, 0.1), (0.8, 0.1), (0.9, 0.1), (0.95, 0.1), (0.9, 0.2))

@@ -1,14 +1,12 @@
-"""What the console costs, beside vllmstat and an empty Textual app in the same run.
+"""What the console costs while it is open, beside vllmstat in the same run (`startup_cost.py`: what starting costs).
 
 Run: ``python tests/benchmarks/console_cost.py``. It prints medians of five rounds and the ratios; it asserts nothing.
-With ``--quick`` only what is measured within a minute, of ten rounds: the command ``list`` and the first paint.
 vllmstat 0.9.1 is installed into a temporary virtual environment (or named with ``--vllmstat``).
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -17,9 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import Bench, Usage, bench, cpu_seconds, drain, in_terminal, median, memory_mb, watch
-
-EMPTY_APP = "from textual.app import App; App().run()"
+from harness import Bench, Usage, bench, median, memory_mb, watch
 
 
 def main() -> None:
@@ -27,20 +23,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--quick", action="store_true", help="the command and the first paint only")
     parser.add_argument("--vllmstat", help="its executable, if it is installed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, bench() as box:
         if others := len(box("list")):
             print(f"{others} servers of others run here: the console watches them too, and costs more than alone")
-        if args.quick:
-            commands(box, 10)
-            first_paint(box, 10)
-            return
         vllmstat = args.vllmstat or install_vllmstat(Path(folder))
         one_server(box, vllmstat, args.rounds, args.seconds)
-        commands(box, args.rounds)
-        first_paint(box, args.rounds)
         eight_servers(box, args.rounds, args.seconds)
 
 
@@ -55,7 +44,7 @@ def one_server(box: Bench, vllmstat: str, rounds: int, seconds: float) -> None:
     """Console and vllmstat in turn on one server under load, 120×40, once a second."""
     server = box.start("chat")
     record = box.record("chat")
-    recorder, keeper = record["companion"]["pid"], record["keeper"]["pid"]
+    recorder, keeper = record["sidecar"]["pid"], record["keeper"]["pid"]
     load = box.load("chat", 4, rounds * (2 * seconds + 30))
     ours: list[Usage] = []
     theirs: list[Usage] = []
@@ -75,39 +64,6 @@ def one_server(box: Bench, vllmstat: str, rounds: int, seconds: float) -> None:
     )
     print(f"  memory    console {median([u.memory_mb for u in ours]):.0f} MB   vllmstat {theirs[-1].memory_mb:.0f} MB")
     print(f"  beside the server: keeper {memory_mb(keeper):.1f} MB + recorder {memory_mb(recorder):.1f} MB")
-
-
-def commands(box: Bench, rounds: int) -> None:
-    """CPU of ``list --json`` as a whole process, beside a Python that does nothing."""
-
-    def cpu(words: list[str]) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(words, env=box.env, stdout=subprocess.DEVNULL, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    cpu(box.words("list", "--json"))  # the first one may compile
-    pairs = [(cpu(box.words("list", "--json")), cpu([sys.executable, "-c", ""])) for _ in range(2 * rounds)]
-    ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
-    print(f"list --json: {ours:.0f} ms of CPU; a Python that does nothing: {floor:.0f} ms; ratio {ours / floor:.1f}")
-
-
-def first_paint(box: Bench, rounds: int) -> None:
-    """CPU until the first screen stands, beside an empty Textual app."""
-
-    def paint(words: list[str]) -> float:
-        with in_terminal(words, box.env) as (process, master):
-            # Painted when something came and then nothing for a while.
-            while not drain(master, 0.1):
-                pass
-            while drain(master, 0.35) > 2000:
-                pass
-            return cpu_seconds(process.pid)
-
-    paint(box.words())  # the first one may compile
-    pairs = [(paint(box.words()), paint([sys.executable, "-c", EMPTY_APP])) for _ in range(rounds)]
-    ours, empty = (median(column) for column in zip(*pairs, strict=True))
-    print(f"first paint: console {ours:.2f} s of CPU, empty Textual app {empty:.2f} s, ratio {ours / empty:.2f}")
 
 
 def eight_servers(box: Bench, rounds: int, seconds: float) -> None:

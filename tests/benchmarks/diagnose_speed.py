@@ -2,8 +2,9 @@
 
     python tests/benchmarks/diagnose_speed.py [--mib 32] [--rounds 5] [--json]
 
-Three logs: of a server that served and then died, of tracebacks only, of exceptions that are all different. CPU time of
-this process; medians over the rounds, the floor measured between them.
+Five logs: of a server that served and then died, the same as journald carries it, of tracebacks only, of exceptions
+that are all different, and of nothing but memory that ran out. CPU time of this process; medians over the rounds, the
+floor measured between them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from itertools import count, cycle, islice
 from pathlib import Path
 
-from vllm_console.diagnosis.diagnose import diagnose
+from vllm_console.diagnosis.failure.diagnose import diagnose
 
 MIB = 1 << 20
 
@@ -49,7 +50,23 @@ def exceptions() -> Iterator[str]:
     return (f"RuntimeError: request {number} was not to be answered" for number in count())
 
 
-LOGS: dict[str, Callable[[], Iterator[str]]] = {"served": served, "tracebacks": tracebacks, "exceptions": exceptions}
+def carried() -> Iterator[str]:
+    """A server's log with the prefixes of journald."""
+    return (f"Nov 03 08:05:{number % 60:02d} gpubox vllm[47]: {line}" for number, line in enumerate(cycle(SERVED)))
+
+
+def out_of_memory() -> Iterator[str]:
+    """Memory that ran out, no two lines alike, and no traceback that tells where."""
+    return (f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {number} MiB." for number in count())
+
+
+LOGS: dict[str, Callable[[], Iterator[str]]] = {
+    "served": served,
+    "carried": carried,
+    "tracebacks": tracebacks,
+    "exceptions": exceptions,
+    "out of memory": out_of_memory,
+}
 
 
 def main() -> int:
@@ -65,7 +82,7 @@ def main() -> int:
         print(json.dumps(figures, indent=2))
         return 0
     for name, found in figures.items():
-        print(f"{name:12}{found['seconds']:8.2f} s   {found['ratio']:6.0f} × reading and splitting")
+        print(f"{name:14}{found['seconds']:8.2f} s   {found['ratio']:6.0f} × reading and splitting")
     return 0
 
 

@@ -7,7 +7,6 @@ Goal: at 1 Hz at most 0.5 % of a core, without the time that a real driver takes
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,14 +14,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vllm_launchers.machine.gpu.document import read_host, recorded_hosts
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-STUB = Path(__file__).parents[1] / "unit" / "gpu"
+from fakes import nvml_stub as stub
+from vllm_launchers.host.gpu.document import read_host, recorded_hosts
+
 SAMPLES = 300
 
 MEASURE = """
 import json, sys, time
-from vllm_launchers.machine.gpu.reader import GpuReader
+from vllm_launchers.host.gpu.reader import GpuReader
 reader = GpuReader()
 reader.open()
 for at in range(20):
@@ -36,11 +37,6 @@ print(json.dumps((time.thread_time() - used) / int(sys.argv[1])))
 
 def main() -> None:
     """Print one line per recorded host."""
-    spec = importlib.util.spec_from_file_location("gpu_stub", STUB / "conftest.py")
-    assert spec is not None
-    assert spec.loader is not None
-    stub = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(stub)
     for name, path in recorded_hosts().items():
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "host_data.h").write_text(stub.header(read_host(path)))

@@ -45,10 +45,10 @@ def main() -> int:
 
 def measure(vllm: str, model: str, rounds: int) -> dict[str, float]:
     """Seconds, medians over ``rounds``; ``ratio`` is the real vLLM's time over a plan's."""
-    from vllm_console.fleet.model import Changes, LaunchRequest
-    from vllm_console.fleet.service import LocalFleet
-    from vllm_launchers.machine.engines import engine_at
-    from vllm_launchers.machine.flags.cache import FlagCache
+    from vllm_console.fleet.local import LocalFleet
+    from vllm_console.fleet.snapshot import Changes, LaunchRequest
+    from vllm_launchers.vllm.engines import engine_at
+    from vllm_launchers.vllm.flags.cache import FlagCache
 
     engine = engine_at(vllm)
     learned = clock(lambda: FlagCache().learn(engine))

@@ -18,15 +18,15 @@ RuntimeError: Engine core initialization failed. See root cause above.
 """  # noqa: E501
 
 
-def test_the_document_names_cause_line_and_remedy(program, tmp_path):
+def test_the_document_names_cause_line_and_fix(program, tmp_path):
     path = tmp_path / "server.log"
     path.write_text(LOG)
     answer = program.json("diagnose", str(path))
-    assert set(answer) == {"cause", "confidence", "line", "evidence", "explanation", "remedies", "also"}
+    assert set(answer) == {"cause", "confidence", "line", "evidence", "explanation", "fixes", "also"}
     assert (answer["cause"], answer["line"]) == ("free_memory_below_utilization", 6)
     assert answer["evidence"].startswith("ValueError: Free memory on device")
-    assert answer["remedies"][0]["set"] == {"gpu-memory-utilization": 0.49}
-    assert set(answer["remedies"][0]) == {"set", "unset", "why", "price"}
+    assert answer["fixes"][0]["set"] == {"gpu-memory-utilization": 0.49}
+    assert set(answer["fixes"][0]) == {"set", "unset", "why", "tradeoff"}
 
 
 def test_people_read_the_cause_first_and_the_change_as_they_would_type_it(program, tmp_path):
@@ -70,4 +70,4 @@ def test_bytes_that_are_no_text_and_an_empty_log_are_no_failure(program, tmp_pat
     for data in (b"", b"\xff\x00\xfe" * 1000):
         path.write_bytes(data)
         answer = program.json("diagnose", str(path))
-        assert (answer["cause"], answer["confidence"], answer["remedies"]) == ("other", 0.0, [])
+        assert (answer["cause"], answer["confidence"], answer["fixes"]) == ("other", 0.0, [])

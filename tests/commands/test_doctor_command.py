@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 
 
 def test_it_has_versions_servers_and_what_is_wrong(program):
@@ -19,6 +22,38 @@ def test_it_has_versions_servers_and_what_is_wrong(program):
     assert "nightly" in program("doctor").stdout
 
 
+def test_files_deleted_under_a_keeper_are_named(program):
+    program.json("start", "batch", "--engine", "simulated", "--name", "nightly", "--wait")
+    folder = program.home / "state" / "vllm-console" / "servers" / "nightly"
+    (folder / "keeper.sock").unlink()
+    (folder / "server.log").unlink()
+    whats = [problem["what"] for problem in json.loads(program("doctor", "--json").stdout)["problems"]]
+    deadline = time.monotonic() + 60
+    while not all((folder / name).exists() for name in ("keeper.sock", "server.log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for name in ("keeper.sock", "server.log"):
+        assert any(name in what and ("is missing" in what or "was deleted" in what) for what in whats), whats
+    whats = [problem["what"] for problem in json.loads(program("doctor", "--json").stdout)["problems"]]
+    assert any("server.log was deleted; restored" in what for what in whats)
+
+
+def test_a_keeper_that_was_stopped_is_shown_at_once(program):
+    keeper = program.json("start", "batch", "--engine", "simulated", "--name", "nightly", "--wait")
+    record = json.loads((program.home / "state/vllm-console/servers/nightly/record.json").read_text())
+    keeper = record["keeper"]["pid"]
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        said = f"the keeper of nightly is stopped by a signal: resume it with 'kill -CONT {keeper}'"
+        assert said in program("list").stdout
+        assert said in program("status", "nightly").stdout
+        assert said in program.json("status", "nightly")["notice"]
+        assert said in program("doctor").stdout
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    assert program.json("status", "nightly")["notice"] is None
+
+
 def test_a_torn_record_and_an_open_folder_are_named_with_what_to_do(program):
     state = program.home / "state" / "vllm-console"
     server = state / "servers" / "torn"
@@ -29,7 +64,7 @@ def test_a_torn_record_and_an_open_folder_are_named_with_what_to_do(program):
     state.chmod(0o700)
     wrong = {problem["what"]: problem["do"] for problem in json.loads(answer.stdout)["problems"]}
     assert answer.returncode == 1
-    assert any("can be entered by others" in what and do.startswith("chmod 700") for what, do in wrong.items())
+    assert any("is open to other users" in what and do.startswith("chmod 700") for what, do in wrong.items())
     assert any("torn" in what for what in wrong)
     (server / "record.json").unlink()
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
+
+from vllm_console.history.gpu_history import GPU_HISTORY, GpuHistoryWriter
+from vllm_launchers.host.gpu.document import read_host
 
 MATRIX = (
     "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
@@ -125,8 +131,8 @@ def test_a_server_gets_the_best_gpus_of_a_host_with_the_reason_said(program: Cal
     assert "GPU 2,3: NVLink ×4, 112 GB/s, both idle" in answer.stderr
     again = program("--host", "4xa6000", *words, "--set", "gpu-memory-utilization=0.9")
     assert again.returncode == 1
-    assert "no GPUs can be given to it" in again.stderr
-    assert "the best, 0,1, has 27.1 GiB to give: GPU 0: anna holds 20.5 GiB" in again.stderr
+    assert "no GPUs available" in again.stderr
+    assert "the best, 0,1, has 27.1 GiB available: GPU 0: anna holds 20.5 GiB" in again.stderr
 
 
 def test_words_for_gpus_that_mean_nothing_are_refused(program: Callable[..., Any]) -> None:
@@ -143,3 +149,52 @@ def test_words_for_gpus_that_mean_nothing_are_refused(program: Callable[..., Any
 
 def test_the_global_host_serves_the_commands_about_gpus_too(program: Callable[..., Any]) -> None:
     assert program("--host", "4xa6000", "gpus", "--free", "2").stdout == "2,3\n"
+
+
+def test_a_simulated_server_holds_a_recorded_hosts_gpu_while_it_runs(program: Callable[..., Any]) -> None:
+    def gpu(index: int) -> Any:
+        return program.json("host", "--host", "4xa6000")["gpus"][index]  # type: ignore[attr-defined]
+
+    def best() -> str:
+        return str(program("gpus", "--free", "1", "--host", "4xa6000").stdout)
+
+    before, first = gpu(1), best()
+    assert first == "1\n"
+    answer = program("--host", "4xa6000", "start", "chatbot", "--engine", "simulated", "--name", "one", "--wait")
+    assert answer.returncode == 0, answer.stderr
+    held = gpu(1)
+    assert held["free_gib"] < 5
+    assert [holder["server"] for holder in held["used_by"]] == ["one"]
+    assert best() == "2\n"
+    log = program("logs", "one").stdout
+    assert f"it is timed as {held['name']} by a roofline" in log
+    assert program("stop", "one").returncode == 0
+    assert gpu(1) == before
+    assert best() == first
+
+
+def test_what_gpus_did_is_had_as_a_table_and_as_json(program: Callable[..., Any], tmp_path: Path) -> None:
+    none = program("host", "--history", "1h")
+    assert none.returncode == 1
+    assert "no GPU was recorded yet" in none.stderr
+    assert "there is no such range; give one of 5m" in program("host", "--history", "1y").stderr
+    host = read_host(Path("4xa6000"))
+    state = tmp_path / "state" / "vllm-console"
+    state.mkdir(parents=True, mode=0o700)
+    writer = GpuHistoryWriter(state / GPU_HISTORY)
+    now = time.time()
+    for second in range(-600, 0, 5):
+        busy = replace(host.gpus[0], power_w=310.0 if second < -300 else 290.0)
+        writer.append(replace(host, gpus=(busy, *host.gpus[1:])), now + second)
+    writer.close()
+    text = program("host", "--history", "1h").stdout
+    assert "GPU 3 (NVIDIA RTX A6000)" in text
+    power = next(line.split() for line in text.splitlines() if "power W" in line)
+    assert power == ["power", "W", "300", "310", "300"]
+    assert "NVLink" not in text, "what was not reported is not shown"
+    document = program.json("host", "--history", "15m")  # type: ignore[attr-defined]
+    first = document["gpus"][0]
+    assert (first["power_limit_w"], first["temperature_slowdown_c"], first["step"]) == (300, 95, 5.0)
+    assert {value for value in first["values"]["power_w"] if value is not None} == {310.0, 290.0}
+    assert [link["remote"] for link in first["nvlinks"]] == [1, 1, 1, 1]
+    assert "nvlink_sent_gbs" not in first["values"]

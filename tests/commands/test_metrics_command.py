@@ -44,7 +44,10 @@ def test_engines_are_aggregated_and_kept_apart(program, tmp_path):
     assert answer["preemptions_total"] == 11
     assert answer["requests_waiting"] is None
     assert answer["ttft_seconds"] == {
-        "count": 100, "sum": 11.0, "p50": pytest.approx(0.1), "p90": pytest.approx(0.18), "p99": pytest.approx(0.198),
+        "count": 100, "sum": 11.0, "mean": 0.11,
+        "p50": None, "p50_below": 0.1, "p50_above": None,  # the median is the last of the first bucket
+        "p90": pytest.approx(0.18), "p90_below": 0.2, "p90_above": 0.1,
+        "p99": pytest.approx(0.198), "p99_below": 0.2, "p99_above": 0.1,
     }  # fmt: skip
     assert set(answer["engines"]) == {"0", "1"}
     assert set(answer["engines"]["1"]) == KEYS

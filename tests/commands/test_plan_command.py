@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from pathlib import Path
 
 import pytest
+
+from vllm_console.cli.main import main
+from vllm_launchers.host import environment
+from vllm_launchers.host.ports import PortUse
 
 KEYS = {"argv", "env", "gpus", "port", "memory", "choices", "findings"}
 MEMORY = {"weights_gib", "overhead_gib", "kv_gib", "kv_bytes_per_token", "kv_tokens", "max_concurrency", "per_gpu"}
@@ -47,7 +52,9 @@ def test_the_document(program, model: Path, host: str):
     assert document["gpus"]
     assert document["env"]["CUDA_VISIBLE_DEVICES"]
     eight_bit = document["flags"].get("kv-cache-dtype") == "fp8"
-    assert document["memory"]["kv_bytes_per_token"] == (65_536 if eight_bit else 131_072)
+    assert document["memory"]["kv_bytes_per_token"] == (65_536 if eight_bit else 131_072) / document["flags"].get(
+        "tensor-parallel-size", 1
+    )
     assert document["memory"]["max_concurrency"] >= 1
     assert len(document["memory"]["per_gpu"]) == len(document["gpus"])
     assert {"flag", "value", "reason", "source"} <= set(document["choices"][0])
@@ -62,6 +69,20 @@ def test_a_slice_of_a_gpu_is_planned_for_as_what_it_is(program, model: Path):
     assert document["env"]["CUDA_VISIBLE_DEVICES"].startswith("MIG-")
     assert codes(document) == ["weights_do_not_fit"]
     assert document["memory"]["per_gpu"][0]["total_gib"] < 10
+
+
+@pytest.mark.parametrize("given", [(), ("--gpus", "auto"), ("--gpus", "0")])
+def test_reasons_and_memory_count_the_same_slice(program, given: tuple[str, ...]):
+    """The largest slice is held by somebody else: no reason may rest on its size."""
+    words = ("plan", "chatbot", "--host", "1xa100-mig", *RELEASE, "--model", "Qwen/Qwen3-8B-AWQ", "--json")
+    document = json.loads(program(*words, *given).stdout)
+    held = document["memory"]["concurrency_p95"]
+    claimed = [
+        float(found[1].replace(",", ""))
+        for choice in document["choices"]
+        for found in re.finditer(r"about ([\d,]+) requests", f"{choice['reason']} {choice['tradeoff']}")
+    ]
+    assert all(held / 2.1 <= count <= 2.1 * held for count in claimed), (claimed, held)
 
 
 def test_it_is_planned_for_a_release_that_is_not_here(program, model: Path):
@@ -96,7 +117,7 @@ def test_for_people(program, model: Path):
     plain = program("--ascii", *words)
     assert plain.returncode == 0
     assert plain.stdout.isascii() or "–" in plain.stdout
-    assert "requests at once" in plain.stdout
+    assert "concurrency:" in plain.stdout
 
 
 def test_no_vllm_here(program, model: Path):
@@ -104,6 +125,28 @@ def test_no_vllm_here(program, model: Path):
     answer = program("plan", "chatbot", "--model", str(model), "--vllm", "/nowhere/vllm", "--json", env=env)
     assert answer.returncode == 1
     assert "engine_missing" in codes(json.loads(answer.stdout))
+
+
+def test_a_recorded_host_is_planned_for_without_a_vllm_here(program, model: Path):
+    """It may have one; a start here is refused all the same."""
+    env = {"PATH": "/usr/bin:/bin", "VIRTUAL_ENV": "", "CONDA_PREFIX": ""}
+    words = ("chatbot", "--model", str(model))
+    answer = program("plan", *words, "--host", "8xh100", "--json", env=env)
+    assert answer.returncode == 0, answer.stderr
+    levels = {finding["code"]: finding["level"] for finding in json.loads(answer.stdout)["findings"]}
+    assert levels["engine_missing"] == "advice"
+    for gpus in ((), ("--gpus", "none")):
+        refused = program("--host", "8xh100", "start", *words, *gpus, env=env)
+        assert refused.returncode == 4, refused.stderr
+        assert "no vLLM was found here" in refused.stderr
+
+
+def test_the_verdict_comes_first(program, model: Path):
+    words = ("plan", "chatbot", *RELEASE, "--model", str(model))
+    fits = program(*words, "--host", "8xh100").stdout.splitlines()
+    assert next(line for line in fits[1:4] if line.startswith("Fits")), fits[:4]
+    refused = program(*words, "--host", "8xh100", "--set", "dtype=float7").stdout.splitlines()
+    assert any(line.startswith("Error: ") for line in refused[1:4]), refused[:4]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +169,50 @@ def test_exports(program, model: Path, tmp_path: Path, form: str, part: str):
     assert answer.returncode == 0, answer.stderr
     assert part in answer.stdout
     assert "sk-very-secret-1" not in answer.stdout
+
+
+@pytest.mark.parametrize("form", ["compose", "kubernetes", "systemd", "shell", "config"])
+def test_an_export_does_not_fail_for_what_only_this_machine_lacks(program, tmp_path: Path, form: str):
+    """Offline, without the model: said on stderr, and the file is as good as with both."""
+    missing = tmp_path / "models" / "not-here"
+    for model, env in (("org/model-7B", {"HF_HUB_OFFLINE": "1"}), (str(missing), {})):
+        words = ("plan", "chatbot", "--host", "8xh100", *RELEASE, "--model", model)
+        assert program(*words, env=env).returncode == 1
+        answer = program(*words, "--export", form, env=env)
+        assert answer.returncode == 0, answer.stderr
+        assert "[model_missing]" in answer.stderr
+        assert "on this machine" in answer.stderr
+        assert model in answer.stdout or form in ("kubernetes",)
+
+
+def test_an_export_fails_for_what_would_fail_anywhere(program):
+    words = ("plan", "chatbot", "--host", "8xh100", *RELEASE, "--model", "org/model-7B", "--set", "dtype=float7")
+    answer = program(*words, "--export", "compose", env={"HF_HUB_OFFLINE": "1"})
+    assert answer.returncode == 1
+    assert "services:" in answer.stdout
+    assert "this would not start" in answer.stderr
+    assert "[flag_value]" in answer.stderr
+    assert "[model_missing]" in answer.stderr
+
+
+@pytest.mark.parametrize("form", ["compose", "systemd"])
+def test_an_export_has_vllms_own_port_and_not_one_that_is_free_here(program, monkeypatch, capsys, form: str):
+    """In this process: whoever really took port 8000 would take it from servers of other tests."""
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, program.env[name])
+    monkeypatch.setattr(environment, "check_port", lambda _host, port: PortUse(4711) if port < 8002 else None)
+    words = ["plan", "chatbot", *RELEASE, "--export", form]
+    assert main(words) == 0
+    answer = capsys.readouterr()
+    assert "8000" in answer.out
+    assert "8002" not in answer.out
+    assert "port 8000 is taken on this machine now" in answer.err
+    assert "[port_taken]" not in answer.err
+    assert main([*words, "--port", "8123"]) == 0
+    given = capsys.readouterr()
+    assert "8123" in given.out
+    assert "8000" not in given.out
+    assert "is taken" not in given.err
 
 
 def test_an_export_that_cannot_be(program):
@@ -199,3 +286,50 @@ def test_a_taken_port_is_found(program):
     (taken,) = json.loads(answer.stdout)["findings"]
     assert taken["code"] == "port_taken"
     assert str(os.getpid()) in taken["message"]
+
+
+def test_an_export_warns_of_folders_that_the_account_of_a_unit_cannot_enter(program, tmp_path):
+    command = tmp_path / "mine" / "vllm"
+    command.parent.mkdir(mode=0o700)
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    tmp_path.chmod(0o755)
+    told = program("plan", "chatbot", "--vllm", str(command), "--export", "systemd").stderr
+    assert "note: the unit runs as vllm, which cannot enter /" in told
+    assert "systemd-user" in told
+    own = program("plan", "chatbot", "--vllm", str(command), "--export", "systemd-user").stderr
+    assert "cannot enter" not in own
+
+
+def test_no_gpus_are_none_on_a_recorded_host_too(program):
+    words = ("--host", "4xa6000", "plan", "chatbot", "--engine", "simulated")
+    assert program.json(*words)["gpus"]
+    assert program.json(*words, "--gpus", "none")["gpus"] == []
+
+
+# -- the engine's own verdict -----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_unless_it_is_asked_for(program):
+    assert program.json("plan", "chatbot", "--engine", "simulated")["vllm_verdict"] is None
+
+
+def test_the_engine_itself_accepts_or_refuses(program):
+    document = program.json("plan", "chatbot", "--engine", "simulated", "--ask-vllm")
+    assert document["vllm_verdict"] == {
+        "verdict": "accepted", "message": None, "version": None, "parser_only": False,
+    }  # fmt: skip
+    done = program("plan", "chatbot", "--engine", "simulated", "--ask-vllm", "--set", "no-such-flag=1", "--json")
+    assert done.returncode == 1
+    document = json.loads(done.stdout)
+    assert document["vllm_verdict"]["verdict"] == "refused"
+    assert codes(document) == ["vllm_refuses"], "in place of what a plan knows of the flag"
+
+
+def test_a_release_that_is_not_installed_cannot_be_asked(program, model: Path):
+    done = program("plan", "chatbot", *RELEASE, "--model", str(model), "--ask-vllm")
+    assert "can't be asked about these flags: it is not installed here" in done.stdout
+
+
+def test_a_read_only_program_starts_no_process_to_ask(program):
+    assert program("--read-only", "plan", "chatbot", "--engine", "simulated", "--ask-vllm").returncode == 4

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
+
+from fakes import ports
 
 
 def test_servers_started_at_once_get_ports_of_their_own(program):
@@ -34,15 +37,37 @@ def test_starts_at_once_without_a_name_get_names_of_their_own(program):
     assert sorted(answer["name"] for answer in answers) == ["batch", "batch-2"]
 
 
-def test_a_stopped_server_whose_port_is_taken_starts_on_another(program):
-    first = program.json("start", "batch", "--engine", "simulated", "--name", "first", "--wait")
+def test_a_stopped_server_whose_port_is_taken_says_so_and_moves_only_when_asked_to(program):
+    port = str(ports.free_port())  # not one that a server of another test takes by itself
+    program.json("start", "batch", "--engine", "simulated", "--name", "first", "--port", port, "--wait")
     program.json("stop", "first")
-    second = program.json(
-        "start", "batch", "--engine", "simulated", "--name", "second", "--port", str(first["port"]), "--wait"
-    )
-    again = program.json("restart", "first", "--wait")
-    assert again["state"] == "ready"
-    assert again["generation"] == 2
-    assert again["port"] != second["port"]
+    program.json("start", "batch", "--engine", "simulated", "--name", "second", "--port", port, "--wait")
+    for verb in (("restart", "first"), ("restart", "first", "--preset", "chatbot")):
+        refused = program(*verb)
+        assert refused.returncode == 1
+        assert f"port {port} belongs to another of your servers" in refused.stderr
+    assert program.json("status", "first")["state"] == "stopped"
     program.json("stop", "second")
-    assert program.json("restart", "first", "--wait")["port"] == again["port"], "one that runs stays where it is"
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # over the last server's connections
+        stranger.bind(("127.0.0.1", int(port)))
+        stranger.listen()
+        refused = program("restart", "first")
+        assert refused.returncode == 1
+        assert f"port {port} is in use by" in refused.stderr
+        assert "--port" in refused.stderr
+        free = ports.free_port()
+        moved = program.json("restart", "first", "--port", str(free), "--wait")
+    assert (moved["state"], moved["port"], moved["generation"]) == ("ready", free, 2)
+    assert program.json("restart", "first", "--wait")["port"] == free, "it stays where it was moved to"
+
+
+def test_a_running_server_is_moved_to_another_port(program):
+    program.json("start", "batch", "--engine", "simulated", "--name", "first", "--wait")
+    second = program.json("start", "batch", "--engine", "simulated", "--name", "second", "--wait")
+    free = ports.free_port()
+    refused = program("restart", "first", "--port", str(second["port"]))
+    assert refused.returncode == 1
+    assert program.json("status", "first")["generation"] == 1, "it continues to start"
+    moved = program.json("restart", "first", "--port", str(free), "--wait")
+    assert (moved["state"], moved["port"]) == ("ready", free)

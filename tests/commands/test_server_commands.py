@@ -110,17 +110,44 @@ def test_logs(program):
     assert any("simulated" in line for line in answer["lines"])
 
 
+def counted(program):
+    """Prompt and generated tokens that the server has counted so far: its warm-up request is among them."""
+    found = program.json("metrics", f"http://127.0.0.1:{program.json('status', 'chat')['port']}")
+    return found["prompt_tokens_total"], found["generation_tokens_total"]
+
+
 def test_load_measures_at_the_client(program):
     start(program)
+    before = counted(program)
     report = program.json("load", "chat", "--rate", "5", "--duration", "3", "--output-tokens", "20")
-    assert set(report) == {
+    assert set(report) >= {
         "sent", "completed", "failed", "duration_s", "output_tokens", "ttft_seconds", "itl_seconds", "e2e_seconds",
     }  # fmt: skip
-    assert report["sent"] == report["completed"] > 5
+    assert report["sent"] == report["completed"] == 15
     assert report["failed"] == 0
+    assert report["output_tokens"] == 15 * 20
     assert report["ttft_seconds"]["p99"] >= report["ttft_seconds"]["p50"] > 0
-    metrics = program.json("metrics", f"http://127.0.0.1:{program.json('status', 'chat')['port']}")
-    assert metrics["generation_tokens_total"] == report["output_tokens"]
+    assert counted(program)[1] - before[1] == report["output_tokens"]
+
+
+def test_a_closed_loop_has_exact_lengths(program):
+    start(program)
+    before = counted(program)
+    words = ("--concurrency", "3", "--requests", "9", "--input-tokens", "40", "--output-tokens", "8")
+    report = program.json("load", "chat", *words)
+    assert (report["sent"], report["completed"], report["held_back"]) == (9, 9, 0)
+    assert (report["prompt_tokens"], report["output_tokens"]) == (9 * 40, 9 * 8)
+    assert [after - one for after, one in zip(counted(program), before, strict=True)] == [360, 72]
+
+
+def test_lengths_that_cannot_be_are_refused(program):
+    start(program)
+    words = ("load", "chat", "--requests", "4", "--concurrency", "2")
+    refused = program(*words, "--input-tokens", "4000", "--output-tokens", "97")
+    assert refused.returncode == 1
+    assert "do not fit into the server's context of 4,096 tokens" in refused.stderr
+    for wrong in (("--input-tokens", "0"), ("--max-failed", "2"), ("--input-tokens", "5", "--input-p95", "5")):
+        assert program(*words[:2], *wrong).returncode == 2
 
 
 def test_failure_says_why_with_the_log_line(program):
@@ -164,7 +191,7 @@ def test_a_taken_port_is_said_with_its_holder(program):
         port = holder.getsockname()[1]
         answer = program("start", "chatbot", "--engine", "simulated", "--port", str(port))
     assert answer.returncode == 1
-    assert f"port {port} is taken" in answer.stderr
+    assert f"port {port} is in use by" in answer.stderr
     assert str(os.getpid()) in answer.stderr
 
 
@@ -188,7 +215,7 @@ def test_secrets_are_nowhere_to_be_seen(program):
     assert secret.encode() not in Path(f"/proc/{server['pid']}/cmdline").read_bytes()
     refused = program("load", "keyed", "--rate", "2", "--duration", "1")
     assert refused.returncode == 1
-    assert "wants an API key" in refused.stderr
+    assert "requires an API key" in refused.stderr
     done = program.json("load", "keyed", "--rate", "2", "--duration", "1", env={"VLLM_API_KEY": secret})
     assert done["completed"] > 0
 
@@ -244,3 +271,89 @@ def test_a_broken_record_is_named_and_hides_no_other(program):
     status = program("status", "bad")
     assert status.returncode == 1
     assert f"delete {folder}" in status.stderr
+
+
+def test_a_restart_is_prepared_while_the_server_serves(program):
+    before = start(program)
+    after = program.json("restart", "chat", "--set", "max-num-seqs=7", "--wait")
+    assert after["generation"] == before["generation"] + 1
+    assert "vllm_launchers.simulated.prepared" in Path(f"/proc/{after['pid']}/cmdline").read_text()
+    assert program.json("status", "chat")["restart"] is None
+
+
+def test_without_preparation_it_is_started_as_ever(program):
+    start(program)
+    after = program.json("restart", "chat", "--set", "max-num-seqs=7", "--no-prepare", "--wait")
+    assert "vllm_launchers.simulated.prepared" not in Path(f"/proc/{after['pid']}/cmdline").read_text()
+
+
+def test_the_settings_turn_preparation_off(program):
+    start(program)
+    config = program.home / "config" / "vllm-console" / "config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text("prepare_restarts = false\n")
+    after = program.json("restart", "chat", "--wait")
+    assert "vllm_launchers.simulated.prepared" not in Path(f"/proc/{after['pid']}/cmdline").read_text()
+
+
+def test_a_refusal_of_the_engine_leaves_the_server_alone(program):
+    before = start(program)
+    answer = program("restart", "chat", "--set", "block-size=24", "--wait")
+    assert answer.returncode == 1
+    assert "was not touched" in answer.stderr
+    assert "block_size (24) must be a multiple of 16" in answer.stderr
+    after = program.json("status", "chat")
+    assert (after["pid"], after["generation"], after["state"]) == (before["pid"], 1, "ready")
+    assert after["restart"]["step"] == "refused"
+    assert after["restart"]["changes"] == ["block-size unset → 24"]
+
+
+def test_a_generation_that_fails_is_rolled_back_and_the_exit_code_says_so(program):
+    start(program, "--gpus", "none")
+    answer = program("restart", "chat", "--set", "kv-cache-memory-bytes=1000", "--force", "--wait")
+    assert answer.returncode == 1, answer.stdout + answer.stderr
+    after = program.json("status", "chat")
+    assert after["state"] == "ready"
+    assert after["generation"] == 3
+    assert after["rollback"].startswith("run 2 failed, so the flags of run 1 are used again: ")
+    assert "kv-cache-memory-bytes" not in " ".join(after["argv"])
+
+
+def test_a_rollback_is_a_run_of_its_own_and_is_recorded(program):
+    before = start(program, "--gpus", "none")
+    words = ("--set", "kv-cache-memory-bytes=1000", "--port", "18431", "--force", "--wait")
+    assert program("restart", "chat", *words).returncode == 1
+    assert program.json("status", "chat")["port"] == before["port"]
+    deadline = time.monotonic() + 30
+    while program.json("status", "chat")["metrics"] is None:  # its recorder asks the right port
+        assert time.monotonic() < deadline
+    third, second, first = program.json("runs", "chat")
+    assert [third["generation"], second["generation"], first["generation"]] == [3, 2, 1]
+    assert third["ended_at"] is None
+    assert (second["ready_at"], "kv-cache-memory-bytes" in second["flags"]) == (None, True)
+    assert "kv-cache-memory-bytes" not in third["flags"]
+
+
+def test_a_refusal_of_long_ago_is_not_taken_for_that_of_the_next_restart(program):
+    start(program)
+    assert program("restart", "chat", "--set", "block-size=24", "--wait").returncode == 1
+    after = program.json("restart", "chat", "--no-prepare", "--wait")
+    assert (after["state"], after["generation"]) == ("ready", 2)
+
+
+def test_a_server_that_waits_for_its_automatic_restart_can_be_restarted(program):
+    """Its keeper holds the port meanwhile, which must not be taken for somebody else's."""
+    server = start(program, "--restart", "on-failure")
+    os.kill(server["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while program.json("status", "chat")["state"] == "ready":
+        assert time.monotonic() < deadline
+    after = program.json("restart", "chat", "--set", "max-num-seqs=7", "--wait")
+    assert (after["state"], after["generation"], after["port"]) == ("ready", 2, server["port"])
+
+
+def test_without_rollback_it_has_failed(program):
+    start(program, "--gpus", "none")
+    words = ("restart", "chat", "--set", "kv-cache-memory-bytes=1000", "--force", "--no-rollback", "--wait")
+    assert program(*words).returncode == 1
+    assert program.json("status", "chat")["state"] == "failed"

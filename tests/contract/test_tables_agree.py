@@ -1,17 +1,18 @@
-"""What two rooms that do not know each other both say must be the same."""
+"""What two packages that do not know each other both say must be the same."""
 
 from __future__ import annotations
 
 import pytest
 
-from vllm_console.telemetry import families
-from vllm_console.telemetry.model import COUNTERS, GAUGES, LATENCIES, LENGTHS
-from vllm_launchers.machine import engines
+from vllm_console.metrics import parse
+from vllm_console.metrics.sample import COUNTERS, GAUGES, LATENCIES, LENGTHS
 from vllm_launchers.plan.common_flags import COMMON_FLAGS, FlagKind, common_flag, parse_flag_value
-from vllm_launchers.plan.errors import FlagError
+from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.rules import FLAG_RULES
-from vllm_launchers.simulated import ignored_flags, settings
-from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated import flags as simulated_flags
+from vllm_launchers.simulated import settings
+from vllm_launchers.simulated.flags import parse as parse_flags
+from vllm_launchers.vllm import engines
 
 KINDS = {
     bool: {FlagKind.BOOL},
@@ -27,9 +28,9 @@ def test_the_simulated_engine_has_the_version_under_which_it_is_shown() -> None:
 
 
 def test_every_figure_of_a_sample_has_its_families() -> None:
-    assert tuple(families.GAUGES) == GAUGES
-    assert tuple(families.COUNTERS) == COUNTERS
-    assert set(families.HISTOGRAMS) == {*LATENCIES, *LENGTHS}
+    assert tuple(parse.GAUGES) == GAUGES
+    assert tuple(parse.COUNTERS) == COUNTERS
+    assert set(parse.HISTOGRAMS) == {*LATENCIES, *LENGTHS}
 
 
 @pytest.mark.parametrize("name", sorted(name for name in FLAG_RULES if common_flag(name)))
@@ -46,6 +47,11 @@ def test_the_editor_takes_no_value_that_a_preset_may_not_hold(name: str) -> None
 
 
 def test_the_simulated_engine_takes_every_flag_that_the_editor_offers() -> None:
-    taken = {*ignored_flags.SWITCHES, *ignored_flags.PRESENT, *ignored_flags.VALUES, *ignored_flags.LISTS}
-    modelled = {name.replace("_", "-") for name in vars(parse(["serve", "m"]))}
+    taken = {
+        *simulated_flags.IGNORED_SWITCHES,
+        *simulated_flags.IGNORED_PRESENT,
+        *simulated_flags.IGNORED_VALUES,
+        *simulated_flags.IGNORED_LISTS,
+    }
+    modelled = {name.replace("_", "-") for name in vars(parse_flags(["serve", "m"]))}
     assert {flag.name for flag in COMMON_FLAGS} <= taken | modelled

@@ -13,11 +13,11 @@ import threading
 import time
 from pathlib import Path
 
-from vllm_console.fleet.details import Details, pack
-from vllm_console.telemetry.history import Writer
-from vllm_console.telemetry.model import EngineSample, Histogram, Sample
-from vllm_launchers.keeper import processes, store
+from vllm_console.history.store import Writer
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_launchers.keeper import folders, processes
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.plan.model import Engine, EngineKind
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, float("inf"))
@@ -38,16 +38,16 @@ def sample(number: int, at: float) -> Sample:
 def furnish(state: Path, number: int, now: float) -> tuple[int, Writer]:
     """One server's folder: the lock that its keeper would hold, and its history with a quarter of an hour in it."""
     name = f"s{number:02d}"
-    folder = store.prepare(state, name)
+    folder = folders.prepare(state, name)
     details = Details("chatbot", "org/model", Engine(EngineKind.SIMULATED, (), None, None, ""), {"max-num-seqs": 64})
     spec = LaunchSpec(("vllm", "serve", "org/model"), "127.0.0.1", 9000 + number, details=pack(details))
     me = processes.identity(os.getpid())
     generation = Generation(1, spec, now - 1000, now - 990)
-    store.write_record(
+    folders.write_record(
         folder, ServerRecord(name, State.READY, now - 990, now - 1000, (generation,), server=me, keeper=me)
     )
     (folder / "server.log").write_bytes(LINE * 100)
-    lock = store.take_lock(folder)
+    lock = folders.take_lock(folder)
     assert lock is not None
     writer = Writer(folder / "history.sqlite")
     for at in range(int(now) - 60, int(now), 5):
@@ -91,7 +91,7 @@ def obey(state: Path) -> None:
     floods: list[Flood] = []
     for order in map(str.split, sys.stdin):
         if order[:1] == ["flood"]:
-            floods.append(Flood(store.server_folder(state, order[1]) / "server.log"))
+            floods.append(Flood(folders.server_folder(state, order[1]) / "server.log"))
             floods[-1].start()
         for flood in floods if order == ["quiet"] else ():
             flood.still.set()

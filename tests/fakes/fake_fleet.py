@@ -5,40 +5,62 @@ Each look moves the clock by ``step`` seconds (0 by default, so that pictures of
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.diagnosis.causes import Cause
-from vllm_console.diagnosis.model import Condition, Diagnosis, Measure, Remedy, Severity
-from vllm_console.fleet.api import FleetError, PresetProblem
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.objectives import judge_window
+from vllm_console.fleet.gpu_charts import GpuChart
 from vllm_console.fleet.leftovers import Leftovers, Removed
-from vllm_console.fleet.model import Changes, Exit, FleetSnapshot, LaunchRequest, ServerView, Stage, State
-from vllm_console.telemetry.model import EngineSample, Quantiles, Sample, Series, Window
-from vllm_console.telemetry.progress import Progress, Startup
-from vllm_launchers.machine.board.model import Board
-from vllm_launchers.machine.flags.model import FlagSpec, FlagTable, ValueKind
-from vllm_launchers.plan.budget.model import EngineReport, GpuBudget, MemoryBudget
-from vllm_launchers.plan.choices.model import Choice, Source
-from vllm_launchers.plan.findings import Finding, by_weight
+from vllm_console.fleet.markers import Marker, MarkerKind
+from vllm_console.fleet.rolling import AnswerComparison
+from vllm_console.fleet.snapshot import (
+    Changes,
+    Exit,
+    FleetSnapshot,
+    LaunchRequest,
+    ServerView,
+    SleepView,
+    Stage,
+    State,
+    StateThen,
+)
+from vllm_console.fleet.verbs import FleetError, NotFoundError, NothingToCompareError, PresetProblem, Replay
+from vllm_console.history.gpu_history import card_of
+from vllm_console.history.time_view import LIVE, TimeView
+from vllm_console.logs.startup import Progress, Startup
+from vllm_console.metrics.quantile import Quantile, Quantiles
+from vllm_console.metrics.sample import EngineSample, Sample, Series, Window
+from vllm_launchers.host.board import Board
+from vllm_launchers.host.gpu.host import Gpu
+from vllm_launchers.keeper.records import SleepStep
+from vllm_launchers.plan import findings as plan_findings
+from vllm_launchers.plan.budget.budget import EngineReport, GpuBudget, MemoryBudget
+from vllm_launchers.plan.choices.inputs import Choice, SeenRoom, Source
+from vllm_launchers.plan.findings import by_weight
 from vllm_launchers.plan.flags import flag_words, token_count
 from vllm_launchers.plan.model import Engine, EngineKind, Flags, Plan
 from vllm_launchers.presets.model import FlagSetting, Objectives, Preset, Workload
+from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.vllm.modelfacts.local import LocalModels
 
 if TYPE_CHECKING:
-    from vllm_console.telemetry.comparison import Comparison
-    from vllm_console.telemetry.ledger import Run
-    from vllm_console.telemetry.workload import SeenWorkload
+    from vllm_console.history.workload import SeenWorkload
+    from vllm_console.runs.compare import Comparison
+    from vllm_console.runs.store import Run
 
 NOW = 1_767_271_267.0
 """2026-01-01 12:41:07 UTC."""
 
 VLLM = Engine(EngineKind.VLLM, ("/opt/vllm/bin/vllm",), "0.33.0", "cuda", "/opt/vllm/bin/vllm")
 SIMULATED = Engine(EngineKind.SIMULATED, ("python", "-m", "vllm_launchers.simulated"), "0.33.0", "simulated", "")
-GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+OBJECTIVES = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
 WORK = Workload(input_tokens_p95=1500, output_tokens_p95=400, prefix_reuse=0.6, concurrency=64)
 CHAT_FLAGS = {
     "gpu-memory-utilization": 0.92,
@@ -59,20 +81,36 @@ def wave(at: float, low: float, high: float, period: float) -> float:
     return low + (high - low) * (0.5 + 0.5 * math.sin(at / period))
 
 
+BUCKETS = {
+    "ttft": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0),
+    "itl": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+}
+LONG_BUCKETS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0)
+
+
+def in_bucket(latency: str, value: float) -> Quantile:
+    """A quantile of that value with the bucket of vLLM that it falls into."""
+    bounds = (0.0, *BUCKETS.get(latency, LONG_BUCKETS))
+    low, high = next(pair for pair in itertools.pairwise(bounds) if value <= pair[1])
+    return Quantile(value, low, high)
+
+
 def window_at(at: float, pressure: float) -> Window:
     """The last minute of a server under ``pressure`` from 0 to 1."""
     usage = min(0.99, wave(at, 0.75, 1.0, 11) * (0.25 + 0.75 * pressure))
     slow = 1 + 9 * pressure**4
 
-    def spread(median: float) -> Quantiles:
+    def spread(latency: str, median: float) -> Quantiles:
         value = median * wave(at, 0.9, 1.1, 7)
-        return Quantiles(240, value * 1.3, value, value * 1.6, value * (1.5 + slow / 3))
+        parts = (in_bucket(latency, value * times) for times in (1, 1.6, 1.5 + slow / 3))
+        return Quantiles(240, value * 1.3, *parts)
 
     return Window(
         start=at - 60,
         end=at,
         requests_running=round(wave(at, 60, 64, 5) * pressure),
         requests_waiting=round(wave(at, 8, 16, 3)) if pressure > 0.8 else 0,
+        longest_wait=round(wave(at, 2, 9, 3)) if pressure > 0.8 else None,
         kv_cache_usage=usage,
         kv_cache_usage_max=usage,
         kv_cache_tokens=441_000,
@@ -83,12 +121,12 @@ def window_at(at: float, pressure: float) -> Window:
         generation_tokens_per_second=wave(at, 1900, 2200, 4) * pressure,
         requests_per_second=wave(at, 4.0, 4.6, 5) * pressure,
         latencies={
-            "ttft": spread(0.21 * slow**0.5 * 1.2),
-            "itl": spread(0.021 * slow**0.2),
-            "queue": spread(0.012 * slow),
-            "prefill": spread(0.18),
-            "decode": spread(3.9),
-            "e2e": spread(4.1),
+            "ttft": spread("ttft", 0.21 * slow**0.5 * 1.2),
+            "itl": spread("itl", 0.021 * slow**0.2),
+            "queue": spread("queue", 0.012 * slow),
+            "prefill": spread("prefill", 0.18),
+            "decode": spread("decode", 3.9),
+            "e2e": spread("e2e", 4.1),
         },
     )
 
@@ -115,6 +153,8 @@ def series_at(at: float, pressure: float, step: float = 5.0, count: int = 180) -
             ),
             "prompt_tokens_per_second": tuple(8000 * pressure * r for r in rise),
             "requests_per_second": tuple(4.2 * pressure * r for r in rise),
+            "ttft_p50": tuple(wave(t, 0.2, 0.5, 60) * r for t, r in zip(times, rise, strict=True)),
+            "itl_p50": tuple(wave(t, 0.02, 0.03, 50) * r for t, r in zip(times, rise, strict=True)),
             "ttft_p99": tuple(wave(t, 0.3, 1.9, 60) * r for t, r in zip(times, rise, strict=True)),
             "itl_p99": tuple(wave(t, 0.03, 0.08, 50) * r for t, r in zip(times, rise, strict=True)),
         },
@@ -141,7 +181,7 @@ def ready(name: str, at: float, pressure: float, **more: object) -> ServerView:
         generation=3,
         downtime_seconds=41.2,
         workload=WORK,
-        objectives=GOALS,
+        objectives=OBJECTIVES,
         stages=(
             Stage("process", NOW - 7840, 0.4),
             Stage("config", NOW - 7839.6, 3.1),
@@ -152,7 +192,17 @@ def ready(name: str, at: float, pressure: float, **more: object) -> ServerView:
         sample=Sample(at, {"0": EngineSample()}),
         window=window_at(at, pressure),
     )  # fmt: skip
-    return replace(view, **more)  # type: ignore[arg-type]
+    return judged(replace(view, **more))  # type: ignore[arg-type]
+
+
+def judged(view: ServerView, held: float | None = None) -> ServerView:
+    """The server with its objectives judged by its window; ``held`` is the usage that held, in place of that of now."""
+    window = view.window
+    if window is None:
+        return replace(view, judged=())
+    usage = held if held is not None else window.kv_cache_usage_max or window.kv_cache_usage
+    looks = [Sample(view_at, {"0": EngineSample(kv_cache_usage=usage)}) for view_at in (0.0, 10.0, 20.0)]
+    return replace(view, judged=judge_window(window, looks, view.objectives, view.preset))
 
 
 def chat(at: float) -> ServerView:
@@ -168,6 +218,21 @@ def coder(at: float) -> ServerView:
     )  # fmt: skip
 
 
+def sleeper(at: float) -> ServerView:
+    """Able to sleep, with a partner that sleeps."""
+    view = coder(at)
+    return replace(view, name="sleeper", partner="asleep", flags={**view.flags, "enable-sleep-mode": True})
+
+
+def asleep(at: float) -> ServerView:
+    """Asleep at level 1, while its partner serves."""
+    return ready(
+        "asleep", at, 0.0, preset="batch", state=State.ASLEEP, state_since=NOW - 600, port=8005, gpus=(1,),
+        partner="sleeper", sleep=SleepView(SleepStep.ASLEEP, 1, NOW - 600, host_gib=15.3),
+        flags={"enable-sleep-mode": True}, findings=(), judged=(),
+    )  # fmt: skip
+
+
 def docs(at: float) -> ServerView:
     """Starting, in its third stage."""
     return ready(
@@ -176,7 +241,7 @@ def docs(at: float) -> ServerView:
         stages=(
             Stage("process", NOW - 34, 0.4),
             Stage("config", NOW - 33.6, 3.1),
-            Stage("weights", NOW - 30.5, None, "61 %"),
+            Stage("weights", NOW - 30.5, None, "61%"),
         ),
     )  # fmt: skip
 
@@ -198,6 +263,20 @@ def stopped(at: float) -> ServerView:
     )  # fmt: skip
 
 
+REPLAY = Replay(7, "gone@2", NOW - 10_800, NOW - 3600, NOW - 3605, removed=True)
+"""Two hours of a server that was removed."""
+
+
+def ended_run(replay: Replay, at: float) -> ServerView:
+    """A run that is replayed, under pressure, at a moment."""
+    return ready(
+        replay.name, at, 0.9, state=State.STOPPED, state_since=replay.ended_at, engine=SIMULATED, port=0, gpus=(2,),
+        pid=None, argv=(), reasons={}, previous_flags=None, generation=2, reason="stopped as requested, exit code 0",
+        sample=None, moment=at, then=StateThen(State.READY, replay.started_at + 40, 2), replayed=True,
+        removed=replay.removed, workload=None, findings=tuple(replace(one, fixes=()) for one in PRESSED),
+    )  # fmt: skip
+
+
 def hung(at: float) -> ServerView:
     """Unresponsive: its numbers are two minutes old."""
     return ready(
@@ -215,33 +294,33 @@ def observed(at: float) -> ServerView:
 
 
 PRESSED = (
-    Condition(
+    Finding(
         "preempting", Severity.CRITICAL, NOW - 300, "18 preemptions a minute, 7% of the requests.",
-        "The KV cache is full: requests lose their tokens and are computed again from the prompt on.",
+        "The KV cache is full: requests are evicted and recomputed from the prompt.",
         (
             Measure("requests preempted", "7.2%", "2.0%", "objectives of preset chatbot"),
-            Measure("preemptions", "18/min", "10/min", "fixed"),
+            Measure("preemptions", "18/min", "10/min", "built-in"),
             Measure("ITL p99", "74ms, 3.1× its median"),
         ),
         (
-            Remedy(Changes({"kv-cache-dtype": "fp8"}), "Half the bytes per token: twice the tokens fit.",
+            Fix(Changes({"kv-cache-dtype": "fp8"}), "Half the bytes per token: twice the tokens fit.",
                    "A little precision; check the answers."),
-            Remedy(Changes({"max-num-seqs": 128}), "Fewer sequences hold fewer tokens.",
+            Fix(Changes({"max-num-seqs": 128}), "Fewer sequences hold fewer tokens.",
                    "About 4 % less throughput at this load."),
-            Remedy(Changes(), "Send less traffic to it, or share the load with a second server."),
+            Fix(Changes(), "Send less traffic to it, or share the load with a second server."),
         ),
     ),
-    Condition(
+    Finding(
         "kv_cache_pressure", Severity.WARNING, NOW - 420, "91% of the KV cache is used and rising.",
-        "The running requests keep more tokens than the cache should hold; when it is full, some are preempted.",
+        "Running requests hold more tokens than the cache should; once it is full, requests are preempted.",
         (Measure("KV cache usage", "91%", "85%", "objectives of preset chatbot"),),
-        (Remedy(Changes({"max-num-seqs": 128}), "Fewer sequences hold fewer tokens."),),
+        (Fix(Changes({"max-num-seqs": 128}), "Fewer sequences hold fewer tokens."),),
     ),
 )  # fmt: skip
 """What is found of a server whose KV cache is too small for its traffic."""
 
 HEALTHY = (
-    Condition(
+    Finding(
         "healthy", Severity.GOOD, NOW - 1260, "Healthy.", "Nothing is found that would hold it up.",
         (Measure("KV cache usage", "24%", "85%", "objectives of preset code-generation"),
          Measure("ITL p99", "21ms", "100ms", "objectives of preset code-generation")),
@@ -250,13 +329,13 @@ HEALTHY = (
 
 
 def pressed(at: float) -> ServerView:
-    """Ready, under KV cache pressure and preempting, with remedies."""
-    return replace(chat(at), conditions=PRESSED)
+    """Ready, under KV cache pressure and preempting, with fixes."""
+    return replace(chat(at), findings=PRESSED)
 
 
 def calm(at: float) -> ServerView:
     """Ready, and found to be well."""
-    return replace(coder(at), conditions=HEALTHY)
+    return replace(coder(at), findings=HEALTHY)
 
 
 def diagnosed(at: float) -> ServerView:
@@ -266,9 +345,9 @@ def diagnosed(at: float) -> ServerView:
         Cause.KV_CACHE_TOO_SMALL, 0.99, 143, evidence,
         "One request of the full context length does not fit into the KV cache.",
         (
-            Remedy(Changes({"max-model-len": 40960}), "The longest context that fits, by vLLM's own estimate.",
-                   "Longer requests are refused."),
-            Remedy(Changes({"kv-cache-dtype": "fp8"}), "Half the bytes per token.", "A little precision."),
+            Fix(Changes({"max-model-len": 40960}), "The longest context that fits, by vLLM's own estimate.",
+                   "Longer requests are rejected."),
+            Fix(Changes({"kv-cache-dtype": "fp8"}), "Half the bytes per token.", "A little precision."),
         ),
         (Cause.FREE_MEMORY_BELOW_UTILIZATION,),
     )  # fmt: skip
@@ -280,7 +359,7 @@ def loading(at: float) -> ServerView:
     return replace(
         docs(at),
         stages=(*docs(at).stages[:2], Stage("download", NOW - 30.5, 20.0, "15.0 GiB, 812 MiB/s"),
-                Stage("weights", NOW - 10.5, None, "61 %")),
+                Stage("weights", NOW - 10.5, None, "61%")),
         startup=Startup(Progress(0.4, 52.0, 86.0), None, EngineReport(weights_gib=15.0)),
     )  # fmt: skip
 
@@ -301,7 +380,7 @@ PRESETS = tuple(
         model="meta-llama/Llama-3.1-8B-Instruct",
         flags={"max-num-seqs": FlagSetting(256, "many at once")},
         workload=WORK,
-        objectives=GOALS,
+        objectives=OBJECTIVES,
     )
     for name, title in (
         ("chatbot", "Many short conversations"),
@@ -371,21 +450,48 @@ def memory_of(flags: Flags) -> MemoryBudget:
 def choices_of(flags: Flags) -> tuple[Choice, ...]:
     """Each flag with its reason, and one that was left to vLLM."""
     given = {
-        name: Choice(name, value, REASONS.get(name, "you set it"), Source.PRESET if name in REASONS else Source.YOU)
+        name: Choice(name, value, REASONS.get(name, "set by you"), Source.PRESET if name in REASONS else Source.YOU)
         for name, value in flags.items()
     }
     given["max-model-len"] = replace(
-        given["max-model-len"], source=Source.WORKLOAD, price="Longer conversations are refused."
+        given["max-model-len"], source=Source.WORKLOAD, tradeoff="Longer conversations are refused."
     ) if "max-model-len" in given else Choice("max-model-len", None, "the model's own", Source.MODEL)  # fmt: skip
     return (*given.values(), Choice("kv-cache-dtype", None, "There is room without FP8 KV.", Source.MACHINE))
 
 
+def gpu_chart_at(gpu: Gpu, at: float, step: float = 5.0, count: int = 180) -> GpuChart:
+    """What a GPU did in the last quarter of an hour: it worked half of the time, at last beyond its limits."""
+    card = card_of(gpu)
+    end = at - at % step
+    times = [end - step * (count - 1 - index) for index in range(count)]
+    busy = [index > count // 2 for index in range(count)]
+    power, heat = float(card.power_limit_w or 300), float(card.temperature_slowdown_c or 95)
+    late = [index > count * 9 // 10 for index in range(count)]
+    values: dict[str, tuple[float | None, ...]] = dict.fromkeys(card.keys, (None,) * count)
+    values |= {
+        "utilization": tuple(97.0 if b else 0.0 for b in busy),
+        "memory_utilization": tuple(wave(t, 50, 75, 40) if b else 0.0 for t, b in zip(times, busy, strict=True)),
+        "used_gib": tuple((gpu.memory_gib or 48.0) * (0.9 if b else 0.1) for b in busy),
+        "power_w": tuple(power * (1.08 if over else 0.7 if b else 0.1) for b, over in zip(busy, late, strict=True)),
+        "temperature_c": tuple(heat + 4 if over else 60.0 if b else 34.0 for b, over in zip(busy, late, strict=True)),
+        "clock_mhz": tuple(1800.0 if b else 210.0 for b in busy),
+        "pcie_sent_gbs": tuple(wave(t, 0.1, 0.4, 30) for t in times),
+        "pcie_received_gbs": tuple(wave(t, 0.2, 0.9, 50) for t in times),
+    }
+    for link in card.links:
+        values[link.key("sent_gbs")] = tuple(wave(t, 1, 6, 20 + link.number) if b else 0.0
+                                             for t, b in zip(times, busy, strict=True))  # fmt: skip
+    return GpuChart(card, Series(end, step, values, recorded_from=at - 86_400))
+
+
 class FakeFleet:
-    """Implements `vllm_console.fleet.api.Fleet` over a list of functions from the clock to a server."""
+    """Implements `vllm_console.fleet.verbs.Fleet` over a list of functions from the clock to a server."""
 
     def __init__(self, *servers: object, step: float = 0.0) -> None:
         self.read_only = False
         self.read_only_by = ""
+        self.judge_launches = False
+        self.judging_mib: int | None = None
         self.makers = list(servers)
         self.at = NOW
         self.step = step
@@ -394,8 +500,17 @@ class FakeFleet:
         self.error: Exception | None = None
         """Raised by the next verb."""
         self.look_error: Exception | None = None
+        self.markers: tuple[Marker, ...] = ()
+        self.then = StateThen(State.READY, NOW - 7200, 2)
+        """What happened to the selected server."""
+        self.times: list[TimeView] = []
+        """Which times were asked for."""
         self.gpus: dict[str, object] = {}
         """What a snapshot says of the host: ``host``, ``host_problem``, ``host_recorded``, ``gpu_shares``."""
+        self.gpu_charts: dict[int, GpuChart] = {}
+        """What a snapshot has of a GPU whose charts are asked for, by index."""
+        self.local_models = LocalModels()
+        """What `models` gives."""
         self.flag_table: FlagTable | None = FLAG_TABLE
         """What `flags` gives: set it to None for a vLLM that is still to be learned."""
         self.workloads: dict[str, SeenWorkload] = {}
@@ -406,9 +521,9 @@ class FakeFleet:
         """Set to a budget, or to None for a model of which too little is known."""
         self.choices: tuple[Choice, ...] | None = None
         """Set to replace those of the flags."""
-        self.findings: tuple[Finding, ...] = ()
+        self.findings: tuple[plan_findings.Finding, ...] = ()
         """What every plan finds."""
-        self.findings_after: tuple[Finding, ...] = ()
+        self.findings_after: tuple[plan_findings.Finding, ...] = ()
         """What the plan of a restart with changes finds besides."""
         self.planned: list[tuple[str, Changes]] = []
         """Of which restarts the plan was asked for."""
@@ -416,10 +531,14 @@ class FakeFleet:
         """Raised by the plan of a restart."""
         self.known_runs: Sequence[Run] = ()
         """What `runs` gives."""
+        self.replays: dict[str, Replay] = {}
+        """What `replay` gives, by name; the run is shown as `ended_run` says."""
         self.left = Leftovers()
         """What `leftovers` gives."""
         self.comparison: Comparison | None = None
         """What `compare` gives; None for a server without an earlier run."""
+        self.comparisons: Sequence[Comparison] = ()
+        """What `compare_again` gives besides, by the runs' numbers."""
         self.judged, self.past_trouble = 0, ""
         """How often `judge_past` was asked, and what it gives."""
         self.last_changes: dict[str, Comparison] = {}
@@ -430,19 +549,45 @@ class FakeFleet:
         """Cleared, looks hang until it is set."""
         self.open.set()
 
-    def snapshot(self, selected: str | None = None) -> FleetSnapshot:
+    def snapshot(self, selected: str | None = None, time: TimeView = LIVE) -> FleetSnapshot:
         self.open.wait(20)
         self.looks += 1
         if self.look_error is not None:
             raise self.look_error
         self.at += self.step
         views = [maker(self.at) for maker in self.makers]  # type: ignore[operator]
-        pressure = {"chat": 1.0, "coder": 0.2, "vision": 0.9}
-        views = [
-            replace(view, series=series_at(self.at, pressure.get(view.name, 0.5))) if view.name == selected else view
-            for view in views
-        ]
-        return FleetSnapshot(self.at, "gpubox", tuple(views), **self.gpus)  # type: ignore[arg-type]
+        views = [self._in_time(view, time) if view.name == selected else view for view in views]
+        chosen = next((view for view in views if view.name == selected and view.ours), None)
+        earlier = None
+        if chosen is not None and time.at is not None:
+            figures = window_at(time.at, 0.5)
+            earlier = replace(chosen, moment=time.at, sample=None, window=figures, findings=(), judged=())
+            earlier = replace(earlier, then=self.then)
+        replay = next((one for one in self.replays.values() if one.run == time.run), None)
+        chart = self.gpu_charts.get(time.gpu) if time.gpu is not None else None
+        self.times.append(time)
+        return FleetSnapshot(self.at, "gpubox", tuple(views), earlier=earlier, gpu_chart=chart,
+                             replay=self._replayed(replay, time) if replay is not None else None, **self.gpus)  # type: ignore[arg-type]  # fmt: skip
+
+    def _replayed(self, replay: Replay, time: TimeView) -> ServerView:
+        """A run that has ended, at the moment that is asked for."""
+        at = time.at if time.at is not None else replay.ended_at
+        view = ended_run(replay, at)
+        length = replay.ended_at - replay.started_at
+        series = series_at(
+            time.end or replay.ended_at, 1.0, time.range.step, round(time.range.seconds / time.range.step)
+        )
+        return replace(view, series=replace(series, recorded_from=replay.started_at), markers=(
+            Marker(replay.started_at, MarkerKind.START, "r2", "Restarted: run 2: --max-num-seqs 512 → 256"),
+            Marker(replay.started_at + length / 2, MarkerKind.FINDING, "!", "Finding began: preempting"),
+            Marker(replay.ended_at, MarkerKind.STOP, "s", "Stopped on request"),
+        ))  # fmt: skip
+
+    def _in_time(self, view: ServerView, time: TimeView) -> ServerView:
+        """The selected server with its charts."""
+        pressure = {"chat": 1.0, "coder": 0.2, "vision": 0.9}.get(view.name, 0.5)
+        series = series_at(time.end or self.at, pressure, time.range.step, time.range.points)
+        return replace(view, series=replace(series, recorded_from=self.at - 86_400), markers=self.markers)
 
     def _did(self, *call: object) -> None:
         self.calls.append(call)
@@ -462,13 +607,16 @@ class FakeFleet:
     def engines(self) -> Sequence[Engine]:
         return (VLLM, SIMULATED)
 
+    def models(self) -> LocalModels:
+        return self.local_models
+
     def flags(self, engine: Engine | None = None) -> FlagTable | None:
         return self.flag_table
 
     def seen_workload(self, name: str) -> SeenWorkload | None:
         return self.workloads.get(name)
 
-    def suggest(self, name: str, workload: Workload) -> Sequence[Choice]:
+    def suggest(self, name: str, workload: Workload, room: SeenRoom | None = None) -> Sequence[Choice]:
         return self.suggestions.get(name, ())
 
     def plan(self, request: LaunchRequest) -> Plan:
@@ -483,6 +631,13 @@ class FakeFleet:
             memory=memory_of(flags) if isinstance(self.memory, str) else self.memory,
             findings=by_weight(self.findings),
         )  # fmt: skip
+
+    def judged_plan(self, request: LaunchRequest) -> Plan | None:
+        self.calls.append(("judged_plan", request))
+        return self.plan(request)
+
+    def stop_judging(self) -> None:
+        self.calls.append(("stop_judging",))
 
     def plan_restart(self, name: str, changes: Changes) -> Plan:
         self.planned.append((name, changes))
@@ -501,21 +656,76 @@ class FakeFleet:
         self._did("start", request)
         return docs(self.at)
 
-    def restart(self, name: str, changes: Changes, *, force: bool = False) -> ServerView:
+    def restart(
+        self,
+        name: str,
+        changes: Changes,
+        *,
+        force: bool = False,
+        port: int | None = None,
+        warm_up: bool | None = None,
+        prepare: bool | None = None,
+        rollback: bool | None = None,
+    ) -> ServerView:
         self._did("restart", name, changes)
         view = self._view(name)
         return replace(view, generation=view.generation + 1)
 
-    def switch(self, name: str, preset: str, *, force: bool = False) -> ServerView:
+    def switch(
+        self,
+        name: str,
+        preset: str,
+        *,
+        force: bool = False,
+        warm_up: bool | None = None,
+        prepare: bool | None = None,
+        rollback: bool | None = None,
+    ) -> ServerView:
         self._did("switch", name, preset)
         return self._view(name)
+
+    def start_beside(
+        self,
+        name: str,
+        changes: Changes,
+        *,
+        force: bool = False,
+        port: int | None = None,
+        warm_up: bool | None = None,
+    ) -> ServerView:
+        self._did("start_beside", name, changes)
+        return replace(self._view(name), name=f"{name}-2", state=State.STARTING)
+
+    def compare_answers(self, old: str, new: str) -> AnswerComparison:
+        self._did("compare_answers", old, new)
+        return AnswerComparison(4)
+
+    def cancel_restart(self, name: str) -> ServerView:
+        self._did("cancel_restart", name)
+        return self._view(name)
+
+    def sleep(
+        self, name: str, *, level: int = 1, drain_seconds: float = 60.0, say: Callable[[str], None] | None = None
+    ) -> ServerView:
+        self._did("sleep", name)
+        return self._view(name)
+
+    def wake(
+        self, name: str, *, level: int = 1, drain_seconds: float = 60.0, say: Callable[[str], None] | None = None
+    ) -> ServerView:
+        self._did("wake", name)
+        return self._view(name)
+
+    def listener(self, name: str) -> None:
+        self._did("listener", name)
 
     def stop(self, name: str) -> ServerView:
         self._did("stop", name)
         return self._view(name)
 
-    def forget(self, name: str) -> None:
-        self._did("forget", name)
+    def forget(self, name: str, *, purge: bool = False) -> bool:
+        self._did("forget", name, *(["purge"] if purge else []))
+        return not purge
 
     def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
         self._did("start_load", name)
@@ -534,14 +744,34 @@ class FakeFleet:
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         return self.known_runs, ()
 
+    def replay(self, word: str, at: float | None = None) -> Replay:
+        if word not in self.replays:
+            raise NotFoundError(f"no run '{word}' is known; see 'vllm-console runs'")
+        return self.replays[word]
+
+    def removed_at(self, name: str, at: float) -> Replay | None:
+        return next((one for one in self.replays.values() if one.name.startswith(f"{name}@") and one.removed), None)
+
+    def used_presets(self) -> Sequence[str]:
+        return list(dict.fromkeys(run.preset for run in self.known_runs))
+
     def compare(self, before: str, after: str | None = None) -> Comparison:
         self._did("compare", before, after)
         if self.comparison is None:
-            raise FleetError(f"{before} has no earlier run that served: there is nothing to compare with")
+            raise NothingToCompareError(f"{before}@1 has no earlier run that served: nothing to compare with")
         return self.comparison
 
     def last_change(self, name: str) -> Comparison | None:
         return self.last_changes.get(name)
+
+    def compare_again(self, before: int, after: int) -> Comparison:
+        self._did("compare_again", before, after)
+        known = [*self.comparisons, *self.last_changes.values(), self.comparison]
+        runs = [(found, found.before.run.id, found.after.run.id) for found in known if found is not None]
+        found = next((found for found, *ids in runs if ids == [before, after]), None)
+        if found is None:
+            raise NotFoundError(f"there is no run {before} or {after}")
+        return found
 
     def judge_past(self, name: str | None = None) -> str:
         self.judged += 1

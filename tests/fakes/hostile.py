@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,11 @@ from typing import Any
 import msgspec
 
 from fakes import fake_fleet
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.model import FleetSnapshot, ServerView
-from vllm_console.telemetry.comparison import Comparison
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.history.time_view import LIVE, TimeView
+from vllm_console.runs.compare import Comparison
+from vllm_launchers.values import Value, as_dict, replace
 
 MARK = "[/x]"
 """What is seen of each: markup, as text."""
@@ -55,8 +56,8 @@ def poisoned(value: Any, evil: str = WORST) -> Any:
     if isinstance(value, Mapping):
         whole = {key: poisoned(item, evil) for key, item in value.items()}
         return {**whole, evil: next(reversed(whole.values()))} if whole else whole
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: poisoned(getattr(value, field.name), evil) for field in fields(value)})
+    if isinstance(value, Value):
+        return replace(value, **{name: poisoned(field, evil) for name, field in as_dict(value).items()})
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.replace(value, **{name: poisoned(getattr(value, name), evil) for name in _names(value)})
     return value
@@ -74,16 +75,16 @@ class HostileFleet(fake_fleet.FakeFleet):
         self.log = log
         self.comparison = comparison
 
-    def snapshot(self, selected: str | None = None) -> FleetSnapshot:
-        found = super().snapshot(selected)
+    def snapshot(self, selected: str | None = None, time: TimeView = LIVE) -> FleetSnapshot:
+        found = super().snapshot(selected, time)
         notices = (WORST, *found.notices)
-        return replace(
-            poisoned(replace(found, servers=(), notices=notices)), servers=tuple(map(self._seen, found.servers))
-        )
+        bare = msgspec.structs.replace(found, servers=(), notices=notices)
+        return msgspec.structs.replace(poisoned(bare), servers=tuple(map(self._seen, found.servers)))
 
     def _seen(self, view: ServerView) -> ServerView:
         notice = view.notice or "a notice"
-        return replace(poisoned(replace(view, notice=notice)), log_path=str(self.log), series=view.series)
+        named = poisoned(msgspec.structs.replace(view, notice=notice))
+        return msgspec.structs.replace(named, log_path=str(self.log), series=view.series)
 
     def _view(self, name: str) -> ServerView:
         return next(view for view in self.snapshot().servers if view.name == name)

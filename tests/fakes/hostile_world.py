@@ -7,19 +7,21 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from fakes import fake_fleet
 from fakes.hostile import EVIL, MARKUP, WORST, poisoned
 from fakes.ports import free_port
-from vllm_console.fleet.details import Details, pack
-from vllm_console.telemetry.ledger import Ledger, RunHead
-from vllm_launchers.keeper import codec
+from vllm_console.runs.store import RunHead, RunStore
+from vllm_launchers import values
+from vllm_launchers.host.board import utc
+from vllm_launchers.host.gpu.document import encode_host, read_host
+from vllm_launchers.keeper import wire
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
-from vllm_launchers.machine.board.model import utc
-from vllm_launchers.machine.gpu.document import encode_host, read_host
+from vllm_launchers.launch.details import Details, pack
 
 SERVER = """
 import http.server, os, sys
@@ -99,13 +101,13 @@ class World:
         record = ServerRecord(
             "evil", State.FAILED, AT, AT, (Generation(1, spec, AT, AT, AT, ended),), reason="a reason"
         )
-        self._record("evil", codec.dumps(replace(poisoned(record, EVIL), name="evil")))
+        self._record("evil", wire.dumps(values.replace(poisoned(record, EVIL), name="evil")))
         self._record("broken", json.dumps({"name": WORST, "version": 1, "state": WORST, "generations": WORST}).encode())
         self._record("newer", json.dumps({"name": "newer", "version": 99, "state": WORST}).encode())
         head = RunHead(
             "k", "evil", 1, AT, "p", "m", "vllm", "0.33.0", flags={"a": "b"}, ended={"reason": "r"}, cause="c"
         )
-        Ledger(self.state / "runs.sqlite").enter(
+        RunStore(self.state / "runs.sqlite").enter(
             [replace(poisoned(head, EVIL), key=str(n), generation=n) for n in (1, 2)]
         )
         finding = {"at": AT, "event": "began", "server": WORST, "code": WORST, "severity": "critical", "since": AT}

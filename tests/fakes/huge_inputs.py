@@ -17,27 +17,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fakes.hostile_http import KINDS, THEN
-from vllm_console.alerts.log import FindingsLog
+from vllm_console.alerts.notifier import FindingsLog
 from vllm_console.cli.host_source import host_from_matrix
 from vllm_console.cli.metrics import read_sample
-from vllm_console.config import ConfigError, read_settings
-from vllm_console.fleet.api import FleetError
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.load import client as load_client
+from vllm_console.load.client import Answer, AnswerError
 from vllm_console.load.report import Tally
 from vllm_console.load.run import run_load_sync
-from vllm_console.load.stream import Answer, AnswerError
 from vllm_console.logs.file import LogFile
-from vllm_console.telemetry.scrape import ScrapeError, Scraper
-from vllm_launchers.keeper import memory, store, wire
+from vllm_console.metrics.scrape import ScrapeError, Scraper
+from vllm_console.settings import ConfigError, read_settings
+from vllm_launchers.host.board import read_board
+from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.host.gpu.host import HostError
+from vllm_launchers.keeper import folders, process_group, wire
 from vllm_launchers.keeper.errors import KeeperError
-from vllm_launchers.machine.board.read import read_board
-from vllm_launchers.machine.gpu.document import read_host
-from vllm_launchers.machine.gpu.errors import HostError
-from vllm_launchers.machine.modelfacts.model import ModelFactsError
-from vllm_launchers.machine.modelfacts.read import model_facts
-from vllm_launchers.machine.reports import ReportBook
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.modelfacts.facts import ModelFactsError
+from vllm_launchers.vllm.modelfacts.read import model_facts
+from vllm_launchers.vllm.startup_reports import StartupReportStore
 
 ROOM = 90 << 20
 """Bytes for each reader: less than its input has."""
@@ -96,7 +96,7 @@ def asked(path: Path) -> object:
     """What a keeper makes of a console that asks all that: nothing, and it goes on."""
     with tempfile.TemporaryDirectory() as name:
         posted: list[object] = []
-        wire.Listener(Path(name), posted.append).start()
+        wire.RequestListener(Path(name), posted.append).start()
         with socket.socket(socket.AF_UNIX) as connection, path.open("rb") as file:
             connection.connect(f"{name}/{wire.SOCKET}")
             try:
@@ -118,10 +118,10 @@ def files(folder: Path) -> dict[str, str]:
             "host document": lambda at=at: read_host(at / "huge"),
             "topology": lambda at=at: host_from_matrix(at / "huge", None),
             "metrics": lambda at=at: read_sample(str(at / "huge"), 1.0),
-            "record": lambda at=at: store.read_record(at),
-            "members": lambda at=at: memory.read(at),
+            "record": lambda at=at: folders.read_record(at),
+            "members": lambda at=at: process_group.recorded(at),
             "findings": lambda at=at: list(FindingsLog(at).read()),
-            "reports": lambda at=at: ReportBook(at / "reports.json").entries(),
+            "reports": lambda at=at: StartupReportStore(at / "reports.json").entries(),
             "model": lambda at=at: model_facts(str(at)),
             "log": lambda at=at: len(LogFile(at / "huge.log").tail(100)),
             "stream": lambda at=at: stream(at / "huge"),

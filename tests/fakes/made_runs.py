@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 
-from vllm_console.telemetry.compare import Recorded
-from vllm_console.telemetry.ledger import FlagChange, Run
-from vllm_console.telemetry.run_windows import RunWindow
+from vllm_console.runs.compare import Recorded
+from vllm_console.runs.store import FlagChange, Run
+from vllm_console.runs.windows import RunWindow
 
 BEGAN = 1_767_263_467.0
 NOISE = {"mean": 0.06, "p50": 0.06, "p90": 0.1, "p99": 0.2}
@@ -96,7 +96,9 @@ def pair(
     before: list[RunWindow], after: list[RunWindow], flags: dict[str, object] | None = None, **more: object
 ) -> tuple[Recorded, Recorded]:
     """Two runs with these minutes, all of them warm; the second one with these flags."""
-    one = run(1, windows=len(before), ended_at=BEGAN + 7200.0, ended={"requested": True, "reason": "stopped as asked"})
+    one = run(
+        1, windows=len(before), ended_at=BEGAN + 7200.0, ended={"requested": True, "reason": "stopped as requested"}
+    )
     other = run(2, {"max-num-seqs": 64} if flags is None else flags, windows=len(after), **more)
     return Recorded(one, before, 0.0), Recorded(other, after, 0.0)
 
@@ -108,5 +110,5 @@ def runs() -> tuple[Run, ...]:
     changed = (FlagChange("max-num-seqs", 256, 64),)
     return (
         run(2, {"max-num-seqs": 64}, changed=changed, figures=figures, before=1),
-        run(1, figures=figures, ended_at=BEGAN + 7200.0, ended={"requested": True, "reason": "stopped as asked"}),
+        run(1, figures=figures, ended_at=BEGAN + 7200.0, ended={"requested": True, "reason": "stopped as requested"}),
     )

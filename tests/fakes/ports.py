@@ -30,3 +30,17 @@ def free_port() -> int:
                 continue
             return port
     raise RuntimeError(f"none of {EACH} ports is free")
+
+
+def binds(port: int, *options: int, listen: bool = True) -> bool:
+    """Whether another program of this user can take the port."""
+    with socket.socket() as taken:
+        for option in options:
+            taken.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            taken.bind(("127.0.0.1", port))
+            if listen:
+                taken.listen()
+        except OSError:
+            return False
+        return True

@@ -43,8 +43,13 @@ class Recording(BaseHTTPRequestHandler):
         """Nothing on standard output: the log is part of what must not change."""
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Who asks may be killed before the answer came; that is not to stand in the log either."""
+
+
 if __name__ == "__main__":
-    server = ThreadingHTTPServer(("127.0.0.1", int(value("--port", "0"))), Recording)
+    server = Server(("127.0.0.1", int(value("--port", "0"))), Recording)
     if uid := int(os.environ.get("BECOME", "0")):
         os.setgroups([])
         os.setgid(uid)

@@ -37,7 +37,7 @@ class Terminal:
             stdin=child,
             stdout=child,
             stderr=child,
-            env={**around, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            env={**around, "TERM": env.get("TERM", "xterm-256color"), "COLORTERM": "truecolor"},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )

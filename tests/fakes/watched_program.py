@@ -35,7 +35,7 @@ def watch(path: str) -> None:
 
 def closed_afterwards() -> list[Any]:
     """The fleets that a command opens from now on; a process of its own would close them by its end."""
-    from vllm_console.fleet.service import LocalFleet
+    from vllm_console.fleet.local import LocalFleet
 
     opened: list[Any] = []
     begin = LocalFleet.__init__
@@ -66,7 +66,7 @@ def run(words: list[str], opened: list[Any]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    import vllm_console.config as config
+    import vllm_console.settings as config
 
     if admin := os.environ.get("ADMIN"):
         config.ADMIN_CONFIG, config.ADMIN_UID = Path(admin), os.getuid()

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from fakes.keeper_bench import bench, port, session_of, wait_until
 from vllm_launchers.keeper.records import ProcessIdentity
 
-
-def _bench_module() -> ModuleType:
-    path = Path(__file__).parents[1] / "unit" / "keeper" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("vllm_console_keeper_bench", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-_bench = _bench_module()
-bench, wait_until, session_of, port = _bench.bench, _bench.wait_until, _bench.session_of, _bench.port
+__all__ = ["bench", "disk", "port", "session_of", "wait_until"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything here breaks something."""
+    here = str(Path(__file__).parent) + os.sep
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.faults)
 
 

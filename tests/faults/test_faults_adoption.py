@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import resource
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.service import LocalFleet
-from vllm_launchers.keeper import client, errors, processes, store
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.verbs import FleetError
+from vllm_launchers.keeper import client, errors, folders, processes
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
+from vllm_launchers.values import replace
 
 WRAPPER = """
 import os, runpy, signal, sys, time
 ROOT, FAULT, CLOCK = {root!r}, {fault!r}, {clock!r}
 sys.argv = sys.argv[3:]  # without this file's own -I -S
 sys.path.append(ROOT)
-from vllm_launchers.keeper import spawn, store
-start, write, now = spawn.start, store.write_record, time.time
+from vllm_launchers.keeper import spawn, folders
+start, write, now = spawn.start, folders.write_record, time.time
 left = None
 
 def die(_child=None):
@@ -62,7 +64,7 @@ def shifted():
     except FileNotFoundError:
         return now()
 
-spawn.start, store.write_record, time.time = struck, struck_write, shifted
+spawn.start, folders.write_record, time.time = struck, struck_write, shifted
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 POLICY = RestartPolicy(RestartMode.ON_FAILURE, limit=3, backoff_seconds=0.2, backoff_cap_seconds=0.2)
@@ -110,11 +112,11 @@ def test_a_restart_that_was_accepted_is_made_whenever_its_keeper_dies(bench, kee
     new = bench.spec(details={"flags": "new"})
     bench.restart(new)
     left = died(bench, fault)
-    assert (left.state, left.current.number, left.owed) == (State.STARTING, 2, True)
+    assert (left.state, left.current.number, left.start_pending) == (State.STARTING, 2, True)
     assert (left.server is None) == (moment == "early")
     assert bench.adopt() == ["one"]
     second = bench.wait(State.READY, generation=2)
-    assert (second.current.spec, second.owed, second.adopted) == (new, False, False)
+    assert (second.current.spec, second.start_pending, second.adopted) == (new, False, False)
 
 
 def test_a_restart_is_made_whichever_of_its_writes_its_keeper_dies_at(bench, keepers):
@@ -144,23 +146,69 @@ def test_a_restart_is_made_whichever_of_its_writes_its_keeper_dies_at(bench, kee
     until(all_ready, "all that was ordered")
     for name in faults:
         record = bench.read(name)
-        assert (record.current.spec, record.owed, record.then) == (new[name], False, None), name
+        assert (record.current.spec, record.start_pending, record.next_spec) == (new[name], False, None), name
         assert processes.alive(record.server), name
     struck = [name for name, path in faults.items() if not path.exists()]
     assert len(struck) >= 10, "the faults did not happen"
     assert all(f"{when}-{number}" in struck for when in ("before", "after") for number in range(4))
 
 
+def test_a_prepared_restart_leaves_one_generation_whichever_of_its_writes_its_keeper_dies_at(bench, keepers):
+    """The old generation serves on, or the new one is ready; no process that was prepared is left."""
+    fault, _ = keepers
+    faults = {
+        f"{when}-{number}": fault.with_name(f"{fault.name}-{when}-{number}")
+        for number in range(9)
+        for when in ("before", "after")
+    }
+    for name in faults:
+        bench.launch(bench.spec(), name)
+    script = json.dumps([{"say": {"step": "imported"}}, {"say": {"step": "accepted"}}])
+    for name, path in faults.items():
+        port = bench.wait(State.READY, name).current.spec.port
+        new = bench.spec(details={"flags": f"new {name}"}, port=port)
+        path.write_text(name.replace("-", " "))
+        with contextlib.suppress(client.KeeperError):  # its keeper may die before it answers
+            bench.restart(replace(new, prepared_argv=(*new.argv, "--prepared", script)), name)
+
+    def settled(name):
+        record = bench.read(name)
+        under_way = record.preparation is not None and record.preparation.step.under_way
+        return record.state is State.READY and not under_way and client.keeper_alive(bench.root, name)
+
+    def all_settled():
+        bench.adopt()
+        return all(map(settled, faults))
+
+    until(all_settled, "one generation of each")
+    for name in faults:
+        record = bench.read(name)
+        assert (record.start_pending, record.next_spec) == (False, None), name
+        ports = f"--port\0{record.current.spec.port}\0"
+        alive = [pid for pid in processes.table() if ports in _command_line(pid)]
+        assert alive == [record.server.pid], name
+    assert len([name for name, path in faults.items() if not path.exists()]) >= 12, "the faults did not happen"
+    numbers = {bench.read(name).current.number for name in faults}
+    assert numbers == {1, 2}, "some restarts happened, some did not"
+
+
+def _command_line(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text() + "\0"
+    except OSError:
+        return ""
+
+
 def test_a_server_that_cannot_be_adopted_is_in_no_other_ones_way(bench):
-    """Both keepers are dead, and the pipe of one server is a file: no verb of the other has anything to do with it."""
+    """Both keepers are dead, and the output of one server is a pipe: that is nothing to a verb of the other."""
     for name in ("a", "b"):
         bench.orphaned(bench.ready(bench.spec(), name))
-    pipe, aside = bench.file("server.pipe", "b"), bench.file("aside", "b")
-    pipe.rename(aside)
-    pipe.write_text("mine")
+    output, aside = bench.file("server.output", "b"), bench.file("aside", "b")
+    output.rename(aside)
+    os.mkfifo(output)
     fleet = LocalFleet(bench.root, observe=False, gpus=False)
     try:
-        with pytest.raises(FleetError, match=r"server.pipe is no pipe"):
+        with pytest.raises(FleetError, match=r"server.output is not a plain file"):
             fleet.stop("b")
         assert not client.keeper_alive(bench.root, "a"), "nor does a verb adopt others"
         fleet.stop("a")
@@ -170,10 +218,10 @@ def test_a_server_that_cannot_be_adopted_is_in_no_other_ones_way(bench):
     finally:
         fleet.close()
     assert client.names(bench.root) == ["b"]
-    with pytest.raises(client.KeeperError, match=r"server b could not be adopted: .* is no pipe"):
+    with pytest.raises(client.KeeperError, match=r"server b could not be adopted: .* is not a plain file"):
         client.adopt_orphans(bench.root)
     until(lambda: not client.keeper_alive(bench.root, "b"), "the end of the keeper that could not begin")
-    aside.rename(pipe)
+    aside.rename(output)
     assert client.adopt(bench.root, "b")
     assert not client.adopt(bench.root, "b"), "it has one"
     assert processes.alive(bench.wait(State.READY, "b").server)
@@ -185,7 +233,7 @@ def test_paths_that_are_not_utf8_are_launched_restarted_adopted_and_stopped(benc
     root, python, cwd = odd
     python.symlink_to(sys.executable)
     cwd.mkdir()
-    there = replace(bench, root=root)
+    there = dataclasses.replace(bench, root=root)
     spec = there.spec("--print-env", os.fsdecode(b"n\xfame"), cwd=str(cwd))
     spec = replace(spec, argv=(str(python), *spec.argv[1:]))
     first = there.ready(spec)
@@ -198,8 +246,8 @@ def test_paths_that_are_not_utf8_are_launched_restarted_adopted_and_stopped(benc
     assert there.stopped().current.spec == spec
     there.restart(replace(spec, argv=(f"{python}-gone", "x")))
     failed = there.wait(State.FAILED)
-    assert f"{python}-gone cannot be run" in failed.reason
-    assert "p\\udcffthon-gone cannot be run" in there.file("keeper.log").read_text()
+    assert f"can't run {python}-gone" in failed.reason
+    assert "p\\udcffthon-gone: no such file" in there.file("keeper.log").read_text()
     client.remove(root, "one")
 
 
@@ -213,7 +261,7 @@ def test_a_record_that_lags_behind_a_keeper_that_does_not_answer_is_called_old(b
         old = bench.read()
     finally:
         os.kill(ready.keeper.pid, signal.SIGCONT)
-    assert (old.state, old.reason) == (State.READY, client.OLD)
+    assert (old.state, old.reason) == (State.READY, client.STALE)
     assert bench.read().state is State.STOPPED
 
 
@@ -223,13 +271,13 @@ def test_a_start_by_itself_is_made_though_its_keeper_dies_and_counts(bench, keep
     fault.write_text("early")
     processes.send(first.server, 9)
     left = died(bench, fault)
-    assert (left.state, left.attempt, left.owed) == (State.STARTING, 1, True)
+    assert (left.state, left.attempt, left.start_pending) == (State.STARTING, 1, True)
     bench.adopt()
     again = bench.until(lambda record: record.state is State.READY)
-    assert (again.current.number, again.attempt, again.owed) == (1, 1, False)
+    assert (again.current.number, again.attempt, again.start_pending) == (1, 1, False)
 
 
-def test_a_stop_is_the_last_word_over_a_start_that_is_owed(bench, keepers, session_of):
+def test_a_stop_is_the_last_word_over_a_pending_start(bench, keepers, session_of):
     fault, _ = keepers
     bench.ready(bench.spec())
     fault.write_text("early")
@@ -237,7 +285,7 @@ def test_a_stop_is_the_last_word_over_a_start_that_is_owed(bench, keepers, sessi
     died(bench, fault)
     bench.stop()
     ended = bench.until(lambda record: not record.state.alive)
-    assert not ended.owed
+    assert not ended.start_pending
     bench.until(lambda _: not client.keeper_alive(bench.root, "one"))
     assert bench.adopt() == []
     assert ended.server is None
@@ -246,27 +294,27 @@ def test_a_stop_is_the_last_word_over_a_start_that_is_owed(bench, keepers, sessi
 def test_a_launch_that_was_told_to_have_failed_is_not_made_later(bench, keepers):
     fault, _ = keepers
     fault.write_text("early")
-    with pytest.raises(errors.KeeperError, match="ended before it began"):
+    with pytest.raises(errors.KeeperError, match="ended at its start"):
         bench.launch(bench.spec())
     assert not fault.exists()
     assert bench.adopt() == ["one"]
     failed = bench.wait(State.FAILED)
-    assert "its keeper died before it was started" in failed.reason
+    assert "its keeper died before starting it" in failed.reason
     assert failed.server is None
 
 
-def test_an_owed_start_is_not_made_after_the_machine_was_restarted(bench, keepers):
+def test_a_pending_start_is_not_made_after_the_machine_was_restarted(bench, keepers):
     fault, _ = keepers
     bench.ready(bench.spec())
     fault.write_text("early")
     bench.restart(bench.spec())
     left = died(bench, fault)
     earlier = replace(left, keeper=replace(left.keeper, boot_id="11111111-2222-3333-4444-555555555555"))
-    store.write_record(client.folder(bench.root, "one"), earlier)
+    folders.write_record(client.folder(bench.root, "one"), earlier)
     bench.adopt()
     failed = bench.wait(State.FAILED)
-    assert "the machine was restarted since; it was to start again, which was not done" in failed.reason
-    assert not failed.owed
+    assert "the machine was rebooted since; its pending restart was dropped" in failed.reason
+    assert not failed.start_pending
 
 
 def test_a_clock_that_is_set_freezes_no_wait_and_forgives_nothing(bench, keepers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -12,12 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from fakes import hostile
 from vllm_console.alerts.grafana import dashboard
-from vllm_console.alerts.prometheus import Target, model_match, rules_document, rules_yaml
+from vllm_console.alerts.prometheus import AlertTarget, model_match, rules_document, rules_yaml
 from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.export import compose, config_yaml, kubernetes, shell, systemd_unit
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
@@ -63,7 +63,7 @@ def plan_of(program: str, value: str) -> Plan:
     made = make_plan(read_presets(None)[0]["chatbot"], engine, Changes(flags), host="127.0.0.1", port=8000)
     model = value.strip().lstrip("-~") or "m"
     argv = tuple(model if word == made.model else word for word in made.argv)
-    return dataclasses.replace(made, model=model, argv=argv, environment={"A_NAME": value, "OTHER": "x y"})
+    return msgspec.structs.replace(made, model=model, argv=argv, environment={"A_NAME": value, "OTHER": "x y"})
 
 
 def ran(words: list[str], text: str, told: Path) -> tuple[list[str], dict[str, str]]:
@@ -112,7 +112,7 @@ def test_what_other_tools_read_is_what_was_meant(value: str) -> None:
 @pytest.mark.parametrize("value", [*VALUES, hostile.WORST], ids=range(len(VALUES) + 1))
 def test_rules_and_dashboards_are_what_they_say(value: str) -> None:
     preset = read_presets(None)[0]["chatbot"]
-    target = Target(preset.objectives, value, value, model_match(value))
+    target = AlertTarget(preset.objectives, value, value, model_match(value))
     text = rules_yaml(target)
     assert all(character.isprintable() or character == "\n" for character in text)
     read: Any = yaml.safe_load(text)

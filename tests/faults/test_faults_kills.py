@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import replace
 
 import pytest
 
-from vllm_launchers.keeper import store
-from vllm_launchers.keeper.ledger import Ledger, Notes
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.lifecycle import Transition
+from vllm_launchers.keeper.record_writer import Notes, RecordWriter
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.values import replace
 
 STEPS = 400
 """More than there are."""
@@ -31,7 +31,7 @@ def killed_at(step, act):
 
         def trace(frame, event, _argument):
             nonlocal left
-            if not frame.f_code.co_filename.endswith(("store.py", "ledger.py")):
+            if not frame.f_code.co_filename.endswith(("/folders.py", "/record_writer.py")):
                 return None
             if event == "line":
                 if left == 0:
@@ -48,31 +48,31 @@ def killed_at(step, act):
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.parametrize("lagging", [False, True])
-def test_a_kill_at_any_step_leaves_the_old_record_or_the_new(tmp_path, lagging):
-    folder = store.prepare(tmp_path, "one")
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_kill_at_any_step_leaves_the_old_record_or_the_new(tmp_path, stale):
+    folder = folders.prepare(tmp_path, "one")
     old = a_record(State.READY)
     new = LaunchSpec(("vllm", "serve", "--new"), "127.0.0.1", 8000)
 
     def stop_to_restart():
-        ledger = Ledger(folder, old, Notes(folder))
-        if lagging:
-            ledger.trouble, ledger._mark = "the disk was full", store.mark_lagging(folder)
-        ledger.move(Transition.STOP_ASKED, "stopping, to start again", then=new)
+        record_writer = RecordWriter(folder, old, Notes(folder))
+        if stale:
+            record_writer.trouble, record_writer._mark = "the disk was full", folders.mark_stale(folder)
+        record_writer.move(Transition.STOP_REQUESTED, "stopping for a restart", next_spec=new)
 
     seen, steps = [], 0
     for step in range(STEPS):
-        store.write_record(folder, old)
+        folders.write_record(folder, old)
         killed = killed_at(step, stop_to_restart)
-        read = store.read_record(folder)
+        read = folders.read_record(folder)
         assert replace(read, state_since=0) in (
             replace(old, state_since=0),
-            replace(old, state_since=0, state=State.STOPPING, reason="stopping, to start again", then=new),
+            replace(old, state_since=0, state=State.STOPPING, reason="stopping for a restart", next_spec=new),
         )
         seen.append(read.state)
-        assert not store.lags(folder), "a mark ends with its keeper"
-        lock = store.take_lock(folder)
-        store.sweep(folder)
+        assert not folders.is_stale(folder), "a mark ends with its keeper"
+        lock = folders.take_lock(folder)
+        folders.sweep(folder)
         os.close(lock)
         assert not [path for path in folder.iterdir() if path.name.startswith(".record")]
         if not killed:

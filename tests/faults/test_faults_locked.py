@@ -15,18 +15,17 @@ from typing import Any
 
 import pytest
 
-from vllm_console.alerts.log import FindingsLog
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.service import LocalFleet
-from vllm_console.fleet.turns import turn
-from vllm_console.telemetry import ledger_file
-from vllm_console.telemetry.history import Writer
-from vllm_console.telemetry.ledger import Ledger, RunHead
-from vllm_console.telemetry.ledger_file import LedgerError
-from vllm_console.telemetry.model import Sample
+from vllm_console.alerts.notifier import FindingsLog
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.history.store import Writer
+from vllm_console.metrics.sample import Sample
+from vllm_console.runs import store as run_store
+from vllm_console.runs.store import RunHead, RunStore, RunStoreError
 from vllm_launchers.keeper import client, errors, processes
 from vllm_launchers.keeper.records import State
-from vllm_launchers.machine import reports
+from vllm_launchers.launch.launcher import launch_lock
+from vllm_launchers.vllm import startup_reports
 
 
 @contextlib.contextmanager
@@ -68,14 +67,14 @@ def within(seconds: float, act: Callable[[], Any]) -> Any:
 
 
 def test_locked_databases_stop_no_look_and_no_verb(bench, monkeypatch):
-    monkeypatch.setattr(ledger_file, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(run_store, "BUSY_TIMEOUT_SECONDS", 0.1)
     ready = bench.ready(bench.spec())
     folder = client.folder(bench.root, "one")
     writer = Writer(folder / "history.sqlite")
     writer.append(Sample(at=time.time(), engines={}))
     writer.close()
-    Ledger(bench.root / "runs.sqlite").enter([RunHead(key="k", server="one", generation=1, started_at=1.0)])
-    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    RunStore(bench.root / "runs.sqlite").enter([RunHead(key="k", server="one", generation=1, started_at=1.0)])
+    fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
     try:
         with locked_database(folder / "history.sqlite"), locked_database(bench.root / "runs.sqlite"):
             seen = within(20, lambda: fleet.snapshot("one"))
@@ -83,13 +82,13 @@ def test_locked_databases_stop_no_look_and_no_verb(bench, monkeypatch):
             assert (server.state, server.pid) == (State.READY, ready.server.pid)
             assert "locked" in server.notice
             assert "history.sqlite" in server.notice
-            assert any("runs.sqlite cannot be used for the moment" in notice for notice in seen.notices), seen.notices
-            assert isinstance(within(20, lambda: Ledger(bench.root / "runs.sqlite").runs()), LedgerError)
+            assert any("runs.sqlite can't be used right now" in notice for notice in seen.notices), seen.notices
+            assert isinstance(within(20, lambda: RunStore(bench.root / "runs.sqlite").runs()), RunStoreError)
             assert within(20, lambda: fleet.stop("one")).state in (State.STOPPING, State.STOPPED)
             bench.wait(State.STOPPED)
             assert "locked" in within(20, lambda: fleet.snapshot("one")).server("one").notice
         assert "locked" not in fleet.snapshot("one").server("one").notice, "it is over, and no longer said"
-        assert [run.key for run in Ledger(bench.root / "runs.sqlite").runs()][-1] == "k", "nothing went"
+        assert [run.key for run in RunStore(bench.root / "runs.sqlite").runs()][-1] == "k", "nothing went"
     finally:
         fleet.close()
 
@@ -111,22 +110,22 @@ def test_a_recorder_whose_history_is_locked_says_so_and_goes_on(tmp_path):
 
 
 def test_locks_that_are_never_given_back_are_waited_for_only_so_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(reports, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(ledger_file, "PATIENCE_SECONDS", 0.1)
-    book = reports.ReportBook(tmp_path / "reports.json")
+    monkeypatch.setattr(startup_reports, "LOCK_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(run_store, "BUSY_TIMEOUT_SECONDS", 0.1)
+    book = startup_reports.StartupReportStore(tmp_path / "reports.json")
     remember = lambda: book.remember("m", "gpu", "new", {}, reported={"gib": 1.0}, predicted={})  # noqa: E731
     with locked_file(tmp_path / "reports.json.lock"):
         assert within(20, remember) is False
         assert "another process has been holding its lock" in book.problem
     assert remember() is True
-    (tmp_path / "runs.sqlite").write_bytes(b"no ledger at all" * 1000)
+    (tmp_path / "runs.sqlite").write_bytes(b"no database at all" * 1000)
     with locked_file(tmp_path / "runs.sqlite.lock"):
-        refused = within(20, lambda: Ledger(tmp_path / "runs.sqlite").enter([]) or "done")
-        assert isinstance(refused, LedgerError) or refused == "done"
-        refused = within(20, lambda: ledger_file.set_aside(tmp_path / "runs.sqlite"))
+        refused = within(20, lambda: RunStore(tmp_path / "runs.sqlite").enter([]) or "done")
+        assert isinstance(refused, RunStoreError) or refused == "done"
+        refused = within(20, lambda: run_store.set_aside(tmp_path / "runs.sqlite"))
         assert "another process has been holding its lock" in str(refused)
     with locked_file(tmp_path / "launch.lock"):
-        refused = within(20, lambda: turn(tmp_path, patience=0.1).__enter__())
+        refused = within(20, lambda: launch_lock(tmp_path, timeout=0.1).__enter__())
         assert isinstance(refused, FleetError)
     with locked_file(tmp_path / "findings.lock"):
         assert within(20, FindingsLog(tmp_path).mine) is False

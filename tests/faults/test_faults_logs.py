@@ -15,8 +15,9 @@ import time
 import pytest
 
 from vllm_console.logs.file import LogFile
-from vllm_launchers.keeper.logfile import LogPump, RotatingLog
-from vllm_launchers.keeper.logpipe import CHUNK, open_pipe
+from vllm_launchers.keeper import client, processes
+from vllm_launchers.keeper.log_forwarder import LogForwarder, RotatingLog
+from vllm_launchers.keeper.output import CHUNK, open_for_server
 from vllm_launchers.keeper.records import LaunchSpec, State
 
 SEED = 5
@@ -54,6 +55,10 @@ def numbers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"line (\d{8}) of a log\n", text)]
 
 
+def ended_with_rate(bench) -> bool:
+    return re.search(r"rate \d+\n$", bench.log()) is not None
+
+
 def size_of(bench) -> int:
     """Bytes of all its log; none while a file is being renamed."""
     try:
@@ -86,8 +91,8 @@ def test_fifty_thousand_lines_a_second_arrive_whole(bench):
     assert len(list(bench.file("").glob("server.log.*"))) >= 2, "it was rotated"
 
 
-def test_a_writer_faster_than_the_disk_waits_and_loses_nothing(bench):
-    """As fast as it can, by far more than the pipe holds: it is held back, and every line is there."""
+def test_a_writer_faster_than_the_log_loses_nothing(bench):
+    """As fast as it can: every line is there."""
     lines = 1_000_000
     bench.launch(flood(bench, lines, 0))
     bench.wait(State.FAILED)
@@ -112,19 +117,42 @@ def test_a_keeper_killed_under_a_flood_loses_and_doubles_no_line(bench, wait_unt
     assert while_it_wrote >= 3
 
 
+@pytest.mark.parametrize("keeper", ["stopped", "killed"])
+def test_a_server_without_a_keeper_that_reads_is_not_held_up_and_its_last_words_are_kept(bench, wait_until, keeper):
+    """Twenty times what a pipe would hold, and the end of the server, while nobody looks."""
+    lines = 1_000_000
+    argv = (sys.executable, "-S", "-c", "import sys; open(sys.argv.pop(1)).readline()\n" + WRITER)
+    start = bench.root / "start"
+    os.mkfifo(start)
+    words = (*argv, str(start), str(lines), "0", "0")
+    record = bench.launch(LaunchSpec(words, "127.0.0.1", 1, log_bytes=1 << 20, log_files=100))
+    processes.send(record.keeper, signal.SIGSTOP if keeper == "stopped" else signal.SIGKILL)
+    start.write_text("go\n")
+    server = record.server
+    wait_until(lambda: (found := processes.stat(server.pid)) is None or not found.running, "the writer's end")
+    if keeper == "stopped":
+        processes.send(record.keeper, signal.SIGCONT)
+    else:
+        wait_until(lambda: not client.keeper_alive(bench.root, "one"), "the keeper's end")
+        assert bench.adopt() == ["one"]
+    bench.wait(State.FAILED)
+    assert numbers(bench.log()) == list(range(lines))
+    assert ended_with_rate(bench)
+
+
 STEPS = [
     *itertools.product(("look", "write", "take out", "note"), ("before", "after")),
     ("write", "within"),
 ]  # fmt: skip
 
 
-def struck(pump, step, moment):
-    """Have the pump's process killed at this step."""
+def struck(forwarder, step, moment):
+    """Have the forwarder's process killed at this step."""
     owner, name = {
-        "look": (pump._pipe, "peek"),
-        "write": (pump.log, "append"),
-        "take out": (pump._pipe, "take"),
-        "note": (pump._position, "write"),
+        "look": (forwarder._output, "peek"),
+        "write": (forwarder.log, "append"),
+        "take out": (forwarder._output, "take"),
+        "note": (forwarder.position, "write"),
     }[step]
     real = getattr(owner, name)
 
@@ -140,7 +168,7 @@ def struck(pump, step, moment):
 
 def test_a_keeper_killed_at_any_step_of_a_chunk_leaves_the_next_one_the_rest(tmp_path):
     """Each with more output in the pipe than the one before had seen, and with a file that is full on the way."""
-    server, written = open_pipe(tmp_path, blocking=True), 0
+    server, written = open_for_server(tmp_path), 0
     steps = [step for step in STEPS for _ in range(4)]
     random.Random(SEED).shuffle(steps)
     for step, moment in steps:
@@ -150,14 +178,14 @@ def test_a_keeper_killed_at_any_step_of_a_chunk_leaves_the_next_one_the_rest(tmp
             child = os.fork()
             if child == 0:
                 try:
-                    pump = LogPump(open_pipe(tmp_path, blocking=False), a_log(tmp_path), lambda event: None)
-                    struck(pump, step, moment)
-                    pump._pump()
+                    forwarder = LogForwarder(tmp_path, a_log(tmp_path), lambda event: None)
+                    struck(forwarder, step, moment)
+                    forwarder._forward()
                 finally:
                     os._exit(1)
             assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    pump = LogPump(open_pipe(tmp_path, blocking=False), a_log(tmp_path), lambda event: None)
-    pump._pump()
+    forwarder = LogForwarder(tmp_path, a_log(tmp_path), lambda event: None)
+    forwarder._forward()
     files = sorted(tmp_path.glob("server.log.*"), key=lambda path: -int(path.suffix[1:]))
     assert len(files) > 5
     text = "".join(path.read_text() for path in (*files, tmp_path / "server.log"))
@@ -197,9 +225,9 @@ def test_following_over_rotation_misses_and_doubles_no_line(bench, wait_until):
     follower = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env)
     try:
         assert follower.stdout.readline().startswith("rate")
-        pipe = os.open(bench.file("server.pipe"), os.O_WRONLY)
-        sender = subprocess.Popen([sys.executable, "-S", "-c", WRITER, str(lines), "30000", "0"], stdout=pipe)
-        os.close(pipe)
+        output = os.open(bench.file("server.output"), os.O_WRONLY | os.O_APPEND)
+        sender = subprocess.Popen([sys.executable, "-S", "-c", WRITER, str(lines), "30000", "0"], stdout=output)
+        os.close(output)
         got = []
         for line in follower.stdout:
             if line.startswith("rate"):
@@ -258,7 +286,7 @@ def test_no_escape_code_of_a_log_reaches_the_terminal(bench, wait_until, termina
             assert "after a title" in text
             assert "100%|##   | tqdm-done" in text
             assert "  0%|" not in text
-            assert "cut: a line of 10.0 MiB" in text
+            assert "cut: a line of 10 MiB" in text
     assert b"STOLEN" not in terminal.raw
 
 
@@ -272,7 +300,7 @@ def test_the_screen_stays_whole_over_a_nasty_log(bench, wait_until, terminal_mod
         console.wait_for("Log · one")
         console.wait_for("the last line")
         console.press("/")
-        console.wait_for("text to search for")
+        console.wait_for("search text;")
         console.press("needle-a\r")
         console.wait_for("search: needle-a")
         console.wait_for("nulnul [bold]markup[/bold] needle-a")

@@ -25,9 +25,9 @@ LIFE = """
 import json, os, sys
 os.umask(int(sys.argv[1]))
 from vllm_console.cli.main import main
-from vllm_console.alerts.log import FindingsLog
-from vllm_console.crash import tell
-from vllm_launchers.keeper.store import default_root
+from vllm_console.alerts.notifier import FindingsLog
+from vllm_console.crash_report import tell
+from vllm_launchers.keeper.folders import default_root
 codes = []
 for words in json.loads(sys.argv[2]):
     if words == ["crash"]:
@@ -130,12 +130,12 @@ def test_modes_come_from_us_and_not_from_the_mask(lives, mask):
         "keeper.lock",
         "keeper.sock",
         "keeper.log",
-        "server.pipe",
+        "server.output",
         "server.log",
         "members.json",
     ):
         assert f"{server}/{name}" in alive, "the life left no such file"
-    for name in (f"{server}/history.sqlite", f"{server}/history.sqlite.lock", f"{server}/companion.log"):
+    for name in (f"{server}/history.sqlite", f"{server}/history.sqlite.lock", f"{server}/sidecar.log"):
         assert name in alive
     for name in ("runs.sqlite", "launch.lock", "findings.lock", "findings.log", "start-times.json"):
         assert f"{made}/{name}" in alive, name
@@ -143,7 +143,7 @@ def test_modes_come_from_us_and_not_from_the_mask(lives, mask):
     for name, mode in {**alive, **over}.items():
         wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
         assert stat.S_IMODE(mode) == wanted, f"{name} is {stat.S_IMODE(mode):04o}"
-    assert "look into" not in life.said, "nothing had to be mended on the way"
+    assert "open to other users" not in life.said, "nothing had to be fixed on the way"
     lock = life.board / f".{os.getuid()}.lock"
     assert stat.S_IMODE(lock.stat().st_mode) == 0o600, "the lock of one's own page is oneself's"
 
@@ -162,7 +162,10 @@ def state(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "state" / "vllm-console"
     server = folder / "servers" / "chat"
     server.mkdir(parents=True)
-    for path in (folder / "runs.sqlite", folder / "findings.log", server / "server.log", server / "keeper.log"):
+    history = folder / "removed" / "old@1-2" / "history.sqlite"
+    history.parent.mkdir(parents=True)
+    own = (folder / "runs.sqlite", folder / "findings.log", server / "server.log", server / "keeper.log", history)
+    for path in own:
         path.write_bytes(b"")
     (server / "elsewhere").symlink_to("/etc/passwd")
     for path in (folder, *folder.rglob("*")):
@@ -176,33 +179,33 @@ def too_open(folder: Path) -> list[str]:
     return [str(path) for path in paths if not path.is_symlink() and path.stat().st_mode & 0o077]
 
 
-def test_what_is_open_to_others_is_mended_at_start_and_said_once(state, capsys):
-    assert len(too_open(state)) == 7, "the fault"
+def test_what_is_open_to_others_is_fixed_at_start_and_said_once(state, capsys):
+    assert len(too_open(state)) == 10, "the fault"
     passwd = Path("/etc/passwd").stat()
     assert main(["list", "--ours", "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == []
-    assert said.err == f"vllm-console: others could look into {state}: mended, it is yours alone now\n"
+    assert said.err == f"vllm-console: {state} was open to other users; fixed, now private\n"
     assert too_open(state) == []
     assert Path("/etc/passwd").stat() == passwd, "never through a link"
     assert main(["list", "--ours", "--json"]) == 0
     assert capsys.readouterr().err == ""
     (state / "servers" / "chat" / "server.log").chmod(0o640)
     assert main(["runs"]) == 0
-    assert f"others could look into {state}/servers/chat/server.log: mended" in capsys.readouterr().err
+    assert f"{state}/servers/chat/server.log was open to other users; fixed" in capsys.readouterr().err
 
 
-def test_a_read_only_console_says_it_and_mends_nothing(state, capsys):
+def test_a_read_only_console_says_it_and_fixes_nothing(state, capsys):
     before = too_open(state)
     for words in (["--read-only", "list", "--ours", "--json"], ["--read-only", "board"]):
         main(words)
         said = capsys.readouterr()
-        assert f"others can look into {state} (nothing is mended while read-only)" in said.err
+        assert f"{state}: open to other users (not changed while read-only)" in said.err
         assert f"chmod -R go= {state}" in said.err
     assert too_open(state) == before
     main(["doctor", "--json"])
     problems = [problem["what"] for problem in json.loads(capsys.readouterr().out)["problems"]]
-    assert any("can be entered by others" in problem for problem in problems)
+    assert any("is open to other users" in problem for problem in problems)
     assert too_open(state) == before, "who looks for what is wrong changes nothing"
 
 
@@ -214,7 +217,7 @@ def test_a_console_says_it_on_its_screen(state):
     (state / "gone").rmdir()
     terminal = Terminal([sys.executable, "-m", "vllm_console"], 120, 30, dict(os.environ))
     try:
-        terminal.wait_for("mended, it is yours")
+        terminal.wait_for("fixed, now private")
         assert too_open(state) == []
     finally:
         terminal.close()
@@ -226,7 +229,7 @@ def test_a_folder_for_more_than_this_is_said_and_never_given_other_rights(state,
     assert "can be entered by others (mode 0777) and is left so, for it holds 'thesis.tex'" in capsys.readouterr().err
     assert stat.S_IMODE(state.stat().st_mode) == 0o777
     assert (state / "thesis.tex").stat().st_mode & 0o077, "not ours to change"
-    assert too_open(state / "servers") == [], "what is ours is mended all the same"
+    assert too_open(state / "servers") == [], "what is ours is fixed all the same"
     (state / "thesis.tex").unlink()
     state.chmod(0o1777)
     assert main(["list", "--ours"]) == 0
@@ -239,7 +242,7 @@ def test_what_belongs_to_others_is_refused_and_left_as_it_is(state, tmp_path, ca
     strange = state / "servers" / "strange"
     strange.mkdir(mode=0o755)
     os.chown(strange, 65534, -1)
-    assert private.check(state, mend=True)[0].startswith(f"{strange} belongs to another user (uid 65534)")
+    assert private.check(state, fix=True)[0].startswith(f"{strange} belongs to another user (uid 65534)")
     assert stat.S_IMODE(strange.stat().st_mode) == 0o755
     link = tmp_path / "link"
     link.symlink_to(state)
@@ -264,9 +267,9 @@ def test_a_look_at_32_servers_costs_little(tmp_path):
             os.close(private.open_file(folder / f"f{name}", os.O_RDWR))
     private.make_folder(tmp_path / "crashes")
     tmp_path.chmod(0o700)
-    best = min(_cpu(lambda: private.check(tmp_path, mend=True)) for _ in range(5))
+    best = min(_cpu(lambda: private.check(tmp_path, fix=True)) for _ in range(5))
     assert best < 0.05
-    assert private.check(tmp_path, mend=True) == []
+    assert private.check(tmp_path, fix=True) == []
 
 
 def _cpu(act) -> float:

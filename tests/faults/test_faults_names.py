@@ -10,14 +10,14 @@ import pytest
 
 from fakes import fake_fleet, hostile, made_runs
 from vllm_console.fleet.leftovers import Leftovers
-from vllm_console.telemetry.compare import compare
+from vllm_console.runs.compare import compare
 from vllm_console.text import plain
 from vllm_console.ui.app import ConsoleApp
+from vllm_launchers.host.board import Board, Claim
+from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.host.shared_memory import LeftFile
 from vllm_launchers.keeper.orphans import Orphan
 from vllm_launchers.keeper.records import ProcessIdentity
-from vllm_launchers.machine.board.model import Board, Claim
-from vllm_launchers.machine.gpu.document import read_host
-from vllm_launchers.machine.leftovers import LeftFile
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
@@ -88,13 +88,13 @@ SCREENS = (
     ("l", "LogScreen"),
     ("l slash M enter w y", "LogScreen"),
     ("c", "CompareScreen"),
-    ("G", "GpuDetailsScreen"),
+    ("D", "GpuDetailsScreen"),
     ("C", "ClaimDialog"),
     ("X", "Confirm"),
     ("s", "Confirm"),
     ("w", "Choose"),
     ("question_mark", "HelpScreen"),
-    ("colon", "CommandPalette"),
+    ("colon", "PaletteScreen"),
 )
 """Keys from the operations screen, and where they lead."""
 
@@ -150,9 +150,9 @@ async def test_every_screen_shows_hostile_names_as_text(tmp_path: Path) -> None:
             while app.screen is not app.operations:
                 await pilot.press("escape")
                 await pilot.pause()
-            await pilot.press("home")
+            await pilot.press("g")
         await pilot.press("i")
-        await look.until(lambda: type(app.screen).__name__ == "WhyScreen", "why")
+        await look.until(lambda: type(app.screen).__name__ == "FindingsScreen", "why")
         await look.clean(marked=True)
         await pilot.press("escape", "s", "y")
         await look.until(lambda: app.message is not None and hostile.MARK in app.message[0], "no refusal was said")

@@ -17,17 +17,17 @@ import pytest
 
 from fakes.ports import free_port
 from vllm_console.cli.main import main
-from vllm_console.fleet.model import Changes
-from vllm_console.fleet.observing import exposed
-from vllm_console.fleet.service import LocalFleet
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.other_servers import exposed
+from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.panes.bars import message_lines
-from vllm_console.ui.panes.table import columns_for, row
+from vllm_console.ui.panes.servers import columns_for, row
+from vllm_console.ui.parts.server_verbs import _exposure
 from vllm_console.ui.screens.describe import describe_lines
-from vllm_console.ui.screens.verbs import _still_open
-from vllm_launchers.machine.ports import user_name
-from vllm_launchers.machine.processes import ObservedServer
+from vllm_launchers.host.ports import user_name
+from vllm_launchers.host.processes import ObservedServer
 
-WORDS = "it listens on all addresses (0.0.0.0) without an API key: whoever reaches it can use it"
+WORDS = "it listens on all addresses (0.0.0.0) without an API key: anyone who can reach it can use it"
 
 
 def the_box(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def on_screens(state: Path) -> None:
     assert WORDS in " ".join(strip.text.strip() for strip in message_lines(None, server, snapshot, 120))
     described = [strip.text.strip() for strip in describe_lines(server, snapshot.at, 160)]
     assert any(WORDS in text for text in described)
-    assert _still_open(server) == [f"! {WORDS}."]
+    assert _exposure(server) == [f"! {WORDS}."]
     assert any(text.startswith(WORDS) for text in findings), "the plan of a restart, shown in the launch screen too"
 
 
@@ -141,7 +141,7 @@ def test_of_others_servers_as_far_as_it_is_seen_from_outside(at, words, host, to
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with listening(at) as port:
         said = exposed(observed(port, *words, host=host))
-    assert ("no API key seen: whoever reaches it can use it, unless it has one" in said) is told
+    assert ("no API key seen: anyone who can reach it can use it, unless it has one" in said) is told
     assert bool(said) is told
 
 
@@ -185,4 +185,4 @@ def test_lists_say_it_of_others_servers_too(tmp_path, monkeypatch, capsys):
         finally:
             process.kill()
     assert notices[0].startswith("it listens on all addresses (0.0.0.0), no API key seen")
-    assert "shown, never touched" in notices[0]
+    assert "outside this console: read-only" in notices[0]

@@ -12,15 +12,16 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from vllm_console.fleet import leftovers as left_behind
-from vllm_launchers.keeper import client, codec, errors, orphans, processes, store
+from vllm_launchers.host import shared_memory
+from vllm_launchers.keeper import client, errors, folders, orphans, process_group, processes, wire
 from vllm_launchers.keeper.records import State
-from vllm_launchers.machine import leftovers
+from vllm_launchers.values import replace
 
 TREE = Path(__file__).with_name("fake_tree.py")
 SECONDS = 30.0
@@ -57,14 +58,14 @@ class Server:
         self.pids = bench.root / "pids"
         spec = bench.spec()
         argv = (sys.executable, "-S", str(TREE), "--port", str(spec.port), "--pids", str(self.pids), *options)
-        bench.launch(replace(spec, argv=argv, companion=BESIDE if recorded else ()), terminate=terminate)
-        record = bench.until(lambda record: self.pids.exists() and bool(record.companion) is recorded)
+        bench.launch(replace(spec, argv=argv, sidecar=BESIDE if recorded else ()), terminate=terminate)
+        record = bench.until(lambda record: self.pids.exists() and bool(record.sidecar) is recorded)
         tree = [processes.identity(int(pid)) for pid in self.pids.read_text().split()]
         self.who = dict(zip(PARTS, (record.server, *tree), strict=False))
         self.parts = list(self.who.values())
         self.who["keeper"] = record.keeper
         if recorded:
-            self.who["recorder"] = record.companion
+            self.who["recorder"] = record.sidecar
         bench.seen.update(self.who.values())
 
     def kill(self, order):
@@ -139,7 +140,7 @@ def test_nothing_is_left_whoever_is_killed_in_whichever_order(another):
 def test_workers_with_a_session_and_an_output_of_their_own_are_remembered(bench):
     server = Server(bench, "--apart")
     bench.wait(State.READY)
-    wait(lambda: len(orphans.memory.read(bench.file("")).members) == 4, "the keeper's look")
+    wait(lambda: len(process_group.recorded(bench.file("")).members) == 4, "the keeper's look")
     assert server.kill(["keeper", "engine"]) == ["keeper", "engine"]
     wait(lambda: not client.keeper_alive(bench.root, "one"), "the end of a keeper's lock")
     wait(lambda: not processes.alive(server.who["api"]), "the end of the API server")
@@ -150,12 +151,12 @@ def test_workers_with_a_session_and_an_output_of_their_own_are_remembered(bench)
 
 def test_the_console_that_launched_is_killed_and_the_server_stays(bench):
     code = (
-        "import sys, time; from pathlib import Path; from vllm_launchers.keeper import client, codec;"
+        "import sys, time; from pathlib import Path; from vllm_launchers.keeper import client, wire;"
         "from vllm_launchers.keeper.records import LaunchSpec; import json;"
-        "client.launch(Path(sys.argv[1]), 'one', codec.from_plain(LaunchSpec, json.loads(sys.argv[2])));"
+        "client.launch(Path(sys.argv[1]), 'one', wire.from_plain(LaunchSpec, json.loads(sys.argv[2])));"
         "print('up', flush=True); time.sleep(600)"
     )
-    words = [sys.executable, "-c", code, str(bench.root), json.dumps(codec.to_plain(bench.spec("--children", "2")))]
+    words = [sys.executable, "-c", code, str(bench.root), json.dumps(wire.to_plain(bench.spec("--children", "2")))]
     console = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
     assert console.stdout.readline() == b"up\n"
     os.killpg(console.pid, signal.SIGKILL)
@@ -174,14 +175,14 @@ def test_a_deleted_folder_leaves_processes_that_are_named_and_can_be_ended(bench
     assert server.kill(["keeper"]) == ["keeper"]
     shutil.rmtree(client.folder(bench.root, "one"))
     assert bench.adopt() == []
-    found = left_behind.look(bench.root)
+    found = left_behind.find_leftovers(bench.root)
     assert {one.process for one in found.processes} == {*server.parts, server.who["recorder"]}
     assert all("was deleted" in one.why for one in found.processes)
-    assert "5 processes" in left_behind.words(found)
+    assert "5 processes" in left_behind.format_leftovers(found)
     elsewhere = orphans.find(bench.root / "another")
     assert elsewhere.found == ()
     assert sum(str(bench.root) in sentence for sentence in elsewhere.spared) == 5, "named, with where to look"
-    removed = left_behind.remove(bench.root, replace(found, files=()))
+    removed = left_behind.remove_leftovers(bench.root, msgspec.structs.replace(found, files=()))
     assert {one.process for one in removed.processes} == {*server.parts, server.who["recorder"]}
     assert removed.problems == ()
     assert server.gone()
@@ -216,8 +217,33 @@ def test_only_an_orphan_is_ended_and_only_while_it_is_one(bench):
     assert bench.adopt() == ["one"]
     gone, problems = orphans.end(found, bench.root)
     assert gone == []
-    assert all("is looked after again" in problem for problem in problems)
+    assert all("has a keeper again" in problem for problem in problems)
     assert all(map(processes.alive, server.parts))
+
+
+def test_what_an_earlier_generation_left_is_found_though_the_folder_is_in_use(bench):
+    """As where two keepers had one server: what the other one started is nobody's."""
+    bench.ready(bench.spec("--children", "2"))
+    output = os.open(bench.file("server.output"), os.O_RDWR | os.O_APPEND)
+    left = subprocess.Popen(["sleep", "600"], stdout=output, stderr=output, start_new_session=True)
+    os.close(output)
+    try:
+        bench.restart(bench.spec("--children", "2"))
+        bench.wait(State.READY, generation=2)
+        bench.until(lambda _: bench.log().count("child up") == 4)
+        found = orphans.find(bench.root).found
+        assert [one.process.pid for one in found] == [left.pid]
+        assert "older than the current server one" in found[0].why
+        gone, problems = orphans.end(found, bench.root)
+        assert (list(gone), problems) == (list(found), [])
+    finally:
+        left.kill()
+        left.wait()
+    record = bench.read()
+    bench.orphaned(record)
+    assert bench.adopt() == ["one"]
+    assert orphans.find(bench.root).found == (), "nor is an adopted one's"
+    assert processes.alive(record.server)
 
 
 # -- files in /dev/shm -------------------------------------------------------------------------------------------------
@@ -250,7 +276,7 @@ def shared():
 
 
 def offered(paths, *, later=120.0, whole_machine=True, recorded=None):
-    found = leftovers.find(recorded, now=time.time() + later, whole_machine=whole_machine)
+    found = shared_memory.find(recorded, now=time.time() + later, whole_machine=whole_machine)
     return [file for file in found.found if Path(file.path) in paths], found
 
 
@@ -263,11 +289,11 @@ def test_shared_memory_is_offered_once_nobody_uses_it_and_not_before(shared):
     assert offered(paths, later=0.0)[0] == [], "made this minute"
     files, found = offered(paths)
     with paths[0].open("rb"):
-        again = leftovers.find(now=time.time() + 120.0, whole_machine=True)
-        gone, problems = leftovers.remove([file for file in files if file.path == str(paths[0])], again)
+        again = shared_memory.find(now=time.time() + 120.0, whole_machine=True)
+        gone, problems = shared_memory.remove([file for file in files if file.path == str(paths[0])], again)
         assert gone == []
         assert "used again" in problems[0]
-    gone, problems = leftovers.remove(files, found)
+    gone, problems = shared_memory.remove(files, found)
     assert (len(gone), problems) == (2, [])
     assert not any(path.exists() for path in paths)
 
@@ -310,9 +336,9 @@ def test_a_copied_memory_names_nobody(bench):
     server = Server(bench)
     bench.wait(State.READY)
     home = bench.file("")
-    wait(lambda: len(orphans.memory.read(home).members) == 4, "the keeper's look")
-    copy = store.prepare(bench.root, "copy")
+    wait(lambda: len(process_group.recorded(home).members) == 4, "the keeper's look")
+    copy = folders.prepare(bench.root, "copy")
     shutil.copy(home / "members.json", copy)
-    os.mkfifo(copy / "server.pipe", 0o600)
-    assert orphans.memory.read(copy).members == frozenset()
+    (copy / "server.output").touch(0o600)
+    assert process_group.recorded(copy).members == frozenset()
     assert all(map(processes.alive, server.parts))

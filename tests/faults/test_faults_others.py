@@ -10,18 +10,18 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from vllm_console.cli import demo
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.service import LocalFleet
-from vllm_launchers.keeper import client, errors, memory, orphans, processes, store, wire
-from vllm_launchers.keeper.companion import LOG_BYTES, Companion
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.verbs import FleetError
+from vllm_launchers.keeper import client, errors, folders, orphans, process_group, processes, wire
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.keeper.spawn import LOG_BYTES, Sidecar
 from vllm_launchers.procfs import open_files
+from vllm_launchers.values import replace
 
 STRANGER = """
 import ctypes, os, signal, sys
@@ -85,15 +85,15 @@ def stranger(tmp_path, wait_until):
             one.process.wait()
 
 
-def forged(root, name, server, *, state=State.READY, companion=None, keeper=None):
+def forged(root, name, server, *, state=State.READY, sidecar=None, keeper=None):
     """A record as a keeper leaves it that was killed while its server was in this state."""
     spec = LaunchSpec((sys.executable, "-c", "pass"), "127.0.0.1", 1)
     generation = Generation(1, spec, 1.0, ready_at=2.0 if state is State.READY else None)
-    record = ServerRecord(name, state, 1.0, 1.0, (generation,), server=server, keeper=keeper, companion=companion)
-    home = store.prepare(root, name)
-    os.mkfifo(home / "server.pipe", 0o600)
-    (home / "companion.log").touch(0o600)
-    store.write_record(home, record)
+    record = ServerRecord(name, state, 1.0, 1.0, (generation,), server=server, keeper=keeper, sidecar=sidecar)
+    home = folders.prepare(root, name)
+    (home / "server.output").touch(0o600)
+    (home / "sidecar.log").touch(0o600)
+    folders.write_record(home, record)
     return record
 
 
@@ -115,7 +115,7 @@ def test_a_record_that_points_to_a_stranger_never_hurts_it(bench, stranger, uid)
             for verb in verbs if lie == "exact" and not uid else [verbs[(at + number) % 3]]:
                 name = f"{lie}.{state}.{verb}".replace(" ", "-")
                 cases[name] = verb
-                forged(bench.root, name, tell(there), state=state, companion=tell(there))
+                forged(bench.root, name, tell(there), state=state, sidecar=tell(there))
 
     def act(name):
         with client_errors():
@@ -133,7 +133,7 @@ def test_a_record_that_points_to_a_stranger_never_hurts_it(bench, stranger, uid)
     for name, record in ended.items():
         assert record.server is None, name
     told = [record.generations[0].exit.reason for name, record in ended.items() if name.startswith("exact")]
-    assert all(f"pid {there.pid} is no process of this server" in reason for reason in told), told
+    assert all(f"pid {there.pid} is not this server's process" in reason for reason in told), told
     for name in cases:
         client.remove(bench.root, name)
     assert processes.alive(there)
@@ -145,21 +145,21 @@ def client_errors():
 
 
 def test_a_copied_state_folder_stops_nothing_of_the_original(bench, stranger, tmp_path):
-    """As from a backup: the record is right in every word, and the server runs, with another folder's pipe."""
+    """As from a backup: the record is right in every word, and the server runs, with another folder's output."""
     stranger()
     ready = bench.ready(bench.spec("--children", "2"))
-    bench.until(lambda _: len(memory.read(bench.file("")).members) >= 3)
+    bench.until(lambda _: len(process_group.recorded(bench.file("")).members) >= 3)
     copy = tmp_path / "copy"
-    home = store.prepare(copy, "one")
+    home = folders.prepare(copy, "one")
     for file in ("record.json", "members.json"):
         shutil.copy(bench.file(file), home)
-    os.mkfifo(home / "server.pipe", 0o600)
+    (home / "server.output").touch(0o600)
     record = client.stop(copy, "one")
     record = client.wait_for(copy, "one", lambda record: not record.state.alive, 20)
-    assert "is no process of this server" in record.exit.reason
+    assert "is not this server's process" in record.exit.reason
     assert orphans.find(copy).found == ()
 
-    renamed = store.prepare(bench.root, "two")
+    renamed = folders.prepare(bench.root, "two")
     shutil.copy(bench.file("record.json"), renamed)
     for verb in (client.stop, client.read):
         with pytest.raises(errors.RecordError, match="it was copied or moved here"):
@@ -178,13 +178,13 @@ def test_links_in_the_place_of_folders_and_files_lead_nowhere(bench, stranger, t
     precious = aim / "precious"
     precious.write_bytes(b"x" * (LOG_BYTES + 1))
 
-    (store.servers_folder(bench.root) / "linked").symlink_to(bench.file(""))
+    (folders.servers_folder(bench.root) / "linked").symlink_to(bench.file(""))
     for verb in (client.stop, client.remove):
         with pytest.raises(errors.NotOursError, match="is a link"):
             verb(bench.root, "linked")
     assert any("linked" in problem for problem in client.list_records(bench.root)[1])
 
-    for name in ("record.json", "keeper.lock", "server.log", "keeper.log", "server.pipe", "companion.log"):
+    for name in ("record.json", "keeper.lock", "server.log", "keeper.log", "server.output", "sidecar.log"):
         server = f"with-{name}"
         forged(bench.root, server, there)
         file = bench.file(name, server)
@@ -197,13 +197,13 @@ def test_links_in_the_place_of_folders_and_files_lead_nowhere(bench, stranger, t
     assert precious.stat().st_size == LOG_BYTES + 1
     assert sorted(path.name for path in aim.iterdir()) == ["precious"]
 
-    forged(bench.root, "file-for-a-pipe", there)
-    pipe = bench.file("server.pipe", "file-for-a-pipe")
-    pipe.unlink()
-    pipe.write_text("mine")
-    with pytest.raises(errors.KeeperError, match="is no pipe"):
-        bench.stop("file-for-a-pipe")
-    assert pipe.read_text() == "mine"
+    forged(bench.root, "pipe-for-a-file", there)
+    output = bench.file("server.output", "pipe-for-a-file")
+    output.unlink()
+    os.mkfifo(output)
+    with pytest.raises(errors.KeeperError, match="is not a plain file"):
+        bench.stop("pipe-for-a-file")
+    assert output.is_fifo()
 
     forged(bench.root, "socket", there)
     bench.file("keeper.sock", "socket").symlink_to(bench.file("keeper.sock"))
@@ -212,17 +212,17 @@ def test_links_in_the_place_of_folders_and_files_lead_nowhere(bench, stranger, t
     assert bench.read() == real, "a stop of one server does not reach another by its socket"
 
 
-def test_a_companions_log_that_became_a_link_is_not_emptied(tmp_path):
+def test_a_sidecars_log_that_became_a_link_is_not_emptied(tmp_path):
     precious = tmp_path / "precious"
     precious.write_bytes(b"x" * (LOG_BYTES + 1))
-    (tmp_path / "companion.log").symlink_to(precious)
-    companion = Companion(tmp_path, lambda process: None, lambda text: None)
-    companion.tick(0.0)
+    (tmp_path / "sidecar.log").symlink_to(precious)
+    sidecar = Sidecar(tmp_path, lambda process: None, lambda text: None)
+    sidecar.tick(0.0)
     assert precious.stat().st_size == LOG_BYTES + 1
-    (tmp_path / "companion.log").unlink()
-    precious.rename(tmp_path / "companion.log")
-    companion.tick(0.0)
-    assert (tmp_path / "companion.log").stat().st_size == 0
+    (tmp_path / "sidecar.log").unlink()
+    precious.rename(tmp_path / "sidecar.log")
+    sidecar.tick(0.0)
+    assert (tmp_path / "sidecar.log").stat().st_size == 0
 
 
 def test_a_state_folder_of_another_user_is_refused_whole(bench, stranger, tmp_path):
@@ -291,7 +291,7 @@ def test_the_consoles_verbs_its_end_and_the_demos_end_leave_strangers_alone(benc
             seen = fleet.snapshot()
             observed = [view for view in seen.servers if not view.ours]
             for view in observed:
-                with pytest.raises(FleetError, match=r"never touched|no server is called"):
+                with pytest.raises(FleetError, match=r"read-only|no server is called"):
                     fleet.stop(view.name)
         finally:
             fleet.close()
@@ -302,18 +302,18 @@ def test_the_consoles_verbs_its_end_and_the_demos_end_leave_strangers_alone(benc
     assert processes.alive(there)
 
 
-def test_who_merely_reads_a_servers_log_pipe_is_not_taken_for_it(bench, wait_until):
+def test_who_merely_reads_a_servers_output_is_not_taken_for_it(bench, wait_until):
     ready = bench.ready(bench.spec("--tick", "0.05"))
-    pipe = bench.file("server.pipe")
-    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.DEVNULL, start_new_session=True)
+    output = bench.file("server.output")
+    reader = subprocess.Popen(["tail", "-f", str(output)], stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        wait_until(lambda: str(pipe.resolve()) in (open_files(reader.pid) or ()), "the reader")
+        wait_until(lambda: str(output.resolve()) in (open_files(reader.pid) or ()), "the reader")
         bench.orphaned(ready)
         processes.send(ready.server, signal.SIGKILL)
         wait_until(lambda: not processes.alive(ready.server), "the server's death")
         assert bench.adopt() == ["one"]
         bench.wait(State.FAILED)
-        assert reader.wait(10) == 0, "it came to the end of the pipe, and no signal ended it"
+        assert reader.poll() is None, "no signal ended it"
         assert orphans.find(bench.root).found == ()
     finally:
         reader.kill()

@@ -9,36 +9,36 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fakes.terminal import Terminal
 from vllm_console.cli.main import main
-from vllm_console.fleet.details import Details, pack
 from vllm_launchers import keeper as keeper_package
-from vllm_launchers.keeper import client, codec, errors, processes, store
+from vllm_launchers.keeper import client, errors, folders, processes, wire
 from vllm_launchers.keeper.records import RECORD_VERSION, RestartMode, RestartPolicy, State
+from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.values import replace
 
 LAUNCH = """
 import json, os, sys
 from pathlib import Path
-from vllm_launchers.keeper import client, codec
+from vllm_launchers.keeper import client, wire
 from vllm_launchers.keeper.records import LaunchSpec
 root, name, spec, tuning = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
-client.launch(root, name, codec.from_plain(LaunchSpec, spec), tuning=tuning)
+client.launch(root, name, wire.from_plain(LaunchSpec, spec), tuning=tuning)
 if len(sys.argv) > 5:
     os.execv(sys.executable, [sys.executable, "-m", "vllm_console", "--state", str(root)])
 """
-TUNING = {"patience": {"interrupt": 1.0, "terminate": 1.5, "rest": 0.7, "kill": 5.0}, "probe_starting": 0.05,
+TUNING = {"stop_timeouts": {"interrupt": 1.0, "terminate": 1.5, "rest": 0.7, "kill": 5.0}, "probe_starting": 0.05,
           "probe_ready": 0.1}  # fmt: skip
 WAYS = ["killed", "hung up", "closed"]
 
 
 def launching(bench, name: str, spec, *more: str) -> list[str]:
-    return ["-c", LAUNCH, str(bench.root), name, json.dumps(codec.to_plain(spec)), json.dumps(TUNING), *more]
+    return ["-c", LAUNCH, str(bench.root), name, json.dumps(wire.to_plain(spec)), json.dumps(TUNING), *more]
 
 
 def answers(record) -> bool:
@@ -47,7 +47,7 @@ def answers(record) -> bool:
         return connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_consoles_and_terminals_go_and_their_servers_stay(bench, wait_until, tmp_path):
+def test_consoles_and_terminals_go_and_their_servers_stay(bench, wait_until, tmp_path):  # noqa: C901 (one scene)
     """Each console launched a server in its own terminal: killed, hung up, its terminal closed, its tmux killed."""
     details = pack(Details(preset="chatbot", model="m", engine=Engine(EngineKind.SIMULATED, ("x",), "1", "cpu", "x")))
     names = {way: way.replace(" ", "-") for way in WAYS}
@@ -104,13 +104,14 @@ def test_a_keeper_needs_nothing_of_what_started_it(bench, session_of, tmp_path):
     for folder in (run, cwd):
         folder.mkdir(parents=True)
     shutil.copytree(package / "keeper", site / "vllm_launchers" / "keeper", ignore=shutil.ignore_patterns("*.pyc"))
-    for name in ("__init__.py", "addresses.py", "private.py", "procfs.py", "secrets.py"):
+    names = ("__init__.py", "addresses.py", "listeners.py", "private.py", "procfs.py", "secrets.py", "values.py")
+    for name in names:
         shutil.copy(package / name, site / "vllm_launchers" / name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     quiet = tmp_path / "quiet"
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05)
     beside = (str(venv / "bin" / "python"), "-S", "-c", "import time; time.sleep(600)")
-    spec = bench.spec("--quiet-file", str(quiet), "--children", "1", restart=policy, companion=beside)
+    spec = bench.spec("--quiet-file", str(quiet), "--children", "1", restart=policy, sidecar=beside)
     environment = {**os.environ, "PYTHONPATH": str(site), "XDG_RUNTIME_DIR": str(run)}
     words = [str(venv / "bin" / "python"), *launching(bench, "one", spec)]
     subprocess.run(words, check=True, cwd=cwd, env=environment)
@@ -121,7 +122,7 @@ def test_a_keeper_needs_nothing_of_what_started_it(bench, session_of, tmp_path):
     assert not site.exists()
 
     quiet.touch()
-    assert "answer 503" in bench.wait(State.UNRESPONSIVE).reason
+    assert "HTTP 503" in bench.wait(State.UNRESPONSIVE).reason
     quiet.unlink()
     bench.wait(State.READY)
     processes.send(first.server, signal.SIGKILL)
@@ -137,15 +138,19 @@ def test_a_keeper_needs_nothing_of_what_started_it(bench, session_of, tmp_path):
     assert not session_of(second.server.pid)
     bench.until(lambda _: not client.keeper_alive(bench.root, "one"))
     notes = bench.file("keeper.log").read_text()
-    assert "fault" not in notes
+    assert "internal error" not in notes
     assert "Error" not in notes
-    assert "the companion cannot be started" in notes, "the one thing that was gone with its interpreter is said"
+    assert "can't start the sidecar" in notes, "the one thing that was gone with its interpreter is said"
 
 
 def older(record, *, first_version: bool) -> bytes:
     """A record as earlier versions wrote it: without the fields that came since."""
-    raw = json.loads(codec.dumps(record))
-    del raw["owed"], raw["inherited"]
+    raw = json.loads(wire.dumps(record)) | {"version": 1}
+    raw["companion"], raw["then"] = raw.pop("sidecar"), raw.pop("next_spec")
+    del raw["start_pending"], raw["inherited"]
+    for one in raw["generations"]:
+        one["spec"]["companion"] = one["spec"].pop("sidecar")
+        one["spec"]["restart"]["hopeless"] = one["spec"]["restart"].pop("not_retryable")
     if first_version:
         del raw["then"], raw["unwritten"]
         for one in raw["generations"]:
@@ -173,7 +178,7 @@ def test_a_record_of_a_newer_version_is_refused_in_a_sentence_and_its_server_goe
     ready = bench.ready(bench.spec())
     if not keeper_lives:
         bench.orphaned(ready)
-    raw = json.loads(codec.dumps(ready)) | {"version": RECORD_VERSION + 1, "server": {"kind": "unheard of"}}
+    raw = json.loads(wire.dumps(ready)) | {"version": RECORD_VERSION + 1, "server": {"kind": "unheard of"}}
     newer = json.dumps(raw).encode()
     bench.file("record.json").write_bytes(newer)
     told = "newer vllm-console .* update vllm-console"
@@ -198,7 +203,7 @@ def test_a_record_of_a_newer_version_is_refused_in_a_sentence_and_its_server_goe
     assert processes.alive(ready.server)
     assert answers(ready)
 
-    store.write_record(client.folder(bench.root, "one"), ready)  # as the newer console would find it
+    folders.write_record(client.folder(bench.root, "one"), ready)  # as the newer console would find it
     assert bench.stopped().exit.requested
 
 

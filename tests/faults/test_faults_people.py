@@ -17,10 +17,8 @@ from typing import Any
 
 import pytest
 
+from vllm_launchers.host.board import Announced, BoardPage, Claim, change_page, dump, read_board, utc
 from vllm_launchers.keeper import processes
-from vllm_launchers.machine.board.model import Announced, Claim, Page, dump, utc
-from vllm_launchers.machine.board.read import read_board
-from vllm_launchers.machine.board.write import change_page
 
 FAKES = Path(__file__).parents[1] / "fakes"
 NOBODY = 65534
@@ -107,16 +105,17 @@ def test_others_servers_are_shown_with_what_can_be_read_and_every_verb_is_refuse
     dark = found[titled.pid]
     assert (dark["owner"], dark["port"], dark["model"], dark["metrics"]) == ("nobody", None, None, None)
     table = program("list").stdout
-    assert "started by nobody, not by this console: shown, never touched" in table
-    row = next(line for line in table.splitlines() if line.startswith(f"vllm@pid-{titled.pid}"))
-    assert "–" in row
+    rows = {line.split()[0]: line for line in table.splitlines() if line.startswith("vllm@")}
+    assert [rows[found[one.pid]["name"]].split()[1] for one in theirs] == ["nobody"] * 2
+    row = rows[f"vllm@pid-{titled.pid}"]
+    assert "running (not probed)" in row
     verbs = (["stop"], ["restart"], ["restart", "--preset", "batch"], ["remove"], ["load"])
     names = (f"vllm@{port}", f"vllm@pid-{titled.pid}")
     lines = [[words[0], name, *words[1:]] for name in names for words in verbs]
     lines += [["load", f"http://localhost:{port}"], ["load", f"http://127.0.0.1:{port}/v1"]]
     for line, refused in zip(lines, program.each(tmp_path / "watched", lines), strict=True):
         assert refused["code"] == 4, (line, refused)
-        assert "by nobody, not by" in refused["err"] or "is a server of nobody" in refused["err"]
+        assert "by nobody outside this console" in refused["err"] or "is a server of nobody" in refused["err"]
     assert (tmp_path / "watched").read_text() == "", "no signal, no process"
     assert all(processes.alive(process) for process in before)
     assert set((tmp_path / "requests").read_text().splitlines()) <= {"GET /metrics"}
@@ -179,7 +178,7 @@ def test_a_hostile_board_says_nothing_in_another_persons_name(tmp_path):
         assert f"{name}.json" in told, name
     assert "2009" not in told, "what expired is none, and no fault"
     assert "belongs to uid 2002" in told
-    assert "anna.json is nobody's page" in told
+    assert "anna.json is not a valid board page" in told
 
 
 @as_root
@@ -187,7 +186,7 @@ def test_what_another_person_claims_is_refused_with_who_and_till_when(program, t
     board, now = tmp_path / "board", time.time()
     # Claims are shown by their second: theirs is surely the earlier one.
     since, until = now - 60, now + 7200
-    page_of(board, NOBODY, dump(Page((Claim((2,), since, until, "training"),))))
+    page_of(board, NOBODY, dump(BoardPage((Claim((2,), since, until, "training"),))))
     till = time.strftime("%H:%M", time.localtime(int(until)))
     host = ["--host", "4xa6000"]
     lines = [
@@ -211,7 +210,7 @@ def test_what_another_person_claims_is_refused_with_who_and_till_when(program, t
     assert four["code"] == 1
     assert "by nobody: training" in four["err"]
     assert "gpu_claimed" in {finding["code"] for finding in json.loads(plan["out"])["findings"]}
-    assert (board / f"{NOBODY}.json").read_bytes() == dump(Page((Claim((2,), since, until, "training"),)))
+    assert (board / f"{NOBODY}.json").read_bytes() == dump(BoardPage((Claim((2,), since, until, "training"),)))
     released = program("release")
     assert released.returncode == 0
     assert not (board / "0.json").exists(), "an empty page is taken down"
@@ -238,14 +237,14 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_page_and_two_writers_lose_
     dice, now = random.Random(SEED), time.time()
     uid = os.getuid()
     me = Claim((0,), float(int(now)), float(int(now)) + 3600, "first")
-    change_page(tmp_path, lambda page: Page((me,)), now)
+    change_page(tmp_path, lambda page: BoardPage((me,)), now)
     kills = 0
     for _ in range(15):
         child = os.fork()
         if child == 0:
             while True:
                 text = "x" * dice.randrange(200)
-                change_page(tmp_path, lambda page, text=text: Page((me, Claim((1,), now, now + 60, text))), now)
+                change_page(tmp_path, lambda page, text=text: BoardPage((me, Claim((1,), now, now + 60, text))), now)
         time.sleep(dice.uniform(0.002, 0.03))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -259,7 +258,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_page_and_two_writers_lose_
         child = os.fork()
         if child == 0:
             new = Claim((number,), now, now + 60)
-            change_page(tmp_path, lambda page, new=new: Page((*page.claims, new)), now)
+            change_page(tmp_path, lambda page, new=new: BoardPage((*page.claims, new)), now)
             os._exit(0)
         children.append(child)
     assert all(os.waitpid(child, 0)[1] == 0 for child in children)
@@ -278,7 +277,7 @@ def test_a_server_stands_on_the_board_only_while_its_process_lives(tmp_path):
     found = processes.identity_of(processes.table()[sleeper.pid])
     real = Announced("chat", "chatbot", "tiny", "", (0,), 8000, float(int(now)), found.pid, found.start_time)
     reused = Announced("old", "chatbot", "tiny", "", (1,), 8001, float(int(now)), found.pid, found.start_time - 1)
-    (tmp_path / f"{uid}.json").write_bytes(dump(Page((), (real, reused))))
+    (tmp_path / f"{uid}.json").write_bytes(dump(BoardPage((), (real, reused))))
     assert [one.name for one in read_board(tmp_path, now).servers] == ["chat"]
     sleeper.kill()
     sleeper.wait()

@@ -22,14 +22,14 @@ from pathlib import Path
 import pytest
 
 from vllm_console.cli.main import CHANGING, COMMANDS
-from vllm_console.fleet.api import Fleet, RefusedError
-from vllm_console.fleet.details import Details, pack
-from vllm_console.fleet.model import Changes, LaunchRequest, Workload
-from vllm_console.fleet.service import LocalFleet
-from vllm_console.ui.actions import actions
-from vllm_launchers.keeper import client, processes, store
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.snapshot import Changes, LaunchRequest, Workload
+from vllm_console.fleet.verbs import Fleet, RefusedError
+from vllm_console.ui.actions import SCREENS, actions
+from vllm_launchers.keeper import client, folders, processes
 from vllm_launchers.keeper.records import LaunchSpec, State
-from vllm_launchers.machine.engines import simulated_engine
+from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.vllm.engines import simulated_engine
 
 FAKES = Path(__file__).parents[1] / "fakes"
 WORK = Workload(input_tokens_p95=1500, output_tokens_p95=400, prefix_reuse=0.6, concurrency=64)
@@ -37,41 +37,56 @@ WORK = Workload(input_tokens_p95=1500, output_tokens_p95=400, prefix_reuse=0.6, 
 READING = {
     "presets": [], "plan": ["chatbot", "--engine", "simulated"], "list": [], "status": ["ordered"],
     "check": ["ordered", "--allow-idle"], "watch": [], "export": ["prometheus"], "logs": ["ordered"], "runs": [],
+    "replay": ["gone"],
     "compare": ["ordered"], "metrics": ["URL"], "diagnose": ["LOG"], "host": [], "topology": [],
-    "gpus": ["--free", "1", "--host", "4xa6000"], "engines": [], "board": [], "doctor": [], "leftovers": [],
+    "gpus": ["--free", "1", "--host", "4xa6000"], "engines": [], "models": [], "board": [],
+    "doctor": [], "leftovers": [], "web": ["--port", "70000"],
 }  # fmt: skip
 """Commands that change nothing, with words for them. A new command stands here, or is refused."""
 
 REFUSED = {
     "start": ["chatbot", "--engine", "simulated"], "restart": ["ordered", "--set", "max-num-seqs=8"],
     "stop": ["ordered"], "remove": ["gone"], "load": ["URL", "--duration", "1"], "claim": ["0", "--until", "2h"],
-    "release": [], "demo": ["--picture", "x.svg", "--after", "1"],
+    "sleep": ["ordered"], "wake": ["ordered"], "release": [], "demo": ["--picture", "x.svg", "--after", "1"],
 }  # fmt: skip
 
 READING_VERBS = {
-    "snapshot", "presets", "engines", "flags", "seen_workload", "plan", "runs", "compare", "board", "close",
-    "leftovers", "last_change", "judge_past",
+    "snapshot", "presets", "used_presets",
+    "engines", "models", "flags", "seen_workload", "plan", "runs", "compare", "board", "close",
+    "leftovers", "last_change", "compare_again", "judge_past", "listener", "replay", "removed_at",
+    "stop_judging",
 }  # fmt: skip
 REFUSED_VERBS = {
     "suggest": ("ordered", WORK), "plan_restart": ("ordered", Changes()),
     "start": (LaunchRequest("chatbot", engine="simulated"),), "restart": ("ordered", Changes()),
-    "switch": ("ordered", "batch"), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
+    "judged_plan": (LaunchRequest("chatbot", engine="simulated"),), "start_beside": ("ordered", Changes()),
+    "compare_answers": ("ordered", "orphan"),
+    "switch": ("ordered", "batch"), "cancel_restart": ("ordered",), "sleep": ("ordered",), "wake": ("ordered",),
+    "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
     "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
 }  # fmt: skip
 
 READING_ACTIONS = {
-    "why", "open_log", "describe", "compare", "filter", "copy_command", "cursor_down", "cursor_up", "cursor_first",
+    "findings", "open_log", "describe", "compare", "filter", "copy_command", "cursor_down", "cursor_up", "cursor_first",
     "cursor_last", "pane_1", "pane_2", "pane_3", "pane_4", "pane_5", "pane_6", "describe_gpus", "next_pane",
-    "previous_pane", "clear", "pause", "refresh_faster", "refresh_slower", "commands", "help", "quit",
+    "previous_pane", "next_layout", "messages", "sort", "range_shorter", "range_longer", "time_back", "time_forward",
+    "time_page_back", "time_page_forward", "marker_back", "marker_forward", "time_first", "time_live", "log_scale",
+    "clear", "pause", "refresh_faster", "refresh_slower", "commands", "help", "quit",
+    "gpu_charts_next", "gpu_charts_previous", "gpu_history", "next_theme", "picture", "replay",
 }  # fmt: skip
+
+CHANGING_KEYS = {"findings": {"findings_stage"}, "compare": {"compare_revert"}, "help": set(), "describe": set()}
+"""Keys of screens that a read-only console opens too."""
 
 KEYS = {
     "tab": "\t", "shift+tab": "\x1b[Z", "escape": "\x1b", "enter": "\r", "space": " ", "backspace": "\x7f",
     "delete": "\x1b[3~", "up": "\x1b[A", "down": "\x1b[B", "right": "\x1b[C", "left": "\x1b[D", "home": "\x1b[H",
     "end": "\x1b[F", "pageup": "\x1b[5~", "pagedown": "\x1b[6~", "f1": "\x1bOP", "shift+up": "\x1b[1;2A",
     "shift+down": "\x1b[1;2B", "slash": "/", "question_mark": "?", "colon": ":", "plus": "+", "equals_sign": "=",
+    "asterisk": "*", "insert": "\x1b[2~",
     "minus": "-", "left_square_bracket": "[", "right_square_bracket": "]", "left_curly_bracket": "{",
-    "right_curly_bracket": "}", "less_than_sign": "<", "greater_than_sign": ">",
+    "right_curly_bracket": "}", "less_than_sign": "<", "greater_than_sign": ">", "left_parenthesis": "(",
+    "right_parenthesis": ")", "shift+left": "\x1b[1;2D", "shift+right": "\x1b[1;2C", "comma": ",", "full_stop": ".",
 }  # fmt: skip
 
 
@@ -154,7 +169,7 @@ def box(bench, tmp_path, port, monkeypatch):
     bench.stopped("gone")
     for name in ("orphan", "ordered"):
         bench.orphaned(bench.read(name))
-    lock = store.take_lock(client.folder(bench.root, "ordered"), 5)
+    lock = folders.take_lock(client.folder(bench.root, "ordered"), 5)
     assert lock is not None
     listener = _keeper_that_writes_down(client.folder(bench.root, "ordered") / "keeper.sock", box.orders)
     words = [sys.executable, str(script), "serve", "tiny", "--port", str(port)]
@@ -262,11 +277,11 @@ def test_an_administrators_file_counts_only_when_nobody_else_could_have_written_
 
     admin.chmod(0o666)
     answer = told(["list"])
-    assert "is left aside" in str(answer["err"])
-    assert "can be written by others" in str(answer["err"])
+    assert "is ignored" in str(answer["err"])
+    assert "is writable by users other than root" in str(answer["err"])
     admin.chmod(0o644)
     admin.parent.chmod(0o777)
-    assert "is left aside" in str(told(["list"])["err"])
+    assert "is ignored" in str(told(["list"])["err"])
     admin.parent.chmod(0o755)
     admin.write_text("read_onyl = true\n")
     answer = told(["list"])
@@ -278,7 +293,7 @@ def test_every_verb_of_the_fleet_is_refused_or_only_reads(box, tmp_path):
     verbs = {name for name, value in vars(Fleet).items() if callable(value) and not name.startswith("_")}
     assert verbs == READING_VERBS | REFUSED_VERBS.keys()
     before = box.tree()
-    fleet = LocalFleet(box.root, read_only=True, read_only_by="a test", board=str(tmp_path / "board"), charts=True)
+    fleet = LocalFleet(box.root, read_only=True, read_only_by="a test", board=str(tmp_path / "board"), interactive=True)
     try:
         for name, words in REFUSED_VERBS.items():
             with pytest.raises(RefusedError, match="read-only") as refused:
@@ -301,7 +316,10 @@ def test_every_verb_of_the_fleet_is_refused_or_only_reads(box, tmp_path):
 def test_no_action_is_forgotten():
     reachable = [action for action in actions() if action.scope in ("app", "operations")]
     assert {action.id for action in reachable if not action.changes} == READING_ACTIONS
-    assert {action.scope for action in actions()} == {"app", "operations", "launch", "flags", "log"}
+    elsewhere = [action for action in actions() if action.scope not in ("app", "operations")]
+    assert {action.scope for action in elsewhere} == set(SCREENS)
+    for scope, changing in CHANGING_KEYS.items():
+        assert {action.id for action in elsewhere if action.scope == scope and action.changes} == changing, scope
 
 
 @pytest.mark.terminal
@@ -314,7 +332,7 @@ def test_a_console_in_which_every_key_is_pressed_changes_nothing(box, tmp_path, 
     terminal = terminal_module.Terminal(words, 120, 40, env)
     try:
         terminal.wait_for("ordered")
-        terminal.wait_for("read-only (--read-only): nothing can be changed from here")
+        terminal.wait_for("read-only (--read-only): nothing can be changed here")
         terminal.press("j")  # to one that has nothing to say itself
         terminal.wait_for("a keeper died")
         for key in keys:

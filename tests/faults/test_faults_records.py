@@ -19,18 +19,17 @@ import pytest
 
 from fakes import tracing
 from fakes.tracing import DONE, TOLD, strike
-from vllm_console.alerts.log import FindingsLog
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.turns import turn
-from vllm_console.telemetry.history import Reader, Writer
-from vllm_console.telemetry.ledger import Ledger as Runs
-from vllm_console.telemetry.ledger import RunHead
-from vllm_console.telemetry.ledger_file import LedgerError
-from vllm_console.telemetry.model import Sample
-from vllm_launchers.keeper import client, codec, errors, processes, store
-from vllm_launchers.keeper.ledger import Ledger, Notes
+from vllm_console.alerts.notifier import FindingsLog
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.history.store import Reader, Writer
+from vllm_console.metrics.sample import Sample
+from vllm_console.runs.store import RunHead, RunStoreError
+from vllm_console.runs.store import RunStore as Runs
+from vllm_launchers.keeper import client, errors, folders, processes, wire
+from vllm_launchers.keeper.record_writer import Notes, RecordWriter
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
-from vllm_launchers.machine.reports import ReportBook
+from vllm_launchers.launch.launcher import launch_lock
+from vllm_launchers.vllm.startup_reports import StartupReportStore
 
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 MOST_STEPS = 1000
@@ -52,7 +51,7 @@ def a_record() -> ServerRecord:
 
 def change_record(folder: Path) -> int:
     try:
-        Ledger(folder, a_record(), Notes(folder)).change(insist=True, reason="new")
+        RecordWriter(folder, a_record(), Notes(folder)).change(insist=True, reason="new")
     except errors.UnwrittenError:
         return TOLD
     return DONE
@@ -65,7 +64,7 @@ def head(generation: int) -> RunHead:
 def enter_run(folder: Path) -> int:
     try:
         Runs(folder / "runs.sqlite").enter([head(2), head(3)])
-    except LedgerError:
+    except RunStoreError:
         return TOLD
     return DONE
 
@@ -90,7 +89,7 @@ def history_of(folder: Path) -> list[float]:
 
 
 def remember(folder: Path, engine: str = "new") -> int:
-    book = ReportBook(folder / "reports.json")
+    book = StartupReportStore(folder / "reports.json")
     if book.remember("m", "gpu", engine, {}, reported={"gib": 1.0}, predicted={}):
         return DONE
     assert book.problem
@@ -98,7 +97,7 @@ def remember(folder: Path, engine: str = "new") -> int:
 
 
 def reports_of(folder: Path) -> list[str]:
-    book = ReportBook(folder / "reports.json")
+    book = StartupReportStore(folder / "reports.json")
     found = [entry.engine for entry in book.entries()]
     assert not book.problem
     return found
@@ -117,7 +116,7 @@ def findings_of(folder: Path) -> list[str]:
 
 def launch_turn(folder: Path) -> int:
     try:
-        with turn(folder, patience=0.0):
+        with launch_lock(folder, timeout=0.0):
             (folder / "claimed").write_bytes(b"new")
     except (FleetError, OSError):
         return TOLD
@@ -125,12 +124,14 @@ def launch_turn(folder: Path) -> int:
 
 
 def turns_of(folder: Path) -> str:
-    with turn(folder, patience=0.0):  # whoever was killed in the middle does not keep others out
+    with launch_lock(folder, timeout=0.0):  # whoever was killed in the middle does not keep others out
         return "free"
 
 
 KEPT = {
-    "record": Kept(lambda f: store.write_record(f, a_record()), change_record, lambda f: store.read_record(f).reason),
+    "record": Kept(
+        lambda f: folders.write_record(f, a_record()), change_record, lambda f: folders.read_record(f).reason
+    ),
     "runs": Kept(lambda f: Runs(f / "runs.sqlite").enter([head(1)]), enter_run, runs_of),
     "history": Kept(lambda f: record_history(f, 1.0), record_history, history_of),
     "reports": Kept(lambda f: remember(f, "old"), remember, reports_of),
@@ -200,13 +201,13 @@ def fresh(tmp_path: Path) -> Path:
 
 CONSOLE = """
 import json, random, sys, time
-from dataclasses import replace
+from vllm_launchers.values import replace
 from pathlib import Path
-from vllm_launchers.keeper import client, codec, errors
+from vllm_launchers.keeper import client, wire, errors
 from vllm_launchers.keeper.records import LaunchSpec
 
 root, seed, turns = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-spec, tuning = codec.from_plain(LaunchSpec, json.loads(sys.argv[4])), json.loads(sys.argv[5])
+spec, tuning = wire.from_plain(LaunchSpec, json.loads(sys.argv[4])), json.loads(sys.argv[5])
 rng, told = random.Random(seed), []
 for number in range(turns):
     mine = replace(spec, details={"by": f"{seed}.{number}"})
@@ -250,8 +251,11 @@ def leaders(port: int) -> list[processes.ProcessIdentity]:
 
 def test_consoles_that_act_on_one_server_at_once(bench, port):
     """Launch, restart, stop, remove, adopt, and SIGKILL of its keeper; seeded."""
-    spec, tuning = bench.spec(port=port), {"patience": {"interrupt": 0.5, "terminate": 0.5, "rest": 0.3, "kill": 5.0}}
-    words = [json.dumps(codec.to_plain(spec)), json.dumps({**tuning, "probe_starting": 0.05, "probe_ready": 0.1})]
+    spec, tuning = (
+        bench.spec(port=port),
+        {"stop_timeouts": {"interrupt": 0.5, "terminate": 0.5, "rest": 0.3, "kill": 5.0}},
+    )
+    words = [json.dumps(wire.to_plain(spec)), json.dumps({**tuning, "probe_starting": 0.05, "probe_ready": 0.1})]
     consoles = [
         subprocess.Popen(
             [sys.executable, "-c", CONSOLE, str(bench.root), str(SEED + number), str(TURNS), *words],

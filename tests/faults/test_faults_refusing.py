@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import shutil
 import signal
@@ -15,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import vllm_launchers.keeper as keeper_package
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.model import Changes
-from vllm_console.fleet.service import LocalFleet
-from vllm_launchers.keeper import client, codec, errors, processes, store, wire
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.snapshot import Changes
+from vllm_console.fleet.verbs import FleetError
+from vllm_launchers.keeper import client, errors, folders, processes, wire
 from vllm_launchers.keeper.records import State
 
 FAILING = Path(__file__).parents[1] / "fakes" / "failing.c"
@@ -62,11 +63,11 @@ def test_a_keeper_that_may_write_nothing_any_more_goes_on_and_catches_up(bench, 
         assert said in silent.unwritten, "the fault, and whose it is"
         assert str(bench.file("record.json", name)) in silent.unwritten
         assert bench.file("record.json", name).read_bytes() == before[name][0], "the old one, whole"
-        assert store.lags(client.folder(bench.root, name))
+        assert folders.is_stale(client.folder(bench.root, name))
         with pytest.raises(errors.UnwrittenError, match=said):
             bench.restart(bench.spec(), name)
         assert processes.alive(ready[name].server), "refused before anything was stopped"
-        told = bench.until(lambda record: "its log cannot be written" in record.reason or record.unwritten, name)
+        told = bench.until(lambda record: "log not writable" in record.reason or record.unwritten, name)
         assert told.unwritten
     for name in faults:
         quiet[name].unlink()
@@ -88,7 +89,7 @@ def test_a_full_log_folder_loses_lines_says_how_many_and_stops_nothing(bench, di
     ready = bench.ready(bench.spec("--tick", "0.02"))
     disk.fill(ready.keeper)
     log = bench.file("server.log")
-    told = bench.until(lambda record: "its log cannot be written" in record.reason)
+    told = bench.until(lambda record: "log not writable" in record.reason)
     assert disk.error in told.reason
     full = log.read_bytes()
     assert processes.alive(ready.server)
@@ -98,7 +99,9 @@ def test_a_full_log_folder_loses_lines_says_how_many_and_stops_nothing(bench, di
     assert log.read_bytes().startswith(full), "nothing of what was there went"
     gone = next(line for line in bench.log().splitlines() if line.startswith("[keeper]"))
     assert int(gone.split()[1]) > 0
-    bench.until(lambda record: "bytes of its log were lost" in record.reason and not record.unwritten)
+    bench.until(
+        lambda record: re.fullmatch(r"log writable again; \d+ bytes were lost", record.reason) and not record.unwritten
+    )
 
 
 def test_keepers_without_descriptors_end_nothing_and_take_up_all_of_their_work_again(bench):
@@ -107,10 +110,10 @@ def test_keepers_without_descriptors_end_nothing_and_take_up_all_of_their_work_a
     One keeper started its server, the other has adopted it.
     """
     ready = {"one": bench.ready(bench.spec("--tick", "0.0005", log_bytes=4096, log_files=3))}
-    companion = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
-    bench.orphaned(bench.ready(bench.spec(companion=companion), "two"))
+    sidecar = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    bench.orphaned(bench.ready(bench.spec(sidecar=sidecar), "two"))
     bench.adopt()
-    ready["two"] = bench.until(lambda record: record.state is State.READY and record.companion, "two")
+    ready["two"] = bench.until(lambda record: record.state is State.READY and record.sidecar, "two")
     bench.until(lambda _: bench.file("server.log.2").exists())
     limits = {one.keeper.pid: resource.prlimit(one.keeper.pid, resource.RLIMIT_NOFILE) for one in ready.values()}
     for pid, (_, most) in limits.items():
@@ -129,11 +132,11 @@ def test_keepers_without_descriptors_end_nothing_and_take_up_all_of_their_work_a
     for name, before in ready.items():
         wire.ask(client.folder(bench.root, name), {"do": "read"}, 10.0)
         after = bench.wait(State.READY, name)
-        assert (after.server, after.companion) == (before.server, before.companion), "nothing was taken for dead"
+        assert (after.server, after.sidecar) == (before.server, before.sidecar), "nothing was taken for dead"
         assert processes.alive(after.server)
         assert "sent SIG" not in bench.file("keeper.log", name).read_text()
         bench.stopped(name)
-    assert not processes.alive(ready["two"].companion)
+    assert not processes.alive(ready["two"].sidecar)
     ticks = [int(line.split()[1]) for line in bench.log().splitlines() if line.startswith("tick")]
     assert ticks == list(range(ticks[0], ticks[-1] + 1)), "no line is missing"
 
@@ -142,7 +145,7 @@ def test_what_a_keeper_cannot_understand_is_answered_and_hurts_nothing(bench):
     """A request of the right user that no console of ours would send: no console waits for an answer in vain."""
     ready = bench.ready(bench.spec())
     home = client.folder(bench.root, "one")
-    spec = codec.to_plain(ready.current.spec)
+    spec = wire.to_plain(ready.current.spec)
     for request in (
         {"do": "restart", "spec": spec, "secrets": [1]},
         {"do": "restart", "spec": spec | {"drain_seconds": 10**400}},
@@ -152,7 +155,7 @@ def test_what_a_keeper_cannot_understand_is_answered_and_hurts_nothing(bench):
         answer = wire.ask(home, request, 5.0)
         assert answer["message"], request
         assert (bench.read().state, bench.read().server) == (State.READY, ready.server), request
-    assert "fault in the keeper" in bench.file("keeper.log").read_text()
+    assert "internal error in the keeper" in bench.file("keeper.log").read_text()
     bench.stopped()
 
 
@@ -162,7 +165,7 @@ def test_a_stopped_keeper_is_said_in_bounded_time_and_hurts_nobody_else(bench, m
     ready, other = bench.ready(bench.spec()), bench.ready(bench.spec(), "two")
     processes.send(ready.keeper, signal.SIGSTOP)
     bench.until(lambda _: processes.is_stopped(ready.keeper))
-    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
     try:
         for act in (
             lambda: fleet.stop("one"),
@@ -170,8 +173,8 @@ def test_a_stopped_keeper_is_said_in_bounded_time_and_hurts_nobody_else(bench, m
         ):
             with pytest.raises((FleetError, errors.SilentError), match=f"kill -CONT {ready.keeper.pid}") as refused:
                 act()
-            assert "was stopped by a signal" in str(refused.value)
-        with pytest.raises(FleetError, match="held by its keeper; stop it first"):
+            assert "is stopped by a signal" in str(refused.value)
+        with pytest.raises(FleetError, match="has not ended yet: stop it first"):
             fleet.forget("one")
         assert client.adopt_orphans(bench.root) == [], "it lives: nobody takes its server over"
         looks = [threading.Thread(target=fleet.snapshot, args=("one",), daemon=True) for _ in range(3)]
@@ -192,7 +195,9 @@ def test_a_stopped_keeper_is_said_in_bounded_time_and_hurts_nobody_else(bench, m
     again = bench.wait(State.READY, generation=2)
     assert again.keeper == ready.keeper
     notes = bench.file("keeper.log").read_text()
-    assert notes.count("stop asked") == 1, "what it was asked while it was stopped, and nobody waits for, is not done"
+    assert notes.count("stop requested") == 1, (
+        "what it was asked while it was stopped, and nobody waits for, is not done"
+    )
 
 
 def test_a_stopped_keeper_whose_record_lags_is_shown_as_old(bench, disk, monkeypatch, tmp_path):
@@ -205,7 +210,7 @@ def test_a_stopped_keeper_whose_record_lags_is_shown_as_old(bench, disk, monkeyp
     processes.send(ready.keeper, signal.SIGSTOP)
     try:
         seen = client.read(bench.root, "one")
-        assert (seen.state, seen.reason) == (State.READY, client.OLD)
+        assert (seen.state, seen.reason) == (State.READY, client.STALE)
         assert client.list_records(bench.root) == ([seen], [])
     finally:
         processes.send(ready.keeper, signal.SIGCONT)
@@ -217,14 +222,15 @@ import json, sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
 import vllm_launchers.keeper.__main__
-from vllm_launchers.keeper import prober
-posted = []
-asker = prober.Prober(posted.append)
-asker.aim(prober.Target(1, "127.0.0.1", int(sys.argv[2]), 60.0, tls=True))
+from vllm_launchers.keeper import health
+from vllm_launchers.listeners import Owner
+posted, me = [], Owner.of(__import__("os").getpid())
+asker = health.Prober(posted.append)
+asker.aim(health.ProbeTarget(1, me, "127.0.0.1", int(sys.argv[2]), 60.0, tls=True))
 asker.aim(None)
 late = []
 sys.addaudithook(lambda event, words: late.append(words[0]) if event == "import" else None)
-said = [prober.probe(host, int(sys.argv[2]), 1.0, tls=tls) for host in ("127.0.0.1", "localhost") for tls in (0, 1)]
+said = [health.probe(me, host, int(sys.argv[2]), 1.0, tls=tls) for host in ("127.0.0.1", "localhost") for tls in (0, 1)]
 print(json.dumps([late, said]))
 """
 
@@ -246,7 +252,7 @@ def test_two_consoles_that_act_on_one_server_at_once_are_told_what_became_of_it(
     outcomes: list[tuple[str, str]] = []
 
     def request():
-        from vllm_console.fleet.model import LaunchRequest
+        from vllm_console.fleet.snapshot import LaunchRequest
 
         return LaunchRequest("chatbot", engine="simulated", name="one")
 
@@ -269,13 +275,18 @@ def test_two_consoles_that_act_on_one_server_at_once_are_told_what_became_of_it(
 
     def settled():
         return bench.until(
-            lambda record: record.state in (State.READY, State.STOPPED) and record.then is None and not record.owed
+            lambda record: (
+                record.state in (State.READY, State.STOPPED)
+                and record.next_spec is None
+                and not record.start_pending
+                and not (record.preparation is not None and record.preparation.step.under_way)
+            )
         )
 
     try:
         both(("start", lambda: fleets[0].start(request())), ("start", lambda: fleets[1].start(request())))
         assert sorted(bool(text) for _, text in outcomes) == [False, True], outcomes
-        assert "one is there already" in max(text for _, text in outcomes)
+        assert "one already exists" in max(text for _, text in outcomes)
         first = settled()
         assert first.current.number == 1
         both(

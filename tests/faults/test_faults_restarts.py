@@ -1,29 +1,31 @@
-"""A restart policy that is wise: hopeless failures by the log that shows them, and crash loops under dying keepers."""
+"""Restart policy: failures that are not retryable, by their log, and crash loops under dying keepers."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
-from vllm_console.diagnosis.hopeless import HOPELESS
+from vllm_console.diagnosis.failure.diagnose import NOT_RETRYABLE
 from vllm_launchers.keeper import client, errors
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
+from vllm_launchers.values import replace
 
 CODE = "import sys; sys.stderr.write(sys.argv[1].replace('|', chr(10)) + chr(10)); sys.exit(int(sys.argv[2]))"
 LOGS = {
     "flag": ("vllm: error: unrecognized arguments: --max-seqs", 2, "does not know the flag"),
-    "value": ("vllm serve: error: argument --dtype: invalid choice: 'fp4' (choose from 'auto')", 2, "take this value"),
-    "usage": ("usage: engine [-h]", 2, "does not understand its command line"),
+    "value": ("vllm serve: error: argument --dtype: invalid choice: 'fp4' (choose from 'auto')", 2,
+              "does not accept this flag value"),
+    "usage": ("usage: engine [-h]", 2, "rejects its command line"),
     "kv-cache": ("(EngineCore pid=7) ValueError: To serve at least one request with the models's max seq len (40960), "
-                 "4.38 GiB KV cache is needed", 1, "cannot hold even one request"),
+                 "4.38 GiB KV cache is needed", 1, "can't hold even one request"),
     "weights": ("ValueError: No available memory for the cache blocks.", 1, "no memory for the KV cache"),
-    "model": ("OSError: a/b is not a local folder and is not a valid model identifier listed on the hub", 1, "model"),
+    "model": ("OSError: a/b is not a local folder and is not a valid model identifier listed on the hub", 1,
+              "Model not found"),
     "gated": ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", 1, "gated"),
-    "split": ("AssertionError: 28 is not divisible by 3", 1, "cannot be split"),
+    "split": ("AssertionError: 28 is not divisible by 3", 1, "can't be split over this many GPUs"),
 }  # fmt: skip
 MAY_PASS = {
     "memory": ("ValueError: Free memory on device cuda:0 (3/48 GiB) is less than desired GPU memory utilization (0.9, "
@@ -37,14 +39,14 @@ MAY_PASS = {
 
 def test_what_cannot_be_mended_is_not_tried_again_and_what_may_pass_is(bench):
     """Every kind that is known, under real keepers, side by side."""
-    policy = RestartPolicy(RestartMode.ON_FAILURE, limit=2, backoff_seconds=0.05, hopeless=HOPELESS)
+    policy = RestartPolicy(RestartMode.ON_FAILURE, limit=2, backoff_seconds=0.05, not_retryable=NOT_RETRYABLE)
     for name, (log, code, *_) in (LOGS | MAY_PASS).items():
         argv = (sys.executable, "-S", "-c", CODE, log, str(code))
         bench.launch(replace(bench.spec(), argv=argv, restart=policy), name)
     for name, (_, _, why) in LOGS.items():
         failed = bench.until(lambda record: record.state is State.FAILED and record.next_attempt_at is None, name)
         assert failed.attempt == 0, name
-        assert "not started again, since that would fail the same way" in failed.reason, name
+        assert "not restarted, because it would fail the same way" in failed.reason, name
         assert why in failed.reason, name
     for name in MAY_PASS:
         failed = bench.until(lambda record: record.state is State.FAILED and record.next_attempt_at is None, name)

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from fakes import key_presses as keys
-from vllm_console.fleet.service import LocalFleet
-from vllm_console.telemetry import history
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.history import store
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import State
 
@@ -78,9 +78,9 @@ def test_a_server_is_stopped_while_a_look_hangs_on_another(bench, monkeypatch):
     """The disk stalls under one server's history; the key that stops another must not wait for that."""
     for name in ("one", "two"):
         bench.ready(bench.spec(), name)
-    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
     assert [server.state for server in fleet.snapshot().servers] == [State.READY] * 2
-    let_go, met, connected = threading.Event(), threading.Event(), history.Reader._connected
+    let_go, met, connected = threading.Event(), threading.Event(), store.HistoryFile._connected
 
     def stall(reader):
         if reader.path.parent.name == "two":
@@ -88,7 +88,7 @@ def test_a_server_is_stopped_while_a_look_hangs_on_another(bench, monkeypatch):
             let_go.wait(60)
         return connected(reader)
 
-    monkeypatch.setattr(history.Reader, "_connected", stall)
+    monkeypatch.setattr(store.HistoryFile, "_connected", stall)
     look = threading.Thread(target=fleet.snapshot)
     look.start()
     try:
@@ -105,7 +105,7 @@ def test_a_server_is_stopped_while_a_look_hangs_on_another(bench, monkeypatch):
 def test_verbs_and_looks_in_several_threads_get_in_each_others_way_nowhere(bench):
     for name in ("one", "two"):
         bench.ready(bench.spec(), name)
-    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
     over, faults = threading.Event(), []
 
     def look():
@@ -142,7 +142,7 @@ def test_a_pipe_in_place_of_a_file_holds_nobody_up(bench, file):
     path = bench.file(file, "two")
     path.unlink(missing_ok=True)
     os.mkfifo(path, 0o600)
-    fleet = LocalFleet(bench.root, observe=False, charts=True, gpus=False)
+    fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
     found = []
     look = threading.Thread(target=lambda: found.append(fleet.snapshot("two")), daemon=True)
     look.start()

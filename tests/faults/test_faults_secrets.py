@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ os.execv({python!r}, [{python!r}, "-m", "vllm_launchers.simulated", *argv])
 EACH = """
 import json, os, sys
 from vllm_console.cli.main import main
-from vllm_console.crash import tell
+from vllm_console.crash_report import tell
 for words in json.loads(sys.argv[1]):
     print("@@@", words[0], flush=True)
     main(words)
@@ -277,3 +278,23 @@ def test_files_are_its_users_alone_whatever_the_umask(box: Box) -> None:
         for path in (top, *top.rglob("*")) if top.exists() else ():
             mode = path.lstat().st_mode & 0o777
             assert not mode & 0o077, f"{path} is {mode:o}"
+
+
+def test_of_a_removed_server_only_its_figures_remain(box: Box) -> None:
+    """The last test of the box: no log, no record, no environment."""
+    assert box("stop", "chat", "--timeout", "60").returncode == 0
+    done = box("remove", "chat", umask=0)
+    assert done.returncode == 0, done.stderr
+    state = box.home / "state/vllm-console"
+    assert not (state / "servers/chat").exists()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (state / "removed").glob("chat@*/*")}
+    assert modes.keys() <= {"history.sqlite", "loads.jsonl"}
+    assert "history.sqlite" in modes
+    assert set(modes.values()) == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (state / "removed", *(state / "removed").iterdir())} == {
+        0o700
+    }
+    assert box.files() == []
+    assert box("remove", "chat", "--purge").returncode == 0
+    assert list((state / "removed").iterdir()) == []
+    assert box("remove", "chat", "--purge").returncode == 3

@@ -21,19 +21,19 @@ from pathlib import Path
 fakes = runpy.run_path(sys.argv[1])
 folder = Path(sys.argv[2])
 from vllm_console.cli.console import show
-from vllm_console.config import Alerts, Config
+from vllm_console.settings import Alerts, Config
 
 class CountedFleet(fakes["FakeFleet"]):
-    def snapshot(self, selected=None):
+    def snapshot(self, selected=None, *time):
         (folder / "looks").write_text(str(self.looks))
-        return super().snapshot(selected)
+        return super().snapshot(selected, *time)
 
 def chat(at):
     return fakes["pressed" if (folder / "pressure").exists() else "chat"](at)
 
 fleet = CountedFleet(chat, fakes["coder"], step=1.0)
 config = Config(alerts=Alerts(terminal=("osc9",)))
-code = show(fleet, config, argparse.Namespace(refresh=0.05, ascii=False, state=folder))
+code = show(fleet, config, argparse.Namespace(refresh=0.05, ascii=False, state=folder, at=None))
 (folder / "ended").write_text(str(code))
 """
 FAKES = Path(__file__).parents[1] / "fakes" / "fake_fleet.py"

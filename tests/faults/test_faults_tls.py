@@ -6,19 +6,21 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
-from vllm_console.fleet.model import State as FleetState
-from vllm_console.fleet.observing import ObservedWatch
-from vllm_console.fleet.one_token import OneToken
+from vllm_console.fleet.judge import OneToken
+from vllm_console.fleet.other_servers import ObservedWatch
+from vllm_console.fleet.snapshot import State as FleetState
 from vllm_console.load.client import LoadError
 from vllm_console.load.run import run_load_sync
-from vllm_console.telemetry.scrape import ScrapeError, Scraper
+from vllm_console.metrics.scrape import ScrapeError, Scraper
 from vllm_launchers.addresses import base_url
-from vllm_launchers.keeper import prober
+from vllm_launchers.host.processes import ObservedServer
+from vllm_launchers.keeper import health
 from vllm_launchers.keeper.records import LaunchSpec, State
-from vllm_launchers.machine.processes import ObservedServer
+from vllm_launchers.listeners import Owner
 from vllm_launchers.presets.model import Workload
 
 
@@ -41,30 +43,32 @@ def test_a_server_with_tls_becomes_ready_and_is_measured(bench, port, certificat
     bench.launch(LaunchSpec(argv, "127.0.0.1", port, tls=True))
     bench.wait(State.READY)
 
+    server = bench.read().server
+    owner = Owner(server.pid, server.start_time)
     scraper = Scraper(base_url("127.0.0.1", port, tls=True))
     for _ in range(2):  # the second over the same connection
         assert scraper.sample(time.time()) is not None
     scraper.close()
-    assert prober.probe("127.0.0.1", port) != "", "plain HTTP is no answer"
+    assert health.probe(owner, "127.0.0.1", port) != "", "plain HTTP is no answer"
     with pytest.raises(ScrapeError):
         Scraper(base_url("127.0.0.1", port)).sample(time.time())
 
     asked, unheard = OneToken(), OneToken()
     for request, tls in ((asked, True), (unheard, False)):
-        request.ask("127.0.0.1", port, "facebook/opt-125m", tls=tls)
+        request.ask(owner, port, "facebook/opt-125m", tls=tls)
         request.wait(30)
     assert (asked.silent_seconds, asked.refused) == (0.0, "")
     assert (unheard.silent_seconds, unheard.refused[:21]) == (None, "it could not be sent:"), "no hang, and no health"
 
     work = Workload(10, 2, 0.0, 1)
-    sent = run_load_sync(f"https://0.0.0.0:{port}", None, work, 5, 0.2, own=True)
+    sent = run_load_sync(f"https://0.0.0.0:{port}", None, work, 5, 0.2, lookup=partial(owner.listener, port))
     assert sent.completed == sent.sent == 1, "one's own, whatever its address looks like and its certificate says"
     with pytest.raises(LoadError, match="not this machine"):
         run_load_sync(f"https://0.0.0.0:{port}", None, work, 5, 0.2)
 
-    others = ObservedServer(1, 1, "anna", (*argv[2:],), port, "127.0.0.1", None)
+    others = ObservedServer(server.pid, server.start_time, "anna", (*argv[2:],), port, "127.0.0.1", None)
     watch = ObservedWatch(others, 0.1)
-    assert watch.looked.wait(30)
+    assert watch.sampled.wait(30)
     assert watch.view(None, ()).state is FleetState.READY
     watch.close()
     bench.stop()

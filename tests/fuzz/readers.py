@@ -1,6 +1,6 @@
 """All that reads bytes from outside: what these look like when all is well, and the errors that are a sentence.
 
-The tests in ``tests/unit/fuzz`` read this table, and so does ``guided.py`` beside it.
+The tests beside it read this table, and so does ``guided.py``.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from vllm_console.alerts.log import FindingsLog
-from vllm_console.config import ConfigError, read_settings
-from vllm_console.diagnosis.diagnose import diagnose
-from vllm_console.fleet.details import Details, unpack
-from vllm_console.load.client import LoadError, target_in
+from vllm_console.alerts.notifier import FindingsLog
+from vllm_console.diagnosis.failure.diagnose import diagnose
+from vllm_console.history import encoding
+from vllm_console.load.client import Answer, AnswerError, LoadError, message_of, target_in
 from vllm_console.load.report import Tally
-from vllm_console.load.stream import Answer, AnswerError, message_of
-from vllm_console.logs.lines import make_line
-from vllm_console.telemetry import encoding
-from vllm_console.telemetry.parse import NotMetricsError, Parser
-from vllm_console.telemetry.scrape import ScrapeError, Scraper
-from vllm_console.telemetry.startup import stages
+from vllm_console.logs.access import fold
+from vllm_console.logs.file import make_line
+from vllm_console.logs.startup import stages
+from vllm_console.metrics.parse import NotMetricsError, Parser
+from vllm_console.metrics.scrape import ScrapeError, Scraper
+from vllm_console.settings import ConfigError, read_settings
 from vllm_console.text import plain
-from vllm_launchers.keeper import client, codec, wire
+from vllm_launchers.host.board import BoardError, parse
+from vllm_launchers.host.gpu.document import decode_host, recorded_hosts
+from vllm_launchers.host.gpu.host import HostError
+from vllm_launchers.host.gpu.nvidia_smi_topology import host_from_topo
+from vllm_launchers.host.gpu.topology import links_summary
+from vllm_launchers.host.processes import server_command
+from vllm_launchers.keeper import client, wire
 from vllm_launchers.keeper.errors import KeeperError, RecordError
-from vllm_launchers.keeper.events import Asked
 from vllm_launchers.keeper.keeper import Keeper
-from vllm_launchers.machine.board.model import BoardError, parse
-from vllm_launchers.machine.gpu.document import decode_host, recorded_hosts
-from vllm_launchers.machine.gpu.errors import HostError
-from vllm_launchers.machine.gpu.topo_text import host_from_topo
-from vllm_launchers.machine.modelfacts.model import ModelFactsError
-from vllm_launchers.machine.modelfacts.read import model_facts
-from vllm_launchers.machine.modelfacts.weights import parse_index
-from vllm_launchers.machine.processes import server_command
-from vllm_launchers.machine.reports import ReportBook
-from vllm_launchers.plan.budget.report import learned_from, read_report
+from vllm_launchers.keeper.lifecycle import Asked
+from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.plan.budget.engine_report import learned_from, read_report
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.secrets import redact, redact_argv
+from vllm_launchers.vllm.modelfacts.facts import ModelFactsError
+from vllm_launchers.vllm.modelfacts.read import model_facts
+from vllm_launchers.vllm.modelfacts.weights import parse_index
+from vllm_launchers.vllm.startup_reports import StartupReportStore
 
 TEXTS = (
     "\x1b]52;c;AAAA\x07",
@@ -173,6 +174,8 @@ def log(data: bytes) -> object:
     read_report(text.split("\n"))
     line = make_line(0, data[:300_000], redact)
     assert line.text.isprintable()
+    lines = [make_line(at, raw, redact) for at, raw in enumerate(data.splitlines(keepends=True)[:200])]
+    assert len(fold(lines, 50, whole=True)) <= 50
     return diagnose(text.split("\n")[:2000], 1)
 
 
@@ -204,7 +207,7 @@ def process(data: bytes) -> object:
 
 
 def reports(folder: Path) -> object:
-    entries = ReportBook(folder / "r.json").entries()
+    entries = StartupReportStore(folder / "r.json").entries()
     return [learned_from(entry.reported, entry.predicted) for entry in entries]
 
 
@@ -269,8 +272,10 @@ def keeper_answer(data: bytes) -> object:
 def keeper_that_listens() -> tuple[Path, list[object]]:
     """A folder with a keeper's own listener, and the faults that it reported."""
     folder, faults = Path(tempfile.mkdtemp()), []
-    server = SimpleNamespace(stop=lambda *_: None, ledger=SimpleNamespace(told=lambda: codec.loads(RECORD)))
-    keeper = SimpleNamespace(server=server, _forget=lambda: None)
+    records = SimpleNamespace(reported=lambda: wire.loads(RECORD))
+    nothing = {name: lambda *_: None for name in ("stop", "restart", "cancel_restart")}
+    server = SimpleNamespace(**nothing, record_writer=records)
+    keeper = SimpleNamespace(supervisor=server, _forget=lambda: None)
 
     def post(event: object) -> None:
         if isinstance(event, Asked):
@@ -278,7 +283,7 @@ def keeper_that_listens() -> tuple[Path, list[object]]:
         else:
             faults.append(event)
 
-    wire.Listener(folder, post).start()
+    wire.RequestListener(folder, post).start()
     return folder, faults
 
 
@@ -313,7 +318,9 @@ READERS = {
     "host document": Reader(
         decode_host, recorded_hosts()["1xa100-mig"].read_bytes(), ("hostname", "gpus", "links", "index"), (HostError,)
     ),
-    "topology": Reader(lambda data: host_from_topo(data.decode(errors="replace")), TOPO, (), (HostError,)),
+    "topology": Reader(
+        lambda data: links_summary(host_from_topo(data.decode(errors="replace"))), TOPO, (), (HostError,)
+    ),
     "model config": Reader(
         in_a_folder("config.json", lambda at: model_facts(str(at))),
         CONFIG,
@@ -331,10 +338,10 @@ READERS = {
         lambda data: parse_index(data, "x"), INDEX, ("metadata", "weight_map", "total_size"), (ModelFactsError,)
     ),
     "keeper's record": Reader(
-        codec.loads, RECORD, ("name", "state", "generations", "version", "spec", "argv", "exit"), (RecordError,)
+        wire.loads, RECORD, ("name", "state", "generations", "version", "spec", "argv", "exit"), (RecordError,)
     ),
     "details of a record": Reader(details, b'{"preset": "x", "flags": {}}', ("preset", "engine", "flags")),
-    "report book": Reader(in_a_folder("r.json", reports), REPORTS, ("version", "entries")),
+    "startup reports": Reader(in_a_folder("r.json", reports), REPORTS, ("version", "entries")),
     "findings": Reader(in_a_folder("findings.log", lambda at: list(FindingsLog(at).read())), b'{"at": 1}\n', ("at",)),
     "models answer": Reader(
         lambda data: target_in(data, None, "http://x"), MODELS, ("data", "id", "max_model_len", "error"), (LoadError,)

@@ -30,7 +30,8 @@ CANNOT_BE_HAD = 3
 """The builder's exit code when the machine is the reason."""
 
 BUILD_SECONDS = 1800
-READY_SECONDS = 180
+READY_SECONDS = 600
+"""On a machine that is far too busy; one that dies is noticed at once."""
 STOP_SECONDS = 30
 
 
@@ -147,46 +148,67 @@ def free_port() -> Callable[[], int]:
     return ports.free_port
 
 
-@pytest.fixture(scope="module")
-def start_server(
+@pytest.fixture(scope="session")
+def start_for(
     real_vllm: Path,
     tiny_model: Path,
     real_env: Mapping[str, str],
     cpu_flags: Sequence[str],
     free_port: Callable[[], int],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[StartServer]:
+) -> Callable[[list[RealServer]], StartServer]:
+    """Makes a `StartServer` that notes in a list what it has started."""
+
+    def make(servers: list[RealServer]) -> StartServer:
+        folder = tmp_path_factory.mktemp("real-servers")
+        numbers = itertools.count()
+
+        def start(
+            *words: str, port: int | None = None, model: Path | str = tiny_model, env: Mapping[str, str] | None = None
+        ) -> RealServer:
+            port = port or free_port()
+            flags = [word for flag in cpu_flags for word in _words(flag)]
+            argv = [str(real_vllm), "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
+            argv += ["--port", str(port), *flags, *words]
+            log = folder / f"{next(numbers)}.log"
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **real_env, **(env or {})},
+                    start_new_session=True,
+                )
+            server = RealServer(f"http://127.0.0.1:{port}", port, process, log)
+            servers.append(server)
+            return server
+
+        return start
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def start_server(start_for: Callable[[list[RealServer]], StartServer]) -> Iterator[StartServer]:
     """Starts ``vllm serve`` directly: ``start_server(*words, port=…, model=…, env=…)``; all end with the module.
 
     The words stand after the CPU's own flags, so that they win. Several threads may start servers.
     """
-    folder = tmp_path_factory.mktemp("real-servers")
     servers: list[RealServer] = []
-    numbers = itertools.count()
-
-    def start(
-        *words: str, port: int | None = None, model: Path | str = tiny_model, env: Mapping[str, str] | None = None
-    ) -> RealServer:
-        port = port or free_port()
-        flags = [word for flag in cpu_flags for word in _words(flag)]
-        argv = [str(real_vllm), "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
-        argv += ["--port", str(port), *flags, *words]
-        log = folder / f"{next(numbers)}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **real_env, **(env or {})},
-                start_new_session=True,
-            )
-        server = RealServer(f"http://127.0.0.1:{port}", port, process, log)
-        servers.append(server)
-        return server
-
-    yield start
+    yield start_for(servers)
     for server in servers:
+        server.end()
+
+
+@pytest.fixture(scope="session")
+def shared_server(start_for: Callable[[list[RealServer]], StartServer]) -> Iterator[RealServer]:
+    """One server with the CPU's own flags, for every file whose tests only ask it something."""
+    server = start_for([])()
+    try:
+        server.wait_ready()
+        yield server
+    finally:
         server.end()
 
 

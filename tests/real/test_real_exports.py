@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.machine.flags.model import FlagSpec, ValueKind
-from vllm_launchers.machine.flags.releases import release_table
 from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.checks.flags import flag_findings
 from vllm_launchers.plan.export import config_yaml
@@ -21,6 +19,8 @@ from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, FlagValue, Plan
 from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
+from vllm_launchers.vllm.flags.releases import release_table
 
 pytestmark = pytest.mark.real
 

@@ -1,11 +1,12 @@
-"""Real vLLM that fails, in every way that a CPU can bring about: what it really writes is named, and what mends it."""
+"""Real vLLM that fails, in every way that a CPU can bring about: the cause that it really writes, and the fix.
+
+An engine that is killed: `test_real_loop`.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from vllm_console.diagnosis.causes import Cause
-from vllm_console.diagnosis.diagnose import diagnose
-from vllm_console.diagnosis.model import Diagnosis
+from vllm_console.diagnosis.failure.diagnose import diagnose
+from vllm_console.diagnosis.finding import Cause, Diagnosis
 
 if TYPE_CHECKING:
     from conftest import RealServer, StartServer
@@ -27,9 +27,6 @@ pytestmark = pytest.mark.real
 
 SIDE_BY_SIDE = 3
 """Servers that start at once: an import of vLLM waits as often as it computes."""
-
-INTERRUPTED_SECONDS = 20.0
-"""By then a start that takes its interruption has ended, also on a busy machine."""
 
 WITH_A_WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
@@ -53,7 +50,6 @@ def failed(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) 
     nowhere = tmp_path_factory.mktemp("models") / "nope"
     cases: Mapping[str, Callable[[], RealServer]] = {
         "killed worker": lambda: killed(start_server(env=WITH_A_WORKER), "VLLM::Worker"),
-        "killed engine": lambda: killed(start_server(env=WITH_A_WORKER), "VLLM::EngineCore"),
         "context over the KV cache": lambda: start_server("--max-model-len", "2048", "--num-gpu-blocks-override", "8"),
         "interrupted": lambda: interrupted(start_server),
         "port": lambda: on_a_taken_port(start_server),
@@ -87,16 +83,12 @@ def killed(server: RealServer, name: str) -> RealServer:
 
 
 def interrupted(start_server: StartServer) -> RealServer:
-    """As by ctrl+c while it starts. At some moments vLLM goes on as if nothing had been: then another one is."""
-    for _ in range(4):
-        server: RealServer = start_server()
-        server.wait_for("Initializing a V1 LLM engine")
-        server.process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.process.wait(INTERRUPTED_SECONDS)
-            return server
-        server.end()
-    pytest.fail("four starts of vLLM went on after SIGINT")
+    """As by ctrl+c while its engine comes up: asyncio holds that back until the engine is up, and ends then."""
+    server: RealServer = start_server()
+    server.wait_for("Initializing a V1 LLM engine")
+    server.process.send_signal(signal.SIGINT)
+    server.wait_exit()
+    return server
 
 
 def on_a_taken_port(start_server: StartServer) -> RealServer:
@@ -117,7 +109,6 @@ def on_a_taken_port(start_server: StartServer) -> RealServer:
         ("model", 1, Cause.MODEL_NOT_FOUND, "Repo id must be"),
         ("context over the KV cache", 1, Cause.KV_CACHE_TOO_SMALL, "KV cache"),
         ("interrupted", -2, Cause.INTERRUPTED, "KeyboardInterrupt"),
-        ("killed engine", 0, Cause.ENGINE_DIED, "EngineDeadError"),
         ("killed worker", 0, Cause.ENGINE_DIED, "Worker proc VllmWorker-0 died unexpectedly"),
     ],
 )
@@ -135,7 +126,7 @@ def test_the_cause_and_its_line(failed: Get, name: str, code: int, cause: Cause,
 @pytest.mark.parametrize(
     ("name", "sets", "unsets", "why"),
     [
-        ("unknown flag", {}, ("no-such-flag",), "leave it out"),
+        ("unknown flag", {}, ("no-such-flag",), "remove it"),
         ("choice", {}, ("dtype",), "default"),
         ("utilization", {}, ("gpu-memory-utilization",), "default"),
         ("context over the model's", {"max-model-len": 4096}, (), "4,096 tokens"),
@@ -143,14 +134,13 @@ def test_the_cause_and_its_line(failed: Get, name: str, code: int, cause: Cause,
         ("model", {}, (), "folder"),
         ("context over the KV cache", {"max-model-len": 224}, (), "224 tokens"),
         ("interrupted", {}, (), "start it again"),
-        ("killed engine", {}, (), "dmesg"),
         ("killed worker", {}, (), "dmesg"),
     ],
 )
-def test_what_would_mend_it(failed: Get, name: str, sets: dict[str, object], unsets: tuple[str, ...], why: str) -> None:
-    remedy = failed(name).diagnosis.remedies[0]
-    assert (dict(remedy.changes.set), tuple(remedy.changes.unset)) == (sets, unsets)
-    assert why in remedy.why
+def test_what_would_fix_it(failed: Get, name: str, sets: dict[str, object], unsets: tuple[str, ...], why: str) -> None:
+    fix = failed(name).diagnosis.fixes[0]
+    assert (dict(fix.changes.set), tuple(fix.changes.unset)) == (sets, unsets)
+    assert why in fix.why
 
 
 def test_the_cause_of_a_context_too_long_for_the_kv_cache_stands_far_above_the_end(failed: Get) -> None:
@@ -160,5 +150,5 @@ def test_the_cause_of_a_context_too_long_for_the_kv_cache_stands_far_above_the_e
 
 
 def test_the_context_that_is_said_to_fit_really_starts(failed: Get, start_server: StartServer) -> None:
-    length = failed("context over the KV cache").diagnosis.remedies[0].changes.set["max-model-len"]
+    length = failed("context over the KV cache").diagnosis.fixes[0].changes.set["max-model-len"]
     start_server("--max-model-len", str(length), "--num-gpu-blocks-override", "8").wait_ready()

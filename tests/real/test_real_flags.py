@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from vllm_launchers.machine.engines import engine_at
-from vllm_launchers.machine.flags.judge import judge
-from vllm_launchers.machine.flags.learn import learn_flags
-from vllm_launchers.machine.flags.model import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.plan.flags import flag_words
-from vllm_launchers.presets.model import FlagValue
+from vllm_launchers.vllm.engines import engine_at
+from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.check_value import judge
+from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.vllm.flags.learn import learn_flags
 
 pytestmark = pytest.mark.real
 
@@ -175,6 +175,50 @@ def test_help_is_equal(learned: FlagTable, options: dict[str, Any]) -> None:
 
 def test_variables_are_equal(learned: FlagTable, own: dict[str, Any]) -> None:
     assert learned.variables == {name for name in own["variables"] if name.startswith("VLLM_")}
+
+
+TEXTS = ("", "abc", "1", "1.5", "true", "auto", "0", "{}", "fork", " 7 ", "SPAWN", "INT8", "-1", "a,b")
+OWN_VARIABLES = """
+import json, logging, os
+logging.disable(logging.CRITICAL)
+import vllm.envs as envs
+refused = {}
+for name, read in envs.environment_variables.items():
+    before = os.environ.get(name)
+    for text in TEXTS:
+        os.environ[name] = text
+        try:
+            read()
+        except (ValueError, KeyError, TypeError):
+            refused.setdefault(name, []).append(text)
+        except Exception:
+            pass
+    os.environ.pop(name)
+    if before is not None:
+        os.environ[name] = before
+print(json.dumps(refused))
+"""
+
+
+def test_values_of_variables_are_judged_as_vllm_judges_them(
+    learned: FlagTable, real_environment: Mapping[str, str], real_env: Mapping[str, str]
+) -> None:
+    """Every variable with every text: what is called wrong is refused by real vLLM, and the other way round."""
+    own = run_real(real_environment, real_env, OWN_VARIABLES.replace("TEXTS", repr(TEXTS)))[-1]
+    ours = {
+        name: refused
+        for name, spec in learned.values.items()
+        if (refused := [text for text in TEXTS if spec.problem(text) is not None])
+    }
+    assert ours == own
+    assert len(ours) > 150
+    assert learned.reads_all
+
+
+def test_limits_of_the_cpu_build_are_known(learned: FlagTable) -> None:
+    assert learned.limits.cpu_block == 32
+    assert learned.limits.architectures == ()
+    assert learned.limits.capabilities["fp8"] == 75
 
 
 NEEDS_MORE = {

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.machine.modelfacts.model import LayerKind, ModelFacts
+from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.cache import CacheLayout, layout
-from vllm_launchers.plan.budget.gpus import GpuShape
-from vllm_launchers.plan.budget.settings import read_settings
+from vllm_launchers.plan.budget.memory_flags import read_settings
 from vllm_launchers.plan.budget.weights import pipeline_stages
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 
 pytestmark = pytest.mark.real
 

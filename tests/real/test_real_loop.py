@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,15 +19,15 @@ import pytest
 pytestmark = pytest.mark.real
 
 
-@pytest.fixture
-def program(tmp_path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Callable[..., object]]:
+def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Callable[..., object]]:
     """``vllm-console`` with a home of its own on the real engine; ends its servers afterwards."""
     env = {
         **os.environ,
         **real_env,
-        "HOME": str(tmp_path),
-        "XDG_STATE_HOME": str(tmp_path / "state"),
-        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "HOME": str(home),
+        "XDG_STATE_HOME": str(home / "state"),
+        "XDG_CONFIG_HOME": str(home / "config"),
+        "XDG_CACHE_HOME": str(home / "cache"),
     }
 
     def run(*words: str, check: bool = True):
@@ -50,10 +51,24 @@ def program(tmp_path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Ca
     run.start = start
     run.cpu_flags = cpu_flags
     run.env = env
-    run.state = tmp_path / "state" / "vllm-console"
+    run.state = home / "state" / "vllm-console"
     yield run
     for server in run("list", "--ours"):
         run("stop", server["name"], check=False)
+
+
+@pytest.fixture
+def program(tmp_path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterator[Callable[..., object]]:
+    yield from program_at(tmp_path, real_env, real_vllm, tiny_model, cpu_flags)
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory, real_env, real_vllm, tiny_model, cpu_flags):
+    """A program and a server of it that several tests share: none but the last of them changes it."""
+    with contextlib.contextmanager(program_at)(
+        tmp_path_factory.mktemp("steady"), real_env, real_vllm, tiny_model, cpu_flags
+    ) as program:
+        yield program, program.start("steady")
 
 
 def processes_of(session: int) -> list[psutil.Process]:
@@ -84,7 +99,7 @@ def preemptions(program, name: str) -> float:
 def press_until_preempting(program, name: str) -> float:
     """Send twelve long answers at once into a cache of 40 blocks; how many preemptions the engine counted."""
     program(
-        "load", name, "--rate", "12", "--duration", "2", "--input-tokens", "40", "--output-tokens", "1500",
+        "load", name, "--rate", "12", "--duration", "2", "--input-p95", "40", "--output-p95", "1500",
         "--prefix-reuse", "0", "--seed", "3",
     )  # fmt: skip
     # The recorder looks once a second: the last look must be younger than the load.
@@ -92,37 +107,22 @@ def press_until_preempting(program, name: str) -> float:
     return preemptions(program, name)
 
 
-def test_preset_launch_load_preempt_change_restart_fewer(program):
+def test_preset_launch_load_preempt_change_restart_fewer(program, terminal_module):
+    """By keyboard: preemptions, fewer sequences, restart, fewer preemptions. Its server is killed at the end."""
     server = program.start("chat", "--set", "max-num-seqs=16")
     assert server["state"] == "ready"
     assert server["engine"] == "vllm"
-    many = press_until_preempting(program, "chat")
-    assert many > 0
-    changed = program("restart", "chat", "--set", "max-num-seqs=2", "--wait")
-    assert changed["generation"] == 2
-    assert changed["port"] == server["port"]
-    few = press_until_preempting(program, "chat")
-    assert few < many
-    status = program("status", "chat")
-    assert status["engine_version"].startswith("0.32.0")
-    assert {"weights", "kv cache"} <= {stage["name"] for stage in status["stages"]}
-    stopped = program("stop", "chat")
-    assert stopped["state"] == "stopped"
-    assert processes_of(changed["pid"]) == []
-
-
-def test_the_console_shows_real_preemptions_and_its_keys_change_flags(program, terminal_module):
-    """The loop by keyboard on the real engine: preemptions, half the sequences, restart, next generation."""
-    program.start("chat", "--set", "max-num-seqs=16")
     words = [sys.executable, "-m", "vllm_console"]
     console = terminal_module.Terminal(words, 120, 40, program.env)
     try:
         console.wait_for("ready")
-        assert press_until_preempting(program, "chat") > 0
+        many = press_until_preempting(program, "chat")
+        assert many > 0
         # The title of the preemptions pane says how many there are a minute.
         console.wait_for(lambda text: re.search(r"2 Preemptions [^\n]*?[1-9]\d*/min", text))
-        console.press("[")
-        console.wait_for("max-num-seqs 16 → 8")
+        for halved in (8, 4, 2):
+            console.press("[")
+            console.wait_for(f"max-num-seqs 16 → {halved}")
         console.press("r")
 
         def restarted() -> bool:
@@ -131,16 +131,32 @@ def test_the_console_shows_real_preemptions_and_its_keys_change_flags(program, t
                 console.press("y")
             return program("status", "chat")["generation"] == 2
 
-        until(restarted, "the next generation")
-        console.wait_for("generation 2", 120)
-        console.wait_for("ready", 120)
-        argv = program("status", "chat")["argv"]
-        assert argv[argv.index("--max-num-seqs") + 1] == "8"
+        try:
+            until(restarted, "the next generation", 180)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the screen:\n{console.text}") from error
+        console.wait_for("run 2", 120)
+        changed = until(lambda: (s := program("status", "chat"))["state"] == "ready" and s, "ready again", 180)
+        console.wait_for("chat is ready", 30)
         console.press("q")
         assert console.wait_end() == 0
         assert console.restored()
     finally:
         console.close()
+    assert changed["argv"][changed["argv"].index("--max-num-seqs") + 1] == "2"
+    assert changed["port"] == server["port"]
+    assert changed["engine_version"].startswith("0.32.0")
+    assert {"weights", "kv cache"} <= {stage["name"] for stage in changed["stages"]}
+    assert press_until_preempting(program, "chat") < many
+    killed_api_server_leaves_no_process(program, changed)
+
+
+def killed_api_server_leaves_no_process(program, server) -> None:
+    assert len(processes_of(server["pid"])) >= 2
+    os.kill(server["pid"], signal.SIGKILL)
+    until(lambda: not processes_of(server["pid"]), "all processes of the server gone", 15)
+    status = until(lambda: (s := program("status", server["name"]))["state"] == "failed" and s, "failed")
+    assert status["exit"]["signal"] == "SIGKILL"
 
 
 @pytest.mark.parametrize("moment", [0.5, 4.0, 7.0])
@@ -154,15 +170,6 @@ def test_stop_while_it_starts_leaves_nothing(program, moment):
     assert processes_of(pid) == []
 
 
-def test_killed_api_server_leaves_no_process(program):
-    server = program.start("victim")
-    assert len(processes_of(server["pid"])) >= 2
-    os.kill(server["pid"], signal.SIGKILL)
-    until(lambda: not processes_of(server["pid"]), "all processes of the server gone", 15)
-    status = until(lambda: (s := program("status", "victim"))["state"] == "failed" and s, "failed")
-    assert status["exit"]["signal"] == "SIGKILL"
-
-
 def test_killed_engine_is_a_failure_though_it_exits_with_zero(program):
     server = program.start("victim")
     engine = next(
@@ -172,39 +179,19 @@ def test_killed_engine_is_a_failure_though_it_exits_with_zero(program):
     status = until(lambda: (s := program("status", "victim"))["state"] == "failed" and s, "failed")
     assert processes_of(server["pid"]) == []
     assert "EngineCore" in status["reason"] or "engine" in status["reason"].lower()
+    found = status["diagnosis"]
+    assert (status["exit"]["code"], found["cause"]) == (0, "engine_core_died")
+    assert "EngineDeadError" in found["evidence"]
+    assert "dmesg" in found["fixes"][0]["why"]
 
 
-def test_keeper_and_console_killed_apart(program):
-    server = program.start("kept")
-    record = json.loads((program.state / "servers" / "kept" / "record.json").read_text())
-    os.kill(record["keeper"]["pid"], signal.SIGKILL)
-    until(lambda: program("status", "kept")["notice"], "adoption")
-    assert program("status", "kept")["pid"] == server["pid"]
-    done = program("load", "kept", "--rate", "2", "--duration", "1", "--output-tokens", "10", "--input-tokens", "20")
-    assert done["failed"] == 0
-    assert program("stop", "kept")["state"] == "stopped"
-    assert processes_of(server["pid"]) == []
-
-
-def test_a_vllm_that_somebody_else_started_is_never_signalled(program, real_vllm, tiny_model):
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = [str(real_vllm), "serve", str(tiny_model), "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--max-model-len", "256", "--enforce-eager", "--block-size", "32", "--num-gpu-blocks-override", "40"]
-    stranger = subprocess.Popen(
-        words, env=program.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        seen = until(lambda: [s for s in program("list") if s["port"] == port and s["state"] == "ready"], "seen", 120)
-        assert seen[0]["ours"] is False
-        refused = program("stop", seen[0]["name"], check=False)
-        assert refused.returncode == 4
-        assert stranger.poll() is None
-    finally:
-        stranger.terminate()
-        stranger.wait(60)
+def test_a_vllm_that_somebody_else_started_is_never_signaled(program, shared_server):
+    port = shared_server.port
+    seen = until(lambda: [s for s in program("list") if s["port"] == port and s["state"] == "ready"], "seen", 120)
+    assert seen[0]["ours"] is False
+    refused = program("stop", seen[0]["name"], check=False)
+    assert refused.returncode == 4
+    assert shared_server.process.poll() is None
 
 
 @pytest.mark.parametrize(
@@ -227,31 +214,20 @@ def test_what_vllm_would_refuse_is_never_started(program, tiny_model, real_vllm,
     assert program("status", "refused", check=False).returncode == 3
 
 
-def test_what_is_forced_ends_with_vllms_own_line(program):
-    with pytest.raises(AssertionError):
-        program.start("forced", "--set", "max-model-len=4096", "--set", "num-gpu-blocks-override=4", "--force")
-    status = program("status", "forced")
-    assert status["state"] == "failed"
-    assert "KV cache" in status["reason"]
-
-
-def test_what_a_start_reported_is_what_the_next_plan_says(program, tiny_model, real_vllm):
-    server = program.start("seen")
-    told = ("--model", str(tiny_model), "--vllm", str(real_vllm))
-    flags = [word for pair in program.cpu_flags for word in ("--set", pair)]
-    memory = program("plan", "chatbot", *told, *flags)["memory"]
-    assert server["state"] == "ready"
-    assert memory["source"] == "engine"
-    assert memory["kv_tokens"] > 0
-
-
-def test_a_refused_restart_leaves_the_server_alone(program):
-    before = program.start("steady")
-    answer = program("restart", "steady", "--set", "no-such-flag=1", "--force", check=False)
+def test_what_is_forced_ends_with_vllms_own_line_and_is_rolled_back(program):
+    program.start("forced")
+    forced = ("--set", "max-model-len=4096", "--set", "num-gpu-blocks-override=4", "--force")
+    answer = program("restart", "forced", *forced, "--wait", check=False)
     assert answer.returncode == 1
-    assert "[flag_unknown]" in answer.stderr
-    after = program("status", "steady")
-    assert (after["state"], after["generation"], after["pid"]) == ("ready", 1, before["pid"])
+    status = program("status", "forced")
+    assert (status["state"], status["generation"]) == ("ready", 3)
+    assert status["rollback"].startswith("run 2 failed, so the flags of run 1 are used again: ")
+    assert "KV cache" in status["rollback"]
+    argv = status["argv"]
+    assert argv[argv.index("--max-model-len") + 1] == "512"
+    with pytest.raises(AssertionError):
+        program.start("unfit", *forced)
+    assert "KV cache" in program("status", "unfit")["reason"]
 
 
 def test_a_folder_that_is_no_model_and_a_program_that_is_no_vllm(program, tmp_path: Path, real_vllm):
@@ -262,3 +238,52 @@ def test_a_folder_that_is_no_model_and_a_program_that_is_no_vllm(program, tmp_pa
     answer = program("start", "chatbot", "--vllm", "/bin/true", check=False)
     assert answer.returncode == 1
     assert "/bin/true" in answer.stderr
+
+
+def test_what_a_start_reported_is_what_the_next_plan_says(steady, tiny_model, real_vllm):
+    program, server = steady
+    told = ("--model", str(tiny_model), "--vllm", str(real_vllm))
+    flags = [word for pair in program.cpu_flags for word in ("--set", pair)]
+    memory = program("plan", "chatbot", *told, *flags)["memory"]
+    assert server["state"] == "ready"
+    assert memory["source"] == "engine"
+    assert memory["kv_tokens"] > 0
+
+
+def test_a_refused_restart_leaves_the_server_alone(steady):
+    program, before = steady
+    answer = program("restart", "steady", "--set", "no-such-flag=1", "--force", check=False)
+    assert answer.returncode == 1
+    assert "[flag_unknown]" in answer.stderr
+    after = program("status", "steady")
+    assert (after["state"], after["generation"], after["pid"]) == ("ready", 1, before["pid"])
+
+
+def test_flags_that_only_vllm_refuses_leave_the_server_alone_and_are_refused_in_its_words(steady):
+    program, before = steady
+    for change, words in (
+        ('kv-transfer-config={"kv_role":"none"}', "Input should be 'kv_producer', 'kv_both' or 'kv_consumer'"),
+        ('hf-overrides={"num_hidden_layers": "many"}', "many"),
+    ):
+        answer = program("restart", "steady", "--set", change, "--force", "--wait", check=False)
+        assert answer.returncode == 1
+        assert "the server was not touched" in answer.stderr
+        assert words in answer.stderr
+        after = program("status", "steady")
+        assert (after["state"], after["generation"], after["pid"]) == ("ready", 1, before["pid"])
+        assert after["restart"]["step"] == "refused"
+    done = program("load", "steady", "--rate", "2", "--duration", "1", "--output-p95", "10", "--input-p95", "20")
+    assert done["failed"] == 0
+
+
+def test_keeper_and_console_killed_apart(steady):
+    """The last of the tests on this server: it ends it."""
+    program, server = steady
+    record = json.loads((program.state / "servers" / "steady" / "record.json").read_text())
+    os.kill(record["keeper"]["pid"], signal.SIGKILL)
+    until(lambda: program("status", "steady")["notice"], "adoption")
+    assert program("status", "steady")["pid"] == server["pid"]
+    done = program("load", "steady", "--rate", "2", "--duration", "1", "--output-p95", "10", "--input-p95", "20")
+    assert done["failed"] == 0
+    assert program("stop", "steady")["state"] == "stopped"
+    assert processes_of(server["pid"]) == []

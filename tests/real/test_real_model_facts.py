@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.machine.modelfacts.config import facts_from_config
-from vllm_launchers.machine.modelfacts.model import LayerKind
-from vllm_launchers.machine.modelfacts.read import model_facts
+from vllm_launchers.vllm.modelfacts.config import facts_from_config
+from vllm_launchers.vllm.modelfacts.facts import LayerKind
+from vllm_launchers.vllm.modelfacts.read import model_facts
 
 pytestmark = pytest.mark.real
 
@@ -88,25 +88,23 @@ def read(config):
         vocabulary=facts.vocab_size, experts=facts.num_experts, mla=facts.is_deepseek_mla, longest=longest,
         window=getattr(text, "sliding_window", None), kinds=getattr(text, "layer_types", None))
 
-print(json.dumps({name: read(config) for name, config in json.load(sys.stdin).items()}))
-"""
-
-STATES = """
-import json
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator as Shapes
-print(json.dumps([
+states = [
     Shapes.gated_delta_net_state_shape(1, 2, 4, 8, 16, 4, 0),
     Shapes.mamba2_state_shape(1, 32, 2, 4, 8, 16, 4),
     Shapes.mamba1_state_shape(1, 4096, 16, 4),
-]))
+]
+configs = {name: read(config) for name, config in json.load(sys.stdin).items()}
+print(json.dumps({"configs": configs, "states": states}))
 """
 
 
-def real(real_environment: Mapping[str, str], real_env: Mapping[str, str], code: str, given: str = "") -> Any:
-    """Run code in the real vLLM's Python; what it prints last, read as JSON."""
+@pytest.fixture(scope="module")
+def real(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> dict[str, Any]:
+    """What real vLLM reads in all configs, and the shapes of its states, from one process: its import takes seconds."""
     done = subprocess.run(
-        [real_environment["python"], "-c", code],
-        input=given,
+        [real_environment["python"], "-c", READ],
+        input=json.dumps(configs()),
         capture_output=True,
         text=True,
         timeout=180,
@@ -114,12 +112,12 @@ def real(real_environment: Mapping[str, str], real_env: Mapping[str, str], code:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
 
 
-def test_configs_are_read_as_vllm_reads_them(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> None:
-    given = configs()
-    theirs = real(real_environment, real_env, READ, json.dumps(given))
+def test_configs_are_read_as_vllm_reads_them(real: dict[str, Any]) -> None:
+    given, theirs = configs(), real["configs"]
     assert len(theirs) == len(given) > 50
     for name, config in given.items():
         facts = facts_from_config("org/some", config)
@@ -141,7 +139,7 @@ def test_configs_are_read_as_vllm_reads_them(real_environment: Mapping[str, str]
             assert (name, [f"{kind}_attention" for kind in facts.layers]) == (name, kinds)
 
 
-def test_states_have_vllm_s_shapes(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> None:
+def test_states_have_vllm_s_shapes(real: dict[str, Any]) -> None:
     linear = {**BASE, "num_hidden_layers": 4}
     delta = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
     delta |= {"linear_value_head_dim": 16, "linear_conv_kernel_dim": 4}
@@ -154,11 +152,10 @@ def test_states_have_vllm_s_shapes(real_environment: Mapping[str, str], real_env
         ).state_bytes,
         facts_from_config("c", {**linear, **mamba1, "model_type": "jamba"}).state_bytes,
     ]
-    theirs = real(real_environment, real_env, STATES)
     recurrent = (2, 4, 2)  # Nemotron-H keeps this state in float32
     expected = [
         rows * width * 2 + size * math.prod(shape)
-        for ((rows, width), shape), size in zip(theirs, recurrent, strict=True)
+        for ((rows, width), shape), size in zip(real["states"], recurrent, strict=True)
     ]
     assert ours == expected
 

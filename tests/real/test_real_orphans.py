@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from vllm_console.fleet import leftovers
-from vllm_launchers.keeper import client, codec, memory, processes
+from vllm_launchers.host import shared_memory as shared_files
+from vllm_launchers.keeper import client, process_group, processes, wire
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity, ServerRecord, State
-from vllm_launchers.machine import leftovers as shared_files
 
 pytestmark = pytest.mark.real
 
@@ -29,9 +29,9 @@ UP_SECONDS = 600.0
 LAUNCH = """
 import json, sys, time
 from pathlib import Path
-from vllm_launchers.keeper import client, codec
+from vllm_launchers.keeper import client, wire
 from vllm_launchers.keeper.records import LaunchSpec
-client.launch(Path(sys.argv[1]), sys.argv[2], codec.from_plain(LaunchSpec, json.load(sys.stdin)))
+client.launch(Path(sys.argv[1]), sys.argv[2], wire.from_plain(LaunchSpec, json.load(sys.stdin)))
 print("up", flush=True)
 time.sleep(600)
 """
@@ -90,7 +90,7 @@ def family(tmp_path) -> Iterator[set[ProcessIdentity]]:
     yield seen
     for record in client.list_records(tmp_path)[0]:
         seen.update(one for one in (record.keeper, record.server) if one)
-        seen.update(memory.read(client.folder(tmp_path, record.name)).members)
+        seen.update(process_group.recorded(client.folder(tmp_path, record.name)).members)
     for one in seen:
         processes.send(one, signal.SIGKILL)
     # What was killed while it started left files that no keeper had seen yet; a user is offered them after a minute.
@@ -125,7 +125,7 @@ def play(root: Path, name: str, case: Case, spec: LaunchSpec, family: set[Proces
     """Launch it from a console that is killed at once, and kill its processes when the moment has come."""
     words = [sys.executable, "-c", LAUNCH, str(root), name]
     console = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-    console.stdin.write(json.dumps(codec.to_plain(spec)).encode())
+    console.stdin.write(json.dumps(wire.to_plain(spec)).encode())
     console.stdin.close()
     assert console.stdout.readline() == b"up\n"
     os.killpg(console.pid, signal.SIGKILL)
@@ -143,10 +143,10 @@ def play(root: Path, name: str, case: Case, spec: LaunchSpec, family: set[Proces
     wait(come, f"{name}: {case.moment}", UP_SECONDS)
     home = client.folder(root, name)
     if case.moment == "serving":
-        wait(lambda: memory.read(home).shared_memory, "the keeper's look at shared memory")
+        wait(lambda: process_group.recorded(home).shared_memory, "the keeper's look at shared memory")
     if case.moment == "stopping":
         assert client.stop(root, name).state is State.STOPPING
-    who, shared = tree(client.read(root, name)), dict(memory.read(home).shared_memory)
+    who, shared = tree(client.read(root, name)), dict(process_group.recorded(home).shared_memory)
     killed = [part for part in case.order if processes.send(who[part], signal.SIGKILL)]
     assert killed[0] == case.order[0], "the fault did not happen"
     return {"killed": killed, "family": [one for part, one in who.items() if part != "keeper"], "shared": shared}
@@ -174,9 +174,9 @@ def test_nothing_of_a_real_server_is_left(tmp_path, spec_of, family):
     shared = seen["serving"]["shared"]
     there = {name for name in shared if Path("/dev/shm", name).exists()}
     assert there, "killed with what would have cleaned up after it, a server leaves shared memory behind"
-    found = leftovers.look(tmp_path)
+    found = leftovers.find_leftovers(tmp_path)
     files = [file for file in found.files if Path(file.path).name in shared]
     assert {Path(file.path).name for file in files} == there
-    removed = leftovers.remove(tmp_path, leftovers.Leftovers(files=files))
+    removed = leftovers.remove_leftovers(tmp_path, leftovers.Leftovers(files=files))
     assert not removed.problems
     assert not any(Path("/dev/shm", name).exists() for name in shared)

@@ -8,9 +8,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from rich.terminal_theme import TerminalTheme
 from textual.app import App
 from textual.pilot import Pilot
 
+from fakes.idle import soon_idle  # noqa: F401 - a fixture of all tests here
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.theme import CONSOLE_THEME
 
@@ -22,8 +24,8 @@ async def _settled(pilot: Pilot[Any]) -> None:
     for _ in range(500):
         await pilot.pause()
         server = app.operations.selected
-        verdict = app.operations.told(server).verdict if server is not None else None
-        judged = verdict is None or "checking" not in verdict.words
+        verdict = app.operations.staged_state(server).verdict if server is not None else None
+        judged = verdict is None or "checking" not in verdict.message
         if app.snapshot is not None and judged and (server is None or server.series is not None):
             break
         await asyncio.sleep(0.01)
@@ -57,9 +59,36 @@ def app(fakes: ModuleType) -> Callable[..., ConsoleApp]:
         fleet = fakes.FakeFleet(*(servers or fakes.EVERY_STATE))
         if gpus is not None:
             fleet.gpus = gpus
+            known = gpus["host"].gpus if gpus.get("host") is not None else ()
+            fleet.gpu_charts = {gpu.index: fakes.gpu_chart_at(gpu, fakes.NOW) for gpu in known}
         return ConsoleApp(fleet, **{"refresh": 0.25, **options})
 
     return make
+
+
+LIGHT = TerminalTheme(
+    (255, 255, 255),
+    (30, 30, 30),
+    [(0, 0, 0), (194, 28, 28), (38, 125, 30), (140, 100, 0), (0, 80, 180), (135, 40, 135), (0, 115, 125),
+     (200, 200, 200)],
+    [(90, 90, 90), (220, 50, 47), (60, 150, 50), (170, 125, 0), (40, 110, 210), (165, 70, 165), (0, 140, 150),
+     (255, 255, 255)],
+)  # fmt: skip
+"""The sixteen colors of a terminal with a light background. The console uses no others."""
+
+
+@pytest.fixture
+def look(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, bool]]:
+    """Draws as on a ``light`` terminal, with ``no-color`` or in ``ascii``; what it gives is for `app`."""
+
+    def choose(name: str) -> dict[str, bool]:
+        if name == "light":
+            monkeypatch.setattr("rich.console.SVG_EXPORT_THEME", LIGHT)
+        elif name == "no-color":
+            monkeypatch.setenv("NO_COLOR", "1")
+        return {"ascii": name == "ascii"}
+
+    return choose
 
 
 class Host(App[None]):

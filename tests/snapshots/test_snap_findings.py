@@ -1,4 +1,4 @@
-"""Pictures of findings, cures and starts at three sizes."""
+"""Pictures of findings, fixes and starts at three sizes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,6 @@ def test_failed_with_a_cause(snap_compare, app, pressing, fakes, size):
 @SIZES
 def test_starting(snap_compare, app, pressing, fakes, size):
     assert snap_compare(app(fakes.loading, fakes.silent), terminal_size=size, run_before=pressing())
-
-
-@SIZES
-def test_why(snap_compare, app, pressing, fakes, size):
-    assert snap_compare(app(fakes.pressed), terminal_size=size, run_before=pressing("i", "j"))
 
 
 def test_why_it_failed(snap_compare, app, pressing, fakes):

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from vllm_console.fleet.api import FleetError, PresetProblem
-from vllm_console.fleet.model import Changes
-from vllm_console.fleet.placing import Wanted, find_place
+from vllm_console.fleet.snapshot import Changes
+from vllm_console.fleet.verbs import FleetError, PresetProblem
+from vllm_console.ui.parts.traffic import MeasuredTraffic
 from vllm_console.ui.screens.flags import FlagsScreen
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_console.ui.screens.log import LogScreen
-from vllm_console.ui.traffic import Seen
-from vllm_launchers.machine.gpu.document import read_host
-from vllm_launchers.plan.budget.model import GpuBudget, MemoryBudget
-from vllm_launchers.plan.choices.model import Choice, Source
+from vllm_console.ui.widgets.log_view import LogView
+from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.launch.placement import GpuRequest, find_place
+from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
+from vllm_launchers.plan.choices.inputs import Choice, Source
 from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
+from vllm_launchers.vllm.modelfacts.local import LocalModel, LocalModels
 
-SIZES = [(80, 24), (120, 40), (200, 60)]
+SIZES = [(80, 24), (120, 40), (200, 60), (60, 15), (200, 20)]
 
 LOG = "".join(
     [
@@ -40,9 +45,23 @@ LOG = "".join(
 )  # fmt: skip
 
 
+LOOKS = 4
+"""How often nothing may have changed until a screen is complete: a log is read in steps 10 ms apart."""
+
+
 def planning(screen: object) -> bool:
     """Whether the launch screen still works out what its choices come to."""
-    return isinstance(screen, LaunchScreen) and not screen._fresh
+    return isinstance(screen, LaunchScreen) and not screen.planner.fresh
+
+
+def working(app: App[None]) -> bool:
+    """Whether anything is on the way: a plan, an answer of the fleet, a part of a log."""
+    return (
+        planning(app.screen)
+        or any(worker.is_running for worker in app.workers if worker.group != "log")
+        or any(view.page.busy or view.page.counting for view in app.screen.query(LogView))
+        or any(thread.name == "read log" for thread in threading.enumerate())
+    )
 
 
 def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
@@ -54,18 +73,20 @@ def settled(*keys: str, ready: str = "") -> Callable[[Pilot[None]], object]:
         def text() -> str:
             return "\n".join("".join(s.text for s in strip) for strip in pilot.app.screen._compositor.render_strips())
 
-        while ready not in text():
+        while ready not in text() or planning(pilot.app.screen):  # keys are for what is planned
             assert time.monotonic() < deadline, text()
             await asyncio.sleep(0.02)
         for field in pilot.app.screen.query(Input):
             field.cursor_blink = False  # or the picture depends on the moment at which it is taken
         await pilot.press(*keys)
-        before, deadline = "", time.monotonic() + 30
-        while before != text() or planning(pilot.app.screen):
+        before, same, deadline = "", 0, time.monotonic() + 30
+        while same < LOOKS:
             assert time.monotonic() < deadline, text()
-            before = text()
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(0.012)
             await pilot.pause()
+            now = "" if working(pilot.app) else text()
+            same = same + 1 if now and now == before else 0
+            before = now
 
     return run
 
@@ -87,7 +108,7 @@ def fleet(fakes):
     gpus = tuple(GpuBudget(index, 47.5, 33.8, 2.1, 0.7, 6.2, others_gib=2.0 * (index == 2)) for index in (2, 3))
     assumed = ("the model's config has no head size: 128 was taken (hidden size / heads)",)
     fleet.memory = MemoryBudget(33.8, 2.1, 0.7, 6.2, 163_840, 40_632, 32_768, 1.24, 21.4, gpus, assumed=assumed)
-    place = find_place(Wanted({"tensor-parallel-size": 2}, fakes.VLLM), read_host(Path("4xa6000")), "auto", ())
+    place = find_place(GpuRequest({"tensor-parallel-size": 2}, fakes.VLLM), read_host(Path("4xa6000")), "auto", ())
     plan = fleet.plan
 
     def planned(request):
@@ -118,6 +139,23 @@ def test_launch(snap_compare, alone, fleet, size, section):
     )
 
 
+@pytest.mark.parametrize("screen", ["launch", "flags", "log"])
+@pytest.mark.parametrize("look_name", ["light", "no-color", "ascii"])
+def test_look(snap_compare, alone, fleet, fakes, look, tmp_path, monkeypatch, screen, look_name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.log").write_text(LOG * 12)
+    staged = Changes(set={"max-num-seqs": 128}, unset=("enable-prefix-caching",))
+    make, ready = {
+        "launch": (lambda: LaunchScreen(fleet), "long-document"),
+        "flags": (lambda: FlagsScreen(fakes.chat(fakes.NOW), staged, fakes.FakeFleet(fakes.chat)), "max-num-seqs"),
+        "log": (lambda: LogScreen("chat", "server.log"), "ValueError"),
+    }[screen]
+    options = look(look_name)
+    app = alone(make)
+    app.ascii = options["ascii"]
+    assert snap_compare(app, terminal_size=(80, 24), run_before=settled("down", ready=ready))
+
+
 def test_launch_without_colour(snap_compare, alone, fleet, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     run = settled("tab", "tab", "down", ready="long-document")
@@ -139,6 +177,31 @@ def test_launch_typing(snap_compare, alone, fleet):
 def test_launch_adding(snap_compare, alone, fleet):
     run = settled("a", *"cache", ready="long-document")
     assert snap_compare(alone(lambda: LaunchScreen(fleet)), terminal_size=(80, 24), run_before=run)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_launch_choosing_a_model(snap_compare, alone, fleet, size):
+    """The models of this machine, with what the plan says of each."""
+    known = (
+        ("Qwen/Qwen3-8B-AWQ", 6.1, ModelFacts("", parameters=8_190_000_000, quantization=Quantization("awq", 4))),
+        ("meta-llama/Llama-3.1-8B-Instruct", 15.0, ModelFacts("", parameters=8_030_000_000, dtype="bfloat16")),
+        ("meta-llama/Llama-3.3-70B-Instruct", 131.4, ModelFacts("", parameters=70_600_000_000, dtype="bfloat16")),
+    )
+    models = [
+        LocalModel(name, "cache", f"/hub/{name}", int(gib * 2**30), replace(facts, max_context=131_072))
+        for name, gib, facts in known
+    ]
+    models.append(LocalModel("org/tokenizer", "cache", "/hub/org/tokenizer", 3_000_000, problem="no config.json"))
+    fleet.local_models, fleet.findings, plan = LocalModels(tuple(models)), (), fleet.plan
+
+    def planned(request):
+        made = plan(request)
+        large = request.model is not None and "70B" in request.model
+        return replace(made, memory=replace(made.memory, kv_gib=-60.0)) if large else made
+
+    fleet.plan = planned
+    run = settled("tab", "enter", "down", ready="long-document")
+    assert snap_compare(alone(lambda: LaunchScreen(fleet)), terminal_size=size, run_before=run)
 
 
 def test_launch_memory_not_known(snap_compare, alone, fleet):
@@ -169,7 +232,7 @@ def test_flags_from_traffic(snap_compare, alone, fakes, size):
         Choice("max-model-len", 1152, "95 % of requests stay below 1,100 tokens.", Source.WORKLOAD, "Longer: refused."),
         Choice("max-num-seqs", 64, "40 requests are in flight at p95.", Source.WORKLOAD),
     )
-    seen = Seen("2,400 requests in 60 minutes: prompts of 900 tokens at p95.", choices)
+    seen = MeasuredTraffic("2,400 requests in 60 minutes: prompts of 900 tokens at p95.", choices)
     app = alone(lambda: FlagsScreen(fakes.chat(fakes.NOW), Changes(), fakes.FakeFleet(fakes.chat), seen))
     assert snap_compare(app, terminal_size=size, run_before=settled(ready="max-num-seqs"))
 
@@ -181,7 +244,11 @@ def test_flags_wrong_value(snap_compare, alone, fakes):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("keys", [(), ("slash", *"value", "enter")], ids=["following", "search"])
+@pytest.mark.parametrize(
+    "keys",
+    [(), ("slash", *"value", "enter"), ("m", *"value", "enter"), ("t",)],
+    ids=["following", "search", "matching", "time"],
+)
 def test_log(snap_compare, alone, tmp_path, monkeypatch, size, keys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "server.log").write_text(LOG * 12)

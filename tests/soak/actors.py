@@ -79,7 +79,7 @@ def _look(world: World, action: Action) -> str:
 
 def _load(world: World, action: Action) -> str:
     rate, seconds = action.words
-    size = ("--input-tokens", "200", "--output-tokens", "40", "--seed", str(action.number))
+    size = ("--input-p95", "200", "--output-p95", "40", "--max-failed", "100%", "--seed", str(action.number))
     server = next((name for name in _from(action.server) if _is_ready(world, name)), action.server)
     said = world.command("load", server, "--rate", rate, "--duration", seconds, *size, "--json")
     if said.code == 0:

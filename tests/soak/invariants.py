@@ -9,9 +9,9 @@ from pathlib import Path
 
 from soak.schedule import SERVERS
 from soak.world import World, digest, read_json
+from vllm_launchers.host import shared_memory
 from vllm_launchers.keeper import client, processes
 from vllm_launchers.keeper.records import RestartMode, ServerRecord, State
-from vllm_launchers.machine import leftovers
 
 REST_SECONDS = 900.0
 """A generous time for everything that is under way to come to its end."""
@@ -19,9 +19,9 @@ GONE_SECONDS = 60.0
 """More than the 10 s that are promised: keepers write their last words on a machine that may be busy."""
 SERVING = (State.READY, State.UNRESPONSIVE)
 """On a machine that is too busy a server may be silent for a while."""
-UNSEEN = ("while no keeper watched", "its keeper died before it was started")
+UNSEEN = ("while no keeper watched", "no keeper was watching", "its keeper died before starting it")
 """Ends that nobody saw, of which it is not known who wanted them: no restart follows."""
-END_WORDS = ("gave up after", "not started again")
+END_WORDS = ("gave up after", "not restarted")
 """What a server says that restarts by itself and yet stays down."""
 
 
@@ -141,7 +141,7 @@ def _look_into(world: World, path: Path) -> None:
                 world.journal.blame(f"{path}: {told}")
     if path.name in ("keeper.log", "keeper.log.1"):
         for line in data.decode(errors="replace").splitlines():
-            if "fault in" in line or "Error" in line or "Traceback" in line:
+            if "internal error in" in line or "Error" in line or "Traceback" in line:
                 world.journal.blame(f"{path}: {line}")
 
 
@@ -176,8 +176,8 @@ def nothing_left(world: World) -> tuple[int, int]:
     if mine := named & {str(path) for path in world.things}:
         world.journal.blame(f"leftovers offers somebody else's {mine}")
     shared = [path for note in world.notes.glob("psm_*") if (path := Path("/dev/shm", note.name)).exists()]
-    if leftovers.sees_whole_machine():
-        old = [path for path in shared if time.time() - path.stat().st_ctime > 2 * leftovers.FRESH_SECONDS]
+    if shared_memory.sees_whole_machine():
+        old = [path for path in shared if time.time() - path.stat().st_ctime > 2 * shared_memory.FRESH_SECONDS]
         if unnamed := [str(path) for path in old if str(path) not in named]:
             world.journal.blame(f"shared memory is left and not named: {unnamed}")
     return len(shared), sum(str(path) in named for path in shared)

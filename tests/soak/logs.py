@@ -89,9 +89,7 @@ def _judge(world: World, server: str, worker: str, numbers: list[int], whole: in
         gaps.append(numbers[0])
     if gaps:
         world.journal.blame(f"{server}: {sum(gaps)} lines of worker {worker} are missing, in {gaps}")
-    # What a server wrote last is gone with its pipe where it ended before a killed keeper had a successor.
     if (last := whole - numbers[-1] - 1) > 0:
         gaps.append(last)
-        if not _keepers_killed(world, server):
-            world.journal.blame(f"{server}: the last {last} lines of worker {worker} are missing")
+        world.journal.blame(f"{server}: the last {last} lines of worker {worker} are missing")
     logs.gaps += gaps

@@ -119,9 +119,9 @@ def acts(world: World, action: Action) -> str:
     with console(world, action) as terminal:
         began = time.time()
         _type(terminal, ("/",))
-        terminal.wait_for("name, preset or state", END_SECONDS)
+        terminal.wait_for("name, model, preset", END_SECONDS)
         _type(terminal, (*action.server, "\r"))
-        terminal.wait_for(f"Servers with “{action.server}”", END_SECONDS)
+        terminal.wait_for(f"Servers matching '{action.server}'", END_SECONDS)
         _type(terminal, (*action.words[0], "y"))
         wanted = frozenset({RUN, STOP})
         until = time.monotonic() + 4.0

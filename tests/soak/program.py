@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from vllm_launchers.values import replace
 
 if TYPE_CHECKING:
     from vllm_launchers.keeper.records import LaunchSpec
@@ -19,14 +19,14 @@ LOOKING = frozenset(
 
 def bound_logs() -> None:
     """From now on what is launched has small logs."""
-    from vllm_console.fleet.launching import Launch
+    from vllm_launchers.launch.resolve import LaunchPlan
 
-    spec = Launch.spec
+    spec = LaunchPlan.spec
 
-    def bounded(launch: Launch, folder: Path, state: Path) -> LaunchSpec:
-        return replace(spec(launch, folder, state), log_bytes=LOG_BYTES, log_files=LOG_FILES)
+    def bounded(launch: LaunchPlan, *words: Any) -> LaunchSpec:
+        return replace(spec(launch, *words), log_bytes=LOG_BYTES, log_files=LOG_FILES)
 
-    Launch.spec = bounded  # type: ignore[assignment, method-assign]
+    LaunchPlan.spec = bounded  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ if not sys.argv:
 from soak.engine import main
 sys.exit(main())
 """
-REFUSALS = ("is there already", "is being started", "was just started", "has not been stopped", "still held",
-            "no previous generation", "takes no requests", "port_taken")  # fmt: skip
+REFUSALS = ("already exists", "is being started", "was just started", "is not stopped", "has not ended yet",
+            "no previous generation", "not ready", "port_taken")  # fmt: skip
 """What the reason of an exit code of 1 says where nothing was done."""
 
 
@@ -175,7 +175,7 @@ class World:
 
     def look_at(self, what: str, text: str) -> None:
         """Blame what must stand in nothing that the program says."""
-        for sign in ("Traceback (most recent", "a fault of this program"):
+        for sign in ("Traceback (most recent", "internal error"):
             if sign in text:
                 self.journal.blame(f"{what}: {text[text.index(sign) :][:1500]}")
         for name, value in self.canaries.items():
@@ -217,7 +217,7 @@ class World:
         record = self.record(server)
         if record is None:
             return {}
-        found = {"keeper": record.keeper, "api": record.server, "recorder": record.companion}
+        found = {"keeper": record.keeper, "api": record.server, "recorder": record.sidecar}
         if record.server is not None:
             for one in processes.table().values():
                 if one.session == record.server.pid and one.pid != one.session:

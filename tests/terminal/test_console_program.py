@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import signal
+import sys
 import time
 from pathlib import Path
 
+import pyte
 import pytest
 
 pytestmark = pytest.mark.terminal
@@ -33,6 +37,8 @@ def test_the_loop_by_keyboard(terminal, command, columns, rows):
     deadline = time.monotonic() + 60
     while status(command, "chatbot")["generation"] != 2:
         console.pump()
+        if "Restart chatbot?" in console.text:  # its figures are not read yet, so it asks
+            console.press("y")
         assert time.monotonic() < deadline, console.text
     while status(command, "chatbot")["state"] != "ready":
         console.pump()
@@ -114,6 +120,47 @@ def test_launching_by_hand(terminal, command):
     console.wait_end()
 
 
+def test_a_removed_server_is_replayed(terminal, command):
+    """Launch, load, remove, replay, leave."""
+    command("start", "chatbot", "--engine", "simulated", "--wait")
+    assert command("load", "chatbot", "--rate", "6", "--duration", "4", "--output-tokens", "20").returncode == 0
+    deadline = time.monotonic() + 60
+    while not status(command, "chatbot")["metrics"]["generation_tokens_total"]:
+        assert time.monotonic() < deadline, "the recorder does not see it"
+    command("stop", "chatbot")
+    console = terminal()
+    console.wait_for("stopped as requested")
+    console.press("x")
+    console.wait_for("Remove chatbot?")
+    console.wait_for("p purge")
+    console.press("y")
+    console.wait_for("chatbot is removed; O replays its runs.")
+    console.press("O")
+    console.wait_for("Replay which run?")
+    console.press("\r")
+    console.wait_for("whole run  end leave")
+    console.wait_for(lambda text: re.search(r"chatbot@1 sim .*removed .*%", text) is not None)
+    console.wait_for("it was deleted with its server")
+    at = re.search(r" at (\d\d:\d\d:\d\d) ", console.text)
+    console.press("\x1b[D")
+    console.wait_for(lambda text: (then := re.search(r" at (\d\d:\d\d:\d\d) ", text)) and then[1] < at[1])
+    console.press("s")
+    console.wait_for("chatbot@1 has ended and is replayed: nothing can be done to it")
+    console.press("\x1b")
+    console.wait_for(lambda text: "live · 15m" in text and "chatbot@1" not in text)
+    console.press(":replay chatbot@1\r")
+    console.wait_for("whole run  end leave")
+    console.press("\x1b[F")
+    console.wait_for("live · 15m")
+    console.press("q")
+    assert console.wait_end() == 0
+    assert console.restored()
+    again = terminal("replay", "chatbot", columns=80, rows=24)
+    again.wait_for(lambda text: re.search(r"chatbot@1 sim .*removed .*%", text) is not None)
+    again.press("q")
+    assert again.wait_end() == 0
+
+
 def test_demo_shows_two_servers_under_traffic_and_leaves_nothing(terminal, home):
     console = terminal("demo")
     console.wait_for(lambda text: text.count("ready") >= 2)
@@ -123,7 +170,97 @@ def test_demo_shows_two_servers_under_traffic_and_leaves_nothing(terminal, home)
     assert list(Path(home["XDG_STATE_HOME"], "vllm-console", "demo").iterdir()) == []
 
 
+def test_the_demo_opens_on_recorded_minutes_and_a_verdict(command, tmp_path):
+    """In a fresh home: charts from edge to edge, the restart in them, and whether it helped."""
+    path = tmp_path / "overview.svg"
+    assert command("demo", "--after", "15", "--picture", str(path)).returncode == 0
+    text = path.read_text().replace("&#160;", " ")
+    assert "better: ttft mean" in text.lower()
+    assert "r2" in text
+    assert "preempting" in text
+    bars = {int(float(x)) for x in re.findall(r'<rect class="[^"]+" x="([\d.]+)"', text)}
+    columns = [x for x in sorted(bars) if x < 480]
+    assert columns[0] < 110
+    assert columns[-1] > 460
+    assert max(b - a for a, b in itertools.pairwise(columns)) < 4 * 12.2, "no gap in the first chart"
+    path = tmp_path / "compare.svg"
+    assert command("demo", "--picture", str(path), "--screen", "compare").returncode == 0
+    assert "The change helped" in path.read_text().replace("&#160;", " ")
+
+
+def test_a_picture_of_ones_own_servers_needs_no_terminal(command, tmp_path):
+    path = tmp_path / "empty.svg"
+    assert command("--picture", str(path), "--screen", "launch").returncode == 0
+    assert "chatbot" in path.read_text()
+    wrong = command("demo", "--picture", str(tmp_path / "picture.gif"))
+    assert (wrong.returncode, "must end in .svg or .png" in wrong.stderr) == (2, True)
+    both = command("demo", "--picture", str(path), "--record", str(tmp_path / "a.cast"))
+    assert (both.returncode, "leave one of them out" in both.stderr) == (2, True)
+
+
+def test_a_recording_of_the_demo_replays_to_the_same_screen(terminal, tmp_path):
+    path = tmp_path / "demo.cast"
+    console = terminal("demo", "--record", str(path))
+    console.wait_for("hint 1/4  i shows the findings of chat")
+    console.press("d")
+    console.wait_for("Command")
+    console.press("\x1b")
+    console.wait_for("esc hides hints")
+    console.press("q")
+    assert console.wait_end() == 0
+    head, *events = map(json.loads, path.read_text().splitlines())
+    assert (head["version"], head["width"], head["height"]) == (2, 120, 40)
+    assert [at for at, *_ in events] == sorted(at for at, *_ in events)
+    assert {kind for _, kind, _ in events} == {"o"}
+    leave = "\x1b[?1049l"
+    played, seen = (pyte.Screen(120, 40) for _ in range(2))
+    recorded = "".join(data for *_, data in events).partition(leave)[0].encode()
+    drawn = bytes(console.raw).partition(b"\x1b[?1049h")[2].partition(leave.encode())[0]
+    for screen, data in ((played, recorded), (seen, drawn)):
+        pyte.ByteStream(screen).feed(data.replace(b"\x1b[>", b"\x1b[?"))
+    assert played.display == seen.display
+    assert any("KV cache" in row for row in played.display)
+
+
 def test_without_a_terminal_the_console_says_so(command):
     answer = command()
     assert answer.returncode == 2
     assert "needs a terminal" in answer.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("demo",)])
+@pytest.mark.parametrize("name", ["dumb", "Unknown"])
+def test_a_terminal_that_cannot_be_drawn_on_is_refused(terminal, words, name):
+    console = terminal(*words, env={"TERM": name})
+    assert console.wait_end() == 2
+    assert f"TERM={name}: the console needs a terminal that can be drawn on" in console.text.replace("\n", "")
+
+
+BUSY = """
+import sys
+from vllm_console.cli.main import main
+from vllm_console.ui import app
+from vllm_console.ui.app import ConsoleApp
+
+app.END_SECONDS = 1  # of computing in vain
+
+def action_help(self):
+    while True:
+        self._busy = True
+ConsoleApp.action_help = action_help
+sys.exit(main([]))
+"""
+
+
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_console_that_is_busy_for_ever(home, terminal_module, way):
+    console = terminal_module.Terminal([sys.executable, "-c", BUSY], 100, 30, home)
+    try:
+        console.wait_for("Servers")
+        console.press("?")
+        console.pump(1.0)
+        console.process.send_signal(way)
+        assert console.wait_end() == 1
+        assert console.restored()
+    finally:
+        console.close()

@@ -4,7 +4,7 @@
 
 ``FOLDER`` is the package itself, with ``engine/arg_utils.py`` in it (of an unpacked source or wheel, or of an
 installation); nothing of it is run. Afterwards add VERSION to ``RELEASES`` in ``machine/flags/releases.py``, what
-went to ``plan/retired``, and run ``tests/unit/releases``.
+went to ``plan/retired``, and run ``tests/unit/vllm/flags``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_launchers.machine.flags import releases
-from vllm_launchers.machine.flags.learn import learn_folder
-from vllm_launchers.machine.flags.model import FlagSpec, FlagTable
+from vllm_launchers.vllm.flags import releases
+from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, VariableSpec
+from vllm_launchers.vllm.flags.learn import learn_folder
 
 DATA = Path(releases.__file__).with_suffix(".json")
 LISTS = ("choices", "words", "aliases")
@@ -60,7 +60,28 @@ def with_release(data: Mapping[str, Any], table: FlagTable) -> dict[str, Any]:
         "releases": [*data["releases"], table.version],
         "flags": dict(sorted(flags.items())),
         "variables": dict(sorted({**variables, **{name: [index] for name in new}}.items())),
+        "values": with_changes(data["values"], {n: variable_properties(s) for n, s in table.values.items()}, index),
+        "capabilities": with_changes(data["capabilities"], table.limits.capabilities, index),
     }
+
+
+def with_changes(histories: Mapping[str, Any], said: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Histories of whole values with one more release; null where it says nothing."""
+    found: dict[str, Any] = {name: list(history) for name, history in histories.items()}
+    for name in {*found, *said}:
+        history = found.setdefault(name, [])
+        before = history[-1][1] if history else None
+        if said.get(name) != before:
+            history.append([index, said.get(name)])
+    return dict(sorted(found.items()))
+
+
+def variable_properties(spec: VariableSpec) -> dict[str, Any]:
+    """A variable's values as the table has them."""
+    said: dict[str, Any] = {"kind": spec.kind.value}
+    said |= {"choices": " ".join(spec.choices)} if spec.choices else {}
+    said |= {name: True for name in ("many", "empty") if getattr(spec, name)}
+    return said | ({} if spec.exact else {"exact": False})
 
 
 def _at_the_end(history: list[Any]) -> dict[str, Any] | None:
@@ -73,7 +94,7 @@ def _at_the_end(history: list[Any]) -> dict[str, Any] | None:
 def written(data: Mapping[str, Any]) -> str:
     """The table's text: one line for each flag and variable."""
     parts = [f'"releases": {json.dumps(data["releases"])}']
-    for kind in ("flags", "variables"):
+    for kind in ("flags", "variables", "values", "capabilities"):
         lines = (f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in data[kind].items())
         parts.append(f'"{kind}": {{\n' + ",\n".join(lines) + "\n}")
     return "{\n" + ",\n".join(parts) + "\n}\n"

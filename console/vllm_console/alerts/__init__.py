@@ -1,1 +1,1 @@
-"""What is wrong, told to those who do not look: checks, a log, terminals, a webhook, rules for Prometheus."""
+"""Alerts outside the console: checks, a log, terminal notifications, a webhook, rules for Prometheus."""

@@ -1,51 +1,51 @@
-"""Whether a server keeps its objectives: what ``vllm-console check`` answers."""
+"""Checks whether a server meets its objectives, for ``vllm-console check``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_console.alerts.objectives import Judged, Served, judge, served
-from vllm_console.diagnosis.document import condition_document
-from vllm_console.diagnosis.model import Condition
-from vllm_console.fleet.model import ServerView, State
-from vllm_console.fleet.watched import HISTORY
-from vllm_console.format import duration
-from vllm_console.telemetry.history import TIERS, HistoryError, HistoryMissingError, Reader
-from vllm_console.telemetry.history_file import Entry
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding, finding_document
+from vllm_console.diagnosis.objectives import Judged, Served, judge, served
+from vllm_console.fleet.own_server import HISTORY
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.history.store import TIERS, Entry, HistoryError, HistoryMissingError, Reader
+from vllm_console.metrics.first_requests import traffic
+from vllm_console.text import duration
 
 STALE_SECONDS = 30.0
-"""Without a look for so long nothing is known of now; the recorder looks once a second."""
+"""Seconds without a sample after which the present state is unknown; the recorder samples once a second."""
 
 MOST_POINTS = 2000
-"""Half an hour by the second; a longer window is read by coarser steps."""
+"""Up to half an hour is read second by second; a longer window in coarser steps."""
 
 CHUNK_SECONDS = 3600.0
-"""So much is held at once of a long window that is read by ten seconds: it has a lot of histograms."""
+"""How much of a long window is held in memory at once: ten-second rows hold many histograms."""
 
 SILENT_SECONDS = 60.0
-"""A prompt that is computed for longer without a token is none: the engine hangs."""
+"""No prompt computes for longer than this without a token: past it the engine hangs."""
 
 BROKEN_ENGINE = ("engine_dead", "engine_hung")
-"""Conditions that break a check whatever the objectives say."""
+"""Findings that fail a check whatever the objectives are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The answer. ``problems`` are sentences for people, one for each thing that is broken; none when all holds."""
+class Report(msgspec.Struct, frozen=True):
+    """The result. ``problems`` holds one sentence for each violation; empty if there is none."""
 
     name: str
     state: State
     window_seconds: float
     objectives: tuple[Judged, ...]
-    conditions: tuple[Condition, ...]
+    findings: tuple[Finding, ...]
     problems: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether the server serves and keeps every objective."""
+        """Whether the server is up and meets every objective."""
         return not self.problems
 
 
@@ -60,6 +60,7 @@ def report_document(report: Report) -> dict[str, Any]:
             {
                 "name": one.name,
                 "value": one.value,
+                **_bucket(one),
                 "limit": one.limit,
                 "ok": one.ok,
                 "source": one.source,
@@ -67,9 +68,17 @@ def report_document(report: Report) -> dict[str, Any]:
             }
             for one in report.objectives
         ],
-        "conditions": [condition_document(condition) for condition in report.conditions],
+        "findings": [finding_document(finding) for finding in report.findings],
         "problems": list(report.problems),
     }
+
+
+def _bucket(one: Judged) -> dict[str, Any]:
+    """The ends of a latency's bucket: without a ``value``, one of them is all that is known."""
+    if not one.name.endswith("_seconds"):
+        return {}
+    found = one.bucket
+    return {"value_below": found.below if found else None, "value_above": found.above if found else None}
 
 
 def look(server: ServerView, now: float, window: float, *, allow_idle: bool = False) -> Report:
@@ -88,7 +97,7 @@ def look(server: ServerView, now: float, window: float, *, allow_idle: bool = Fa
 
 
 def _often(reader: Reader, now: float, window: float) -> Iterator[Entry]:
-    """What was recorded every ten seconds or more often, as far as that reaches back; a bit at a time."""
+    """The samples of the window, at most ten seconds apart as far back as those reach; read in chunks."""
     start = now - min(window, TIERS[1].step * TIERS[1].rows)
     while start < now:
         stop = min(start + CHUNK_SECONDS, now)
@@ -106,63 +115,79 @@ def check(
     trouble: str = "",
     often: Iterable[Entry] | None = None,
 ) -> Report:
-    """Judge what was recorded of a server in a window. Only its present generation counts.
+    """Judge a window of a server's history. Only the present generation counts, without its first requests.
 
-    ``allow_idle`` takes it for well when nothing was asked of it; ``trouble`` is why its history cannot be read.
-    ``often`` are the entries by which the KV cache's usage is judged, where the others are minutes apart.
+    ``allow_idle`` accepts a server that got no requests; ``trouble`` is why its history cannot be read. ``often`` holds
+    the entries that KV cache usage is judged by if the others are minutes apart.
     """
     present = [entry for entry in entries if entry.generation == server.generation]
     fine = (entry.sample for entry in often if entry.generation == server.generation) if often is not None else None
-    done = served([entry.sample for entry in present], fine)
+    done = served(traffic(entry.sample for entry in present), fine)
     covered = present[-1].at - present[0].at if present else 0.0
     span = min(covered, window)
-    judged = judge(done, server.objectives, server.preset, span)
+    judged = tuple(
+        replace(one, note=_waiting(server)) if one.name == "ttft_p99_seconds" else one
+        for one in judge(done, server.objectives, server.preset, span)
+    )
     problems = _engine_problems(server, now) or _no_data(server, present, now, trouble)
     if not problems:
         problems = _silent(server, done, span) or _broken(server, judged, done, span, idle_is_well=allow_idle)
-    return Report(server.name, server.state, round(span, 1), judged, server.conditions, tuple(problems))
+    return Report(server.name, server.state, round(span, 1), judged, server.findings, tuple(problems))
+
+
+def _waiting(server: ServerView) -> str:
+    """The requests that TTFT does not count yet."""
+    window = server.window
+    if window is None or not window.requests_waiting:
+        return ""
+    number = round(window.requests_waiting)
+    who = "1 waiting request is" if number == 1 else f"{number} waiting requests are"
+    known = window.longest_wait is not None and window.longest_wait >= 1
+    return f"{who} not included yet" + (
+        f", the longest has waited at least {duration(window.longest_wait)}" if known else ""
+    )
 
 
 def _engine_problems(server: ServerView, now: float) -> list[str]:
-    """That it does not serve, or that its engine is dead or hangs."""
+    """A server that is not ready, or whose engine is dead or hangs."""
     if server.state is not State.READY:
         since = f" for {duration(now - server.state_since)}" if server.state_since else ""
         why = f": {server.reason}" if server.reason else ""
-        return [f"{server.name} does not serve: it has been {server.state}{since}{why}"]
-    return [f"{server.name}: {one.symptom} {one.cause}" for one in server.conditions if one.code in BROKEN_ENGINE]
+        return [f"{server.name} is not serving: {server.state}{since}{why}"]
+    return [f"{server.name}: {one.symptom} {one.cause}" for one in server.findings if one.code in BROKEN_ENGINE]
 
 
 def _no_data(server: ServerView, entries: Sequence[Entry], now: float, trouble: str) -> list[str]:
-    """Why nothing can be said of a server that is ready."""
+    """Why a ready server cannot be judged."""
     if trouble:
-        return [f"{server.name} cannot be judged: {trouble}"]
+        return [f"{server.name} can't be judged: {trouble}"]
     if not entries:
-        return [f"{server.name} cannot be judged: nothing was recorded of it in the window"]
+        return [f"{server.name} can't be judged: nothing recorded in the window"]
     if (age := now - entries[-1].at) > STALE_SECONDS:
-        return [f"{server.name} cannot be judged: its metrics were last read {duration(age)} ago"]
+        return [f"{server.name} can't be judged: its metrics were last read {duration(age)} ago"]
     if len(entries) < 2:
-        return [f"{server.name} cannot be judged: it was looked at only once so far"]
+        return [f"{server.name} can't be judged: only one sample so far"]
     return []
 
 
 def _silent(server: ServerView, done: Served, span: float) -> list[str]:
-    """Requests that run while no token comes at all, over a time that no prompt needs."""
+    """Requests that run without producing a token for longer than any prompt takes."""
     tokens = done.counted.generation_tokens_total if done.counted is not None else None
     if done.running_min < 1 or tokens != 0 or span < SILENT_SECONDS:
         return []
-    return [f"{server.name} gives no token: requests have run for {duration(span)}, and none came"]
+    return [f"{server.name} produces no tokens: requests have run for {duration(span)} without one"]
 
 
 def _broken(
     server: ServerView, judged: Sequence[Judged], done: Served, span: float, *, idle_is_well: bool
 ) -> list[str]:
-    """One sentence for each objective that is broken or that nothing is known of."""
+    """One sentence for each objective that is violated or cannot be judged."""
     broken = [f"{server.name}: {one.sentence}" for one in judged if one.ok is False]
     unknown = [one for one in judged if one.ok is None]
     if unknown == list(judged):
-        return [f"{server.name} reports no metrics to judge it by (was it started with --disable-log-stats?)"]
+        return [f"{server.name} reports no metrics (started with --disable-log-stats?)"]
     if done.idle:
-        told = f"{server.name} served nothing in the last {duration(span)}, so that its latencies could not be judged"
-        return broken if idle_is_well else [*broken, f"{told} (--allow-idle takes that for well)"]
-    # Where requests run and none has ended yet, shares and latencies may be unknown: that breaks nothing.
+        message = f"{server.name} served nothing in the last {duration(span)}, so its latencies can't be judged"
+        return broken if idle_is_well else [*broken, f"{message} (an idle server passes only with --allow-idle)"]
+    # If requests run and none has ended yet, shares and latencies may be unknown: that violates nothing.
     return broken + [f"{server.name}: {one.sentence}" for one in unknown if one.name == "kv_cache_usage"]

@@ -1,4 +1,4 @@
-"""A Grafana dashboard over vLLM's metrics, with the objectives drawn as limits. Pure."""
+"""A Grafana dashboard over vLLM's metrics, with the objectives drawn as thresholds. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,222 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_console.alerts.panels import Panel, Row, rows
-from vllm_console.alerts.prometheus import RUNNING, Target
+import msgspec
+
+from vllm_console.alerts.prometheus import (
+    FINISHED,
+    GENERATED,
+    ITL,
+    PREEMPTIONS,
+    RUNNING,
+    TTFT,
+    USAGE,
+    WAITING,
+    AlertTarget,
+)
+from vllm_console.metrics.parse import COUNTERS, FIRST_BUCKETS, HISTOGRAMS
+from vllm_console.text import seconds
+from vllm_launchers.presets.model import Objectives
+
+SELECT = '{model_name=~"$model_name",instance=~"$instance"}'
+SERVER = "model_name, instance"
+SERVER_LEGEND = "{{model_name}} {{instance}}"
+RATE = "$__rate_interval"
+
+PROMPTED = COUNTERS["prompt_tokens_total"][0]
+LOOKED_UP, HITS = COUNTERS["prefix_cache_queries_total"][0], COUNTERS["prefix_cache_hits_total"][0]
+E2E, QUEUE, PREFILL, DECODE, PROMPT_LENGTH, ANSWER_LENGTH = (
+    HISTOGRAMS[key][0] for key in ("e2e", "queue", "prefill", "decode", "prompt_tokens", "generation_tokens")
+)
+TPOT = "vllm:request_time_per_output_token_seconds"
+MOST_GENERATED = "vllm:request_max_num_generation_tokens"
+STEP_TOKENS = "vllm:iteration_tokens_total"
+
+_ENDS = {HISTOGRAMS[key][0]: end for key, end in FIRST_BUCKETS.items()} | {TPOT: FIRST_BUCKETS["itl"]}
+"""Where each latency's first bucket ends, by family."""
+
+
+class Query(msgspec.Struct, frozen=True):
+    """One query and its legend."""
+
+    expr: str
+    legend: str
+    heatmap: bool = False
+
+
+class Panel(msgspec.Struct, frozen=True):
+    """One panel. ``limit`` is an objective in the panel's ``unit``, drawn as a line; ``width`` is out of 24."""
+
+    title: str
+    queries: tuple[Query, ...]
+    unit: str
+    kind: str = "timeseries"
+    limit: float | None = None
+    width: int = 12
+    most: float | None = None
+    description: str = ""
+
+
+class PanelRow(msgspec.Struct, frozen=True):
+    """A row title and the panels below it."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def rows(objectives: Objectives) -> Sequence[PanelRow]:
+    """The whole dashboard, the most important panels first."""
+    return (
+        PanelRow("Objectives", _objectives(objectives)),
+        PanelRow("Latency", _latency(objectives)),
+        PanelRow("Requests and tokens", _traffic()),
+        PanelRow("Lengths", _lengths()),
+    )
+
+
+def _objectives(objectives: Objectives) -> tuple[Panel, ...]:
+    share = f"{_rate_sum(PREEMPTIONS)} / {_rate_sum(FINISHED)}"
+    return (
+        _stat("TTFT p99", _quantile(0.99, TTFT, "$__range"), "s", objectives.ttft_p99_seconds),
+        _stat("ITL p99", _quantile(0.99, ITL, "$__range"), "s", objectives.itl_p99_seconds),
+        _stat("KV cache usage", f"max by ({SERVER}) ({USAGE}{SELECT})", "percentunit", objectives.kv_cache_usage),
+        _stat(
+            "Preemptions per request",
+            f"{_sum('increase', PREEMPTIONS, '$__range')} / {_sum('increase', FINISHED, '$__range')}",
+            "short",
+            objectives.preemption_rate,
+        ),
+        Panel(
+            "Cache Utilization",
+            (Query(f"max by ({SERVER}) ({USAGE}{SELECT})", SERVER_LEGEND),),
+            "percentunit",
+            limit=objectives.kv_cache_usage,
+            most=1.0,
+            description="How full the KV cache is, of the fullest engine.",
+        ),
+        Panel(
+            "Preemptions",
+            (Query(share, f"per request {SERVER_LEGEND}"),),
+            "short",
+            limit=objectives.preemption_rate,
+            description="How often a request lost its place in the KV cache and was computed again, per ended request.",
+        ),
+    )
+
+
+def _latency(objectives: Objectives) -> tuple[Panel, ...]:
+    return (
+        _spread("Time To First Token Latency", TTFT, objectives.ttft_p99_seconds),
+        _spread("Inter Token Latency", ITL, objectives.itl_p99_seconds),
+        _spread("Time Per Output Token (TPOT)", TPOT),
+        _spread("E2E Request Latency", E2E),
+        Panel("Queue Time", (Query(_mean(QUEUE), f"mean {SERVER_LEGEND}"),), "s"),
+        Panel(
+            "Requests Prefill and Decode Time",
+            (Query(_mean(PREFILL), f"prefill {SERVER_LEGEND}"), Query(_mean(DECODE), f"decode {SERVER_LEGEND}")),
+            "s",
+        ),
+    )
+
+
+def _traffic() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            "Scheduler State",
+            (
+                Query(f"sum by ({SERVER}) ({RUNNING}{SELECT})", f"running {SERVER_LEGEND}"),
+                Query(f"sum by ({SERVER}) ({WAITING}{SELECT})", f"waiting {SERVER_LEGEND}"),
+            ),
+            "short",
+        ),
+        Panel(
+            "Token Throughput",
+            (
+                Query(_rate_sum(PROMPTED), f"prompt {SERVER_LEGEND}"),
+                Query(_rate_sum(GENERATED), f"generation {SERVER_LEGEND}"),
+            ),
+            "short",
+            description="Tokens per second.",
+        ),
+        Panel("Successful Requests Over Time", (Query(_rate_sum(FINISHED), SERVER_LEGEND),), "reqps"),
+        Panel(
+            "Finish Reason",
+            (Query(f"sum by (finished_reason) (increase({FINISHED}{SELECT}[{RATE}]))", "{{finished_reason}}"),),
+            "short",
+        ),
+        Panel(
+            "Prefix Cache Hit Rate",
+            (Query(f"{_rate_sum(HITS)} / {_rate_sum(LOOKED_UP)}", SERVER_LEGEND),),
+            "percentunit",
+            most=1.0,
+        ),
+        Panel(
+            "Engine Steps",
+            (Query(_rate_sum(f"{STEP_TOKENS}_count"), SERVER_LEGEND),),
+            "short",
+            description="Iterations of the scheduler per second.",
+        ),
+    )
+
+
+def _lengths() -> tuple[Panel, ...]:
+    return (
+        _heatmap("Request Prompt Length", PROMPT_LENGTH),
+        _heatmap("Request Generation Length", ANSWER_LENGTH),
+        _spread("Input Token Size", PROMPT_LENGTH, unit="short"),
+        _spread("Output Token Size", ANSWER_LENGTH, unit="short"),
+        Panel(
+            "Max Generation Token in Sequence Group",
+            (Query(_mean(MOST_GENERATED), SERVER_LEGEND),),
+            "short",
+            width=24,
+        ),
+    )
+
+
+def _sum(function: str, family: str, span: str = RATE, by: str = SERVER) -> str:
+    return f"sum by ({by}) ({function}({family}{SELECT}[{span}]))"
+
+
+def _rate_sum(family: str) -> str:
+    return _sum("rate", family)
+
+
+def _mean(family: str) -> str:
+    return f"{_rate_sum(f'{family}_sum')} / {_rate_sum(f'{family}_count')}"
+
+
+def _quantile(q: float, family: str, span: str = RATE) -> str:
+    """Latencies clamped to the end of the first bucket: inside it, only an upper bound is known."""
+    found = f"histogram_quantile({q:g}, {_sum('rate', f'{family}_bucket', span, f'{SERVER}, le')})"
+    return f"clamp_min({found}, {_ENDS[family]:g})" if family in _ENDS else found
+
+
+def _spread(title: str, family: str, limit: float | None = None, unit: str = "s") -> Panel:
+    """Quantiles and mean of a histogram."""
+    quantiles = [Query(_quantile(q, family), f"p{q * 100:g} {SERVER_LEGEND}") for q in (0.99, 0.95, 0.9, 0.5)]
+    values = (
+        f"A quantile at {seconds(_ENDS[family])} is at most that: below it only the mean is known."
+        if family in _ENDS
+        else ""
+    )
+    queries = (*quantiles, Query(_mean(family), f"mean {SERVER_LEGEND}"))
+    return Panel(title, queries, unit, limit=limit, description=values)
+
+
+def _heatmap(title: str, family: str) -> Panel:
+    query = Query(_sum("increase", f"{family}_bucket", by="le"), "{{le}}", heatmap=True)
+    return Panel(title, (query,), "short", "heatmap")
+
+
+def _stat(title: str, expr: str, unit: str, limit: float) -> Panel:
+    return Panel(title, (Query(expr, SERVER_LEGEND),), unit, "stat", limit, width=6)
+
 
 Json = dict[str, Any]
 
 SCHEMA_VERSION = 39
-"""Grafana 10.4 and later; newer ones migrate it."""
+"""Grafana 10.4 and later; newer versions migrate it."""
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 LONGEST_UID = 40
@@ -21,8 +230,8 @@ COLUMNS = 24
 HEIGHTS = {"stat": 4, "timeseries": 8, "heatmap": 8}
 
 
-def dashboard(target: Target) -> Json:
-    """The dashboard as Grafana imports it; the same target gives the same ``uid``, so that importing it renews it."""
+def dashboard(target: AlertTarget) -> Json:
+    """The dashboard as Grafana imports it; the same target gives the same ``uid``, so importing it again updates it."""
     return {
         "uid": _uid(target.name),
         "title": f"vLLM {target.name}".strip(),
@@ -44,7 +253,7 @@ def dashboard(target: Target) -> Json:
 
 
 def _uid(name: str) -> str:
-    """Stable, and of the characters that Grafana takes; a name that has others is told apart by its hash."""
+    """Stable, and limited to characters that Grafana accepts; a hash distinguishes names that have others."""
     whole = f"vllm-console-{name}" if name else "vllm-console"
     slug = re.sub(r"[^A-Za-z0-9_-]", "-", whole)
     if slug == whole and len(whole) <= LONGEST_UID:
@@ -53,7 +262,7 @@ def _uid(name: str) -> str:
     return f"{slug[: LONGEST_UID - 9]}-{digest}"
 
 
-def _variables(target: Target) -> list[Json]:
+def _variables(target: AlertTarget) -> list[Json]:
     return [
         {
             "name": "datasource",
@@ -72,12 +281,12 @@ def _variables(target: Target) -> list[Json]:
     ]
 
 
-def _joined(target: Target) -> str:
+def _joined(target: AlertTarget) -> str:
     return f"{target.match}," if target.match else ""
 
 
 def _choice(name: str, label: str, query: str) -> Json:
-    """Several of them, or all, as the data source knows them."""
+    """Several of them, or all, as the data source lists them."""
     return {
         "name": name,
         "label": label,
@@ -95,7 +304,7 @@ def _choice(name: str, label: str, query: str) -> Json:
     }
 
 
-def _panels(all_rows: Sequence[Row]) -> list[Json]:
+def _panels(all_rows: Sequence[PanelRow]) -> list[Json]:
     panels: list[Json] = []
     top = 0
     for row in all_rows:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from dataclasses import dataclass
 from typing import Any
 
-from vllm_console.diagnosis.conditions.cache import MOST_PREEMPTIONS
-from vllm_console.diagnosis.conditions.queue import LEAST_WAITING
-from vllm_console.format import percent, seconds
-from vllm_console.telemetry.families import COUNTERS, GAUGES, HISTOGRAMS
-from vllm_console.text import plain
+import msgspec
+
+from vllm_console.diagnosis.live.cache import MOST_PREEMPTIONS
+from vllm_console.diagnosis.live.queue import LEAST_WAITING
+from vllm_console.metrics.parse import COUNTERS, FIRST_BUCKETS, GAUGES, HISTOGRAMS
+from vllm_console.text import percent, plain, seconds
 from vllm_launchers.presets.model import Objectives
 
 WHERE = "{{ $labels.model_name }} on {{ $labels.instance }}"
 BY = "job, instance, model_name"
-"""One alert for each server, its data-parallel engines taken together."""
+"""One alert per server, its data-parallel engines combined."""
 
 RUNNING, WAITING, USAGE = (GAUGES[key][0] for key in ("requests_running", "requests_waiting", "kv_cache_usage"))
 PREEMPTIONS, FINISHED = (COUNTERS[key][0] for key in ("preemptions_total", "requests_finished_total"))
@@ -29,15 +29,14 @@ _MATCHERS = re.compile(rf"\s*{_MATCHER}(?:\s*,\s*{_MATCHER})*\s*")
 
 
 class MatchError(ValueError):
-    """Words that are no label matchers of PromQL; the text is one sentence."""
+    """Not valid PromQL label matchers; the message is one sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What rules and dashboards are about. ``name`` is a server's or a preset's, empty for every vLLM server.
+class AlertTarget(msgspec.Struct, frozen=True):
+    """The target of rules and dashboards. ``name`` is a server's or a preset's, empty for all vLLM servers.
 
-    ``match`` are label matchers as between the braces of PromQL, empty for all series; ``source`` says where the
-    objectives come from.
+    ``match`` holds label matchers as they stand between the braces of PromQL, empty for all series; ``source`` says
+    where the objectives come from.
     """
 
     objectives: Objectives
@@ -47,15 +46,15 @@ class Target:
 
     @property
     def braces(self) -> str:
-        """The matchers as a selector has them."""
+        """The matchers as a selector."""
         return f"{{{self.match}}}" if self.match else ""
 
 
 def checked_match(text: str) -> str:
-    """Label matchers as a person wrote them.
+    """Parse label matchers as a person typed them.
 
     Raises:
-        MatchError: they are none.
+        MatchError: the text is not valid.
     """
     if not _MATCHERS.fullmatch(text) or not text.isprintable():
         raise MatchError(f'{text[:60]!r} is no list of label matchers such as job="vllm",instance=~"gpubox:.*"')
@@ -63,26 +62,25 @@ def checked_match(text: str) -> str:
 
 
 def model_match(model: str) -> str:
-    """The matcher of one served model."""
+    """The matcher for one served model."""
     named = {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
     escaped = "".join(named.get(c) or (c if _is_seen(c) else _go_escape(c)) for c in model)
     return f'model_name="{escaped}"'
 
 
 def _is_seen(character: str) -> bool:
-    """Whether it may stand as it is; accents are spelt out, since a heap of them would cover the lines around."""
+    """Whether a character can stay as it is; accents are escaped, since stacked ones would cover nearby lines."""
     return character.isprintable() and unicodedata.category(character) not in ("Mn", "Me")
 
 
 def _go_escape(character: str) -> str:
-    """As strings of PromQL, which are Go's, write it; half of a character is none there."""
+    """Text as a PromQL (Go) string literal; lone surrogates are not valid there."""
     code = 0xFFFD if "\ud800" <= character <= "\udfff" else ord(character)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One alerting rule; ``hold`` is how long its expression must hold."""
+class AlertingRule(msgspec.Struct, frozen=True):
+    """One alerting rule; ``hold`` is how long its expression must be true."""
 
     alert: str
     expr: str
@@ -92,40 +90,40 @@ class Rule:
     description: str
 
 
-def rules(target: Target) -> tuple[Rule, ...]:
-    """A rule for each objective, and for a queue that grows and an engine that is gone or hangs."""
+def rules(target: AlertTarget) -> tuple[AlertingRule, ...]:
+    """A rule for each objective, and for a growing queue and an engine that is gone or hangs."""
     return (*_objectives(target), *_engine(target))
 
 
-def _objectives(target: Target) -> tuple[Rule, ...]:
-    goals, source = target.objectives, target.source
+def _objectives(target: AlertTarget) -> tuple[AlertingRule, ...]:
+    objectives, source = target.objectives, target.source
     share = "{{ $value | humanizePercentage }}"
     return (
-        Rule(
+        AlertingRule(
             "VllmKvCachePressure",
-            f"max by ({BY}) (avg_over_time({USAGE}{target.braces}[1m])) > {goals.kv_cache_usage:g}",
+            f"max by ({BY}) (avg_over_time({USAGE}{target.braces}[1m])) > {objectives.kv_cache_usage:g}",
             "5m",
             "warning",
             f"KV cache pressure: {WHERE}",
-            f"{share} of the KV cache is used; the limit is {percent(goals.kv_cache_usage, 1)} ({source}).",
+            f"{share} of the KV cache is used; the objective is {percent(objectives.kv_cache_usage, 1)} ({source}).",
         ),
-        Rule(
+        AlertingRule(
             "VllmPreempting",
             _preempting(target),
             "5m",
             "critical",
             f"Requests are preempted: {WHERE}",
-            f"More than {percent(goals.preemption_rate, 1)} of the requests ({source}), or more than"
-            f" {MOST_PREEMPTIONS:.0f} a minute, lose their place in the KV cache and are computed again.",
+            f"More than {objectives.preemption_rate:g} preemptions per request ({source}), or more than"
+            f" {MOST_PREEMPTIONS:.0f} a minute: requests are evicted from the KV cache and recomputed.",
         ),
-        _slow(target, "VllmSlowFirstToken", "TTFT", TTFT, goals.ttft_p99_seconds),
-        _slow(target, "VllmSlowTokens", "ITL", ITL, goals.itl_p99_seconds),
+        _slow(target, "VllmSlowFirstToken", "ttft", objectives.ttft_p99_seconds),
+        _slow(target, "VllmSlowTokens", "itl", objectives.itl_p99_seconds),
     )
 
 
-def _engine(target: Target) -> tuple[Rule, ...]:
+def _engine(target: AlertTarget) -> tuple[AlertingRule, ...]:
     return (
-        Rule(
+        AlertingRule(
             "VllmQueueGrows",
             f"sum by ({BY}) (min_over_time({WAITING}{target.braces}[5m])) >= {LEAST_WAITING:g}\n"
             f"  and sum by ({BY}) (deriv({WAITING}{target.braces}[10m])) > 0",
@@ -135,7 +133,7 @@ def _engine(target: Target) -> tuple[Rule, ...]:
             "{{ $value | humanize }} requests or more have waited for five minutes, and they become more: requests"
             " come faster than they are served.",
         ),
-        Rule(
+        AlertingRule(
             "VllmDown",
             f"up == 0 and on (job, instance) (max_over_time({RUNNING}{target.braces}[1d]) >= 0)",
             "1m",
@@ -143,7 +141,7 @@ def _engine(target: Target) -> tuple[Rule, ...]:
             "vLLM is down: {{ $labels.instance }}",
             "Its metrics cannot be read any more: it has ended, does not answer, or cannot be reached.",
         ),
-        Rule(
+        AlertingRule(
             "VllmHung",
             f"sum by ({BY}) (min_over_time({RUNNING}{target.braces}[2m])) > 0\n"
             f"  and sum by ({BY}) (increase({GENERATED}{target.braces}[2m])) == 0",
@@ -155,32 +153,37 @@ def _engine(target: Target) -> tuple[Rule, ...]:
     )
 
 
-def _preempting(target: Target) -> str:
-    preempted = f"sum by ({BY}) (rate({PREEMPTIONS}{target.braces}[5m]))"
-    finished = f"sum by ({BY}) (rate({FINISHED}{target.braces}[5m]))"
-    share = f"{preempted} / {finished} > {target.objectives.preemption_rate:g}"
-    return f"{share}\n  or 60 * {preempted} > {MOST_PREEMPTIONS:g}"
+def _preempting(target: AlertTarget) -> str:
+    """Per request as in `preemptions_per_request`: those that finished, or those that run if they are more."""
+    preempted = f"sum by ({BY}) (increase({PREEMPTIONS}{target.braces}[5m]))"
+    finished = f"sum by ({BY}) (increase({FINISHED}{target.braces}[5m]))"
+    running = f"sum by ({BY}) ({RUNNING}{target.braces})"
+    share = f"{preempted} / ({finished} >= {running} or {running} > 0) > {target.objectives.preemption_rate:g}"
+    return f"{share}\n  or 60 * sum by ({BY}) (rate({PREEMPTIONS}{target.braces}[5m])) > {MOST_PREEMPTIONS:g}"
 
 
-def _slow(target: Target, alert: str, name: str, family: str, limit: float) -> Rule:
-    expr = f"histogram_quantile(0.99, sum by ({BY}, le) (rate({family}_bucket{target.braces}[5m]))) > {limit:g}"
-    return Rule(
+def _slow(target: AlertTarget, alert: str, key: str, limit: float) -> AlertingRule:
+    name, family = key.upper(), HISTOGRAMS[key][0]
+    # In the first bucket histogram_quantile interpolates from zero: that value must raise no alert.
+    judged = max(limit, FIRST_BUCKETS[key])
+    expr = f"histogram_quantile(0.99, sum by ({BY}, le) (rate({family}_bucket{target.braces}[5m]))) > {judged:g}"
+    return AlertingRule(
         alert,
         expr,
         "5m",
         "warning",
-        f"{name} p99 is too long: {{{{ $labels.model_name }}}} on {{{{ $labels.instance }}}}",
-        f"{name} p99 is {{{{ $value | humanizeDuration }}}}; the limit is {seconds(limit)} ({target.source}).",
+        f"{name} p99 is above its objective: {{{{ $labels.model_name }}}} on {{{{ $labels.instance }}}}",
+        f"{name} p99 is {{{{ $value | humanizeDuration }}}}; the objective is {seconds(limit)} ({target.source}).",
     )
 
 
-def rules_document(target: Target) -> dict[str, Any]:
-    """The rules as a Prometheus rule file has them: one group."""
+def rules_document(target: AlertTarget) -> dict[str, Any]:
+    """The rules as a Prometheus rule file: one group."""
     group = f"vllm-console {target.name}".strip()
     return {"groups": [{"name": group, "rules": [_rule_document(rule) for rule in rules(target)]}]}
 
 
-def _rule_document(rule: Rule) -> dict[str, Any]:
+def _rule_document(rule: AlertingRule) -> dict[str, Any]:
     return {
         "alert": rule.alert,
         "expr": rule.expr,
@@ -190,12 +193,20 @@ def _rule_document(rule: Rule) -> dict[str, Any]:
     }
 
 
-def rules_yaml(target: Target) -> str:
-    """The rule file as YAML, with a heading that says what it is about."""
+def rules_yaml(target: AlertTarget, scrape: Scrape | None = None) -> str:
+    """The rule file as YAML, with a header that describes it and how to have the series scraped.
+
+    Without the ``# ``, the header's lines from ``scrape_configs:`` on are that section of ``prometheus.yml``; in the
+    rule file itself Prometheus would reject them.
+    """
     (group,) = rules_document(target)["groups"]
     series = target.match or "every vLLM server that is scraped; --match narrows them down"
     lines = [
         f"# Limits: {_one_line(target.source)}. Series: {_one_line(series)}. For vLLM 0.12 and later.",
+        "#",
+        "# Prometheus finds the servers with this in its prometheus.yml (or: vllm-console export scrape); add a target",
+        "# for each server, as seen from where Prometheus runs:",
+        *(f"# {line}" for line in scrape_yaml(scrape or Scrape()).splitlines()),
         "groups:",
         f"  - name: {_quoted(group['name'])}",
         "    rules:",
@@ -215,7 +226,7 @@ def _one_line(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A YAML scalar in double quotes, of ASCII only. JSON's strings are YAML's but for what lies beyond ``\\uffff``."""
+    """A YAML scalar in double quotes, ASCII only. JSON strings are valid YAML except beyond ``\\uffff``."""
     return f'"{"".join(map(_yaml_character, text))}"'
 
 
@@ -223,3 +234,54 @@ def _yaml_character(character: str) -> str:
     if "\ud800" <= character <= "\udfff":
         return "\\ufffd"
     return json.dumps(character)[1:-1] if character < "\U00010000" else f"\\U{ord(character):08x}"
+
+
+# -- what Prometheus needs to scrape vLLM -----------------------------------------------------------------------------
+
+
+EXAMPLE = "localhost:8000"
+"""Placeholder for an unknown server."""
+
+JOB = "vllm"
+_INTERVAL = "15s"
+"""Four samples in one minute, the shortest window that the rules use."""
+_JOB = re.compile(r'(?:^|,)\s*job\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+class Scrape(msgspec.Struct, frozen=True):
+    """One job. ``target`` is host and port; ``job`` is the name that matchers such as ``job="vllm"`` select."""
+
+    target: str = EXAMPLE
+    job: str = JOB
+    tls: bool = False
+
+
+def job_of(match: str) -> str:
+    """The job that label matchers select by name; ``vllm`` if they select none."""
+    found = _JOB.search(match)
+    try:
+        return str(json.loads(f'"{found[1]}"')) or JOB if found is not None else JOB
+    except ValueError:
+        return JOB
+
+
+def scrape_document(scrape: Scrape) -> dict[str, Any]:
+    """The section of Prometheus's configuration. vLLM needs no key for ``/metrics``."""
+    job: dict[str, Any] = {
+        "job_name": scrape.job,
+        "metrics_path": "/metrics",
+        "scrape_interval": _INTERVAL,
+    }
+    if scrape.tls:
+        job["scheme"] = "https"
+    return {"scrape_configs": [{**job, "static_configs": [{"targets": [scrape.target]}]}]}
+
+
+def scrape_yaml(scrape: Scrape) -> str:
+    """The section as YAML, for ``prometheus.yml`` or a file listed in its ``scrape_config_files``."""
+    (job,) = scrape_document(scrape)["scrape_configs"]
+    lines = ["scrape_configs:", f"  - job_name: {json.dumps(job.pop('job_name'))}"]
+    (static,) = job.pop("static_configs")
+    lines += [f"    {name}: {value}" for name, value in job.items()]
+    lines += ["    static_configs:", f"      - targets: [{', '.join(map(json.dumps, static['targets']))}]"]
+    return "\n".join(lines) + "\n"

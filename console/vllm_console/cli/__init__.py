@@ -1,1 +1,1 @@
-"""Commands: one file each; prints for people, or as JSON for scripts."""
+"""Commands, one file each; output is text for people or JSON for scripts."""

@@ -1,4 +1,4 @@
-"""``vllm-console board``: which GPUs people of this machine say are taken, till when, and who runs what."""
+"""``vllm-console board``: which GPUs are claimed, until when, and who runs what."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.common import Document, add_json, open_fleet, print_json
-from vllm_console.format import UNKNOWN, duration
-from vllm_console.text import plain
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import Document, print_json
+from vllm_console.text import UNKNOWN, duration, plain
 
 if TYPE_CHECKING:
-    from vllm_launchers.machine.board.model import Announced, Board, Claim
+    from vllm_launchers.host.board import Announced, Board, Claim
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show it."""
+    """Show the board."""
     show(open_fleet(args, observe=False).board(), as_json=args.json)
     return 0
 
 
 def show(board: Board, *, as_json: bool) -> None:
-    """Print what is on it; what was left aside goes to standard error."""
+    """Print the board; skipped entries go to standard error."""
     if as_json:
         print_json(board_document(board))
         return
@@ -85,16 +86,16 @@ def _server(one: Announced) -> Document:
 
 
 def _claim_line(one: Claim, now: float) -> str:
-    from vllm_launchers.machine.board.model import claim_words, gpus_text
+    from vllm_launchers.host.board import format_claim, gpus_text
 
-    words = claim_words(one, now, mine=one.uid == os.getuid())
+    words = format_claim(one, now, mine=one.uid == os.getuid())
     return f"{gpus_text(one.gpus)} {words} (since {time.strftime('%H:%M', time.localtime(one.since))})"
 
 
 def _server_line(one: Announced, now: float) -> str:
     who = "you" if one.uid == os.getuid() else one.user
     gpus = ",".join(map(str, one.gpus)) or UNKNOWN
-    seen = "" if one.seen else "  (whether it runs cannot be seen from here)"
+    seen = "" if one.seen else "  (can't see from here whether it runs)"
     seen += "  ! others can use it: no API key" if one.open else ""
     return (
         f"{one.name:<15} {who:<11} {one.preset or UNKNOWN:<17} {gpus:<7} {one.port or UNKNOWN:<6} "

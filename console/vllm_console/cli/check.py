@@ -1,13 +1,16 @@
-"""``vllm-console check NAME``: whether a server keeps its objectives, for cron and CI."""
+"""``vllm-console check NAME``: whether a server meets its objectives, for cron and CI."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from vllm_console.cli.common import add_json, complain, open_fleet, print_json
-from vllm_console.fleet.api import FleetError, NotFoundError, RefusedError, UsageError
-from vllm_console.text import plain
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import complain, print_json
+from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.text import duration, plain
 
 WINDOW_SECONDS = 300.0
 LONGEST_SECONDS = 30 * 86_400.0
@@ -15,18 +18,20 @@ LONGEST_SECONDS = 30 * 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     parser.description = (
-        "Exit code 0 when every objective of the server's preset held over the window, 1 when one was broken or the "
-        "server does not serve, with a sentence for each on standard error."
+        "Exit code 0 if the server met every objective of its preset over the window, 1 if it missed one or is not "
+        "ready; each miss is printed on standard error, too."
     )
     parser.add_argument("name")
     parser.add_argument(
-        "--window", type=float, default=WINDOW_SECONDS, metavar="SECONDS", help="look back this far (default 300)"
+        "--window",
+        type=float,
+        default=WINDOW_SECONDS,
+        metavar="SECONDS",
+        help="window to judge, in seconds (default 300)",
     )
-    parser.add_argument(
-        "--allow-idle", action="store_true", help="a server that nobody asked for anything is well (else it is not)"
-    )
+    parser.add_argument("--allow-idle", action="store_true", help="pass if the server had no requests (default: fail)")
     add_json(parser)
 
 
@@ -45,17 +50,29 @@ def run(args: argparse.Namespace) -> int:
             raise FleetError(broken)
         raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
     if not server.ours:
-        raise RefusedError(f"{args.name} was not started by vllm-console: nothing was recorded of it to judge it by")
+        raise RefusedError(f"{args.name} was not started by vllm-console: no recorded history to judge")
     report = look(server, snapshot.at, args.window, allow_idle=args.allow_idle)
     if args.json:
         print_json(report_document(report))
     else:
+        print(f"over the last {duration(report.window_seconds)}:")
         for one in report.objectives:
             mark = {True: "ok", False: "broken", None: "–"}[one.ok]
             print(f"{mark:<7} {plain(one.sentence)}")
+    shown = {f"{report.name}: {one.sentence}" for one in report.objectives} if _one_place() and not args.json else set()
     for problem in report.problems:
-        print(f"vllm-console: {plain(problem)}", file=sys.stderr)
-    # Cron often looks where no console is open: its look keeps the ledger up to date.
+        if problem not in shown:
+            print(f"vllm-console: {plain(problem)}", file=sys.stderr)
+    # Cron often runs where no console is open: record the findings that no console saw.
     if trouble := fleet.judge_past(args.name):
         complain(trouble)
     return 0 if report.ok else 1
+
+
+def _one_place() -> bool:
+    """Whether standard output and standard error lead to the same place, such as a terminal: each line is read once."""
+    try:
+        sys.stdout.flush()
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False

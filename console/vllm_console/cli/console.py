@@ -5,29 +5,117 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.common import open_fleet, settings
-from vllm_console.config import Config
-from vllm_console.fleet.api import Fleet, UsageError
+from vllm_console.cli.fleet_access import open_fleet, settings_from
+from vllm_console.cli.picture_options import save
+from vllm_console.fleet.verbs import Fleet, NotFoundError, Replay, UsageError
+from vllm_console.settings import Config, Settings
+from vllm_console.text import plain
 
 if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
+    from vllm_console.ui.terminal.cast import Cast
+
+
+DUMB = ("dumb", "unknown")
+"""Values of ``TERM`` for which nothing can be drawn."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Open the console on this person's servers."""
-    config = settings(args)
+    """Open the console on this user's servers."""
+    return open_on(args, lambda fleet: _replay_of(fleet, args))
+
+
+def open_on(args: argparse.Namespace, wanted: Callable[[Fleet], Replay | None]) -> int:
+    """Open the console, or save a picture of it; on the run that is ``wanted``, if one is."""
+    config = settings_from(args)
+    if args.picture is None:
+        need_screen("the console needs a terminal; for scripts use a command, see 'vllm-console --help'")
+    fleet = open_fleet(args, config, interactive=True)
+    try:
+        replay = wanted(fleet)
+        if args.picture is not None:
+            return save(fleet, args, replay=replay)
+        server = args.server or ""
+        return show(fleet, config, args, to_demo=_open_demo, server=server, replay=replay)
+    finally:
+        fleet.close()
+
+
+def _replay_of(fleet: Fleet, args: argparse.Namespace) -> Replay | None:
+    """The run that shows ``--server`` at ``--at``, where that server was removed.
+
+    Raises:
+        NotFoundError: there is no such server.
+    """
+    if not args.server:
+        return None
+    if args.at is not None and (replay := fleet.removed_at(args.server, args.at)) is not None:
+        return replay
+    if fleet.snapshot().server(args.server) is None:
+        name = plain(args.server)
+        raise NotFoundError(
+            f"no server is called '{name}'; see 'vllm-console list'. If it was removed, 'vllm-console replay {name}' "
+            "shows its newest run"
+        )
+    return None
+
+
+def need_screen(otherwise: str) -> None:
+    """Check that there is something to draw on: a terminal, or what ``TEXTUAL_DRIVER`` names.
+
+    Rich assumes a fixed size for a dumb terminal, and layout would never end.
+
+    Raises:
+        UsageError: there is no terminal (the text is ``otherwise``), or nothing can be drawn on it.
+    """
+    if os.environ.get("TEXTUAL_DRIVER"):
+        return
     if not sys.stdin.isatty() or not sys.stdout.isatty():
-        raise UsageError("the console needs a terminal; for scripts there are commands, see 'vllm-console --help'")
-    return show(open_fleet(args, config, charts=True), config, args)
+        raise UsageError(otherwise)
+    if (name := os.environ.get("TERM", "")).lower() in DUMB:
+        raise UsageError(
+            f"TERM={name}: the console needs a terminal that can be drawn on; commands such as "
+            "'vllm-console list' work without"
+        )
 
 
-def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool = False) -> int:
-    """Run the app until it is quit; says afterwards what goes on without it."""
-    from vllm_console.crash import in_threads
+def _open_demo() -> int:
+    """Go on as the demo, with the options of this command line: it had no command."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "vllm_console", *sys.argv[1:], "demo"])
+
+
+def show(
+    fleet: Fleet,
+    config: Config,
+    args: argparse.Namespace,
+    *,
+    demo: bool = False,
+    cast: Cast | None = None,
+    hints: Path | None = None,
+    to_demo: Callable[[], int] | None = None,
+    server: str = "",
+    replay: Replay | None = None,
+) -> int:
+    """Run the app until it is quit; says afterwards what goes on without it.
+
+    ``cast`` records what it draws; ``hints``, ``server`` and ``replay`` are as `ConsoleApp` says; ``to_demo`` is called
+    if it was left for the demo.
+    """
+    from vllm_console.crash_report import in_threads
     from vllm_console.ui.app import ConsoleApp
+    from vllm_console.ui.keymap import KeysError, chosen_keys
+    from vllm_launchers.keeper.client import default_root
 
+    try:
+        chosen_keys(config.keymap, config.keys)
+    except KeysError as error:
+        source = config.sources.get("keys", "") if isinstance(config, Settings) else ""
+        raise UsageError(f"{source}: {error}" if source else str(error)) from error
     notifier = None if demo else _notifier(config, args, read_only=fleet.read_only)
     app = ConsoleApp(
         fleet,
@@ -35,21 +123,35 @@ def show(fleet: Fleet, config: Config, args: argparse.Namespace, *, demo: bool =
         read_only=fleet.read_only,
         ascii=args.ascii or config.ascii,
         demo=demo,
+        keymap=config.keymap,
         keys=config.keys,
         notifier=notifier,
+        layout=config.layout,
+        theme=config.theme,
+        columns=config.columns,
+        at=args.at,
+        state=None if demo else args.state or default_root(),
+        cast=cast,
+        hints=hints,
+        pictures=(Path.cwd(), args.state or default_root()),
+        server=server,
+        replay=replay,
     )
-    told: list[str] = []
-    in_threads(sys.argv[1:], args.state, told)
+    messages: list[str] = []
+    in_threads(sys.argv[1:], args.state, messages)
     try:
         app.run()
     finally:
+        app.leave_signals()
         if notifier is not None:
             notifier.close()
         fleet.close()
-    for sentence in told:
+    for sentence in messages:
         print(f"vllm-console: {sentence}", file=sys.stderr)
     if app.crash is not None:
         raise app.crash
+    if app.demo_wanted and to_demo is not None:
+        return to_demo()
     if not demo and (farewell := app.farewell()):
         print(farewell)
     return app.return_code or 0

@@ -10,52 +10,71 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vllm_console.config import Config
-from vllm_console.fleet.api import FleetError, UsageError
-from vllm_console.fleet.model import Changes, LaunchRequest
-from vllm_console.fleet.service import LocalFleet
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.cli import demo_recording as recording
+from vllm_console.cli.console import need_screen, show
+from vllm_console.cli.picture_options import add_picture_arguments, check, save
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.snapshot import Changes, LaunchRequest
+from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.load.run import Phase, demo_phases
+from vllm_console.settings import Config
+from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
-from vllm_launchers.machine.gpu.host import Host
+from vllm_launchers.keeper.records import State
+from vllm_launchers.presets.model import Workload
+
+if TYPE_CHECKING:
+    from vllm_console.ui.terminal.cast import Cast
 
 
-@dataclass(frozen=True, slots=True)
-class DemoServer:
+class DemoServer(msgspec.Struct, frozen=True):
     """A simulated server of the demo and the traffic it gets."""
 
     name: str
     preset: str
-    gpu: str
+    model: str | None
+    """Another model than the preset's."""
     place: int
-    """The GPU of the recorded host that it is put on."""
+    """The GPU of the recorded host that it is put on, and timed as."""
+    gib: float | None
+    """How much of the GPU's memory it may take; None is what the preset says."""
     rate: float
     """Requests per second while it is calm."""
     changes: Changes
+    earlier: Changes | None = None
+    """What of these was otherwise in the run before, if the recording has one."""
 
 
 SERVERS = (
     DemoServer(
         "chat",
         "chatbot",
-        "L40S",
+        None,
         0,
-        1.2,
-        Changes(
-            set={
-                "gpu-memory-utilization": 0.31,
-                "max-num-seqs": 96,
-                "max-num-batched-tokens": 768,
-                "kv-cache-dtype": "auto",
-            }
-        ),
+        13.9,
+        0.9,
+        Changes(set={"max-num-seqs": 96, "max-num-batched-tokens": 384, "kv-cache-dtype": "auto"}),
+        earlier=Changes(set={"max-num-seqs": 24}),
     ),
-    DemoServer("coder", "code-generation", "H100 80GB", 1, 0.25, Changes()),
+    DemoServer("coder", "code-generation", "Qwen/Qwen2.5-Coder-1.5B-Instruct", 1, None, 0.2, Changes()),
 )
-"""``chat`` shares its GPU: in the rush its KV cache holds about half of the sequences that its flags let in, so that
-halving them (``[``) ends the preemptions and FP8 (``v``) ends the queue too. ``coder`` has room and stays calm."""
+"""``chat`` shares its GPU: in the rush its KV cache holds about two thirds of the sequences that its flags let in, so
+that halving them (``[``) ends the preemptions and FP8 (``v``) ends the queue too. In the recording before, 24 sequences
+made requests wait, and 96 ended that, until the rush came. ``coder`` has room and stays calm."""
+
+READY_SECONDS = 20.0
+"""How long the console waits for servers to be ready before it opens."""
+
+BUSY_RATE, RUSH_RATE = 1.6, 2.6
+"""Requests per second in the recording: more than 24 sequences serve at once, and more than the KV cache holds."""
 
 HOST = Path("4xa6000")
 """The recorded host on whose GPUs they are shown: most machines that a demo runs on have none."""
@@ -63,30 +82,63 @@ HOST = Path("4xa6000")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's words."""
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the console into a file and end")
-    parser.add_argument("--size", default="120x40", metavar="COLSxROWS", help="size of the picture (default 120x40)")
-    parser.add_argument("--after", type=float, default=60, metavar="S", help="seconds of traffic before the picture")
-    parser.add_argument("--keys", default="", metavar="K,K", help="keys pressed before the picture, e.g. e or n,down")
+    add_picture_arguments(parser)
+    parser.add_argument("--after", type=float, default=0, metavar="S", help="seconds of traffic before the picture")
+    parser.add_argument("--hints", action="store_true", help="show the hints, also if they were hidden before")
+    parser.add_argument("--record", type=Path, metavar="FILE.cast", help="record what is drawn, as an asciicast")
 
 
 def run(args: argparse.Namespace) -> int:
     """Start both, show the console, stop both. Nothing of the demo stays behind."""
-    if args.picture is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("the demo needs a terminal; for a picture of it use --picture FILE.svg")
+    if args.picture is None:
+        need_screen("the demo needs a terminal; --picture FILE saves a picture instead")
+    if args.picture is not None:
+        if args.record is not None:
+            raise UsageError("--record records the console; with --picture none is opened: leave one of them out")
+        check(args)
+    else:
+        if args.record is not None and not args.record.absolute().parent.is_dir():
+            raise UsageError(f"--record {args.record}: the folder {args.record.absolute().parent} does not exist")
+        print("Starting the demo's two simulated servers…", flush=True)
     root = (args.state or client.default_root()) / "demo"
     _sweep(root)
     with _servers(root / str(os.getpid()), args.host_file) as fleet:
         if args.picture is not None:
-            from vllm_console.ui.picture import take_picture
-
-            take_picture(fleet, args.picture, args.size, args.after, [key for key in args.keys.split(",") if key])
-            print(f"{args.picture} drawn")
-            return 0
-        from vllm_console.cli.console import show
-
-        code = show(fleet, Config(), args, demo=True)
-        print("The demo's two simulated servers are being stopped.")
+            return save(fleet, args, demo=True, after=args.after)
+        with _cast(args.record) as cast:
+            code = show(fleet, Config(), args, demo=True, cast=cast, hints=_hints(root, again=args.hints))
+        print("Stopping the demo's two simulated servers…")
         return code
+
+
+def _hints(root: Path, *, again: bool) -> Path | None:
+    """The file that says that hints are not wanted any more; None where it is there."""
+    hidden = root / "hints-hidden"
+    return hidden if again or not hidden.exists() else None
+
+
+@contextlib.contextmanager
+def _cast(path: Path | None) -> Iterator[Cast | None]:
+    """The recording that was asked for; says where it is, or why it is not whole.
+
+    Raises:
+        UsageError: the file can't be written.
+    """
+    if path is None:
+        yield None
+        return
+    from vllm_console.ui.terminal.cast import Cast
+
+    columns, rows = os.get_terminal_size()
+    try:
+        cast = Cast(path, columns, rows, "vllm-console demo")
+    except OSError as error:
+        raise UsageError(f"--record {path}: can't be written: {error.strerror}") from error
+    try:
+        yield cast
+    finally:
+        cast.close()
+        print(cast.trouble or f"{path.absolute()} recorded")
 
 
 @contextlib.contextmanager
@@ -95,30 +147,32 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
 
     ``host_file`` is another recorded host to show them on.
     """
-    fleet = LocalFleet(root, observe=False, charts=True, host_file=host_file or HOST)
+    fleet = LocalFleet(root, observe=False, interactive=True, host_file=host_file or HOST, leftovers=False)
     places = emptiest(fleet.snapshot().host) if host_file is not None else [server.place for server in SERVERS]
+    recorded = recording.read()
     traffic: list[subprocess.Popen[bytes]] = []
     try:
         for position, server in enumerate(SERVERS):
-            view = fleet.start(
-                LaunchRequest(
-                    preset=server.preset,
-                    engine="simulated",
-                    name=server.name,
-                    changes=server.changes,
-                    environment={"SIMULATED_GPU": server.gpu},
-                    gpus=(places[position % len(places)],) if places else (),
-                )
-            )
+            place = places[position % len(places)] if places else None
+            runs = runs_of(server, fleet.snapshot().host, place)
+            past = recorded[server.name]
+            fits = [plan.flags for plan in map(fleet.plan, runs)] == [run.flags for run in past.runs]
+            if fits:
+                enter = partial(recording.enter, past, root, now=time.time())
+                view = fleet.resume(server.name, runs, enter)
+            else:  # on other GPUs, or with a preset of one's own, that did not happen
+                view = fleet.start(runs[-1])
             words = [sys.executable, "-m", "vllm_console.cli.demo_traffic", view.url, server.preset]
             traffic.append(
                 subprocess.Popen(
-                    [*words, str(server.rate), str(os.getpid())],
+                    [*words, str(server.rate), str(os.getpid()), str(past.in_flight if fits and server.earlier else 0)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
             )
+        fleet.judge_past()  # else the first comparison waits for it
+        _wait_until_ready(root)
         yield fleet
     finally:
         fleet.close()
@@ -127,6 +181,55 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
         _end(root)
         for process in traffic:
             process.wait()
+
+
+def _wait_until_ready(root: Path) -> None:
+    """Servers that go on from the recording are up at once; the others load before everybody's eyes."""
+    deadline = time.monotonic() + READY_SECONDS
+    for name in client.names(root):
+        if client.read(root, name).current.spec.environment.get("SIMULATED_TOTALS"):
+            with contextlib.suppress(KeeperError):
+                left = max(0.1, deadline - time.monotonic())
+                client.wait_for(root, name, lambda record: record.state is not State.STARTING, left)
+
+
+def runs_of(server: DemoServer, host: Host | None, place: int | None) -> list[LaunchRequest]:
+    """The runs of a server up to the present one, as they are launched on that GPU."""
+    changes = _changes(server, host, place)
+    present = LaunchRequest(
+        preset=server.preset,
+        model=server.model,
+        engine="simulated",
+        name=server.name,
+        changes=changes,
+        gpus=(place,) if place is not None else (),
+    )
+    if server.earlier is None:
+        return [present]
+    return [replace(present, changes=replace(changes, set={**changes.set, **server.earlier.set})), present]
+
+
+def recorded_phases(server: DemoServer, workload: Workload, number: int) -> list[Phase]:
+    """The traffic of a server's run of that number in the recording, 25 minutes in all."""
+    calm, filling, rush, _ = demo_phases(workload, server.rate)
+    if server.earlier is None:
+        return [replace(calm, seconds=1500.0)]
+    busy = replace(rush, name="busy", rate=BUSY_RATE)
+    if number == 1:
+        return [replace(busy, seconds=740.0)]
+    return [replace(busy, seconds=590.0), replace(rush, name=filling.name, seconds=160.0, rate=RUSH_RATE)]
+
+
+def _changes(server: DemoServer, host: Host | None, place: int | None) -> Changes:
+    """A server's flags, with its part of the memory as a share of the GPU that it is put on."""
+    gpu = host.gpu(place) if host is not None and place is not None else None
+    if server.gib is None or gpu is None or not gpu.memory_gib:
+        return server.changes
+    share = min(MOST_SHARE, round(server.gib / gpu.memory_gib, 2))
+    return replace(server.changes, set={**server.changes.set, "gpu-memory-utilization": share})
+
+
+MOST_SHARE = 0.9
 
 
 def emptiest(host: Host | None) -> list[int]:
@@ -160,7 +263,7 @@ def _sweep(root: Path) -> None:
                 try:
                     _end(folder)
                 except (OSError, KeeperError) as error:
-                    raise FleetError(f"{folder}: what an earlier demo left cannot be cleaned up: {error}") from error
+                    raise FleetError(f"{folder}: can't clean up after an earlier demo: {error}") from error
 
 
 def _is_demo(pid: int) -> bool:

@@ -1,39 +1,44 @@
-"""``vllm-console diagnose LOGFILE``: why the vLLM that wrote a log failed, and what would mend it."""
+"""``vllm-console diagnose LOGFILE``: why the vLLM that wrote a log failed, and what would fix it."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from vllm_console.cli.common import Document, add_json, print_json
-from vllm_console.fleet.api import FleetError
+from msgspec.structs import replace
+
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import Document, print_json
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.logs.file import lines_before
 from vllm_console.text import plain, redrawn
 
 MOST_BYTES = 32 << 20
-"""Of a longer log the beginning is left out: what ended it stands in its last part."""
+"""The beginning of a longer log is skipped: what ended it is in its last part."""
 
 CHUNK_BYTES = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
-    parser.add_argument("logfile", help="a file with vLLM's output, or - for standard input")
-    parser.add_argument("--exit-code", type=int, metavar="N", help="what the process ended with, where that is known")
+    """Add the command's arguments."""
+    parser.add_argument("logfile", help="vLLM's log file, or - for standard input")
+    parser.add_argument("--exit-code", type=int, metavar="N", help="exit code of the process, if known")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read and name it."""
-    from vllm_console.diagnosis.diagnose import diagnose
-    from vllm_console.diagnosis.document import diagnosis_document, diagnosis_lines
+    """Read the log and name the failure."""
+    from vllm_console.diagnosis.failure.diagnose import diagnose
+    from vllm_console.diagnosis.finding import diagnosis_document, diagnosis_lines
+    from vllm_console.logs.vllm_lines import parse_lines
     from vllm_launchers.secrets import redact
 
     skipped, text = _read(args.logfile)
-    found = diagnose([redact(redrawn(line)) for line in text.split("\n")], args.exit_code)
+    lines = [redact(redrawn(line)) for line in text.split("\n")]
+    found = diagnose(lines, args.exit_code)
     if found.line is not None:
         found = replace(found, line=found.line + skipped)
     document: Document = diagnosis_document(found)
@@ -41,17 +46,19 @@ def run(args: argparse.Namespace) -> int:
         print_json(document)
     else:
         print("\n".join(map(plain, diagnosis_lines(found))))
+        if found.line is None and not any(parsed.level for parsed in parse_lines(lines)):
+            print("No line in it looks like vLLM's: is it a log of vLLM?")
     return 0
 
 
 def _read(name: str) -> tuple[int, str]:
-    """How many lines at the beginning were left out, and the rest."""
+    """How many lines at the beginning were skipped, and the rest."""
     try:
         if name == "-":
             skipped, data = _last_of(sys.stdin.buffer)
         else:
             with Path(name).open("rb") as file:
-                skipped = _lines_before(file, os.fstat(file.fileno()).st_size - MOST_BYTES)
+                skipped = lines_before(file, os.fstat(file.fileno()).st_size - MOST_BYTES)
                 data = file.read(MOST_BYTES)
     except OSError as error:
         raise FleetError(f"{name}: cannot be read: {error.strerror}") from error
@@ -59,7 +66,7 @@ def _read(name: str) -> tuple[int, str]:
 
 
 def _last_of(stream: BinaryIO) -> tuple[int, bytes]:
-    """How many lines of a stream were left out, and its last part."""
+    """How many lines of a stream were skipped, and its last part."""
     kept, skipped = bytearray(), 0
     while part := stream.read(CHUNK_BYTES):
         kept += part
@@ -68,12 +75,3 @@ def _last_of(stream: BinaryIO) -> tuple[int, bytes]:
             del kept[:-MOST_BYTES]
     skipped += kept.count(b"\n", 0, max(0, len(kept) - MOST_BYTES))
     return skipped, bytes(kept[-MOST_BYTES:])
-
-
-def _lines_before(file: BinaryIO, offset: int) -> int:
-    """Read as far as ``offset``, and count the lines that end there."""
-    lines = 0
-    while offset > 0 and (part := file.read(min(offset, CHUNK_BYTES))):
-        lines += part.count(b"\n")
-        offset -= len(part)
-    return lines

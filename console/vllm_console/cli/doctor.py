@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import argparse
 
-from vllm_console.cli.common import add_json, open_fleet, print_json, settings
+from vllm_console.cli.fleet_access import open_fleet, settings_from
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it; the exit code says whether something is wrong."""
+    """Print it; the exit code tells whether there are problems."""
     from vllm_console.cli.host_source import this_host
-    from vllm_console.config import config_folder
-    from vllm_console.doctor import examine, words
+    from vllm_console.doctor import examine, format_report
+    from vllm_console.settings import config_folder
     from vllm_launchers.keeper.client import default_root
-    from vllm_launchers.machine.engines import engine_problems
+    from vllm_launchers.vllm.engines import engine_problems
 
     state = args.state or default_root()
     config = args.config.parent if args.config is not None else config_folder()
-    found = settings(args)
+    found = settings_from(args)
     engines = tuple(open_fleet(args, found, check=False).engines())
     document = examine(state, config, engines, this_host(args), engine_problems(found.vllm))
     if args.json:
         print_json(document)
     else:
-        print("\n".join(words(document)))
+        print("\n".join(format_report(document)))
     return 1 if document["problems"] else 0

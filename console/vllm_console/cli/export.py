@@ -1,24 +1,31 @@
-"""``vllm-console export prometheus|grafana [PRESET|NAME]``: objectives for others' monitoring."""
+"""``vllm-console export FORMAT``: what Prometheus and Grafana need to monitor vLLM, and proxies to find it."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from vllm_console.alerts.prometheus import MatchError, Target, checked_match, model_match
-from vllm_console.cli.common import add_json, open_fleet, print_json
-from vllm_console.fleet.api import NotFoundError, UsageError
-from vllm_console.fleet.model import ServerView
+from vllm_console.alerts.prometheus import AlertTarget, MatchError, Scrape, checked_match, job_of, model_match
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import print_json
+from vllm_console.fleet.snapshot import Changes, ServerView
+from vllm_console.fleet.verbs import FleetError, NotFoundError, UsageError
 
-FORMS = ("prometheus", "grafana")
+PROXIES = ("nginx", "llama-swap", "litellm")
+FORMS = ("prometheus", "grafana", "scrape", *PROXIES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
-    parser.add_argument("form", choices=FORMS, metavar="|".join(FORMS), help="alerting rules (YAML), or a dashboard")
+    """Add the command's arguments."""
+    parser.add_argument("form", choices=FORMS, metavar="|".join(FORMS),
+                        help="alerting rules (YAML), a dashboard, what Prometheus scrapes (YAML), or servers as "
+                        "configuration of a proxy")  # fmt: skip
     parser.add_argument(
-        "name", nargs="?", metavar="PRESET|NAME", help="whose objectives (default: ours, for every vLLM server)"
-    )
+        "name", nargs="*", metavar="PRESET|NAME",
+        help="objectives to export (default: built-in, for every vLLM server); for a proxy your servers, the "
+        "preferred one first",
+    )  # fmt: skip
     parser.add_argument(
         "--match",
         metavar="MATCHERS",
@@ -29,8 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it."""
-    target = _target(args)
-    if args.form == "grafana":
+    if args.form in PROXIES:
+        return _export_for_proxy(args)
+    if len(args.name) > 1:
+        raise UsageError(f"export {args.form} takes one name")
+    args.name = args.name[0] if args.name else None
+    target, scrape = _target(args)
+    if args.form == "scrape":
+        from vllm_console.alerts.prometheus import scrape_document, scrape_yaml
+
+        if args.json:
+            print_json(scrape_document(scrape))
+        else:
+            sys.stdout.write(scrape_yaml(scrape))
+    elif args.form == "grafana":
         from vllm_console.alerts.grafana import dashboard
 
         print_json(dashboard(target))
@@ -41,35 +60,66 @@ def run(args: argparse.Namespace) -> int:
     else:
         from vllm_console.alerts.prometheus import rules_yaml
 
-        sys.stdout.write(rules_yaml(target))
+        sys.stdout.write(rules_yaml(target, scrape))
     return 0
 
 
-def _target(args: argparse.Namespace) -> Target:
-    """Whose objectives, and which series. A server's come before those of a preset of the same name."""
-    from vllm_console.alerts.objectives import goals_of
-    from vllm_console.diagnosis.conditions.rule import DEFAULT_OBJECTIVES
+def _export_for_proxy(args: argparse.Namespace) -> int:
+    """Print servers as configuration of a proxy; stopped ones, too, as they ran last."""
+    from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy
+    from vllm_launchers.plan.export.quoting import ExportError
+
+    if not args.name:
+        raise UsageError(f"export {args.form} needs a server's name; see 'vllm-console list --ours'")
+    if args.match is not None:
+        raise UsageError("--match belongs to the exports for Prometheus and Grafana")
+    fleet = open_fleet(args, observe=False)
+    servers = [ProxiedServer(name, fleet.plan_restart(name, Changes())) for name in dict.fromkeys(args.name)]
+    try:
+        text = export_for_proxy(servers, ProxyForm(args.form))
+    except ExportError as error:
+        raise FleetError(f"export {args.form}: {error}") from error
+    if args.json:
+        print_json({"form": args.form, "servers": [server.name for server in servers], "text": text})
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+def _target(args: argparse.Namespace) -> tuple[AlertTarget, Scrape]:
+    """The target: whose objectives, which series, and what to scrape for them.
+
+    A server comes before a preset of the same name.
+    """
+    from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES
+    from vllm_console.diagnosis.objectives import objectives_of
 
     try:
         match = checked_match(args.match) if args.match is not None else None
     except MatchError as error:
         raise UsageError(f"--match: {error}") from error
     if args.name is None:
-        return Target(DEFAULT_OBJECTIVES, "our default", match=match or "")
+        return AlertTarget(DEFAULT_OBJECTIVES, "our default", match=match or ""), Scrape(job=job_of(match or ""))
     fleet = open_fleet(args)
     server = fleet.snapshot().server(args.name)
     if server is not None:
         found = model_match(served_model(server)) if match is None else match
-        return Target(*goals_of(server.objectives, server.preset), server.name, found)
+        scrape = Scrape(_address(server), job_of(found), server.tls)
+        return AlertTarget(*objectives_of(server.objectives, server.preset), server.name, found), scrape
     preset = next((preset for preset in fleet.presets()[0] if preset.name == args.name), None)
     if preset is None:
         raise NotFoundError(f"no server and no preset is called '{args.name}'; see 'vllm-console list' and 'presets'")
-    # Another model may be launched from a preset: its series are not narrowed down to the preset's own.
-    return Target(*goals_of(preset.objectives, preset.name), preset.name, match or "")
+    # Other models may be launched from a preset: its series are not narrowed to the preset's own model.
+    target = AlertTarget(*objectives_of(preset.objectives, preset.name), preset.name, match or "")
+    return target, Scrape(job=job_of(match or ""))
+
+
+def _address(server: ServerView) -> str:
+    """Host and port at which Prometheus on this machine reaches it."""
+    return server.url.partition("://")[2].rstrip("/")
 
 
 def served_model(server: ServerView) -> str:
-    """The name that a server's series carry: as reported, as set by flag, or its model's."""
+    """The model name that a server's series carry: as reported, as set by flag, or its model's."""
     reported = server.sample.model_name if server.sample is not None else None
-    named = str(server.flags.get("served-model-name", "")).split()
-    return reported or (named[0] if named else server.model)
+    return reported or str(server.flags.get("served-model-name", "")) or server.model

@@ -6,13 +6,17 @@ import argparse
 import sys
 from collections.abc import Iterable
 
-from vllm_console.cli.common import Document, add_json, print_json, settings
+from vllm_console.cli.fleet_access import settings_from
 from vllm_console.cli.host_source import add_host, load_host
-from vllm_console.fleet.api import FleetError, UsageError
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import Document, print_json
+from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import plain
-from vllm_launchers.machine.gpu.host import Host
-from vllm_launchers.machine.gpu.sharing import Share, available_gib, share_words
+from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, format_share
 from vllm_launchers.plan.placement import Placement
+
+MOST_GPUS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,26 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_host(parser)
     parser.add_argument("--free", type=int, required=True, metavar="N", help="how many GPUs")
-    parser.add_argument(
-        "--need-gib", type=float, metavar="G", help="GiB that must be free on each (default: idle GPUs)"
-    )
-    parser.add_argument("--uuid", action="store_true", help="print UUIDs, which mean the same in any order of devices")
+    parser.add_argument("--need-gib", type=float, metavar="G", help="GiB free on each GPU (default: idle GPUs)")
+    parser.add_argument("--uuid", action="store_true", help="print UUIDs instead of indices")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the value for ``CUDA_VISIBLE_DEVICES`` on standard output, and why on standard error."""
-    from vllm_console.config import gpu_shares
+    from vllm_console.settings import gpu_shares
     from vllm_launchers.plan.placement import rank_placements
 
-    if args.free < 1:
-        raise UsageError(f"--free {args.free}: expected at least 1")
+    if not 1 <= args.free <= MOST_GPUS:
+        raise UsageError(f"--free {args.free}: expected 1 to {MOST_GPUS}")
     if args.need_gib is not None and not 0 <= args.need_gib < 1e6:
         raise UsageError(f"--need-gib {args.need_gib}: expected GiB, from 0")
     host = load_host(args)
-    shares = gpu_shares(settings(args))
+    shares = gpu_shares(settings_from(args))
     ranking = rank_placements(host, args.free, need_gib=args.need_gib, shares=shares)
     best = ranking.best
-    limits = [words for gpu in host.gpus if (words := share_words(gpu, shares))]
+    limits = [words for gpu in host.gpus if (words := format_share(gpu, shares))]
     if args.json:
         sets = [_document(found) for found in ranking.placements]
         print_json({"problem": ranking.problem or None, "shares": _shares(host, shares), "sets": sets})
@@ -57,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
         if words not in best.warnings:
             print(plain(f"  {words}"), file=sys.stderr)
     if len({gpu.name for gpu in host.gpus}) > 1 and not (args.uuid or best.mig):
-        print("! GPUs differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID too, or use --uuid", file=sys.stderr)
+        print("! GPUs differ: also set CUDA_DEVICE_ORDER=PCI_BUS_ID, or use --uuid", file=sys.stderr)
     return 0
 
 
-def _shares(host: Host, shares: Iterable[Share]) -> list[Document]:
+def _shares(host: Host, shares: Iterable[GpuShare]) -> list[Document]:
     found = [(share, gpu) for share in shares if (gpu := host.gpu(share.gpu)) is not None]
     return [{"gpu": gpu.index, "limit_gib": share.limit(gpu), "left_gib": available_gib(gpu, [share])}
             for share, gpu in found]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where commands about GPUs get their host from: this machine's driver, a recorded document, a saved matrix."""
+"""Where GPU commands get their host from: this machine's driver, a recorded document, a saved matrix."""
 
 from __future__ import annotations
 
@@ -8,50 +8,60 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from vllm_console.cli.common import check_state, settings
-from vllm_console.fleet.api import FleetError, UsageError
-from vllm_launchers.machine.gpu.errors import HostError
-from vllm_launchers.machine.gpu.host import Host
+from vllm_console.cli.fleet_access import check_state, settings_from
+from vllm_console.cli.options import text_from
+from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_launchers.host.gpu.host import Host, HostError
 
-FIRST_LOOK_SECONDS = 5.0
-"""So long a command waits for a driver that wakes its GPUs, or hangs, before it goes on without."""
+FIRST_SAMPLE_SECONDS = 5.0
+"""How long a command waits for a driver that wakes its GPUs, or hangs, before it continues without."""
 
 
 def add_host(parser: argparse.ArgumentParser) -> None:
     """``--host FILE``."""
     parser.add_argument(
         "--host",
-        type=Path,
+        type=lambda text: Path(text_from(text)),
         metavar="FILE",
-        help="a recorded host document in place of this machine, or the name of one that comes along, e.g. 8xh100",
+        help="a recorded host in place of this machine: a file, or a shipped one such as 8xh100",
     )
 
 
 def load_host(args: argparse.Namespace) -> Host:
-    """The host that the command line asks for.
+    """The host selected on the command line.
 
     Raises:
-        UsageError: the file cannot be read, or is no host document.
+        UsageError: the file cannot be read, or is not a host document.
     """
-    check_state(args, settings(args))
+    check_state(args, settings_from(args))
     return _claimed(args, _host(args))
 
 
 def _claimed(args: argparse.Namespace, host: Host) -> Host:
-    """The host with what people claim of its GPUs on the shared board, where there is one and it can be read."""
-    if not (folder := settings(args).board):
+    """The host with the claims on the shared board, if there is one and it can be read."""
+    if not (folder := settings_from(args).board):
         return host
     from vllm_console.fleet.board import SharedBoard, gpu_claims
-    from vllm_launchers.machine.gpu.host import with_claims
+    from vllm_launchers.host.gpu.host import with_claims
 
     return with_claims(host, gpu_claims(SharedBoard(Path(folder), watched=False, read_only=True).latest()))
 
 
 def _host(args: argparse.Namespace) -> Host:
+    host = recorded_host(args)
+    return _with_simulated(args, host) if host is not None else this_host(args)
+
+
+def recorded_host(args: argparse.Namespace) -> Host | None:
+    """The recorded host that the command line asks for; None for this machine.
+
+    Raises:
+        UsageError: the file cannot be read, or is no host document.
+    """
     file = args.host if args.host is not None else args.host_file
     if file is None:
-        return this_host(args)
-    from vllm_launchers.machine.gpu.document import read_host
+        return None
+    from vllm_launchers.host.gpu.document import read_host
 
     try:
         return read_host(file)
@@ -59,9 +69,24 @@ def _host(args: argparse.Namespace) -> Host:
         raise UsageError(str(error)) from error
 
 
+def _with_simulated(args: argparse.Namespace, host: Host) -> Host:
+    """A recorded host with this user's simulated servers on it, as the console shows it; without them if their records
+    cannot be read.
+    """
+    from vllm_console.fleet.gpus import occupied
+    from vllm_console.fleet.local import LocalFleet
+
+    try:
+        with contextlib.closing(LocalFleet(args.state, observe=False, gpus=False, read_only=True)) as fleet:
+            servers = fleet.snapshot().servers
+    except (FleetError, OSError):
+        return host
+    return occupied(host, [one for one in servers if one.ours and one.simulated and one.state.alive])
+
+
 def this_host(args: argparse.Namespace) -> Host:
-    """This machine, processes of our servers named. Without a driver it says so in ``problem``."""
-    from vllm_launchers.machine.gpu.watch import read_once
+    """This machine, with our servers' processes named. Without a driver, ``problem`` says so."""
+    from vllm_launchers.host.gpu.monitor import read_once
 
     roots = server_pids(args)
     return read_once(lambda: roots)
@@ -69,7 +94,7 @@ def this_host(args: argparse.Namespace) -> Host:
 
 @contextlib.contextmanager
 def watched_gpus(args: argparse.Namespace) -> Iterator[Callable[[], Host] | None]:
-    """Looks at this machine's GPUs from a thread: gives what tells the newest look, or None where no driver is."""
+    """Monitors this machine's GPUs from a thread; yields a function for the latest host, or None without a driver."""
     import ctypes
 
     from vllm_console.fleet.gpus import DRIVER_LIBRARY
@@ -79,12 +104,12 @@ def watched_gpus(args: argparse.Namespace) -> Iterator[Callable[[], Host] | None
     except OSError:
         yield None
         return
-    from vllm_launchers.machine.gpu.watch import GpuWatch
+    from vllm_launchers.host.gpu.monitor import GpuMonitor
 
     roots = server_pids(args)
-    watch = GpuWatch(lambda: roots, interval=0.25)
+    watch = GpuMonitor(lambda: roots, interval=0.25)
     watch.start()
-    watch.wait(FIRST_LOOK_SECONDS)
+    watch.wait(FIRST_SAMPLE_SECONDS)
     try:
         yield lambda: watch.latest().host
     finally:
@@ -92,7 +117,7 @@ def watched_gpus(args: argparse.Namespace) -> Iterator[Callable[[], Host] | None
 
 
 def server_pids(args: argparse.Namespace) -> Mapping[int, str]:
-    """Pids of our servers and of their keepers, each with its server's name."""
+    """Pids of our servers and their keepers, each with its server's name."""
     from vllm_console.fleet.gpus import roots
     from vllm_launchers.keeper import client
     from vllm_launchers.keeper.errors import KeeperError
@@ -109,9 +134,9 @@ def host_from_matrix(path: Path, gpu: str | None) -> Host:
 
     Raises:
         FleetError: the file cannot be read.
-        UsageError: it holds no matrix, or the GPU is not known.
+        UsageError: it contains no matrix, or the GPU is unknown.
     """
-    from vllm_launchers.machine.gpu.topo_text import MOST_BYTES, host_from_topo
+    from vllm_launchers.host.gpu.nvidia_smi_topology import MOST_BYTES, host_from_topo
 
     try:
         if str(path) == "-":

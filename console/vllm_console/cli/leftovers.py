@@ -1,4 +1,4 @@
-"""``vllm-console leftovers``: what servers that have ended left on this machine, and with ``--remove`` away with it."""
+"""``vllm-console leftovers``: what ended servers left on this machine; ``--remove`` removes it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import argparse
 import sys
 from collections.abc import Iterable
 
-from vllm_console.cli.common import Document, add_json, open_fleet, print_json
-from vllm_console.fleet.leftovers import Leftovers, Removed, file_words, process_words, words
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import Document, print_json
+from vllm_console.fleet.leftovers import Leftovers, Removed, format_file, format_leftovers, format_process
 from vllm_console.text import plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
-    parser.add_argument("--remove", action="store_true", help="end these processes and remove these files")
+    """Add the command's arguments."""
+    parser.add_argument("--remove", action="store_true", help="end these processes and delete these files")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List it, or remove it; exit code 1 where something that was to go is still there."""
+    """List them, or remove them; exit code 1 if something that should be gone is still there."""
     fleet = open_fleet(args, observe=False)
     found = fleet.leftovers()
     removed = fleet.remove_leftovers(found) if args.remove else None
@@ -27,16 +29,26 @@ def run(args: argparse.Namespace) -> int:
     elif removed is None:
         _show(found)
     else:
-        gone = words(Leftovers(removed.processes, removed.files))
+        gone = format_leftovers(Leftovers(removed.processes, removed.files))
         print(f"Removed {gone}.")
     for sentence in () if args.json else (*found.spared, *(removed.problems if removed else ())):
         print(plain(f"  left alone: {sentence}"), file=sys.stderr)
     return 1 if removed is not None and removed.problems else 0
 
 
+def _removing(found: Leftovers) -> str:
+    """What ``--remove`` would do to them."""
+    it = "it" if len(found.processes) + len(found.files) == 1 else "them"
+    verbs = [verb for verb, some in (("ends", found.processes), ("removes", found.files)) if some]
+    return f"{' and '.join(verbs)} {it}"
+
+
 def _show(found: Leftovers) -> None:
-    print(f"Servers that have ended left {words(found)}" + ("." if found.empty else "; --remove ends and removes it:"))
-    for text in (*map(process_words, found.processes), *map(file_words, found.files)):
+    print(
+        f"Servers that have ended left {format_leftovers(found)}"
+        + ("." if found.empty else f"; --remove {_removing(found)}:")
+    )
+    for text in (*map(format_process, found.processes), *map(format_file, found.files)):
         print(plain(f"  {text}"))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from vllm_console.cli.common import add_json, complain, open_fleet, print_json, status_document
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.server_table import status_document
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
-    parser.add_argument("--ours", action="store_true", help="leave out servers that others started")
+    """Add the command's arguments."""
+    parser.add_argument("--ours", action="store_true", help="only servers of your own")
     add_json(parser)
 
 
@@ -22,9 +25,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([status_document(server) for server in servers])
     elif servers:
-        from vllm_console.cli.table import table  # scripts that ask for JSON every second don't pay for it
+        from vllm_console.cli.server_table import table  # scripts that poll JSON don't pay for this import
 
         print("\n".join(table(servers, snapshot.at)))
     else:
-        print("No servers. Start one with 'vllm-console start chatbot', or see how it looks with 'vllm-console demo'.")
+        print("No servers. Start one with 'vllm-console start chatbot', or try 'vllm-console demo'.")
     return 0

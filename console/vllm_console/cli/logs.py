@@ -6,20 +6,22 @@ import argparse
 import time
 from pathlib import Path
 
-from vllm_console.cli.common import add_json, open_fleet, print_json
-from vllm_console.fleet.api import NotFoundError, RefusedError
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json, count_from
+from vllm_console.cli.output import print_json
+from vllm_console.fleet.verbs import NotFoundError, RefusedError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     parser.add_argument("name")
-    parser.add_argument("-n", "--lines", type=int, default=100, help="how many of the last lines (default 100)")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as the log grows, until ctrl+c")
+    parser.add_argument("-n", "--lines", type=count_from, default=100, help="number of lines (default 100)")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the log until ctrl+c")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the end of it."""
+    """Print the end of the log, and follow it."""
     from vllm_console.logs.file import LogFile
     from vllm_launchers.secrets import redact
 
@@ -27,16 +29,16 @@ def run(args: argparse.Namespace) -> int:
     if server is None:
         raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
     if not server.log_path:
-        raise RefusedError(f"{args.name} was not started by vllm-console, so its log is not known here")
+        raise RefusedError(f"{args.name} was not started by vllm-console: no log available")
     log = LogFile(Path(server.log_path), clean=redact)
     lines = log.tail(max(args.lines, 0))
     if args.json:
         print_json({"name": server.name, "log": server.log_path, "lines": [line.text for line in lines]})
         return 0
     for line in lines:
-        # A line that is still being written comes again, whole, when it is followed.
+        # An unfinished line is printed again, whole, when it is followed.
         if line.complete or not args.follow:
-            print(line.text)
+            print(line.text, flush=args.follow)
     while args.follow:
         for line in log.poll():
             print(line.text, flush=True)

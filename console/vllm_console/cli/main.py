@@ -1,62 +1,93 @@
-"""The ``vllm-console`` command: parses its words, runs one command, turns errors into a sentence and an exit code."""
+"""The ``vllm-console`` command: parse the arguments, run one command, turn errors into a message and an exit code."""
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import gc
 import importlib
-import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from vllm_console import __version__
+from vllm_console.cli.output import OutputError, forget, guard
+from vllm_console.cli.picture_options import add_picture_arguments
 
 COMMANDS = {
-    "presets": "list the presets and why they set what they set",
-    "plan": "show what a launch would be, what fits, and what stands in its way",
+    "presets": "list the presets, or one with the reason for each flag",
+    "plan": "plan a launch without starting it: flags, memory, findings",
     "start": "launch a server from a preset",
     "list": "list all servers",
     "status": "show one server, with its metrics",
-    "check": "say whether a server keeps its objectives, by exit code",
-    "watch": "tell what begins and ends on all servers: log, terminal, webhook",
-    "export": "write objectives as Prometheus rules, or a Grafana dashboard",
-    "restart": "restart a server, with changed flags if you like",
+    "check": "check a server against its objectives, for scripts",
+    "watch": "report findings as they begin and end: log, terminal, webhook",
+    "export": "export what Prometheus, Grafana or a proxy needs",
+    "restart": "restart a server with changed flags, the previous flags, or another preset",
+    "sleep": "put a server to sleep, so that its GPUs are free for another one",
+    "wake": "wake a server up; the other one of its standby pair goes to sleep first",
     "stop": "stop a server",
-    "remove": "remove a stopped server's record, log and history",
-    "leftovers": "show what servers that have ended left: processes, files in /dev/shm",
+    "remove": "remove a stopped server; its runs can still be replayed",
+    "leftovers": "list or remove what ended servers left: processes, files in /dev/shm",
     "logs": "print or follow a server's log",
-    "load": "send a preset's workload to a server and measure it",
-    "runs": "list what ran, with which flags, and how it served",
-    "compare": "say whether a change helped: two runs side by side",
-    "metrics": "read a /metrics page from a URL or a file",
-    "diagnose": "name why a vLLM failed, from its log, and what would mend it",
-    "host": "show this machine's GPUs and who holds them",
-    "topology": "draw how the GPUs are wired",
+    "load": "send load to a server and measure it",
+    "runs": "list past and present runs, with flags and figures",
+    "replay": "open the console on a run that has ended, also of a removed server",
+    "compare": "compare two runs: did the change help?",
+    "metrics": "read /metrics from a URL or a file",
+    "diagnose": "name the cause and fixes of a vLLM failure, from its log",
+    "host": "show this machine's GPUs and what uses them",
+    "topology": "draw the GPU topology",
     "gpus": "print the best set of free GPUs, for scripts",
-    "board": "show which GPUs people say are taken, till when, and who runs what",
-    "claim": "tell others that GPUs are taken, till when and why",
-    "release": "take your claims of GPUs back",
-    "doctor": "gather what a maintainer would ask for, and name what is wrong here",
-    "engines": "list the vLLM installations that were found",
+    "board": "show claimed GPUs and running servers of all users",
+    "claim": "claim GPUs until a time, for others to see",
+    "release": "release your GPU claims",
+    "doctor": "collect a report for maintainers, and list problems",
+    "models": "list the models on this machine, and which of them fit",
+    "engines": "list vLLM installations",
+    "web": "serve the console to a browser on this machine",
     "demo": "open the console on two simulated servers under traffic",
 }
-"""Each command with its line of help; the module of that name in this package does it."""
+"""Each command with its line of help; the module of that name in this package implements it."""
 
-CHANGING = frozenset({"start", "restart", "stop", "remove", "load", "claim", "release", "demo"})
-"""What changes something, or sends load: refused, before any part of it is done, where read-only holds."""
+CHANGING = frozenset({"start", "restart", "sleep", "wake", "stop", "remove", "load", "claim", "release", "demo"})
+"""Commands that change something or send load: refused entirely in read-only mode."""
 
-VALUED = ("--config", "--state", "--refresh", "--host")
-"""Options before a command that take a value."""
+OBJECTS_BETWEEN_COLLECTIONS = 150_000
+"""Python's default of 700 traverses everything that was imported again and again: some 10 ms per command. The console
+has 65,000 objects when it exempts them from collection (`ui.threads.favor_the_screen`)."""
 
-OBJECTS_BETWEEN_COLLECTIONS = 50_000
-"""Python's own 700 have it look through all that was imported again and again: some 10 ms of a command."""
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help as wide as the terminal. argparse would ask shutil, which imports every archive format."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Lists of lines as they stand, prose wrapped."""
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
+
+def _columns() -> int:
+    """Like `shutil.get_terminal_size`."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr] # None: closed
+    except (AttributeError, ValueError, OSError):
+        return 80
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line without the secrets that were typed into it."""
+    """Reports a bad command line without the secrets typed into it."""
 
     def error(self, message: str) -> NoReturn:
         from vllm_console.text import plain
@@ -65,70 +96,135 @@ class _Parser(argparse.ArgumentParser):
         super().error(plain(redact(message)))
 
 
-def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser for all commands. With ``only``, just that command's words are set up, which starts faster."""
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; imports only the command's module. Exits with SystemExit on --help or an error.
+
+    ``command`` is the command's name, or None for the console.
+    """
+    parser = _global_parser()
+    args = parser.parse_args(words)
+    typed = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not typed:
+        args.command = None
+        return args
+    args.command, *rest = typed
+    summary = COMMANDS.get(args.command)
+    if summary is None:
+        parser.error(f"no command is called {args.command!r}; {_suggestion(args.command)}")
+    command = _Parser(
+        prog=f"{parser.prog} {args.command}",
+        description=f"{summary[0].upper()}{summary[1:].removesuffix('?')}{'?' if summary.endswith('?') else '.'}",
+        formatter_class=_Help,
+    )
+    importlib.import_module(f"vllm_console.cli.{args.command}").add_arguments(command)
+    return command.parse_args(rest, args)
+
+
+def _global_parser() -> argparse.ArgumentParser:
+    """The global options, and a line of help for each command."""
     parser = _Parser(
         prog="vllm-console",
-        description="Launch, keep, watch and tune local vLLM servers. Without a command it opens the console.",
+        usage="%(prog)s [options] [COMMAND ...]",
+        description="Launch, supervise, monitor and tune local vLLM servers. Without a command it opens the console.",
+        epilog="\n".join(("commands:", *(f"  {name:<12}{summary}" for name, summary in COMMANDS.items()))),
+        formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"vllm-console {__version__}")
     parser.add_argument("--read-only", action="store_true", help="show everything, change nothing")
     parser.add_argument("--config", type=Path, metavar="FILE", help="use this config.toml")
-    parser.add_argument("--state", type=Path, metavar="DIR", help="keep servers' records here")
-    parser.add_argument("--refresh", type=float, metavar="SECONDS", help="how often the console looks (default 1)")
-    parser.add_argument("--ascii", action="store_true", help="draw the console with ASCII characters only")
+    parser.add_argument("--state", type=Path, metavar="DIR", help="keep server records in this folder")
+    parser.add_argument(
+        "--refresh", type=_refresh, metavar="SECONDS", help="refresh interval of the console (default 1)"
+    )
+    parser.add_argument(
+        "--at", type=_moment, metavar="TIME", help='open the console at an earlier moment, e.g. "2026-11-22 03:10"'
+    )
+    parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     parser.add_argument(
         "--host", dest="host_file", type=Path, metavar="FILE", help="a recorded host in place of this machine's GPUs"
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        if only in (None, name):
-            importlib.import_module(f"vllm_console.cli.{name}").add_arguments(command)
+    add_picture_arguments(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
 
 
-def _command_in(words: Sequence[str]) -> str | None:
-    """The command that is meant: the first word that is neither an option nor an option's value."""
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("-"):
-            return word if word in COMMANDS else None
-        if len(word) > 2 and any(option.startswith(word) for option in VALUED):
-            next(rest, None)
-    return None
+def _refresh(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"'{text[:40]}' must be a number of seconds from 0.1 to 60")
+    return seconds
+
+
+def _moment(text: str) -> float:
+    """``--at`` as Unix seconds."""
+    import time
+
+    from vllm_console.history.time_view import moment_from
+
+    try:
+        return moment_from(text, time.time())
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _suggestion(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, 1)
+    return f"did you mean '{near[0]}'?" if near else "see 'vllm-console --help'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the return value is the exit code (0 done, 1 failed, 2 usage, 3 unknown, 4 refused)."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    atexit.register(gc.freeze)  # otherwise Python traverses every object once more at exit: 20 ms per command
     words = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding lacks must not end a command
-            stream.reconfigure(errors="replace")
-    args = build_parser(_command_in(words)).parse_args(words)
+    guard()
+    try:
+        try:
+            return _run(words)
+        finally:  # also after --help, which raises SystemExit
+            sys.stdout.flush()
+    except OutputError as error:
+        forget()
+        return _say(str(error), 1)
+    except BrokenPipeError:
+        # The reader of our output is gone (``| head``). Keep the interpreter from complaining about it at exit.
+        forget()
+        return 128 + signal.SIGPIPE  # as of a program that the signal ends, which Python ignores
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(words: Sequence[str]) -> int:
+    """Parse and run; report errors and turn them into the exit code."""
+    args = parse(words)
     module = importlib.import_module(f"vllm_console.cli.{args.command or 'console'}")
-    from vllm_console.fleet.api import FleetError
+    from vllm_console.fleet.verbs import FleetError
     from vllm_console.text import plain
 
     try:
         if args.command in CHANGING:
-            importlib.import_module("vllm_console.cli.common").refuse_read_only(args)
+            importlib.import_module("vllm_console.cli.fleet_access").refuse_read_only(args)
         return int(module.run(args))
     except FleetError as error:
-        print(f"vllm-console: {plain(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away (``| head``). Keep the interpreter from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        return _say(plain(str(error)), error.exit_code)
+    except (OutputError, BrokenPipeError):
+        raise
     except Exception as error:  # noqa: BLE001 - the program's boundary: reported, and said where
-        from vllm_console.crash import tell
+        from vllm_console.crash_report import tell
 
-        print(f"vllm-console: {tell(error, words, args.state)}", file=sys.stderr)
-        return 1
+        return _say(tell(error, words, args.state), 1)
+
+
+def _say(sentence: str, code: int) -> int:
+    """Report an error on standard error if possible; returns the exit code."""
+    with contextlib.suppress(OSError):
+        print(f"vllm-console: {sentence}", file=sys.stderr, flush=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``vllm-console metrics SOURCE``: one look at a /metrics page, whatever vLLM version it comes from."""
+"""``vllm-console metrics SOURCE``: one scrape of a /metrics page, from any vLLM version."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import argparse
 import time
 from pathlib import Path
 
-from vllm_console.cli.common import Document, add_json, print_json
-from vllm_console.fleet.api import FleetError
-from vllm_console.telemetry.model import Sample
-from vllm_console.text import plain
+from vllm_console.cli.options import add_json, seconds_from
+from vllm_console.cli.output import Document, print_json
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.metrics.quantile import PARTS, Quantile, text_of
+from vllm_console.metrics.sample import Sample
+from vllm_console.text import UNKNOWN, percent, plain, seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
-    parser.add_argument("source", help="a URL such as http://127.0.0.1:8000, or a file that holds a /metrics page")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="how long to wait for a URL")
+    """Add the command's arguments."""
+    parser.add_argument("source", help="a URL such as http://127.0.0.1:8000, or a saved /metrics page")
+    parser.add_argument("--timeout", type=seconds_from, default=5.0, metavar="S", help="timeout in seconds (default 5)")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Read and print it."""
-    from vllm_console.telemetry.document import metrics_document
+    from vllm_console.metrics.window import metrics_document
 
     document = metrics_document(read_sample(args.source, args.timeout))
     if args.json:
@@ -29,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for key, value in document.items():
         if key != "engines":
-            print(f"{key:<28} {_show(value)}")
+            print(f"{_title(key):<28} {_show(key, value)}")
     print(f"{'engines':<28} {', '.join(map(plain, document['engines'])) or '–'}")
     return 0
 
@@ -38,10 +40,10 @@ def read_sample(source: str, timeout: float) -> Sample:
     """A sample from a URL or a file.
 
     Raises:
-        FleetError: it cannot be had, or holds no vLLM metrics.
+        FleetError: it cannot be read, or has no vLLM metrics.
     """
-    from vllm_console.telemetry.parse import NotMetricsError, parse
-    from vllm_console.telemetry.scrape import BODY_LIMIT, ScrapeError, scrape_once
+    from vllm_console.metrics.parse import NotMetricsError, parse
+    from vllm_console.metrics.scrape import BODY_LIMIT, ScrapeError, scrape_once
 
     try:
         if "://" in source:
@@ -49,21 +51,32 @@ def read_sample(source: str, timeout: float) -> Sample:
         with Path(source).open("rb") as file:
             body = file.read(BODY_LIMIT + 1)
         if len(body) > BODY_LIMIT:
-            raise FleetError(f"{source}: larger than {BODY_LIMIT >> 20} MiB; that is no /metrics page")
+            raise FleetError(f"{source}: larger than {BODY_LIMIT >> 20} MiB, not a /metrics page")
         return parse(body.decode("utf-8"), time.time())
     except ScrapeError as error:
         raise FleetError(str(error)) from error
     except (NotMetricsError, UnicodeDecodeError) as error:
-        reason = str(error) if isinstance(error, NotMetricsError) else "it is not text"
-        raise FleetError(f"{source}: holds no /metrics page: {reason}") from error
+        reason = str(error) if isinstance(error, NotMetricsError) else "not text"
+        raise FleetError(f"{source}: not a /metrics page: {reason}") from error
     except OSError as error:
         raise FleetError(f"{source}: cannot be read: {error.strerror}") from error
 
 
-def _show(value: Document | float | None) -> str:
+def _title(key: str) -> str:
+    """A key of the document for people: ``TTFT``, ``preemptions total``."""
+    name = key.removesuffix("_seconds")
+    return name.upper() if name in ("ttft", "itl") else name.replace("_", " ").replace("kv ", "KV ")
+
+
+def _show(key: str, value: Document | float | None) -> str:
+    """A figure, or those of a histogram since the server started, for people."""
     if value is None:
-        return "–"
+        return UNKNOWN
     if isinstance(value, dict):
-        parts = (f"{key} {number:.4g}" for key, number in value.items() if number is not None)
-        return "  ".join(parts)
-    return f"{value:g}"
+        found = {
+            name: Quantile(value[name] or 0.0, value[f"{name}_above"] or 0.0, value[f"{name}_below"])
+            for name, _ in PARTS
+        }
+        parts = [f"{name} {text_of(one):<7}" for name, one in found.items()]
+        return f"mean {seconds(value['mean']):<7} {' '.join(parts)} of {value['count']:,}"
+    return percent(value, 1) if key == "kv_cache_usage" else f"{value:,}"

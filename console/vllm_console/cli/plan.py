@@ -1,17 +1,25 @@
-"""``vllm-console plan PRESET``: what a launch would be, whether it can be, and why; nothing is started."""
+"""``vllm-console plan PRESET``: what a launch would do and whether it can start; nothing is started."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import sys
-from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.common import add_changes, add_json, changes_from, open_fleet, print_json
+from msgspec.structs import replace
+
+from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.host_source import add_host
-from vllm_console.cli.launch_words import add_request, gpus_from, pairs_from
-from vllm_console.fleet.api import Fleet, FleetError, NoPlaceError
-from vllm_console.fleet.model import LaunchRequest
+from vllm_console.cli.launch_arguments import add_request, gpus_from, pairs_from
+from vllm_console.cli.options import add_changes, add_json, changes_from, text_from
+from vllm_console.cli.output import complain, print_json
+from vllm_console.fleet.snapshot import LaunchRequest
+from vllm_console.fleet.verbs import Fleet, FleetError, NoPlaceError
+from vllm_console.text import plain
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.model import Plan
@@ -20,30 +28,49 @@ FORMS = ("shell", "config", "systemd", "systemd-user", "compose", "kubernetes")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     add_request(parser, gpus="the best free set where GPUs are known")
-    parser.add_argument("--vllm-version", metavar="V", help="plan for this release, which need not be installed")
+    parser.add_argument("--vllm-version", metavar="V", help="plan for this vLLM release (need not be installed)")
     add_host(parser)
     add_changes(parser)
-    parser.add_argument("--hub", action="store_true", help="ask the Hugging Face hub for a model that is not here")
+    parser.add_argument(
+        "--ask-vllm", action="store_true", help="let the installed vLLM itself judge the flags, which takes some 10s"
+    )
+    parser.add_argument("--hub", action="store_true", help="fetch model facts from the Hugging Face hub if not cached")
     parser.add_argument("--export", choices=FORMS, metavar="FORM", help=f"print it as {', '.join(FORMS)}")
-    parser.add_argument("--name", default="", help="what an exported unit or service is called")
+    parser.add_argument("--name", type=text_from, help="name of the exported unit or service")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; exit code 1 when an error stands in its way."""
-    from vllm_console.cli.plan_words import plan_document, plan_lines
-    from vllm_launchers.plan.checks.check import errors
+    """Print the plan; exit code 1 if an error blocks it.
+
+    An export is meant for another machine or another time: errors of this machine's present state (offline, model
+    missing, memory in use) go to stderr and do not count. Unless a port is given it has vLLM's own, not one that is
+    free here now.
+    """
+    from vllm_console.cli.plan_text import plan_document, plan_lines
+    from vllm_launchers.plan.checks.check import errors, errors_anywhere
 
     if args.host is not None:
         args.host_file = args.host
-    plan = _plan(open_fleet(args, observe=False), _request(args))
+    plan = _plan(open_fleet(args, observe=False), _request(args), ask=args.ask_vllm)
     failed = bool(errors(plan.findings))
     if args.export:
-        print(_exported(plan, args.export, args.name), end="")
-        if failed:
-            print("vllm-console: this would not start, see it without --export", file=sys.stderr)
+        print(_exported(plan, args.export, args.name or ""), end="")
+        if args.export == "systemd":
+            _tell_closed(plan)
+        if left_out := _left_out(plan):
+            words = f"this shell sets {', '.join(left_out)}, the export does not; add with --env what it needs"
+            print(f"vllm-console: note: {words}", file=sys.stderr)
+        everywhere = errors_anywhere(plan.findings)
+        failed = bool(everywhere)
+        for finding in errors(plan.findings):
+            if finding.code == "port_taken" and args.port is None:
+                complain(f"note: port {plan.port} is taken on this machine now; for another one give --port")
+                continue
+            where = "this would not start" if finding in everywhere else "on this machine now"
+            print(f"vllm-console: {where}: {plain(finding.message)} [{finding.code}]", file=sys.stderr)
     elif args.json:
         print_json(plan_document(plan))
     else:
@@ -53,38 +80,84 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> LaunchRequest:
+    from vllm_launchers.launch.planner import FIRST_PORT
+
     return LaunchRequest(
         preset=args.preset,
         model=args.model,
         engine=args.engine,
         vllm=args.vllm,
-        port=args.port,
+        port=FIRST_PORT if args.export and args.port is None else args.port,
         changes=changes_from(args),
         environment=pairs_from(args.env),
         gpus=gpus_from(args.gpus),
-        place={None: "offered", "auto": "auto"}.get(args.gpus, ""),
+        place={None: "offered", "auto": "auto", "none": "none"}.get(args.gpus, ""),
+        standby_of=args.standby_of or "",
         vllm_version=args.vllm_version,
         from_hub=args.hub,
     )
 
 
-def _plan(fleet: Fleet, request: LaunchRequest) -> Plan:
-    """The plan. Where no GPUs will do it is made for the best of them, and what is wrong with these stands in it."""
+def _plan(fleet: Fleet, request: LaunchRequest, *, ask: bool) -> Plan:
+    """The plan, with vLLM's own verdict if it is to be asked.
+
+    If no GPUs are suitable, it is made for the best set, and its findings say what is wrong with them.
+    """
     from vllm_launchers.plan.findings import Finding, Level, by_weight
 
+    planned = partial(_judged, fleet) if ask else fleet.plan
     try:
-        return fleet.plan(request)
+        return planned(request)
     except NoPlaceError as error:
         best = error.sets[0] if error.sets else None
         slice_of = best.mig.uuid if best is not None and best.mig is not None else ""
-        plan = fleet.plan(replace(request, place=slice_of, gpus=best.gpus if best is not None else ()))
-        said = Finding("no_gpus", Level.ERROR, str(error), surely=False)
-        return replace(plan, findings=by_weight((said, *plan.findings)))
+        plan = planned(replace(request, place=slice_of, gpus=best.gpus if best is not None else ()))
+        finding = Finding("no_gpus", Level.ERROR, str(error), surely=False)
+        return replace(plan, findings=by_weight((finding, *plan.findings)))
+
+
+def _judged(fleet: Fleet, request: LaunchRequest) -> Plan:
+    judged = fleet.judged_plan(request)
+    assert judged is not None, "nothing else is asked here"
+    return judged
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """Variables of this shell that vLLM reads and would inherit here, but that an export does not contain."""
+    from vllm_launchers.secrets import is_secret_name
+
+    reads = ("VLLM_", "HF_", "NCCL_", "CUDA_", "TORCH_")
+    held = {*plan.environment, *plan.secrets}
+    return sorted(n for n in os.environ if n.startswith(reads) and n not in held and not is_secret_name(n))
+
+
+def _tell_closed(plan: Plan) -> None:
+    """Say which folders the account of a system unit cannot enter."""
+    from vllm_launchers.plan.export.systemd import ACCOUNT
+
+    paths = [path for path in (plan.engine.command[0], plan.model) if path.startswith("/")]
+    closed = dict.fromkeys(folder for path in paths for folder in _closed(Path(path)))
+    for folder in closed:
+        complain(
+            f"note: the unit runs as {ACCOUNT}, which cannot enter {folder}: install vLLM and the model elsewhere, "
+            "such as below /opt, or use --export systemd-user"
+        )
+
+
+def _closed(path: Path) -> list[Path]:
+    """The first folder on the way to a file that only its owner or group may enter, also behind links."""
+    for folder in (*reversed(path.parents), *reversed(Path(os.path.realpath(path)).parents)):
+        try:
+            if not folder.stat().st_mode & stat.S_IXOTH:
+                return [folder]
+        except OSError:
+            return []
+    return []
 
 
 def _exported(plan: Plan, form: str, name: str) -> str:
     from vllm_launchers.plan.export import Form, export
-    from vllm_launchers.plan.export.errors import ExportError
+    from vllm_launchers.plan.export.quoting import ExportError
 
     try:
         return export(plan, Form(form), name=name)

@@ -1,24 +1,26 @@
-"""``vllm-console presets``: what can be started, and why it is set as it is."""
+"""``vllm-console presets``: the presets that can be started, and the reasons for their flags."""
 
 from __future__ import annotations
 
 import argparse
 
-from vllm_console.cli.common import Document, add_json, complain, open_fleet, print_json
-from vllm_console.fleet.api import NotFoundError
-from vllm_console.fleet.model import Preset
-from vllm_console.text import plain
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json, text_from
+from vllm_console.cli.output import Document, complain, print_json
+from vllm_console.fleet.snapshot import Preset
+from vllm_console.fleet.verbs import NotFoundError
+from vllm_console.text import plain, seconds
 from vllm_launchers.plan.flags import flag_words
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
-    parser.add_argument("name", nargs="?", help="show this one with the reason for each flag")
+    """Add the command's arguments."""
+    parser.add_argument("name", type=text_from, nargs="?", help="show this preset with the reason for each flag")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List them; files that are no use are named on stderr."""
+    """List them; invalid files are reported on stderr."""
     presets, problems = open_fleet(args).presets()
     for problem in problems:
         complain(problem.message)
@@ -34,9 +36,24 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json([preset_document(preset) for preset in presets])
         return 0
-    for preset in presets:
-        print(plain(f"{preset.name:<18} {preset.model:<38} {preset.summary}"))
+    rows = [("NAME", "MODEL", "FOR"), *((one.name, one.model, _purpose(one)) for one in presets)]
+    widths = [min(MOST_COLUMN, max(len(row[at]) for row in rows)) for at in (0, 1)]
+    for name, model, purpose in rows:
+        print(plain(f"{_cut(name, widths[0])}  {_cut(model, widths[1])}  {purpose}"))
     return 0
+
+
+MOST_COLUMN = 44
+"""Of a longer path the end is shown."""
+
+
+def _cut(text: str, width: int) -> str:
+    return f"{text:<{width}}" if len(text) <= width else f"…{text[1 - width :]}"
+
+
+def _purpose(preset: Preset) -> str:
+    """The summary; of a preset of one's own its title, since the summary may be an inherited one."""
+    return preset.summary if preset.shipped else preset.title
 
 
 def preset_document(preset: Preset) -> Document:
@@ -59,11 +76,11 @@ def describe_preset(preset: Preset) -> list[str]:
         lines.append(f"        {variable.why}")
     work, goal = preset.workload, preset.objectives
     lines.append(
-        f"  workload    p95 {work.input_tokens_p95} tokens in, {work.output_tokens_p95} out, "
+        f"  workload    p95 {work.input_tokens_p95:,} tokens in, {work.output_tokens_p95:,} out, "
         f"{work.prefix_reuse:.0%} of the prompt shared, {work.concurrency} at once"
     )
     lines.append(
-        f"  objectives  TTFT p99 {goal.ttft_p99_seconds} s, ITL p99 {goal.itl_p99_seconds * 1000:.0f} ms, "
-        f"KV cache {goal.kv_cache_usage:.0%}, preempted {goal.preemption_rate:.0%} of requests"
+        f"  objectives  TTFT p99 ≤ {seconds(goal.ttft_p99_seconds)}, ITL p99 ≤ {seconds(goal.itl_p99_seconds)}, "
+        f"KV cache ≤ {goal.kv_cache_usage:.0%}, preemptions ≤ {goal.preemption_rate:g} per request"
     )
     return [plain(line) for line in lines]

@@ -1,72 +1,167 @@
-"""``vllm-console restart NAME``: the same server again, with changed flags if any are given."""
+"""``vllm-console restart NAME``: restart a server, optionally with changed flags."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from vllm_console.cli.common import (
-    add_changes,
-    add_json,
-    changes_from,
-    complain,
-    open_fleet,
-    report,
-    settled,
-    wait_until,
-)
-from vllm_console.fleet.model import Changes, Flags, ServerView, State
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_changes, add_json, add_restart_method, add_warm_up, changes_from, seconds_from
+from vllm_console.cli.output import complain
+from vllm_console.cli.waiting import report_server, settled, wait_until
+from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
+from vllm_console.fleet.verbs import UsageError
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.verbs import Fleet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     parser.add_argument("name")
     add_changes(parser)
-    parser.add_argument("--previous", action="store_true", help="go back to the previous generation's flags")
-    parser.add_argument("--preset", help="hand its place (name, GPUs, port) to this preset")
-    parser.add_argument("--force", action="store_true", help="restart in spite of errors that may be wrong or may pass")
-    parser.add_argument("--wait", action="store_true", help="return when it is ready again, or has failed")
-    parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="how long to wait at most")
+    parser.add_argument("--previous", action="store_true", help="revert to the previous run's flags")
+    parser.add_argument("--preset", help="switch to this preset (keeps name, GPUs, port)")
+    parser.add_argument("--port", type=int, metavar="P", help="move it to another port")
+    parser.add_argument("--force", action="store_true", help="restart despite errors that are estimates or may pass")
+    add_warm_up(parser)
+    add_restart_method(parser)
+    parser.add_argument("--rolling", action="store_true", help="start the new run next to the old one, on another port")
+    old = parser.add_mutually_exclusive_group()
+    old.add_argument(
+        "--stop-old", action="store_true", default=None, help="with --rolling: stop the old server afterwards"
+    )
+    old.add_argument(
+        "--keep-old", dest="stop_old", action="store_false",
+        help="with --rolling: keep the old server (default: ask; without a terminal, keep)",
+    )  # fmt: skip
+    parser.add_argument("--wait", action="store_true", help="wait until it is ready again or has failed")
+    parser.add_argument("--timeout", type=seconds_from, default=1800, metavar="S", help="timeout in seconds")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Restart it; returns when the new generation is under way, with ``--wait`` when it is ready."""
-    from vllm_console.fleet.api import FleetError, UsageError, flag_difference
-
+    """Restart it; returns when the new generation has started, with ``--wait`` when it is ready."""
     fleet = open_fleet(args)
-    changes = changes_from(args)
     before = fleet.snapshot().server(args.name)
-    if args.previous:
-        if not changes.empty or args.preset:
-            raise UsageError("--previous takes the previous flags as they were; leave --set, --unset and --preset out")
-        if before is not None and before.previous_flags is None:
-            raise FleetError(f"{args.name} has no previous generation to go back to")
-        if before is not None and before.previous_flags is not None:
-            changes = flag_difference(before.flags, before.previous_flags)
-    if args.preset:
-        if not changes.empty:
-            raise UsageError("--preset brings its own flags; change them afterwards with --set")
-        server = fleet.switch(args.name, args.preset, force=args.force)
-    else:
-        server = fleet.restart(args.name, changes, force=args.force)
-        if before is not None and not args.previous:
-            say_several(before.flags, changes)
+    if args.rolling:
+        from vllm_console.cli.rolling import run_rolling
+
+        return run_rolling(fleet, args, _changes(args, before))
+    if args.stop_old is not None:
+        raise UsageError("--stop-old and --keep-old belong to --rolling")
+    server = _switched(fleet, args) if args.preset else _restarted(fleet, args, before)
     generation = before.generation if before else 0
+    earlier = before.restart.asked_at if before is not None and before.restart is not None else None
+    asked_at = server.restart.asked_at if server.restart is not None else None
+    if asked_at == earlier:
+        asked_at = None  # that one has ended long ago
 
     def begun(server: ServerView) -> bool:
-        return server.generation > generation and server.state is not State.STOPPING
+        if server.generation > generation:
+            return server.state is not State.STOPPING
+        # Stopped by another console while it was stopping for this restart.
+        return _did_not_happen(server, asked_at) or not server.state.alive
 
     server = wait_until(fleet, args.name, begun, quiet=args.json, timeout=args.timeout)
+    if _did_not_happen(server, asked_at):
+        return _report_refusal(args, server, asked_at)
+    if server.generation <= generation:
+        report_server(args, server, wanted=None)
+        complain(f"{args.name} was stopped meanwhile and not restarted")
+        return 1
     if args.wait:
         server = wait_until(fleet, args.name, settled, quiet=args.json, timeout=args.timeout)
-    return report(args, server, wanted=State.READY if args.wait else None)
+    code = report_server(args, server, wanted=State.READY if args.wait else None)
+    if server.rollback and args.json:
+        complain(server.rollback)
+    return 1 if server.rollback else code
+
+
+def _restarted(fleet: Fleet, args: argparse.Namespace, before: ServerView | None) -> ServerView:
+    """Restart the server with the requested change of flags."""
+    changes = _changes(args, before)
+    server = fleet.restart(
+        args.name,
+        changes,
+        force=args.force,
+        port=args.port,
+        warm_up=args.warm_up,
+        prepare=args.prepare,
+        rollback=args.rollback,
+    )
+    if before is not None and not args.previous:
+        say_several(before.flags, changes)
+    return server
+
+
+def _did_not_happen(server: ServerView, asked_at: float | None) -> bool:
+    """Whether the restart that was prepared ended before it touched the server, or another one took its place."""
+    if asked_at is None or server.restart is None:
+        return False  # it was not prepared
+    return server.restart.abandoned or server.restart.asked_at != asked_at
+
+
+def _report_refusal(args: argparse.Namespace, server: ServerView, asked_at: float | None) -> int:
+    """Print the server, which still serves, and why it was not restarted."""
+    report_server(args, server, wanted=None)
+    restart = server.restart
+    if restart is None or restart.asked_at != asked_at:
+        complain("another restart was requested meanwhile, and replaced this one")
+        return 1
+    complain(restart.sentence)
+    if restart.diagnosis is not None:
+        from vllm_console.diagnosis.finding import fix_lines
+
+        for line in (line for fix in restart.diagnosis.fixes[:3] for line in fix_lines(fix)):
+            complain(f"  {line}")
+    return 1
+
+
+def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
+    """The requested change of flags.
+
+    Raises:
+        UsageError: ``--previous`` is combined with other changes.
+        FleetError: there are no previous flags.
+    """
+    from vllm_console.fleet.verbs import FleetError, flag_difference
+
+    changes = changes_from(args)
+    if not args.previous:
+        return changes
+    if not changes.empty:
+        raise UsageError("--previous can't be combined with --set, --unset or --preset")
+    if before is None:
+        return changes
+    if before.previous_flags is None:
+        raise FleetError(f"{args.name} has no previous run to revert to")
+    return flag_difference(before.flags, before.previous_flags)
+
+
+def _switched(fleet: Fleet, args: argparse.Namespace) -> ServerView:
+    """Switch the server to another preset. Raises UsageError for options that can't be combined with ``--preset``."""
+    if args.previous:
+        raise UsageError("--previous can't be combined with --set, --unset or --preset")
+    if not changes_from(args).empty:
+        raise UsageError("--preset can't be combined with --set or --unset; change flags afterwards")
+    if args.port is not None:
+        raise UsageError("--preset keeps the port and can't be combined with --port")
+    return fleet.switch(
+        args.name,
+        args.preset,
+        force=args.force,
+        warm_up=args.warm_up,
+        prepare=args.prepare,
+        rollback=args.rollback,
+    )
 
 
 def say_several(flags: Flags, changes: Changes) -> None:
-    """Say on standard error that several changes at once cannot be judged one by one."""
+    """Warn on standard error that the effects of several simultaneous changes can't be told apart."""
     from vllm_launchers.plan.model import same_value
 
     changed = [flag for flag, value in changes.set.items() if not same_value(flags.get(flag), value)]
     changed += [flag for flag in changes.unset if flag in flags]
     if len(changed) > 1:
-        complain(f"note: {len(changed)} changes at once ({', '.join(changed)}): 'compare' will not tell them apart")
+        complain(f"note: {len(changed)} changes at once ({', '.join(changed)}): 'compare' can't attribute the effect")

@@ -6,9 +6,11 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.common import add_changes, add_json, changes_from, open_fleet, report, settled, wait_until
-from vllm_console.cli.launch_words import add_request, gpus_from, pairs_from
-from vllm_console.fleet.model import LaunchRequest, State
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.launch_arguments import add_request, gpus_from, pairs_from
+from vllm_console.cli.options import add_changes, add_json, add_warm_up, changes_from, seconds_from, text_from
+from vllm_console.cli.waiting import report_server, settled, wait_until
+from vllm_console.fleet.snapshot import LaunchRequest, State
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
@@ -16,15 +18,24 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
-    add_request(parser, gpus="none")
-    parser.add_argument("--name", help="what the server is called (default: the preset's name)")
-    parser.add_argument("--host", help="address to bind (default 127.0.0.1)")
+    """Add the command's arguments."""
+    parser.description = (
+        "Launch a server from a preset. For a server on a recorded host give that before the command: "
+        "vllm-console --host 4xa6000 start chatbot --engine simulated."
+    )
+    add_request(parser, gpus="vLLM chooses; on a recorded host the best free set")
+    parser.add_argument("--name", type=text_from, help="server name (default: the preset's name)")
+    parser.add_argument(
+        "--host",
+        type=text_from,
+        help="address to bind (default 127.0.0.1)",
+    )
     add_changes(parser)
-    parser.add_argument("--restart", choices=["never", "on-failure"], default="never", help="restart by itself?")
-    parser.add_argument("--force", action="store_true", help="start in spite of errors that may be wrong or may pass")
-    parser.add_argument("--wait", action="store_true", help="return when it is ready, or has failed")
-    parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="how long --wait waits")
+    parser.add_argument("--restart", choices=["never", "on-failure"], default="never", help="restart automatically?")
+    parser.add_argument("--force", action="store_true", help="start despite errors that are estimates or may pass")
+    add_warm_up(parser)
+    parser.add_argument("--wait", action="store_true", help="wait until it is ready or has failed")
+    parser.add_argument("--timeout", type=seconds_from, default=1800, metavar="S", help="timeout of --wait in seconds")
     add_json(parser)
 
 
@@ -43,32 +54,33 @@ def run(args: argparse.Namespace) -> int:
         environment=pairs_from(args.env),
         restart=args.restart,
         gpus=gpus_from(args.gpus),
-        place=args.gpus if args.gpus == "auto" else "",
+        place=args.gpus if args.gpus in ("auto", "none") else "",
+        standby_of=args.standby_of or "",
         force=args.force,
+        warm_up=args.warm_up,
     )
-    _warn(fleet.plan(request))
-    server = fleet.start(request)
+    server = fleet.start(request, _warn)
     _say_what_ends_it()
     if request.place and (why := server.reasons.get("gpus")):
         print(f"GPU {plain(why)}", file=sys.stderr)
     if args.wait:
         server = wait_until(fleet, server.name, settled, quiet=args.json, timeout=args.timeout)
-    return report(args, server, wanted=State.READY if args.wait else None)
+    return report_server(args, server, wanted=State.READY if args.wait else None)
 
 
 def _say_what_ends_it() -> None:
-    """Say where a logout would end it."""
-    from vllm_launchers.machine.session_end import session_end
+    """Warn if a logout would end it."""
+    from vllm_launchers.host.session_end import session_end
 
     if sentence := session_end():
         print(plain(f"warning: {sentence}"), file=sys.stderr)
 
 
 def _warn(plan: Plan) -> None:
-    """Say what will hurt it; what stands in its way is the start's own to say."""
-    from vllm_console.fleet.refusing import finding_words
+    """Print the plan's warnings; errors are reported by the start itself."""
+    from vllm_launchers.launch.refusal import format_finding
     from vllm_launchers.plan.findings import Level
 
     for finding in plan.findings:
         if finding.level is Level.WARNING:
-            print(plain(f"warning: {finding_words(finding)}"), file=sys.stderr)
+            print(plain(f"warning: {format_finding(finding)}"), file=sys.stderr)

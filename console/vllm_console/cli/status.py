@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 
-from vllm_console.cli.common import add_json, open_fleet, print_json, status_document
-from vllm_console.cli.table import describe
-from vllm_console.fleet.api import FleetError, NotFoundError
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import print_json
+from vllm_console.cli.server_table import describe, status_document
+from vllm_console.fleet.verbs import FleetError, NotFoundError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     parser.add_argument("name")
     add_json(parser)
 
@@ -21,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     snapshot = open_fleet(args).snapshot(args.name)
     server = snapshot.server(args.name)
     if server is None:
-        # A record that cannot be read is a server too: say what is wrong with it rather than that there is none.
+        # A server whose record cannot be read still exists: report what is wrong with the record.
         broken = next((notice for notice in snapshot.notices if f"{args.name}{os.sep}record.json" in notice), None)
         if broken:
             raise FleetError(broken)

@@ -1,28 +1,31 @@
-"""``vllm-console topology``: how the GPUs are wired."""
+"""``vllm-console topology``: how the GPUs are connected."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 
-from vllm_console.cli.common import add_json, print_json
 from vllm_console.cli.host_source import add_host, load_host
+from vllm_console.cli.options import add_json, count_from
+from vllm_console.cli.output import print_json
 from vllm_console.text import plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     add_json(parser)
     add_host(parser)
-    parser.add_argument("--width", type=int, metavar="COLUMNS", help="columns to draw in (default: the terminal's)")
+    parser.add_argument(
+        "--width", type=count_from, metavar="COLUMNS", help="width in columns (default: the terminal's)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw the matrix, its legend, and what is wrong with links."""
-    from vllm_console.host_words import islands_words, links_words
-    from vllm_launchers.machine.gpu.concerns import concerns
-    from vllm_launchers.machine.gpu.document import encode_host
-    from vllm_launchers.machine.gpu.matrix import legend, row_text, topology_rows
+    """Draw the matrix, its legend, and problems with links."""
+    from vllm_console.host_text import format_islands, format_links
+    from vllm_launchers.host.gpu.document import encode_host
+    from vllm_launchers.host.gpu.hardware_warnings import hardware_warnings
+    from vllm_launchers.host.gpu.topology import legend, row_text, topology_rows
 
     host = load_host(args)
     if args.json:
@@ -36,10 +39,10 @@ def run(args: argparse.Namespace) -> int:
         print(plain(row_text(row)))
     if words := legend(host):
         print("\n" + " · ".join(words))
-    if islands := islands_words(host):
+    if islands := format_islands(host):
         print("NVLink islands: " + "  ".join(islands))
-    if ports := links_words(host):
+    if ports := format_links(host):
         print(f"NVLinks: {ports}")
-    for text in concerns(host):
+    for text in hardware_warnings(host):
         print(plain(f"! {text}"))
     return 0

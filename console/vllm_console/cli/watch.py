@@ -1,4 +1,4 @@
-"""``vllm-console watch``: tells what begins and ends on all servers while no console is open. For a service manager."""
+"""``vllm-console watch``: report findings of all servers while no console is open. For a service manager."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.common import add_json, open_fleet, settings
-from vllm_console.fleet.api import Fleet, FleetError
+from vllm_console.cli.fleet_access import open_fleet, settings_from
+from vllm_console.cli.options import add_json
+from vllm_console.fleet.verbs import Fleet, FleetError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
-    from vllm_console.alerts.findings import Told
+    from vllm_console.alerts.findings import Alert
     from vllm_console.alerts.notifier import Notifier
 
 LOOK_SECONDS = 5.0
-"""Conditions are judged by steps of ten seconds."""
+"""Findings are judged in steps of ten seconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     parser.description = (
         "Print each finding when it begins and when it ends, and tell it as [alerts] in the config file says, until "
         "interrupted. It changes no server; read-only, it prints and rings, and writes no log. As a user's service it "
@@ -34,16 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch until told to end."""
+    """Watch until signaled to end."""
     from vllm_console.alerts.notifier import Notifier
     from vllm_launchers.keeper import client
 
-    config = settings(args)
+    config = settings_from(args)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     terminal = sys.stderr.isatty()
-    fleet = open_fleet(args, config, charts=True, observe=False)
+    fleet = open_fleet(args, config, interactive=True, observe=False)
     notifier = Notifier(
         args.state or client.default_root(),
         config.alerts,
@@ -60,28 +61,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _watch(fleet: Fleet, notifier: Notifier, ended: threading.Event, *, as_json: bool) -> None:
-    said = ""
+    reported = ""
     while True:
         try:
-            for told in notifier.look(fleet.snapshot()):
-                print(_line(told, as_json=as_json), flush=True)
+            for alert in notifier.update(fleet.snapshot()):
+                print(_line(alert, as_json=as_json), flush=True)
             trouble = notifier.trouble
-        except FleetError as error:  # what cannot be read now may be read at the next look
+        except FleetError as error:  # a failed read may succeed at the next poll
             trouble = str(error)
-        if trouble and trouble != said:
+        if trouble and trouble != reported:
             print(f"vllm-console: {plain(trouble)}", file=sys.stderr, flush=True)
-        said = trouble
+        reported = trouble
         if ended.wait(LOOK_SECONDS):
             return
 
 
-def _line(told: Told, *, as_json: bool) -> str:
+def _line(alert: Alert, *, as_json: bool) -> str:
     if as_json:
         from vllm_console.alerts.findings import document
 
-        return json.dumps(document(told))
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told.at))
-    return plain(f"{at} {told.finding.condition.severity:<8} {told.sentence}")
+        return json.dumps(document(alert))
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(alert.at))
+    return plain(f"{at} {alert.finding.finding.severity:<8} {alert.sentence}")
 
 
 def _to_terminal(data: bytes) -> None:

@@ -1,1 +1,1 @@
-"""From symptoms to named failures. Pure: data in, findings out."""
+"""From symptoms to named failures and findings. Pure: data in, findings out."""

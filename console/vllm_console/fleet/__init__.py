@@ -1,1 +1,1 @@
-"""The one façade that ``cli`` and ``ui`` act through: a snapshot of every server out, a few verbs in."""
+"""The single façade for ``cli`` and ``ui``: a snapshot of every server out, verbs in."""

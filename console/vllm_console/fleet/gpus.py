@@ -1,32 +1,32 @@
-"""What the console knows of GPUs: this machine's, or those of a recorded host with our simulated servers put on it."""
+"""GPUs as the console knows them: this machine's, or a recorded host's with our simulated servers on it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.fleet.api import UsageError
-from vllm_console.fleet.model import ServerView
-from vllm_launchers.keeper.records import ServerRecord
-from vllm_launchers.machine.gpu.errors import NO_DRIVER, HostError
-from vllm_launchers.machine.gpu.host import Gpu, GpuClaim, Holder, Host, with_claims, with_servers
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.fleet.verbs import UsageError
+from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, HostError, with_claims, with_servers
+from vllm_launchers.host.gpu.vendors import no_driver
+from vllm_launchers.keeper.records import ServerRecord, State
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.release_defaults import default_utilization
 
 if TYPE_CHECKING:
-    from vllm_launchers.machine.board.model import Board
-    from vllm_launchers.machine.gpu.watch import GpuWatch
+    from vllm_launchers.host.board import Board
+    from vllm_launchers.host.gpu.monitor import GpuMonitor
 
 DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
-DEFAULT_UTILIZATION = 0.92
-"""vLLM's own ``gpu-memory-utilization``."""
 
-
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True):
     """What is known now. ``host`` is None where no GPU can be; ``problem`` says why, or why it is not fresh."""
 
     host: Host | None = None
@@ -43,9 +43,9 @@ class GpuSource:
         self._recorded = _read(file) if file is not None else None
         self._servers: Mapping[int, str] = {}
         self.claims: Mapping[int, tuple[GpuClaim, ...]] = {}
-        """What people claim of GPUs, by index; told by the fleet."""
+        """What people claim of GPUs, by index; set by the fleet."""
         self._occupants: Sequence[ServerView] = ()
-        self._watch: GpuWatch | None = None
+        self._watch: GpuMonitor | None = None
         self._problem = ""
         self._closed = False
 
@@ -66,17 +66,17 @@ class GpuSource:
             ctypes.CDLL(DRIVER_LIBRARY)
         except OSError:
             # No driver, and none will come while the console is open: not worth asking again.
-            self._problem = NO_DRIVER
+            self._problem = no_driver()
             return
-        from vllm_launchers.machine.gpu.watch import GpuWatch
+        from vllm_launchers.host.gpu.monitor import GpuMonitor
 
-        watch = GpuWatch(lambda: self._servers)
+        watch = GpuMonitor(lambda: self._servers)
         watch.start()
         self._watch = watch
         if self._closed:
             watch.close()
 
-    def tell(self, records: Iterable[ServerRecord], views: Iterable[ServerView]) -> None:
+    def update(self, records: Iterable[ServerRecord], views: Iterable[ServerView]) -> None:
         """Take in which processes are whose, and which simulated servers would hold GPUs of a recorded host."""
         self._servers = roots(records)
         if self._recorded is not None:
@@ -107,11 +107,11 @@ class GpuSource:
         return self.latest().host
 
     def read(self) -> Host:
-        """The host now; where nothing watches it, it is looked at once, which may take a second."""
+        """The host now; where nothing watches it, it is read once, which may take a second."""
         seen = self.latest()
         if seen.host is not None and (self._recorded is not None or seen.host.gpus or seen.problem):
             return seen.host
-        from vllm_launchers.machine.gpu.watch import read_once
+        from vllm_launchers.host.gpu.monitor import read_once
 
         return with_claims(read_once(lambda: self._servers), self.claims)
 
@@ -128,16 +128,16 @@ class GpuSource:
             self._watch.close()
 
 
-def earlier_looks(state: Path, since: float, board: Board | None) -> list[Host]:
+def earlier_samples(state: Path, since: float, board: Board | None) -> list[Host]:
     """What recorders saw of this machine's GPUs after ``since`` (Unix seconds), oldest first.
 
-    Our servers are named, and what the board says now is said of all looks since it was written there.
+    Our servers are named, and claims on the board count from when they were made.
     """
     from vllm_console.fleet.board import gpu_claims
-    from vllm_console.fleet.records import Records
-    from vllm_console.telemetry.gpu_looks import GPU_LOOKS, read_looks
+    from vllm_console.history.gpu_samples import GPU_SAMPLES, read_gpu_samples
+    from vllm_launchers.launch.details import Records
 
-    hosts = read_looks(state / GPU_LOOKS, since)
+    hosts = read_gpu_samples(state / GPU_SAMPLES, since)
     servers = roots(Records(state).read()[0]) if hosts else {}
     found = [with_servers(host, servers) for host in hosts]
     if board is None or not board.claims:
@@ -156,22 +156,36 @@ def roots(records: Iterable[ServerRecord]) -> dict[int, str]:
     return {identity.pid: name for identity, name in owned if identity is not None}
 
 
-def occupied(host: Host, servers: Iterable[ServerView]) -> Host:
-    """The host with simulated servers on the GPUs that they were given, holding what their flags take."""
+def occupied(host: Host, servers: Collection[ServerView]) -> Host:
+    """The host with simulated servers on the GPUs that they were given: the memory they take, and what they do to them.
+
+    A GPU works while requests run. Its power then lies between what it draws idle and its limit, the higher the more
+    requests share a step; one that computes nothing is at rest.
+    """
     taken: dict[int, list[ServerView]] = {}
     for server in servers:
         for index in server.gpus:
             taken.setdefault(index, []).append(server)
-    return replace(host, gpus=tuple(_held(gpu, taken.get(gpu.index, ())) for gpu in host.gpus)) if taken else host
+    if not taken:
+        return host
+    gpus = tuple(_held(gpu, taken.get(gpu.index, ())) for gpu in host.gpus)
+    asleep = sum(server.sleep.host_gib or 0.0 for server in servers if server.sleep is not None)
+    free = max(0.0, host.memory_free_gib - asleep) if host.memory_free_gib is not None else None
+    return replace(host, gpus=gpus, memory_free_gib=free)
 
 
 def _held(gpu: Gpu, servers: Sequence[ServerView]) -> Gpu:
+    gpu = _linked(gpu, servers)
     for server in servers:
         if gpu.memory_gib is None or gpu.free_gib is None:
             return gpu
         share = server.flags.get("gpu-memory-utilization")
-        share = share if isinstance(share, int | float) else DEFAULT_UTILIZATION
-        gib = round(min(gpu.free_gib, share * gpu.memory_gib), 3)
+        share = (
+            share
+            if isinstance(share, int | float)
+            else default_utilization(server.engine.release if server.engine else None)
+        )
+        gib = round(min(gpu.free_gib, _asleep_gib(server) or share * gpu.memory_gib), 3)
         holder = Holder(pid=server.pid or 0, gib=gib, server=server.name, command="simulated engine")
         gpu = replace(
             gpu,
@@ -179,11 +193,94 @@ def _held(gpu: Gpu, servers: Sequence[ServerView]) -> Gpu:
             free_gib=round(gpu.free_gib - gib, 3),
             used_gib=round((gpu.used_gib or 0.0) + gib, 3),
         )
-    return gpu
+    running = sum(_running(server) for server in servers)
+    return _working(gpu, running) if running else gpu
+
+
+def _asleep_gib(server: ServerView) -> float | None:
+    """GiB that a simulated server holds of each of its GPUs while it sleeps; None while it is awake."""
+    if server.state is not State.ASLEEP:
+        return None
+    from vllm_launchers.simulated.memory import bytes_asleep
+
+    ranks = server.flags.get("tensor-parallel-size", 1)
+    return bytes_asleep(ranks if isinstance(ranks, int) else 1) / GIB
+
+
+def _running(server: ServerView) -> float:
+    return (server.window.requests_running or 0.0) if server.window is not None else 0.0
+
+
+def _linked(gpu: Gpu, servers: Sequence[ServerView]) -> Gpu:
+    """The GPU with what these servers send over its NVLinks; of a GPU that others use, that is not known."""
+    if not servers or not gpu.nvlinks or gpu.holders:
+        return gpu
+    peers = {index for server in servers for index in server.gpus} - {gpu.index}
+    used = [link for link in gpu.nvlinks if link.active and (link.switch or link.remote in peers)]
+    rate = sum(_exchanged_gbs(server) for server in servers)
+    each = round(rate / len(used), 3) if used else 0.0
+    links = tuple(
+        replace(link, sent_gbs=value, received_gbs=value)
+        for link in gpu.nvlinks
+        for value in (each if link in used else 0.0,)
+    )
+    total = round(each * len(used), 3)
+    return replace(gpu, nvlinks=links, nvlink_sent_gbs=total, nvlink_received_gbs=total)
+
+
+def _exchanged_gbs(server: ServerView) -> float:
+    """GB/s that each GPU of a tensor-parallel server sends: two all-reduces of 16 bits per layer and token."""
+    ranks, window = server.flags.get("tensor-parallel-size", 1), server.window
+    if not isinstance(ranks, int) or ranks < 2 or window is None:
+        return 0.0
+    tokens = (window.generation_tokens_per_second or 0.0) + (window.prompt_tokens_per_second or 0.0)
+    return tokens * _bytes_reduced(server.model) * 2 * (ranks - 1) / ranks / 1e9
+
+
+@lru_cache(maxsize=16)
+def _bytes_reduced(model: str) -> int:
+    """Bytes per token that the all-reduces of all layers add up; 0 for a model that is not known."""
+    from vllm_launchers.simulated.settings import ModelNotFoundError, resolve_model
+
+    try:
+        geometry = resolve_model(model)
+    except ModelNotFoundError:
+        return 0
+    return 2 * 2 * geometry.layers * geometry.hidden
+
+
+IDLE = "idle"
+"""The reason that a driver gives for the low clocks of a GPU that does nothing."""
+BUSY_PERCENT = 97.0
+"""What nvidia-smi reports as a GPU's use while steps follow each other without a pause."""
+FULL_BATCH = 64
+"""About so many sequences in a step make a GPU draw all it may."""
+DEGREES_PER_WATT = 0.15
+"""How much warmer a card of this size gets, from the recorded hosts: 71 °C at 265 W, 34 °C at 28 W."""
+
+
+def _working(gpu: Gpu, running: float) -> Gpu:
+    """A GPU on which ``running`` sequences are decoded: bound by its memory, and by arithmetic as they get more."""
+    batch = min(1.0, running / FULL_BATCH)
+    seen = replace(
+        gpu,
+        utilization=BUSY_PERCENT,
+        memory_utilization=max(gpu.memory_utilization or 0.0, round(75 - 30 * batch)),
+        clock_mhz=gpu.clock_max_mhz or gpu.clock_mhz,
+        memory_clock_mhz=gpu.memory_clock_max_mhz or gpu.memory_clock_mhz,
+        pcie_generation=gpu.pcie_generation_max or gpu.pcie_generation,
+        throttle=tuple(reason for reason in gpu.throttle if reason != IDLE) if gpu.throttle is not None else None,
+    )
+    if gpu.power_w is None or gpu.power_limit_w is None:
+        return seen
+    power = max(gpu.power_w, gpu.power_limit_w * (0.62 + 0.33 * batch))
+    warmer = (power - gpu.power_w) * DEGREES_PER_WATT
+    heat = round(gpu.temperature_c + warmer) if gpu.temperature_c is not None else None
+    return replace(seen, power_w=round(power, 1), temperature_c=heat)
 
 
 def _read(file: Path) -> Host:
-    from vllm_launchers.machine.gpu.document import read_host
+    from vllm_launchers.host.gpu.document import read_host
 
     try:
         return read_host(file)

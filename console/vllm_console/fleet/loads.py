@@ -5,40 +5,56 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from vllm_console.fleet.details import unpack
-from vllm_console.format import seconds as latency
+import msgspec
+
+from vllm_console.text import duration
+from vllm_console.text import rate as rate_text
+from vllm_console.text import seconds as latency
 
 if TYPE_CHECKING:
     import subprocess
 
-    from vllm_launchers.keeper.records import ServerRecord
+    from vllm_console.load.spans import LoadSpan
 
 
-@dataclass(slots=True)
-class _Load:
+RESULT_SECONDS = 60.0
+"""How long the result of a load is told."""
+
+MOST_SPANS = 20
+"""How many loads per server have their times kept."""
+
+
+class _Load(msgspec.Struct):
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     errors: IO[bytes]
     rate: float
     until: float
+    began_at: float
     result: str = ""
+    ended_at: float = 0.0
 
 
 class Loads:
-    """Starts, watches and ends load processes. A process of its own keeps the screen free of their work."""
+    """Starts, watches and ends load processes. A separate process keeps their work off the screen's.
+
+    Several threads may use it: snapshots describe a load while a verb ends it.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._loads: dict[str, _Load] = {}
+        self._past: dict[str, list[LoadSpan]] = {}
 
     def start(self, name: str, state: Path, rate: float, seconds: float, concurrency: int | None = None) -> None:
-        """Send the preset's workload at ``rate`` requests per second for ``seconds``; replaces one that runs.
+        """Send the preset's workload at ``rate`` requests per second for ``seconds``; replaces a running load.
 
-        No more than ``concurrency`` requests are in flight at once; None leaves that to the command.
+        At most ``concurrency`` requests are in flight; None leaves that to the command.
         """
         import subprocess  # most commands and consoles send no load
         import tempfile
@@ -49,27 +65,57 @@ class Loads:
         words += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}"]
         words += ["--concurrency", str(concurrency)] if concurrency else []
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
-        self._loads[name] = _Load(process, output, errors, rate, time.monotonic() + seconds)
+        with self._lock:
+            self._loads[name] = _Load(process, output, errors, rate, time.monotonic() + seconds, time.time())
 
     def describe(self, name: str) -> str:
-        """What is being sent, or how the last load went, in a few words."""
-        load = self._loads.get(name)
-        if load is None:
-            return ""
-        if load.process.poll() is None:
+        """What is being sent, in a few words; empty if nothing is."""
+        with self._lock:
+            load = self._loads.get(name)
+            if load is None or load.process.poll() is not None:
+                return ""
             left = max(0, round(load.until - time.monotonic()))
-            return f"load {load.rate:g}/s, {left} s left" if left else "load: waiting for the last answers"
-        if not load.result:
-            load.result = _summary(_read(load.output), _read(load.errors))
-            load.output.close()
-            load.errors.close()
-        return load.result
+            sending = f"load {rate_text(load.rate, 'req')}, {duration(left)} left"
+            return sending if left else "load: waiting for the last answers"
+
+    def result(self, name: str) -> str:
+        """How a load that has just ended went, in a few words; empty while it runs, and later than a minute after."""
+        with self._lock:
+            load = self._loads.get(name)
+            if load is None or load.process.poll() is None:
+                return ""
+            if not load.result:
+                self._remember(name, load)
+                load.result, load.ended_at = _summary(_read(load.output), _read(load.errors)), time.monotonic()
+                load.output.close()
+                load.errors.close()
+            return load.result if time.monotonic() - load.ended_at < RESULT_SECONDS else ""
+
+    def spans(self, name: str) -> tuple[LoadSpan, ...]:
+        """When this console sent load to a server, oldest first."""
+        with self._lock:
+            load, past = self._loads.get(name), tuple(self._past.get(name, ()))
+        if load is None or load.result:
+            return past
+        from vllm_console.load.spans import LoadSpan  # most consoles send no load
+
+        return (*past, LoadSpan(load.began_at, None, load.rate))
+
+    def _remember(self, name: str, load: _Load) -> None:
+        from vllm_console.load.spans import LoadSpan
+
+        past = self._past.setdefault(name, [])
+        past.append(LoadSpan(load.began_at, time.time(), load.rate))
+        del past[:-MOST_SPANS]
 
     def stop(self, name: str) -> None:
         """End the load on a server, if there is one."""
-        load = self._loads.pop(name, None)
-        if load is None:
-            return
+        with self._lock:
+            load = self._loads.pop(name, None)
+            if load is None:
+                return
+            if not load.result:
+                self._remember(name, load)
         if load.process.poll() is None:
             import subprocess
 
@@ -84,7 +130,9 @@ class Loads:
 
     def close(self) -> None:
         """End all of them."""
-        for name in list(self._loads):
+        with self._lock:
+            names = list(self._loads)
+        for name in names:
             self.stop(name)
 
 
@@ -96,44 +144,17 @@ def _read(file: IO[bytes]) -> str:
 def _summary(output: str, errors: str) -> str:
     try:
         report = json.loads(output)
-        ttft, itl = report["ttft_seconds"]["p99"], report["itl_seconds"]["p99"]
-        return (
-            f"load done: {report['completed']}/{report['sent']} answered, TTFT99 {latency(ttft)}, ITL99 {latency(itl)}"
-        )
+        ttft, itl = _p99(report["ttft_seconds"]), _p99(report["itl_seconds"])
+        sent, completed, failed = report["sent"], report["completed"], report.get("failed", 0)
+        others = {"failed": failed, "unfinished when it ended": sent - completed - failed}
+        rest = "".join(f", {number} {what}" for what, number in others.items() if number)
+        return f"load done: {completed} of {sent} answered{rest}, TTFT p99 {ttft}, ITL p99 {itl}"
     except (ValueError, KeyError, TypeError):
         lines = [line for line in errors.splitlines() if line.strip()]
         return f"load failed: {lines[-1].removeprefix('vllm-console: ')}" if lines else "load ended without a report"
 
 
-class LoadVerbs:
-    """The fleet's verbs for load. Its part of `vllm_console.fleet.service.LocalFleet`."""
-
-    _state: Path
-    _loads: Loads
-
-    def _refuse_read_only(self) -> None:
-        raise NotImplementedError
-
-    def _ours(self, name: str) -> ServerRecord:
-        raise NotImplementedError
-
-    def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
-        """Send the preset's workload from a process of its own, bounded in count and time.
-
-        Without a rate, one that keeps about the preset's concurrency in flight is taken, and never more than that
-        many are: a server slower than the rate assumes is kept busy and not buried.
-        """
-        from vllm_console.load.shape import suggested_rate
-
-        self._refuse_read_only()
-        workload = unpack(self._ours(name).current.spec.details).workload
-        most = None
-        if rate is None:
-            rate = suggested_rate(workload) if workload is not None else 1.0
-            most = workload.concurrency if workload is not None else None
-        self._loads.start(name, self._state, rate, seconds, most)
-
-    def stop_load(self, name: str) -> None:
-        """End the load that this console sends."""
-        self._refuse_read_only()
-        self._loads.stop(name)
+def _p99(document: dict[str, float | None]) -> str:
+    """The 99th percentile in a latency document; ``>60s`` if so many are unfinished that only a bound is known."""
+    above = document.get("p99_above")
+    return latency(document["p99"]) if above is None else f">{latency(above)}"

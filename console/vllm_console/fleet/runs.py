@@ -1,92 +1,121 @@
-"""The ledger as the fleet keeps and reads it: what each run was, entered as it is seen, and two runs compared."""
+"""The run database for the fleet: enters runs as they are observed, lists and compares them."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.fleet.api import FleetError, NotFoundError, UsageError
-from vllm_console.fleet.details import Details, unpack
-from vllm_console.fleet.starts import Starts
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from vllm_console.fleet.verbs import FleetError, NotFoundError, NothingToCompareError, UsageError
 from vllm_console.text import plain
 from vllm_launchers.keeper import client
-from vllm_launchers.keeper.records import Generation, ServerRecord
+from vllm_launchers.keeper.records import Generation, ServerRecord, State
+from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
-    from vllm_console.fleet.model import FleetSnapshot, ServerView
-    from vllm_console.fleet.records import Records
-    from vllm_console.telemetry.compare import Recorded
-    from vllm_console.telemetry.comparison import Comparison
-    from vllm_console.telemetry.ledger import Ledger, Run, RunHead
+    from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+    from vllm_console.runs.compare import Comparison, Recorded
+    from vllm_console.runs.store import PastRun, Run, RunHead, RunName, RunStore
+    from vllm_launchers.launch.details import Records
 
 RETRY_SECONDS = 30.0
 CONDITIONS_EVERY_SECONDS = 60.0
 PAST_SECONDS = 120.0
-"""From so much unjudged history on a look at the runs judges it."""
+"""With this much unjudged history, listing the runs judges it first."""
 
-_NOT_JUDGED = "read-only: what held while no console was open is not judged; a console that may write does that"
+_NOT_JUDGED = "read-only: times without an open console are not judged; a console that is not read-only judges them"
+_MANY = 5000
+"""More runs than a server has."""
 _FEW_EARLIER = 12
-"""So many runs are looked at first for one to compare with."""
+"""How many runs are searched for one to compare with."""
 
 Seen = tuple[object, ...]
 
 
 def run_key(record: ServerRecord, generation: Generation) -> str:
-    """What tells a run from all others: the key that its recorder was given."""
-    words = generation.spec.companion
+    """A run's unique key, which its recorder was given."""
+    words = generation.spec.sidecar
     if "--run" in words[:-1]:
-        return words[words.index("--run") + 1]
+        return words[words.index("--run") + 1].replace("{generation}", str(generation.number))
     return f"{record.name}@{generation.number}/{record.created_at:.0f}"
 
 
-class RunBook:
-    """Enters runs into the ledger as they begin, become ready and end.
+class _Held(Struct, frozen=True):
+    """When each finding of a run was noted (Unix seconds), and since when it has been open."""
 
-    ``since`` (Unix seconds): what happened earlier has been entered already, or waits for a console to be entered.
+    run: RunName
+    at: float
+    since: Mapping[str, float]
+
+    def ended(self, later: _Held) -> list[str]:
+        """Those no longer open."""
+        return [code for code in self.since if later.run.key != self.run.key or code not in later.since]
+
+
+class RunRecorder:
+    """Enters runs into the store as they begin, become ready and end.
+
+    ``since`` (Unix seconds): earlier events are already entered, or wait for a console to enter them.
     """
 
     def __init__(self, state: Path, since: float, *, read_only: bool) -> None:
         self.read_only = read_only
         self._state, self._since = state, since
-        self._starts = Starts(state, since)
+        self._remembered: set[tuple[str, int, int]] = set()
         self._seen: dict[str, Seen] = {}
-        self._held_at: dict[str, float] = {}
+        self._held: dict[str, _Held] = {}
         self._trouble = ""
         self._tried_at = 0.0
 
-    def look(self, records: Sequence[ServerRecord], views: Sequence[ServerView]) -> list[str]:
-        """Enter what is new of these records and their views; what went wrong, one sentence each."""
+    def update(self, records: Sequence[ServerRecord], views: Sequence[ServerView]) -> list[str]:
+        """Enter the news of these records and their views; returns what went wrong, one sentence each."""
         if self.read_only:
             return []
-        self._starts.look(records)
+        self._remember_starts(records)
         due = [pair for pair in zip(records, views, strict=True) if self._new(pair[0])]
         holding = [] if self._since else [pair for pair in zip(records, views, strict=True) if self._holds(*pair)]
         if (due or holding) and time.monotonic() - self._tried_at >= (RETRY_SECONDS if self._trouble else 0):
             self._write(due, holding)
         return [self._trouble] if self._trouble else []
 
+    def _remember_starts(self, records: Iterable[ServerRecord]) -> None:
+        """Store what each new start reported, its memory and stage durations, once per start."""
+        for record in records:
+            ready_at = record.current.ready_at
+            key = (record.name, record.current.number, record.attempt)
+            if record.state is not State.READY or ready_at is None or ready_at < self._since or key in self._remembered:
+                continue
+            self._remembered.add(key)
+            # Imported when first needed: rarely, and not by a command that only lists.
+            from vllm_console.fleet.startup_progress import remember_times, times_store
+            from vllm_launchers.launch.earlier_starts import remember_start, report_store
+
+            folder = client.folder(self._state, record.name)
+            remember_start(report_store(self._state), folder, record)
+            remember_times(times_store(self._state), folder, record)
+
     def enter(self, record: ServerRecord) -> ServerRecord:
-        """Enter all that is known of a record, which may be about to go or to begin anew; gives it back."""
+        """Enter all facts of a record that is about to be removed or restarted; returns the record."""
         if not self.read_only:
             self._write([(record, None)], [])
         return record
 
     def judge_past(self, records: Sequence[ServerRecord]) -> str:
-        """Enter which conditions held while no console was open; what went wrong or may not be, if anything is."""
-        from vllm_console.fleet.afterwards import judge_past
-        from vllm_console.telemetry.history_file import HistoryError
-        from vllm_console.telemetry.ledger_file import LedgerError
-        from vllm_console.telemetry.ledger_log import RunName
+        """Enter the findings open while no console was; returns what went wrong or is not allowed, if anything."""
+        from vllm_console.fleet.backfill import judge_past
+        from vllm_console.history.store import HistoryError
+        from vllm_console.runs.store import RunName, RunStoreError
 
-        ledger, now = self.open(), time.time()
+        store, now = self.open(), time.time()
         try:
             for record in records:
-                known = {run.key: run for run in ledger.runs(record.name)}
+                known = {run.key: run for run in store.runs(record.name)}
                 folder = client.folder(self._state, record.name)
                 for index, generation in enumerate(record.generations):
                     key, until = run_key(record, generation), generation.ended_at or now
@@ -97,20 +126,19 @@ class RunBook:
                     if self.read_only:
                         return _NOT_JUDGED
                     found = judge_past(folder, record, index, since, until)
-                    ledger.note_past(RunName(key, record.name, generation.number), found, since, until)
-        except (HistoryError, LedgerError) as error:
+                    store.note_past(RunName(key, record.name, generation.number), found, since, until)
+        except (HistoryError, RunStoreError) as error:
             return str(error)
-        return ledger.notice
+        return store.notice
 
-    def open(self) -> Ledger:
-        """The ledger, to be read."""
-        from vllm_console.telemetry.ledger import Ledger
-        from vllm_console.telemetry.ledger_file import FILE_NAME
+    def open(self) -> RunStore:
+        """The store, for reading."""
+        from vllm_console.runs.store import FILE_NAME, RunStore
 
-        return Ledger(self._state / FILE_NAME, read_only=self.read_only)
+        return RunStore(self._state / FILE_NAME, read_only=self.read_only)
 
     def catch_up(self) -> None:
-        """At the next look enter also what no console saw."""
+        """At the next update, also record what no console saw."""
         self._since = 0.0
 
     def _new(self, record: ServerRecord) -> bool:
@@ -119,43 +147,50 @@ class RunBook:
         return newest >= self._since and self._seen.get(record.name) != _stamp(record)
 
     def _holds(self, record: ServerRecord, view: ServerView) -> bool:
-        """Whether it is time to note the conditions of a server."""
-        held_at = self._held_at.get(run_key(record, record.current), 0.0)
-        return bool(_codes(view)) and time.time() - held_at >= CONDITIONS_EVERY_SECONDS
+        """Whether to note the findings of a server now: they changed, or a minute has passed."""
+        found, last = _holding(view), self._held.get(record.name)
+        if last is None or last.run.key != run_key(record, record.current) or last.since.keys() != found.keys():
+            return bool(found) or (last is not None and bool(last.since))
+        return bool(found) and time.time() - last.at >= CONDITIONS_EVERY_SECONDS
 
     def _write(
         self,
         due: Sequence[tuple[ServerRecord, ServerView | None]],
         holding: Sequence[tuple[ServerRecord, ServerView]],
     ) -> None:
-        from vllm_console.telemetry.ledger_file import LedgerError
-        from vllm_console.telemetry.ledger_log import RunName
+        from vllm_console.runs.store import RunName, RunStoreError
 
-        ledger, now = self.open(), time.time()
+        store, now = self.open(), time.time()
         self._tried_at = time.monotonic()
         try:
             if due:
-                ledger.enter([head for record, view in due for head in self._heads(record, view)])
+                store.enter([head for record, view in due for head in self._heads(record, view)])
             self._seen.update((record.name, _stamp(record)) for record, _ in due)
             for record, view in holding:
-                key = run_key(record, record.current)
-                ledger.note_conditions(RunName(key, record.name, record.current.number), now, _codes(view))
-                self._held_at[key] = now
-            self._trouble = ledger.notice
-        except LedgerError as error:
+                held = _Held(
+                    RunName(run_key(record, record.current), record.name, record.current.number), now, _holding(view)
+                )
+                last = self._held.get(record.name)
+                if last is not None and (ended := last.ended(held)):
+                    store.note_findings(last.run, now, ended, last.since)
+                if held.since:
+                    store.note_findings(held.run, now, held.since, held.since)
+                self._held[record.name] = held
+            self._trouble = store.notice
+        except RunStoreError as error:
             self._trouble = str(error)
 
     def _heads(self, record: ServerRecord, view: ServerView | None) -> Iterable[RunHead]:
-        """The present run, the one before, whose end may have passed unseen, and at the first look all before."""
+        """The present run, the previous one (its end may have been missed), and at the first update all before."""
         first = 0 if record.name not in self._seen else -2
         for generation in record.generations[first:-1]:
             yield _head(record, generation)
         yield self._present(record, view)
 
     def _present(self, record: ServerRecord, view: ServerView | None) -> RunHead:
-        from vllm_console.fleet.remembering import start_of_log
-        from vllm_console.telemetry.startup import stages
-        from vllm_launchers.plan.budget.report import read_report, report_figures
+        from vllm_console.logs.startup import watched
+        from vllm_launchers.launch.earlier_starts import start_of_log
+        from vllm_launchers.plan.budget.engine_report import report_figures
 
         head, current = _head(record, record.current), record.current
         cause = str(view.diagnosis.cause) if view is not None and view.diagnosis is not None else ""
@@ -163,13 +198,16 @@ class RunBook:
         if until is None:
             return replace(head, attempts=record.attempt, cause=cause)
         lines = start_of_log(client.folder(self._state, record.name) / "server.log", record)
-        found = stages(lines, current.started_at, until, current.ready_at, current.ready_at is None) if lines else ()
+        first = current.warm_up.at if current.warm_up is not None else None
+        watch = watched(lines, current.started_at, first)
+        found = watch.stages(until, current.ready_at, current.ready_at is None) if lines else ()
         return replace(
             head,
             attempts=record.attempt,
             cause=cause,
             stages=tuple((stage.name, stage.seconds, plain(stage.detail)) for stage in found),
-            report=report_figures(read_report(lines)),
+            startup=to_builtins(watch.facts.facts),
+            report=report_figures(watch.memory.report),
         )
 
 
@@ -178,15 +216,21 @@ def _stamp(record: ServerRecord) -> Seen:
     return (current.number, record.attempt, current.ready_at, current.ended_at, record.state.alive)
 
 
-def _codes(view: ServerView) -> list[str]:
-    return [condition.code for condition in view.conditions if condition.severity != "good"]
+def _holding(view: ServerView) -> dict[str, float]:
+    """Since when its findings have been open, by code."""
+    if not view.findings:
+        return {}
+    from vllm_console.diagnosis.finding import OF_THE_NEXT_START
+
+    found = (finding for finding in view.findings if finding.code != OF_THE_NEXT_START)
+    return {finding.code: finding.since for finding in found if finding.severity != "good"}
 
 
 def _head(record: ServerRecord, generation: Generation) -> RunHead:
-    """What the record says of one of its generations."""
+    """The run of one of a record's generations."""
     from msgspec.structs import asdict
 
-    from vllm_console.telemetry.ledger import RunHead
+    from vllm_console.runs.store import RunHead
 
     details: Details = unpack(generation.spec.details)
     engine, end = details.engine, generation.exit
@@ -211,85 +255,145 @@ def _head(record: ServerRecord, generation: Generation) -> RunHead:
     )
 
 
-class RunsVerbs:
-    """The fleet's verbs on runs."""
+class RunHistory:
+    """Lists and compares runs. ``snapshot`` takes a fleet snapshot, which records the news."""
 
-    _runs: RunBook
-    _records: Records
+    def __init__(self, recorder: RunRecorder, records: Records, snapshot: Callable[[], FleetSnapshot]) -> None:
+        self._recorder, self._records, self._snapshot = recorder, records, snapshot
 
-    def snapshot(self, selected: str | None = None) -> FleetSnapshot:
-        """Look once at everything."""
-        raise NotImplementedError
+    def used_presets(self) -> Sequence[str]:
+        """The presets that ran, most recently used first; judges and catches up on nothing.
+
+        Raises:
+            FleetError: the store cannot be read.
+        """
+        with _read():
+            return list(dict.fromkeys(run.preset for run in self._recorder.open().runs(None) if run.preset))
 
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
-        """The newest runs, newest first, of one server or of all; and what is wrong with the ledger, if anything is.
+        """The newest runs, newest first, of one server or of all; and problems with the store, if any.
 
         Raises:
-            FleetError: the ledger cannot be read.
-            NotFoundError: no run of that server is known.
+            FleetError: the store cannot be read.
+            NotFoundError: no run of that server is recorded.
         """
-        ledger, problems = self._ledger()
+        store, problems = self._store()
         with _read():
-            found = self._filled(ledger.runs(name))
+            found = self._filled(store.runs(name))
         if name is not None and not found:
-            raise NotFoundError(f"no run of a server called '{plain(name)}' is known; see 'vllm-console runs'")
-        return found, [*problems, *filter(None, [ledger.notice])]
+            raise NotFoundError(f"no runs of a server named '{plain(name)}'; see 'vllm-console runs'")
+        return found, [*problems, *filter(None, [store.notice])]
+
+    def finished(self, word: str, at: float | None = None) -> Run:
+        """The run that has ended and that an argument names, as for `compare`; ``NAME`` is its newest, or the one of
+        the moment ``at`` (Unix seconds).
+
+        Raises:
+            FleetError: the store cannot be read, or that run has not ended.
+            NotFoundError: there is no such run.
+            UsageError: the argument names no run.
+        """
+        store, _ = self._store()
+        with _read():
+            named = _find(store, word)
+            if named.server != word:
+                (run,) = self._filled([named])
+                return _ended(run)
+            runs = self._filled(store.runs(word, most=_MANY))
+        found = next((run for run in runs if run.ended_at is not None and (at is None or _covers(run, at))), None)
+        if found is not None:
+            return found
+        if at is None:
+            return _ended(runs[0])
+        raise NotFoundError(f"no run of {plain(word)} at that time has ended; see 'vllm-console runs {plain(word)}'")
+
+    def run(self, number: int) -> tuple[Run, PastRun] | None:
+        """A run by its number, and its events.
+
+        Raises:
+            FleetError: the store cannot be read.
+        """
+        from vllm_console.runs.store import PastRun
+
+        store = self._recorder.open()
+        with _read():
+            if (run := store.run(number)) is None:
+                return None
+            (run,) = self._filled([run])
+            return run, PastRun(
+                run.generation,
+                run.started_at,
+                tuple((change.flag, change.before, change.after) for change in run.changed),
+                store.findings(number),
+            )
 
     def compare(self, before: str, after: str | None = None) -> Comparison:
-        """Two runs side by side: numbers, ``NAME@GENERATION``, or ``NAME`` for its newest; with one name its newest run
-        and the one before it that served.
+        """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` for its newest; with one name its newest run and
+        the previous one that served.
 
         Raises:
-            FleetError: the ledger cannot be read, or there is nothing to compare.
+            FleetError: the store cannot be read.
+            NothingToCompareError: a run has no earlier one to be compared with.
             NotFoundError: there is no such run.
-            UsageError: a word names no run, or both are the same.
+            UsageError: an argument names no run, or both are the same.
         """
-        ledger, _ = self._ledger()
+        store, _ = self._store()
         with _read():
             if after is None:
-                return self._compared(ledger, *_last_two(ledger, before))
-            one, other = _find(ledger, before), _find(ledger, after)
+                return self._compared(store, *_last_two(store, before))
+            one, other = _find(store, before), _find(store, after)
             if one.id == other.id:
-                raise UsageError(f"{plain(before)} and {plain(after)} are the same run ({one.id}): name two")
-            return self._compared(ledger, one, other)
+                raise UsageError(f"{plain(before)} and {plain(after)} are the same run ({one.id}): name two others")
+            return self._compared(store, one, other)
 
     def last_change(self, name: str) -> Comparison | None:
-        """What `compare` says of a server, from what the ledger has at the moment; None where there is nothing to say.
+        """The result of `compare` for a server, from the store's present data; None if there is nothing to compare.
 
-        Quick enough to be asked again and again: no server is looked at and nothing is judged.
+        Fast enough to be called often: samples no server and judges nothing.
 
         Raises:
-            FleetError: the ledger cannot be read.
+            FleetError: the store cannot be read.
         """
-        ledger = self._runs.open()
+        store = self._recorder.open()
         with _read():
             try:
-                return self._compared(ledger, *_last_two(ledger, name))
+                return self._compared(store, *_last_two(store, name))
             except FleetError:
                 return None
 
-    def judge_past(self, name: str | None = None) -> str:
-        """Enter in the ledger which conditions held while no console was open, of one server or of all.
+    def compare_again(self, before: int, after: int) -> Comparison:
+        """Compare two runs by their numbers, from the store's present data; fast enough to be called often.
 
-        Reads up to a day of history. What went wrong, if anything did; a read-only fleet enters nothing.
+        Raises:
+            FleetError: the store cannot be read.
+            NotFoundError: there is no such run.
         """
-        if self._runs.read_only:
-            return ""
-        return self._runs.judge_past([record for record in self._records.read()[0] if name in (None, record.name)])
+        store = self._recorder.open()
+        with _read():
+            return self._compared(store, _find(store, str(before)), _find(store, str(after)))
 
-    def _compared(self, ledger: Ledger, before: Run, after: Run, *passed: Run) -> Comparison:
-        from vllm_console.telemetry.compare import compare
+    def judge_past(self, name: str | None = None) -> str:
+        """Enter in the store which findings were open while no console was, for one server or all.
+
+        Reads up to a day of history. Returns what went wrong, if anything; a read-only fleet enters nothing.
+        """
+        if self._recorder.read_only:
+            return ""
+        return self._recorder.judge_past([record for record in self._records.read()[0] if name in (None, record.name)])
+
+    def _compared(self, store: RunStore, before: Run, after: Run, *passed: Run) -> Comparison:
+        from vllm_console.runs.compare import compare
 
         other, one = self._filled([after, before])
-        long = _longest(ledger, one, other)
-        found = compare(_recorded(ledger, one), _recorded(ledger, other), _recorded(ledger, long) if long else None)
-        return replace(found, notes=(_passed_over(passed), *found.notes)) if passed else found
+        long = _longest(store, one, other)
+        found = compare(_recorded(store, one), _recorded(store, other), _recorded(store, long) if long else None)
+        return replace(found, skipped=passed)
 
     def _filled(self, found: Sequence[Run]) -> Sequence[Run]:
-        """Runs with what their servers' records know, where a read-only fleet may not enter that."""
-        from vllm_console.telemetry.ledger import changes
+        """Runs plus what their servers' records know, for a read-only fleet that may not enter that."""
+        from vllm_console.runs.store import changes
 
-        if not self._runs.read_only:
+        if not self._recorder.read_only:
             return found
         heads = {run_key(record, one): _head(record, one) for record in self._records.read()[0]
                  for one in record.generations}  # fmt: skip
@@ -300,85 +404,91 @@ class RunsVerbs:
                 filled[index] = replace(run, before=earlier.id, changed=changes(earlier.flags, run.flags))
         return filled
 
-    def _ledger(self) -> tuple[Ledger, Sequence[str]]:
-        """The ledger with everything in it that the servers' records can tell."""
-        self._runs.catch_up()
-        problems = [text for text in self.snapshot().notices if "runs.sqlite" in text]
-        if not problems and (trouble := self._runs.judge_past(self._records.read()[0])):
+    def _store(self) -> tuple[RunStore, Sequence[str]]:
+        """The store, updated with all that the servers' records contain."""
+        self._recorder.catch_up()
+        problems = [text for text in self._snapshot().notices if "runs.sqlite" in text]
+        if not problems and (trouble := self._recorder.judge_past(self._records.read()[0])):
             problems.append(trouble)
-        return self._runs.open(), problems
+        return self._recorder.open(), problems
 
 
 @contextlib.contextmanager
 def _read() -> Iterator[None]:
-    """What the ledger refuses, as the fleet's own errors."""
-    from vllm_console.telemetry.ledger_file import LedgerError
+    """Raise the store's errors as the fleet's own."""
+    from vllm_console.runs.store import RunStoreError
 
     try:
         yield
-    except LedgerError as error:
+    except RunStoreError as error:
         raise FleetError(str(error)) from error
 
 
-def _find(ledger: Ledger, word: str) -> Run:
-    """The run that a word names."""
+def _find(store: RunStore, word: str) -> Run:
+    """The run that an argument names."""
     if word.isdecimal() and len(word) < 16:
-        if (run := ledger.run(int(word))) is not None:
+        if (run := store.run(int(word))) is not None:
             return run
         raise NotFoundError(f"there is no run {word}; see 'vllm-console runs'")
     name, at, number = word.rpartition("@")
     if at and not (number.isdecimal() and len(number) < 16):
-        raise UsageError(f"{plain(word)}: expected a run's number, NAME or NAME@GENERATION")
-    for run in ledger.runs(name if at else word, most=5000 if at else 1):
+        raise UsageError(f"{plain(word)}: expected a run's number, NAME or NAME@RUN")
+    for run in store.runs(name if at else word, most=_MANY if at else 1):
         if not at or run.generation == int(number):
             return run
     raise NotFoundError(f"no run '{plain(word)}' is known; see 'vllm-console runs'")
 
 
-def _last_two(ledger: Ledger, word: str) -> tuple[Run, ...]:
-    """A run's predecessor that served, that run, and what was passed over: runs too short for a comparison."""
-    from vllm_console.telemetry.compare import FEWEST, WARM_UP
+def _ended(run: Run) -> Run:
+    """The run. Raises `FleetError` if it has not ended."""
+    if run.ended_at is None:
+        raise FleetError(f"{plain(run.name)} has not ended: the console shows it, and its past with --at TIME")
+    return run
 
-    newest = _find(ledger, word)
+
+def _covers(run: Run, at: float) -> bool:
+    return run.started_at <= at and (run.ended_at is None or at <= run.ended_at)
+
+
+def _last_two(store: RunStore, word: str) -> tuple[Run, ...]:
+    """A run's predecessor that served, that run, and the ones skipped: runs too short to compare."""
+    from vllm_console.runs.compare import FEWEST, WARM_UP
+
+    newest = _find(store, word)
     for most in (_FEW_EARLIER, 1000):
-        runs = ledger.runs(newest.server, most=most)
-        earlier = [run for run in runs if (run.started_at, run.id) < (newest.started_at, newest.id) and run.served]
+        runs = store.runs(newest.server, most=most)
+        place = next((index for index, run in enumerate(runs) if run.id == newest.id), len(runs))
+        earlier = [run for run in runs[place + 1 :] if run.served]
         for index, run in enumerate(earlier):
             if run.windows >= WARM_UP + FEWEST:
                 return (run, newest, *earlier[:index])
         if earlier:
             return earlier[0], newest
-    raise FleetError(
-        f"{newest.name} has no earlier run that served: there is nothing to compare with. Restart it with a changed "
-        "flag, or name two runs"
+    raise NothingToCompareError(
+        f"{newest.name} has no earlier run that served: nothing to compare with. Restart it with a changed flag, or "
+        "name two runs"
     )
 
 
-def _longest(ledger: Ledger, before: Run, after: Run) -> Run | None:
-    """The longest of the newest other runs that served like these two, to see how such a server's figures drift."""
+def _longest(store: RunStore, before: Run, after: Run) -> Run | None:
+    """The longest of the newest other runs that served like these two, to estimate drift."""
     here = (after.model, after.engine, after.gpu_kind)
-    others = [run for run in ledger.runs(after.server, most=_FEW_EARLIER) if run.id not in (before.id, after.id)]
+    others = [run for run in store.runs(after.server, most=_FEW_EARLIER) if run.id not in (before.id, after.id)]
     alike = [run for run in others if (run.model, run.engine, run.gpu_kind) == here]
     return max(alike, key=lambda run: run.windows, default=None)
 
 
-def _passed_over(runs: Sequence[Run]) -> str:
-    """Which runs lie between the two."""
-    names = ", ".join(run.name for run in runs[:3]) + (", …" if len(runs) > 3 else "")
-    return f"{names} had too little traffic to compare with, and {'is' if len(runs) == 1 else 'are'} passed over."
-
-
 def _with_head(run: Run, head: RunHead | None) -> Run:
-    """A run with what its server's record knows and the ledger does not."""
-    from vllm_console.telemetry.ledger import RunHead
+    """A run plus what its server's record knows and the store does not."""
+    from vllm_console.runs.store import RunHead
 
     if head is None:
         return run
-    known = {name: getattr(head, name) for name in RunHead.__dataclass_fields__ if not getattr(run, name)}
+    known = {name: getattr(head, name) for name in RunHead.__struct_fields__ if not getattr(run, name)}
     return replace(run, **known)
 
 
-def _recorded(ledger: Ledger, run: Run) -> Recorded:
-    from vllm_console.telemetry.compare import WARM_UP, Recorded
+def _recorded(store: RunStore, run: Run) -> Recorded:
+    from vllm_console.runs.compare import WARM_UP, Recorded
 
-    return Recorded(run, ledger.windows(run.id), ledger.warm_up(run.id, WARM_UP))
+    return Recorded(run, store.windows(run.id), store.warm_up(run.id, WARM_UP))

@@ -1,1 +1,1 @@
-"""The load generator: a preset's workload shape, sent over HTTP and measured at the client."""
+"""The load generator: sends a preset's workload over HTTP and measures it at the client."""

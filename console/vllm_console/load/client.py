@@ -1,30 +1,192 @@
-"""Sends streaming completions to one server and times what comes back."""
+"""Sends streaming completions to one server and measures the responses."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from vllm_console.load.report import Tally
-from vllm_console.load.shape import Request
-from vllm_console.load.stream import Answer, AnswerError, message_of
+from vllm_console.load.shape import LoadRequest
+from vllm_console.load.transport import LeanTransport
 from vllm_console.text import plain
-from vllm_launchers.addresses import is_loopback
+from vllm_launchers.addresses import is_loopback, reachable, tls_to_own
+from vllm_launchers.listeners import Listener, StrangerError, trusted
+from vllm_launchers.typed_decoding import decode_json, json_decoder
+
+LARGEST_EVENT = 1024 * 1024
+
+
+class AnswerError(Exception):
+    """A request failed: one sentence, the same for all failures of its kind."""
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    """The parsed fields of an event; everything else is skipped without being built."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+_decode = json_decoder(_Event).decode
+
+
+def message_of(error: bytes) -> str:
+    """An API error's message, or the raw text, in one short line."""
+    try:
+        document = msgspec.json.decode(error)
+    except (ValueError, RecursionError):
+        document = error.decode(errors="replace")
+    if isinstance(document, dict):
+        document = document.get("error", document)
+    if isinstance(document, dict):
+        document = document.get("message") or document.get("detail") or document
+    return plain(" ".join(str(document).split()), 200)
+
+
+class Answer:
+    """One streaming answer. The first event with a choice is the first token; gaps between such events are ITL.
+
+    An event is timed when its bytes arrive, so events that arrive together have no gap. Tokens are counted by the
+    server's ``usage``, else one per event. TTFT and e2e count from ``begin``, on the clock of `feed`; e2e ends with the
+    last token, like in ``vllm bench serve``.
+    """
+
+    def __init__(self, tally: Tally, begin: float = 0.0) -> None:
+        self._tally = tally
+        self._rest = b""
+        self._begin = begin
+        self._first: float | None = None
+        self._last = begin
+        self._tokens = 0
+        self._finish: str | None = None
+        self._done = False
+        self.counted = 0
+        """Output tokens so far."""
+        self.prompt_tokens: int | None = None
+        """The prompt's length as reported by the server; None until then."""
+
+    def feed(self, data: bytes, at: float) -> None:
+        """Process bytes that arrived at ``at``.
+
+        Raises:
+            AnswerError: they are not an event stream of completions, or report an error.
+        """
+        if b"\r" in data:
+            data = data.replace(b"\r", b"")
+        events = (self._rest + data).split(b"\n\n")
+        self._rest = events.pop()
+        if len(self._rest) > LARGEST_EVENT:
+            raise AnswerError("an event of more than 1 MiB came, which no token needs")
+        for event in events:
+            if event.startswith(b"data:"):
+                self._event(event[5:].strip(), at)
+
+    def end(self) -> None:
+        """Handle the end of the stream.
+
+        Raises:
+            AnswerError: it ended too soon.
+        """
+        if self._finish == "abort":
+            raise AnswerError("the server aborted the request")
+        if not self._done or self._first is None:
+            raise AnswerError("the answer ended before its last token")
+        self._tally.e2e.add(self._last - self._begin)
+        if self.counted > 1:
+            self._tally.tpot.add((self._last - self._first) / (self.counted - 1))
+
+    def cut_off(self, at: float) -> None:
+        """The load ended at ``at``, before this answer did: what is still pending counts as longer than that."""
+        tally = self._tally
+        (tally.ttft if self._first is None else tally.itl).add_unfinished(at - self._last)
+        tally.e2e.add_unfinished(at - self._begin)
+        tally.cut_off += 1
+
+    def _event(self, payload: bytes, at: float) -> None:
+        if payload == b"[DONE]":
+            self._done = True
+            return
+        try:
+            event = _decode(payload)
+        except (ValueError, RecursionError) as error:
+            raise AnswerError("the answer is no event stream of completions") from error
+        if bytes(event.error) not in (b"", b"null"):
+            raise AnswerError(f"the server reports: {message_of(bytes(event.error))}")
+        if event.choices:
+            self._finish = event.choices[0].finish_reason or self._finish
+            self._token(at)
+        if event.usage is not None:
+            self.prompt_tokens = event.usage.prompt_tokens
+            self._count(event.usage.completion_tokens)
+
+    def _token(self, at: float) -> None:
+        if self._first is None:
+            self._first = at
+            self._tally.ttft.add(at - self._begin)
+        else:
+            self._tally.itl.add(at - self._last)
+        self._last = at
+        self._tokens += 1
+        if self._tokens > self.counted:
+            self._count(self._tokens)
+
+    def _count(self, tokens: int) -> None:
+        """``tokens`` have arrived so far; updates the tally while the answer streams."""
+        self._tally.output_tokens += tokens - self.counted
+        self.counted = tokens
+
 
 CONNECT_SECONDS = 10.0
 LARGEST_ERROR = 64 * 1024
 LARGEST_MODELS = 1024 * 1024
+FAILURE_PAUSE = 0.1
+"""Seconds before a closed loop replaces a failed request, so that a server that rejects all is not flooded."""
+
 MOST_NAMED = 8
-"""Served models that an error names."""
+"""How many served models an error names."""
+
+SAMPLE_TEXT = (
+    "The quick brown fox jumps over the lazy dog while seven engineers measure how long a server takes to answer. "
+    "Every morning people ask about weather, trains, recipes, history and code; some write short notes, others whole "
+    "letters with numbers such as 12, 47, 305 and 8,960. Paris, Tokyo, Nairobi and Lima lie far apart. "
+    "A good answer names its source, gives one example, and ends: no more, no less! (Why? Because time is short.)"
+)
+"""The text that the server's tokenizer is asked for: its tokens make up the prompts."""
+
+FEWEST_TOKENS = 32
+"""A tokenizer with fewer tokens in `SAMPLE_TEXT` is not used: prompts from so few would repeat each other."""
+
+LARGEST_TOKEN_ID = 1 << 31
+
+
+Lookup = Callable[[], Listener | None]
+"""Finds where a server listens on this machine; None if it does not. Raises OSError if other processes do."""
 
 
 class LoadError(Exception):
     """The load cannot be sent. One sentence for people: what is wrong and what to do."""
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
 
 
 class _Model(msgspec.Struct):
@@ -36,8 +198,8 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class Target(msgspec.Struct, frozen=True):
-    """A served model: its name, and its context in tokens if the server says so."""
+class LoadTarget(msgspec.Struct, frozen=True):
+    """A served model: its name, and its context in tokens if the server reports it."""
 
     model: str
     max_model_len: int | None
@@ -47,7 +209,7 @@ def check_url(url: str, *, allow_remote: bool) -> str:
     """The base URL without a trailing slash or ``/v1``.
 
     Raises:
-        LoadError: it is no http URL, or not on this machine and ``allow_remote`` is not given.
+        LoadError: it is not an http URL, or not on this machine and ``allow_remote`` is not set.
     """
     try:
         parts = urlsplit(url)
@@ -61,11 +223,25 @@ def check_url(url: str, *, allow_remote: bool) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def open_client(base: str, api_key: str | None, max_in_flight: int, *, own: bool = False) -> httpx.AsyncClient:
-    """A client for one server. Proxies and ``.netrc`` of the environment are not used; reads have no time limit.
+def lookup_of(base: str) -> Lookup | None:
+    """A lookup for what listens at a URL of this machine: a process of this user or of root. None for another machine.
+
+    The first address of ``localhost`` may be one that another user has bound.
+    """
+    parts = urlsplit(base)
+    host = reachable(parts.hostname or "")
+    if not is_loopback(host):
+        return None
+    return partial(trusted, host, parts.port or (443 if parts.scheme == "https" else 80))
+
+
+def open_client(base: str, api_key: str | None, lookup: Lookup | None = None) -> httpx.AsyncClient:
+    """A client for one server. Ignores proxies and ``.netrc`` of the environment; reads have no timeout.
+
+    ``lookup`` finds where a server of this machine listens: nothing, the key least of all, is sent anywhere else.
 
     Raises:
-        LoadError: the address or the key is none that HTTP can carry.
+        LoadError: HTTP cannot carry the address or the key.
     """
     headers = {"content-type": "application/json", "accept-encoding": "identity"} | (
         {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -75,10 +251,13 @@ def open_client(base: str, api_key: str | None, max_in_flight: int, *, own: bool
             base_url=base,
             headers=headers,
             trust_env=False,
-            # A server on this machine shows whatever certificate it was given, often made by itself.
-            verify=not (own or is_loopback(urlsplit(base).hostname or "")),
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=max_in_flight + 1, max_keepalive_connections=max_in_flight),
+            # A server on this machine shows whatever certificate it was given, often self-signed.
+            transport=LeanTransport(
+                CONNECT_SECONDS,
+                tls_to_own() if lookup is not None else ssl.create_default_context(),
+                lookup,
+            ),
         )
     except httpx.InvalidURL as error:
         raise LoadError(f"'{plain(base, 200)}' is no URL: {plain(str(error), 200)}") from error
@@ -86,33 +265,52 @@ def open_client(base: str, api_key: str | None, max_in_flight: int, *, own: bool
         raise LoadError("the API key in VLLM_API_KEY has characters that no HTTP header can carry") from error
 
 
-async def find_target(client: httpx.AsyncClient, model: str | None) -> Target:
-    """Ask ``/v1/models`` what is served; ``model`` None takes the first.
+async def find_target(client: httpx.AsyncClient, model: str | None) -> LoadTarget:
+    """Query ``/v1/models``; ``model`` None takes the first.
 
     Raises:
-        LoadError: nothing answers, not as vLLM does, or the model is not served.
+        LoadError: no answer, not vLLM's answer, or the model is not served.
     """
     base = str(client.base_url)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            status, body = await _models(client)
+            status, body = await _body(client, "GET", "/v1/models")
     except httpx.ConnectError as error:
+        if isinstance(error.__cause__, StrangerError):
+            raise LoadError(f"{error}: it is sent nothing; --remote says that it may be") from error
         raise LoadError(f"nothing answers at {base}: no connection; is the server up?") from error
     except (httpx.TimeoutException, TimeoutError) as error:
-        raise LoadError(f"{base} does not answer within {CONNECT_SECONDS:.0f} s; does it hang?") from error
+        raise LoadError(f"{base} does not answer within {CONNECT_SECONDS:.0f}s; does it hang?") from error
     except httpx.HTTPError as error:
         raise LoadError(f"{base} does not speak HTTP as vLLM does: {plain(str(error), 200)}") from error
     if status in (401, 403):
-        raise LoadError(f"{base} wants an API key: set VLLM_API_KEY to it")
+        raise LoadError(f"{base} requires an API key: set VLLM_API_KEY")
     if status != 200:
         raise LoadError(f"{base} does not answer /v1/models as vLLM does: status {status}")
     return target_in(body, model, base)
 
 
-async def _models(client: httpx.AsyncClient) -> tuple[int, bytes]:
-    """Status and body of ``/v1/models``: of a longer body only as much as shows that it is no such answer."""
+async def find_vocabulary(client: httpx.AsyncClient, model: str) -> list[int]:
+    """Ids of ordinary text tokens from the server's tokenizer; empty without ``/tokenize`` or with odd responses.
+
+    Uses a fixed text, so prompts never contain special ids, such as those of images, which tokenizers put in different
+    places.
+    """
+    body = msgspec.json.encode({"model": model, "prompt": SAMPLE_TEXT, "add_special_tokens": False})
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            status, answer = await _body(client, "POST", "/tokenize", body)
+        tokens = decode_json(answer, _Tokens).tokens if status == 200 else []
+    except (httpx.HTTPError, TimeoutError, ValueError, RecursionError):
+        return []
+    found = sorted({token for token in tokens if 0 <= token < LARGEST_TOKEN_ID})
+    return found if len(found) >= FEWEST_TOKENS else []
+
+
+async def _body(client: httpx.AsyncClient, method: str, path: str, content: bytes = b"") -> tuple[int, bytes]:
+    """Status and body of a response; of a longer body only enough to show that it is too long."""
     body = bytearray()
-    async with client.stream("GET", "/v1/models") as answer:
+    async with client.stream(method, path, content=content) as answer:
         async for data in answer.aiter_raw():
             body += data
             if len(body) > LARGEST_MODELS:
@@ -120,16 +318,16 @@ async def _models(client: httpx.AsyncClient) -> tuple[int, bytes]:
         return answer.status_code, bytes(body)
 
 
-def target_in(body: bytes, model: str | None, base: str) -> Target:
-    """What a body of ``/v1/models`` says is served at ``base``; ``model`` None takes the first.
+def target_in(body: bytes, model: str | None, base: str) -> LoadTarget:
+    """Read the served model at ``base`` from a body of ``/v1/models``; ``model`` None takes the first.
 
     Raises:
-        LoadError: it is no such body, or the model is not among those served.
+        LoadError: the body is invalid, or the model is not among those served.
     """
     try:
         if len(body) > LARGEST_MODELS:
             raise ValueError(f"more than {LARGEST_MODELS >> 20} MiB")
-        models = msgspec.json.decode(body, type=_Models).data
+        models = decode_json(body, _Models).data
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{base} does not answer /v1/models as vLLM does: {plain(str(error), 200)}") from error
     chosen = next((one for one in models if model in (None, one.id)), None)
@@ -137,51 +335,78 @@ def target_in(body: bytes, model: str | None, base: str) -> Target:
         served = ", ".join(plain(one.id, 200) for one in models[:MOST_NAMED]) or "nothing"
         more = f" and {len(models) - MOST_NAMED} more" if len(models) > MOST_NAMED else ""
         raise LoadError(f"{base} serves {served}{more}, not {plain(model or 'a model', 200)}")
-    return Target(chosen.id, chosen.max_model_len)
+    return LoadTarget(chosen.id, chosen.max_model_len)
 
 
 class Sender:
-    """Sends requests when they are due, never more than ``max_in_flight`` at once, and tallies the answers."""
+    """Sends requests, at most ``max_in_flight`` at once, and tallies the answers."""
 
     def __init__(self, client: httpx.AsyncClient, model: str, tally: Tally, max_in_flight: int) -> None:
         self.model = model
         self._client = client
         self._tally = tally
         self._slots = asyncio.Semaphore(max_in_flight)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: dict[asyncio.Task[bool], Answer] = {}
+        self._pause = 0.0
+        """Seconds that a failed request's slot stays taken."""
 
-    async def play(self, requests: Iterable[Request], stop: asyncio.Event) -> None:
-        """Send each request when it is due, counted from now; returns when all are sent or ``stop`` is set."""
+    async def play(self, requests: Iterable[LoadRequest], stop: asyncio.Event) -> None:
+        """Open loop: send each request when it is due, counted from now; returns when all are sent or at ``stop``."""
         begin = time.perf_counter()
         for request in requests:
-            if await wait(stop, begin + request.at - time.perf_counter()):
+            scheduled = begin + request.at
+            if await wait(stop, scheduled - time.perf_counter()):
                 return
             if self._slots.locked():
                 self._tally.held_back += 1
             if not await self._take_slot(stop):
                 return
-            self._tally.sent += 1
-            task = asyncio.create_task(self._send(request))
-            self._tasks.add(task)
-            task.add_done_callback(self._done)
-            await asyncio.sleep(0)  # arrivals that are due at once must not keep the answers from being read
+            await self._start(request, scheduled)
+
+    async def play_closed(self, requests: Iterable[LoadRequest], seconds: float | None, stop: asyncio.Event) -> None:
+        """Closed loop: send a request whenever fewer than ``max_in_flight`` are in flight.
+
+        A request's scheduled arrival is the moment its slot is free. Returns when all are sent, after ``seconds``, or
+        at ``stop``.
+        """
+        end = math.inf if seconds is None else time.perf_counter() + seconds
+        self._pause = FAILURE_PAUSE
+        for request in requests:
+            if not await self._take_slot(stop):
+                return
+            now = time.perf_counter()
+            if now >= end:
+                self._slots.release()
+                return
+            await self._start(request, now)
+
+    async def _start(self, request: LoadRequest, scheduled: float) -> None:
+        """Send it in its own task, in the slot taken for it."""
+        self._tally.sent += 1
+        answer = Answer(self._tally, scheduled)
+        task = asyncio.create_task(self._send(request, answer, scheduled))
+        self._under_way[task] = answer
+        task.add_done_callback(self._done)
+        await asyncio.sleep(0)  # arrivals due at once must not keep answers from being read
 
     async def drain(self, stop: asyncio.Event) -> None:
-        """Wait until all answers are in or ``stop`` is set."""
+        """Wait until all answers are complete or ``stop`` is set."""
         stopping = asyncio.create_task(stop.wait())
         try:
-            while self._tasks and not stop.is_set():
-                await asyncio.wait([*self._tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+            while self._under_way and not stop.is_set():
+                await asyncio.wait([*self._under_way, stopping], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
 
     async def cancel(self, kind: str) -> None:
-        """Break off what is under way; it counts as failed with this sentence."""
-        tasks = list(self._tasks)
-        for task in tasks:
+        """Abort pending requests; they count as failed with this sentence, and in the latencies as unfinished."""
+        under_way, now = dict(self._under_way), time.perf_counter()
+        for task in under_way:
             task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
+        results = await asyncio.gather(*under_way, return_exceptions=True)
+        for answer, result in zip(under_way.values(), results, strict=True):
             if isinstance(result, asyncio.CancelledError):
+                answer.cut_off(now)
                 self._tally.fail(kind)
 
     async def _take_slot(self, stop: asyncio.Event) -> bool:
@@ -196,30 +421,36 @@ class Sender:
                 wait.cancel()
         return not stop.is_set()
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._slots.release()
+    def _done(self, task: asyncio.Task[bool]) -> None:
+        self._under_way.pop(task, None)
+        if self._pause and not task.cancelled() and not task.result():
+            asyncio.get_running_loop().call_later(self._pause, self._slots.release)
+        else:
+            self._slots.release()
 
-    async def _send(self, request: Request) -> None:
-        """One request from start to end; never raises but when cancelled."""
+    async def _send(self, request: LoadRequest, answer: Answer, scheduled: float) -> bool:
+        """One request from start to end; returns whether it was answered. Raises only on cancellation."""
         tally = self._tally
-        begin = time.perf_counter()
-        answer = Answer(tally)
         try:
-            await self._stream(request, answer, begin)
+            await self._stream(request, answer, scheduled)
         except httpx.ConnectError:
             tally.fail("connection refused")
         except httpx.TimeoutException:
-            tally.fail(f"no connection within {CONNECT_SECONDS:.0f} s")
+            tally.fail(f"no connection within {CONNECT_SECONDS:.0f}s")
         except httpx.HTTPError:
             tally.fail("the connection broke off")
         except AnswerError as error:
             tally.fail(str(error))
         else:
             tally.completed += 1
-            tally.e2e.add(time.perf_counter() - begin)
+            if answer.prompt_tokens is not None:
+                tally.prompt_tokens += answer.prompt_tokens
+                tally.other_prompt += answer.prompt_tokens != len(request.prompt)
+            tally.other_output += answer.counted != request.output_tokens
+            return True
+        return False
 
-    async def _stream(self, request: Request, answer: Answer, begin: float) -> None:
+    async def _stream(self, request: LoadRequest, answer: Answer, scheduled: float) -> None:
         body = {
             "model": self.model,
             "prompt": request.prompt,
@@ -228,17 +459,18 @@ class Sender:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        async with self._client.stream("POST", "/v1/completions", content=msgspec.json.encode(body)) as response:
+        content = msgspec.json.encode(body)
+        self._tally.send_delay.add(max(0.0, time.perf_counter() - scheduled))
+        async with self._client.stream("POST", "/v1/completions", content=content) as response:
             if response.status_code != 200:
                 raise AnswerError(f"HTTP {response.status_code}: {await _reason(response)}")
-            answer.begin(begin)
             async for data in response.aiter_raw():
                 answer.feed(data, time.perf_counter())
         answer.end()
 
 
 async def _reason(response: httpx.Response) -> str:
-    """What a refusing server says, in one line."""
+    """A rejecting server's message, in one line."""
     body = b""
     async for data in response.aiter_raw():
         body += data
@@ -248,7 +480,7 @@ async def _reason(response: httpx.Response) -> str:
 
 
 async def wait(stop: asyncio.Event, seconds: float) -> bool:
-    """Sleep for ``seconds`` unless ``stop`` is set before; whether it is set."""
+    """Sleep for ``seconds`` unless ``stop`` is set before; returns whether it is set."""
     if seconds > 0:
         try:
             await asyncio.wait_for(stop.wait(), seconds)

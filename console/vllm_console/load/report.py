@@ -1,79 +1,128 @@
-"""What a load came to: counts, failures by kind, latencies as the client saw them."""
+"""The results of a load: counts, failures by kind, latencies as the client measured them."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_console.format import UNKNOWN
-from vllm_console.format import seconds as latency_text
+import msgspec
+
+from vllm_console.text import rate, took
+from vllm_console.text import seconds as latency_text
 
 SAMPLES_KEPT = 100_000
 KINDS_KEPT = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Observations of one latency: how many, their sum and quantiles, in seconds. No quantiles of nothing: None."""
+class Latency(msgspec.Struct, frozen=True):
+    """Observations of one latency, in seconds.
+
+    ``count`` and ``sum`` cover those that ended. ``unfinished`` had not ended when the load did: only their lower
+    bounds are known. A quantile that depends on one of them is None, and its lower bound is in ``above``.
+    """
 
     count: int = 0
     sum: float = 0.0
     p50: float | None = None
     p90: float | None = None
     p99: float | None = None
+    unfinished: int = 0
+    above: Mapping[str, float] = msgspec.field(default_factory=dict)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean in seconds; None without observations, and while some are unfinished."""
+        return self.sum / self.count if self.count and not self.unfinished else None
 
     def document(self) -> dict[str, float | None]:
-        """As the JSON contract has it."""
-        return {"count": self.count, "sum": self.sum, "p50": self.p50, "p90": self.p90, "p99": self.p99}
+        """The JSON contract; ``p99_above`` and the like appear only beside a quantile that is null."""
+        known = {"count": self.count, "sum": self.sum, "mean": self.mean, "unfinished": self.unfinished}
+        quantiles = {"p50": self.p50, "p90": self.p90, "p99": self.p99}
+        return known | quantiles | {f"{name}_above": bound for name, bound in self.above.items()}
+
+    def cell(self, name: str) -> str:
+        """A quantile for people: ``24ms``, or ``>60s`` if only a lower bound is known."""
+        if name in self.above:
+            return f">{latency_text(self.above[name])}"
+        return latency_text({"p50": self.p50, "p90": self.p90, "p99": self.p99}[name])
 
 
 class Samples:
-    """Observations in bounded memory: all of them up to ``limit``, then a uniform choice (reservoir sampling).
+    """Observations in bounded memory: all of them up to ``limit``, then a uniform sample (reservoir sampling).
 
-    Count and sum stay exact; quantiles are exact up to ``limit``.
+    Counts and sum stay exact; quantiles are exact up to ``limit``.
     """
 
     def __init__(self, limit: int = SAMPLES_KEPT, seed: int = 0) -> None:
         self._limit = limit
         self._rng = random.Random(seed)
         self._kept: list[float] = []
+        self._unfinished: set[int] = set()
+        """Indexes in ``_kept`` of values that are lower bounds."""
         self.count = 0
         self.sum = 0.0
+        self.unfinished = 0
 
     def add(self, value: float) -> None:
-        """Take in one observation, in seconds."""
+        """Add one observation, in seconds."""
         self.count += 1
         self.sum += value
+        if (slot := self._keep(value)) is not None:
+            self._unfinished.discard(slot)
+
+    def add_unfinished(self, value: float) -> None:
+        """Add one that had lasted ``value`` seconds when the load ended, a lower bound."""
+        self.unfinished += 1
+        if (slot := self._keep(value)) is not None:
+            self._unfinished.add(slot)
+
+    def _keep(self, value: float) -> int | None:
+        """Where to store the value; None if the sampling drops it."""
         if len(self._kept) < self._limit:
             self._kept.append(value)
-        elif (slot := self._rng.randrange(self.count)) < self._limit:
-            self._kept[slot] = value
+            return len(self._kept) - 1
+        slot = self._rng.randrange(self.count + self.unfinished)
+        if slot >= self._limit:
+            return None
+        self._kept[slot] = value
+        return slot
 
     def latency(self) -> Latency:
-        """Count, sum and quantiles of what was added."""
-        if not self._kept:
-            return Latency()
-        ordered = sorted(self._kept)
-        return Latency(self.count, self.sum, *(quantile(ordered, share) for share in (0.5, 0.9, 0.99)))
+        """Counts, sum and quantiles of the observations."""
+        least = sorted(self._kept)
+        most = sorted(math.inf if at in self._unfinished else value for at, value in enumerate(self._kept))
+        known: dict[str, float | None] = {"p50": None, "p90": None, "p99": None}
+        above: dict[str, float] = {}
+        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)) if least else ():
+            bound = quantile(least, share)
+            if quantile(most, share) == bound:
+                known[name] = bound
+            else:
+                above[name] = bound
+        return Latency(self.count, self.sum, **known, unfinished=self.unfinished, above=above)
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """The quantile of sorted values, with linear interpolation between neighbours (numpy's default)."""
+    """The quantile of sorted values, with linear interpolation between neighbors (numpy's default)."""
     place = share * (len(ordered) - 1)
     low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    between = place - low
+    if not between:
+        return ordered[low]
+    return ordered[low] + (ordered[low + 1] - ordered[low]) * between if ordered[low] < math.inf else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """A load that is over. ``sent`` = ``completed`` + ``failed``; ``failures`` counts the failed by kind.
+class LoadReport(msgspec.Struct, frozen=True):
+    """A finished load. ``sent`` = ``completed`` + ``failed``; ``failures`` counts the failed by kind.
 
-    ``duration_s`` is from the first request to the last answer. ``held_back`` requests were sent later than they were
-    due because ``max_in_flight`` others were under way, ``not_sent`` never. Latencies count from the sending.
+    ``duration_s`` is from the start of the load to the last answer, or to its end. ``held_back`` requests were sent
+    later than scheduled because ``max_in_flight`` others were in flight, ``not_sent`` never. ``unfinished`` had no
+    complete answer at the end: those of ``failed`` that were cut off, and ``overdue``, scheduled but never sent. TTFT
+    and e2e count from the scheduled arrival; ``send_delay`` is the part before the request was sent. ``other_prompt``
+    and ``other_output`` answers had another length than requested, by the server's own count.
     """
 
     sent: int
@@ -84,13 +133,42 @@ class LoadReport:
     ttft: Latency
     itl: Latency
     e2e: Latency
-    failures: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[str, int] = msgspec.field(default_factory=dict)
     held_back: int = 0
     not_sent: int = 0
+    tpot: Latency = msgspec.field(default_factory=Latency)
+    send_delay: Latency = msgspec.field(default_factory=Latency)
+    prompt_tokens: int = 0
+    cut_off: int = 0
+    overdue: int = 0
+    other_prompt: int = 0
+    other_output: int = 0
+    stopped: bool = False
+    shape: str = ""
+    """A description of what was sent."""
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that were due and had no complete answer when the load ended."""
+        return self.cut_off + self.overdue
+
+    @property
+    def failed_share(self) -> float:
+        """Share of the due requests that failed or were never sent; those cut off by the user's stop do not count."""
+        if self.stopped:
+            judged, failed = self.sent - self.cut_off, self.failed - self.cut_off
+        else:
+            judged, failed = self.sent + self.overdue, self.failed + self.overdue
+        return failed / judged if judged else 0.0
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Output tokens per second over the whole load."""
+        return self.output_tokens / self.duration_s if self.duration_s > 0 else None
 
     @property
     def failure(self) -> str:
-        """What failed, the most frequent first, in one line; empty when nothing did."""
+        """The failures, most frequent first, in one line; empty if there are none."""
         kinds = sorted(self.failures.items(), key=lambda kind: -kind[1])
         return "; ".join(kind if count == 1 else f"{kind} ({count} times)" for kind, count in kinds)
 
@@ -100,51 +178,83 @@ class LoadReport:
             "sent": self.sent,
             "completed": self.completed,
             "failed": self.failed,
+            "unfinished": self.unfinished,
+            "not_sent": self.not_sent,
+            "held_back": self.held_back,
+            "failures": dict(self.failures),
+            "shape": self.shape,
             "duration_s": self.duration_s,
+            "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
+            "output_tokens_per_s": self.tokens_per_second,
+            "other_length": {"prompt": self.other_prompt, "output": self.other_output},
             "ttft_seconds": self.ttft.document(),
+            "tpot_seconds": self.tpot.document(),
             "itl_seconds": self.itl.document(),
             "e2e_seconds": self.e2e.document(),
+            "send_delay_seconds": self.send_delay.document(),
         }
 
     def summary(self) -> str:
         """A few lines for people."""
-        rate = self.output_tokens / self.duration_s if self.duration_s > 0 else None
-        tokens = UNKNOWN if rate is None else f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
-        lines = [
-            f"{self.completed} of {self.sent} requests answered in {self.duration_s:.1f} s, "
-            f"{self.output_tokens} tokens, {tokens} tokens/s",
-            f"{'':12} {'p50':>8} {'p90':>8} {'p99':>8}",
+        lines = [self.shape] if self.shape else []
+        lines += [
+            f"{self.completed:,} of {self.sent:,} requests answered in {took(self.duration_s)}, "
+            f"{self.output_tokens:,} tokens, {rate(self.tokens_per_second, 'tok')}",
+            f"{'':12} {'mean':>8} {'p50':>8} {'p90':>8} {'p99':>8}",
         ]
-        for title, latency in (("TTFT", self.ttft), ("ITL", self.itl), ("end-to-end", self.e2e)):
-            cells = (f"{latency_text(value):>8}" for value in (latency.p50, latency.p90, latency.p99))
-            lines.append(f"{title:12} {' '.join(cells)}")
-        if self.held_back:
-            lines.append(f"{self.held_back} requests were sent late: as many as allowed were under way already")
-        if self.not_sent:
-            lines.append(f"{self.not_sent} requests were not sent: the load ended before their turn")
-        if self.failed:
-            lines.append(f"failed: {self.failure}")
-        return "\n".join(lines)
+        rows = (("TTFT", self.ttft), ("TPOT", self.tpot), ("ITL", self.itl), ("end-to-end", self.e2e))
+        for title, latency in (*rows, ("send delay", self.send_delay)):
+            cells = (latency_text(latency.mean), *(latency.cell(name) for name in ("p50", "p90", "p99")))
+            lines.append(f"{title:12} {' '.join(f'{cell:>8}' for cell in cells)}")
+        return "\n".join(lines + self._remarks())
+
+    def _remarks(self) -> list[str]:
+        counted = (
+            (
+                self.unfinished,
+                "requests had not ended, or were not sent; they count in the latencies as longer",
+            ),
+            (self.held_back, "requests were sent late: the limit of requests in flight was reached"),
+            (self.not_sent, "of these were never sent: the load ended before their turn"),
+            (self.other_prompt, "prompts had another length than asked, by the server's count"),
+            (self.other_output, "answers had another length than asked: the server stops or limits them itself"),
+        )
+        lines = [f"{count} {words}" for count, words in counted if count]
+        return [*lines, f"failed: {self.failure}"] if self.failed else lines
 
 
 class Tally:
-    """Counts a load while it runs."""
+    """Tallies a load while it runs."""
 
     def __init__(self, seed: int = 0) -> None:
         self.sent = 0
         self.completed = 0
+        self.prompt_tokens = 0
         self.output_tokens = 0
         self.held_back = 0
+        self.cut_off = 0
+        self.overdue = 0
+        self.other_prompt = 0
+        self.other_output = 0
         self.failures: Counter[str] = Counter()
         self.ttft = Samples(seed=seed)
+        self.tpot = Samples(seed=seed)
         self.itl = Samples(seed=seed)
         self.e2e = Samples(seed=seed)
+        self.send_delay = Samples(seed=seed)
 
     def fail(self, kind: str) -> None:
-        """One request failed, for a reason in one sentence. Reasons beyond the first few kinds are counted together."""
+        """Count a failed request, with a one-sentence reason. Beyond the first few, reasons are counted together."""
         known = kind in self.failures or len(self.failures) < KINDS_KEPT
         self.failures[kind if known else "other reasons"] += 1
+
+    def never_sent(self, waits: Sequence[float]) -> None:
+        """Count scheduled requests that were never sent; ``waits``: seconds from due time to the end of the load."""
+        self.overdue += len(waits)
+        for waited in waits:
+            for samples in (self.ttft, self.e2e, self.send_delay):
+                samples.add_unfinished(waited)
 
     @property
     def failed(self) -> int:
@@ -156,18 +266,27 @@ class Tally:
         """How many requests are under way."""
         return self.sent - self.completed - self.failed
 
-    def report(self, duration_s: float, planned: int) -> LoadReport:
-        """The end of it: ``duration_s`` seconds after the first request, of ``planned`` requests."""
+    def report(self, duration_s: float, planned: int, *, stopped: bool = False, shape: str = "") -> LoadReport:
+        """The report of a load of ``planned`` requests that took ``duration_s``; ``stopped``: a user ended it."""
         return LoadReport(
             sent=self.sent,
             completed=self.completed,
             failed=self.failed,
             duration_s=duration_s,
+            prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             ttft=self.ttft.latency(),
+            tpot=self.tpot.latency(),
             itl=self.itl.latency(),
             e2e=self.e2e.latency(),
+            send_delay=self.send_delay.latency(),
             failures=dict(self.failures),
             held_back=self.held_back,
             not_sent=max(0, planned - self.sent),
+            cut_off=self.cut_off,
+            overdue=self.overdue,
+            other_prompt=self.other_prompt,
+            other_output=self.other_output,
+            stopped=stopped,
+            shape=shape,
         )

@@ -1,21 +1,37 @@
-"""Sends a workload to a server for a while and reports what the client saw."""
+"""Sends a workload to a server for a while and reports what the client measured."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from vllm_console.load.client import LoadError, Sender, check_url, find_target, open_client
+import httpx
+import msgspec
+
+from vllm_console.load.client import (
+    LoadError,
+    LoadTarget,
+    Lookup,
+    Sender,
+    check_url,
+    find_target,
+    find_vocabulary,
+    lookup_of,
+    open_client,
+    wait,
+)
 from vllm_console.load.report import LoadReport, Tally
-from vllm_console.load.shape import Shape, request_count
+from vllm_console.load.shape import Exact, TrafficShape, request_count, suggested_rate
+from vllm_console.text import rate as rate_text
+from vllm_console.text import took
 from vllm_launchers.presets.model import Workload
 
 MOST_REQUESTS = 1_000_000
@@ -23,8 +39,7 @@ GRACE_SECONDS = 60.0
 PROGRESS_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
+class LoadProgress(msgspec.Struct, frozen=True):
     """A load while it runs: seconds since its start and counts so far."""
 
     elapsed: float
@@ -39,49 +54,108 @@ async def run_load(
     url: str,
     model: str | None,
     workload: Workload,
-    rate: float,
+    rate: float | None,
     seconds: float,
     *,
+    requests: int | None = None,
+    exact: Exact | None = None,
     api_key: str | None = None,
     max_in_flight: int = 256,
     on_progress: Callable[[LoadProgress], None] | None = None,
     seed: int = 0,
     allow_remote: bool = False,
-    own: bool = False,
+    lookup: Lookup | None = None,
     grace_seconds: float = GRACE_SECONDS,
     stop: asyncio.Event | None = None,
 ) -> LoadReport:
-    """Send ``rate`` requests per second of a workload's shape for ``seconds``, then wait for the answers.
+    """Send requests of a workload's shape for ``seconds``, then wait for the answers.
 
-    Open loop: requests are sent when they are due, whatever the server does, but at most ``max_in_flight`` are under
-    way at once. It ends when all answers are in, ``grace_seconds`` after the last arrival could be, or when ``stop``
-    is set; what is then unfinished counts as failed. ``model`` None takes the first one served; ``api_key`` None
-    takes ``VLLM_API_KEY`` of the environment. ``own`` says that the address is that of a server of ours, so on this
-    machine whatever it looks like, with a certificate that nobody has to trust.
+    With a ``rate`` (requests per second) the loop is open: requests are sent when they are due, whatever the server
+    does, but at most ``max_in_flight`` at once. With None it is closed: ``max_in_flight`` are kept in flight.
+    ``requests`` bounds their number; in an open loop it replaces ``seconds``. The load ends when all answers are
+    complete, ``grace_seconds`` after the last possible arrival, or when ``stop`` is set; unfinished requests then count
+    as failed. ``exact`` replaces the workload's length distributions. ``model`` None takes the first one served;
+    ``api_key`` None takes ``VLLM_API_KEY`` of the environment. ``lookup`` finds where our own server listens on this
+    machine, whatever its address looks like. Without it, what answers at an address of this machine must be a process
+    of this user or of root, unless ``allow_remote`` is set.
 
     Raises:
-        LoadError: a figure makes no sense, the server is not on this machine, or does not answer.
+        LoadError: an argument is invalid, exact lengths do not fit in the server's context, or the server is not on
+        this machine, or does not answer.
     """
-    _check(rate, seconds, max_in_flight)
-    base = check_url(url, allow_remote=allow_remote or own)
+    if requests is not None and rate:
+        seconds = requests / rate
+    planned = _planned(rate, seconds, requests, max_in_flight)
+    base = check_url(url, allow_remote=allow_remote or lookup is not None)
+    if lookup is None and not allow_remote:
+        lookup = lookup_of(base)
     stop = stop or asyncio.Event()
     tally = Tally(seed)
-    async with open_client(base, api_key or os.environ.get("VLLM_API_KEY"), max_in_flight, own=own) as client:
+    async with open_client(base, api_key or os.environ.get("VLLM_API_KEY"), lookup) as client:
         target = await find_target(client, model)
-        shape = Shape(workload, seed=seed, max_model_len=target.max_model_len)
+        vocabulary = await find_vocabulary(client, target.model)
+        shape = TrafficShape(
+            workload, exact=exact, seed=seed, max_model_len=target.max_model_len, vocabulary=vocabulary
+        )
+        if misfit := shape.misfit():
+            raise LoadError(misfit)
         sender = Sender(client, target.model, tally, max_in_flight)
         begin = time.perf_counter()
         with _progress(tally, begin, on_progress):
-            kind = "stopped before the answer was complete"
+            if rate is not None:
+                words = f"open loop, {rate_text(rate, 'req')}, at most {max_in_flight} in flight"
+                due = shape.arrivals(planned, seconds)
+                await _finish(sender, sender.play(shape.at(due), stop), stop, tally, seconds, grace_seconds)
+                elapsed = time.perf_counter() - begin
+                tally.never_sent([elapsed - at for at in due[tally.sent :] if at < elapsed])
+            else:
+                words = f"closed loop, {max_in_flight} in flight"
+                limit = None if requests else seconds
+                sending = sender.play_closed(shape.at(itertools.repeat(0.0, planned)), limit, stop)
+                await _finish(sender, sending, stop, tally, limit, grace_seconds)
+                planned = requests or tally.sent
+        elapsed = time.perf_counter() - begin
+        return tally.report(elapsed, planned, stopped=stop.is_set(), shape=f"{words} · {shape.words()}")
+
+
+async def _finish(
+    sender: Sender,
+    sending: Coroutine[None, None, None],
+    stop: asyncio.Event,
+    tally: Tally,
+    seconds: float | None,
+    grace: float,
+) -> None:
+    """Send, wait for the answers, and abort what is unfinished at the deadline or when ``stop`` is set.
+
+    The deadline is ``grace`` seconds after ``seconds``; if those are None, ``grace`` seconds without an answer.
+    """
+    kind = "stopped before the answer was complete"
+    try:
+        async with asyncio.timeout(grace if seconds is None else seconds + grace) as clock:
+            watching = asyncio.create_task(_extend(clock, tally, grace)) if seconds is None else None
             try:
-                async with asyncio.timeout(seconds + grace_seconds):
-                    await sender.play(shape.stream(rate, seconds), stop)
-                    await sender.drain(stop)
-            except TimeoutError:
-                kind = f"unfinished {grace_seconds:g} s after the last arrival"
+                await sending
+                await sender.drain(stop)
             finally:
-                await sender.cancel(kind)
-        return tally.report(time.perf_counter() - begin, request_count(rate, seconds))
+                if watching is not None:
+                    watching.cancel()
+    except TimeoutError:
+        waited = took(grace)
+        kind = f"nothing came for {waited}" if seconds is None else f"unfinished {waited} after the last arrival"
+    finally:
+        await sender.cancel(kind)
+
+
+async def _extend(clock: asyncio.Timeout, tally: Tally, grace: float) -> None:
+    """Postpone the end as long as answers arrive."""
+    loop = asyncio.get_running_loop()
+    seen = -1
+    while True:
+        if (now := tally.output_tokens + tally.completed + tally.failed) != seen:
+            clock.reschedule(loop.time() + grace)
+        seen = now
+        await asyncio.sleep(min(1.0, grace / 4))
 
 
 def run_load_sync(*args: Any, **kwargs: Any) -> LoadReport:
@@ -96,25 +170,32 @@ def run_load_sync(*args: Any, **kwargs: Any) -> LoadReport:
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Let SIGINT and SIGTERM set ``stop``; of no effect outside the main thread."""
+    """Let SIGINT and SIGTERM set ``stop``; no effect outside the main thread."""
     if threading.current_thread() is threading.main_thread():
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
 
 
-def _check(rate: float, seconds: float, max_in_flight: int) -> None:
-    if not (math.isfinite(rate) and math.isfinite(seconds) and rate > 0 and seconds > 0):
+def _planned(rate: float | None, seconds: float, requests: int | None, max_in_flight: int) -> int:
+    """The maximum number of requests.
+
+    Raises:
+        LoadError: an argument is invalid.
+    """
+    if not (math.isfinite(seconds) and seconds > 0 and (rate is None or (math.isfinite(rate) and rate > 0))):
         raise LoadError("rate and duration must be greater than 0")
-    if request_count(rate, seconds) > MOST_REQUESTS:
-        raise LoadError(f"that would be {rate * seconds:.0f} requests; at most {MOST_REQUESTS} are sent in one go")
-    if max_in_flight < 1:
-        raise LoadError("at least one request must be allowed in flight")
+    if max_in_flight < 1 or (requests is not None and requests < 1):
+        raise LoadError("at least one request must be sent, and allowed in flight")
+    planned = requests or (request_count(rate, seconds) if rate is not None else MOST_REQUESTS)
+    if planned > MOST_REQUESTS:
+        raise LoadError(f"that would be {planned} requests; at most {MOST_REQUESTS} are sent in one go")
+    return planned
 
 
 @contextlib.contextmanager
 def _progress(tally: Tally, begin: float, tell: Callable[[LoadProgress], None] | None) -> Iterator[None]:
-    """Tell the progress twice a second, and once more at the end."""
+    """Report the progress twice a second, and once more at the end."""
     if tell is None:
         yield
         return
@@ -134,3 +215,136 @@ def _progress(tally: Tally, begin: float, tell: Callable[[LoadProgress], None] |
     finally:
         task.cancel()
         tell(now())
+
+
+# -- demo traffic in phases -------------------------------------------------------------------------------------------
+
+
+READY_POLL_SECONDS = 1.0
+"""How long to wait before retrying a server that does not answer: it may be starting."""
+
+IN_FLIGHT = 256
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """One phase of a scenario: its name, duration, requests per second, and their shape."""
+
+    name: str
+    seconds: float
+    rate: float
+    workload: Workload
+
+
+def demo_phases(workload: Workload, rate: float | None = None) -> tuple[Phase, ...]:
+    """A calm phase, a rush of short prompts with long outputs, and calm again (4 minutes in total).
+
+    The rush strains the KV cache as prompts cannot: many requests fit when they are admitted, and grow until they do
+    not. So fewer sequences, or a KV cache of half the size per token, visibly help. ``rate`` is the calm one; the
+    default keeps about half of the workload's concurrency busy.
+    """
+    calm = rate if rate is not None else suggested_rate(workload) / 2
+    talk = _scaled(workload, 0.5, 2.4)
+    return (
+        Phase("calm", 60.0, calm, workload),
+        Phase("filling up", 20.0, calm * 3.0, talk),
+        Phase("rush of long answers", 100.0, calm * 2.7, talk),
+        Phase("after the rush", 60.0, calm * 0.8, workload),
+    )
+
+
+def _scaled(workload: Workload, input_factor: float, output_factor: float) -> Workload:
+    """The same workload with scaled prompt and output lengths."""
+    return Workload(
+        input_tokens_p95=max(1, round(workload.input_tokens_p95 * input_factor)),
+        output_tokens_p95=max(1, round(workload.output_tokens_p95 * output_factor)),
+        prefix_reuse=workload.prefix_reuse,
+        concurrency=workload.concurrency,
+    )
+
+
+async def run_scenario(
+    url: str,
+    phases: Sequence[Phase],
+    *,
+    first: Sequence[Phase] = (),
+    model: str | None = None,
+    api_key: str | None = None,
+    repeat: bool = True,
+    max_in_flight: int = IN_FLIGHT,
+    seed: int = 0,
+    allow_remote: bool = False,
+    stop: asyncio.Event | None = None,
+    on_phase: Callable[[Phase], None] | None = None,
+) -> LoadReport:
+    """Play the phases one after another, forever or once, until ``stop`` is set; returns the total report.
+
+    Phases in ``first`` are played once, before them.
+    Phases run into each other: what one has sent goes on in the next. A server that does not answer is waited for, so
+    that a restart with other flags only interrupts the story.
+
+    Raises:
+        LoadError: the URL is not on this machine, or there are no phases.
+    """
+    base = check_url(url, allow_remote=allow_remote)
+    lookup = None if allow_remote else lookup_of(base)
+    if not phases:
+        raise LoadError("a scenario needs at least one phase")
+    stop = stop or asyncio.Event()
+    tally = Tally(seed)
+    begin = time.perf_counter()
+    async with open_client(base, api_key or os.environ.get("VLLM_API_KEY"), lookup) as client:
+        sender = Sender(client, "", tally, max_in_flight)
+        story = _Story(client, sender, model, seed, on_phase)
+        try:
+            for phase in first:
+                await story.play(phase, stop)
+            while not stop.is_set():
+                for phase in phases:
+                    await story.play(phase, stop)
+                if not repeat:
+                    await sender.drain(stop)
+                    break
+        finally:
+            await sender.cancel("stopped before the answer was complete")
+    return tally.report(time.perf_counter() - begin, tally.sent)
+
+
+class _Story:
+    """Plays phases on one server, which may disappear and come back with another context."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        sender: Sender,
+        model: str | None,
+        seed: int,
+        on_phase: Callable[[Phase], None] | None,
+    ) -> None:
+        self._client = client
+        self._sender = sender
+        self._model = model
+        self._seed = seed
+        self._on_phase = on_phase
+        self._shapes: dict[tuple[Phase, int | None], TrafficShape] = {}
+
+    async def play(self, phase: Phase, stop: asyncio.Event) -> None:
+        """One phase, once the server answers; a repeated phase keeps the same shared prefixes."""
+        target = await self._wait_for_server(stop)
+        if target is None:
+            return
+        if self._on_phase is not None:
+            self._on_phase(phase)
+        self._sender.model = target.model
+        key = (phase, target.max_model_len)
+        if key not in self._shapes:
+            self._shapes[key] = TrafficShape(phase.workload, seed=self._seed, max_model_len=target.max_model_len)
+        await self._sender.play(self._shapes[key].stream(phase.rate, phase.seconds), stop)
+
+    async def _wait_for_server(self, stop: asyncio.Event) -> LoadTarget | None:
+        """The served model, as soon as the server answers; None when stopped."""
+        while not stop.is_set():
+            try:
+                return await find_target(self._client, self._model)
+            except LoadError:
+                await wait(stop, READY_POLL_SECONDS)
+        return None

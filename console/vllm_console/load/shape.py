@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
 
 from vllm_launchers.presets.model import Workload
 
-FIRST_TOKEN_ID = 20
-"""Prompts use the ids from here to 275: ordinary tokens in any vocabulary, past the special ones at its start."""
+ANY_VOCABULARY = range(20, 276)
+"""Token ids of prompts if the server's tokenizer is unknown: past the special ones at the start of most."""
 
 SPREAD = 0.7
 """Standard deviation of a length's logarithm; the median is then 0.32 of the 95th percentile."""
@@ -19,15 +20,24 @@ Z95 = 1.6448536269514722
 """95th percentile of the standard normal distribution."""
 
 LONGEST = 3.0
-"""No length goes over this multiple of its 95th percentile (about the 99.95th percentile)."""
+"""Lengths are capped at this multiple of their 95th percentile (about the 99.95th percentile)."""
+
+LONGEST_DRAWN = 1 << 62
+"""Longer than all lengths, to see where one would be cut."""
 
 PREFIXES = 4
-"""How many different prefixes the requests share among them."""
+"""How many different prefixes the requests share."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request: when it is due (seconds after the start), its prompt as token ids, how many tokens to generate."""
+class Exact(msgspec.Struct, frozen=True):
+    """Fixed lengths in tokens that replace a workload's distributions; None keeps the distribution."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class LoadRequest(msgspec.Struct, frozen=True):
+    """One request: when it is due (seconds after the start), its prompt as token ids, and its output tokens."""
 
     at: float
     prompt: list[int]
@@ -35,16 +45,16 @@ class Request:
 
 
 def request_count(rate: float, seconds: float) -> int:
-    """How many requests ``rate`` per second over ``seconds`` comes to: at least one."""
+    """How many requests ``rate`` per second over ``seconds`` makes: at least one."""
     return max(1, math.ceil(rate * seconds))
 
 
-def arrivals(rng: random.Random, rate: float, seconds: float) -> list[float]:
-    """Times of a Poisson process with exactly `request_count` arrivals, in seconds from 0 to ``seconds``.
+def arrivals(rng: random.Random, count: int, seconds: float) -> list[float]:
+    """Times of a Poisson process with exactly ``count`` arrivals, in seconds from 0 to ``seconds``.
 
     Given their number, the arrivals of a Poisson process are distributed as sorted uniform draws.
     """
-    return sorted(rng.uniform(0, seconds) for _ in range(request_count(rate, seconds)))
+    return sorted(rng.uniform(0, seconds) for _ in range(count))
 
 
 def draw_length(rng: random.Random, p95: int) -> int:
@@ -56,56 +66,112 @@ def draw_length(rng: random.Random, p95: int) -> int:
 def suggested_rate(workload: Workload, itl_seconds: float = 0.03) -> float:
     """A rate (requests per second) that keeps about ``workload.concurrency`` requests in flight, by Little's law.
 
-    A request is taken to last as long as the mean output at ``itl_seconds`` per token.
+    A request is assumed to last as long as the mean output at ``itl_seconds`` per token.
     """
     mean_tokens = workload.output_tokens_p95 * math.exp(SPREAD * SPREAD / 2 - Z95 * SPREAD)
     return round(workload.concurrency / max(mean_tokens * itl_seconds, 0.01), 3)
 
 
 def fit(prompt: int, output: int, max_model_len: int | None) -> tuple[int, int]:
-    """Cut lengths down to a context: the output to at most half of it, the prompt to what is left."""
+    """Limit lengths to a context: the output to at most half of it, the prompt to the rest."""
     if max_model_len is None:
         return prompt, output
     output = max(1, min(output, max_model_len // 2))
     return max(1, min(prompt, max_model_len - output)), output
 
 
-class Shape:
-    """Draws requests of a workload. Two shapes of equal arguments draw equal requests.
+class TrafficShape:
+    """Draws requests of a workload. Two shapes with equal arguments draw equal requests.
 
-    Every prompt begins with a piece, ``prefix_reuse`` of its length, of one of a few prefixes that all requests share,
-    so that a prefix cache that holds them answers for about that share of the prompt tokens.
+    Prompts are token ids, which every vLLM accepts unchanged, so a prompt has exactly the length drawn for it. Every
+    prompt begins with a part, ``prefix_reuse`` of its length, of one of a few prefixes that all requests share, so a
+    prefix cache that holds them serves about that share of the prompt tokens. Lengths drawn from a distribution are
+    limited to ``max_model_len``; exact ones must fit (`misfit`).
     """
 
-    def __init__(self, workload: Workload, *, seed: int = 0, max_model_len: int | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        exact: Exact | None = None,
+        seed: int = 0,
+        max_model_len: int | None = None,
+        vocabulary: Sequence[int] = (),
+    ) -> None:
         self.workload = workload
+        self.exact = exact or Exact()
         self.max_model_len = max_model_len
+        known = vocabulary or ANY_VOCABULARY
+        self._token_of = [known[byte % len(known)] for byte in range(256)]
         self._rng = random.Random(seed)
         self._prefix_rngs = [random.Random(f"{seed} prefix {index}") for index in range(PREFIXES)]
         self._prefixes: list[list[int]] = [[] for _ in range(PREFIXES)]
 
-    def stream(self, rate: float, seconds: float) -> Iterator[Request]:
-        """The requests of ``seconds`` at ``rate`` per second, in order; a prompt is made when its turn comes."""
-        for at in arrivals(self._rng, rate, seconds):
+    def words(self) -> str:
+        """The shape for people: ``256 prompt tokens, answers up to 768 (95%), 50% of each prompt shared``."""
+        wanted, known = self.workload, self.exact
+        prompt = known.input_tokens or self._words_of(wanted.input_tokens_p95, self._cut(LONGEST_DRAWN, 1)[0])
+        output = known.output_tokens or self._words_of(wanted.output_tokens_p95, self._cut(1, LONGEST_DRAWN)[1])
+        return f"prompt tokens {prompt}, output tokens {output}, {wanted.prefix_reuse:.0%} of each prompt shared"
+
+    def _words_of(self, p95: int, most: int) -> str:
+        if p95 <= most:
+            return f"up to {p95:,} (95%)"
+        return f"up to {most:,} (cut to the server's context; {p95:,} for 95% without)"
+
+    def misfit(self) -> str:
+        """Why exact lengths do not fit into the context, in one sentence; empty when they do."""
+        context, known = self.max_model_len, self.exact
+        least = (known.input_tokens or 1) + (known.output_tokens or 1)
+        if context is None or least <= context or known == Exact():
+            return ""
+        words = {"prompt": known.input_tokens, "output": known.output_tokens}
+        asked = " and ".join(f"{tokens} {kind} tokens" for kind, tokens in words.items() if tokens)
+        return f"{asked} do not fit into the server's context of {context:,} tokens"
+
+    def stream(self, rate: float, seconds: float) -> Iterator[LoadRequest]:
+        """The requests of ``seconds`` at ``rate`` per second, in order; prompts are made lazily."""
+        return self.at(self.arrivals(request_count(rate, seconds), seconds))
+
+    def arrivals(self, count: int, seconds: float) -> list[float]:
+        """When ``count`` requests are due, in seconds from 0 to ``seconds``."""
+        return arrivals(self._rng, count, seconds)
+
+    def at(self, times: Iterable[float]) -> Iterator[LoadRequest]:
+        """One request for each of these times, in order; prompts are made lazily."""
+        for at in times:
             yield self._request(at)
 
-    def _request(self, at: float) -> Request:
+    def _request(self, at: float) -> LoadRequest:
         workload = self.workload
-        prompt, output = fit(
-            draw_length(self._rng, workload.input_tokens_p95),
-            draw_length(self._rng, workload.output_tokens_p95),
-            self.max_model_len,
-        )
+        prompt, output = self._lengths()
         shared = round(prompt * min(1.0, max(0.0, workload.prefix_reuse)))
         tokens = self._prefix(self._rng.randrange(PREFIXES), shared)
-        return Request(at, tokens + _tokens(self._rng, prompt - shared), output)
+        return LoadRequest(at, tokens + self._tokens(self._rng, prompt - shared), output)
+
+    def _lengths(self) -> tuple[int, int]:
+        """Prompt and output tokens of the next request; exact lengths replace drawn ones."""
+        prompt = self.exact.input_tokens or draw_length(self._rng, self.workload.input_tokens_p95)
+        output = self.exact.output_tokens or draw_length(self._rng, self.workload.output_tokens_p95)
+        return self._cut(prompt, output)
+
+    def _cut(self, prompt: int, output: int) -> tuple[int, int]:
+        """Lengths cut to the context, except for exact ones."""
+        known, context = self.exact, self.max_model_len
+        prompt, output = known.input_tokens or prompt, known.output_tokens or output
+        if context is None:
+            return prompt, output
+        if known.input_tokens is not None:
+            return prompt, max(1, min(output, context - prompt))
+        if known.output_tokens is not None:
+            return max(1, min(prompt, context - output)), output
+        return fit(prompt, output, context)
 
     def _prefix(self, index: int, length: int) -> list[int]:
         prefix = self._prefixes[index]
         if len(prefix) < length:
-            prefix += _tokens(self._prefix_rngs[index], length - len(prefix))
+            prefix += self._tokens(self._prefix_rngs[index], length - len(prefix))
         return prefix[:length]
 
-
-def _tokens(rng: random.Random, length: int) -> list[int]:
-    return [FIRST_TOKEN_ID + byte for byte in rng.randbytes(length)]
+    def _tokens(self, rng: random.Random, length: int) -> list[int]:
+        return [self._token_of[byte] for byte in rng.randbytes(length)]

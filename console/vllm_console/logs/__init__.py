@@ -1,1 +1,1 @@
-"""Server logs of any size: read from the end, followed over rotation, searched in slices, made safe to show."""
+"""Server logs of any size: read from the end, followed over rotation, searched in slices, sanitized for display."""

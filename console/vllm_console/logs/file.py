@@ -1,46 +1,51 @@
-"""A server's log at any size: opened at once, read from any place, followed over rotation. No screen in here."""
+"""A server's log at any size: opened at once, read from any offset, followed over rotation. No UI code."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 from pathlib import Path
+from typing import BinaryIO
 
-from vllm_console.logs.lines import Level, Line, level_of, make_line, mark_tracebacks
-from vllm_console.logs.stream import LogStream
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.text import plain, size
+from vllm_launchers.private import open_regular
 
 BLOCK = 64 * 1024
 """Bytes per read."""
 
 WINDOW = 16 * 1024 * 1024
-"""Where so many bytes between two multiples of it hold no newline, a line is broken there: see `LogFile`."""
+"""If this many bytes between two multiples of it hold no newline, a line is broken there: see `LogFile`."""
 
 READ_BYTES = 32 * 1024 * 1024
-"""What one call reads at most."""
+"""Maximum bytes read per call."""
 
 SEARCH_BYTES = 4 * 1024 * 1024
-"""What one step of a search looks at by default: some tens of milliseconds, at worst some tenths of a second."""
+"""Default size of one search step: some tens of milliseconds, at worst some tenths of a second."""
 
 _SPECIAL = re.compile(rb"[\x1b\r\t\x00]")
-"""Bytes that make a line look different from what is written."""
+"""Bytes that change how a line is displayed."""
 
 Pattern = str | re.Pattern[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One step of a search: the line if there was one, and where the next step goes on."""
+class Found(msgspec.Struct, frozen=True):
+    """One search step: the line if found, and where the next step continues."""
 
     line: Line | None
     next_offset: int
     done: bool
-    """Whether the end (or start) of the log was reached, so that there is nothing more to look at."""
+    """Whether the end (or start) of the log was reached, so there is nothing more to search."""
 
 
 def compile_pattern(pattern: Pattern) -> re.Pattern[str]:
-    """A pattern to search with: text is taken literally, and its case matters only if it has capitals."""
+    """A search pattern: text is taken literally, and is case-sensitive only if it has capitals."""
     if isinstance(pattern, str):
         return re.compile(re.escape(pattern), 0 if pattern != pattern.lower() else re.IGNORECASE)
     return pattern
@@ -49,10 +54,10 @@ def compile_pattern(pattern: Pattern) -> re.Pattern[str]:
 class LogFile:
     """Random access to a log and the files rotated away from it, by offsets as in `LogStream`.
 
-    Nothing is read on opening, and the file need not exist yet. ``clean`` takes secrets out of each line. Offsets that
-    methods take must be ones they gave (`Line.offset`, `Line.end`, `start`, `end`). A line longer than `WINDOW` is
-    given in pieces, so that a file without newlines costs no more than another. All methods may be called from any
-    thread; each reads a bounded amount, and an unreadable log is an empty one with `problem` set.
+    Nothing is read on opening, and the file need not exist yet. ``clean`` redacts secrets in each line. Offsets passed
+    to methods must come from them (`Line.offset`, `Line.end`, `start`, `end`). A line longer than `WINDOW` is returned
+    in pieces, so a file without newlines costs no more than another. All methods may be called from any thread; each
+    reads a bounded amount, and an unreadable log is an empty one with `problem` set.
     """
 
     def __init__(self, path: Path | str, clean: Callable[[str], str] = str) -> None:
@@ -65,7 +70,7 @@ class LogFile:
 
     @property
     def start(self) -> int:
-        """Offset of the oldest byte there is."""
+        """Offset of the oldest available byte."""
         return self._stream.start
 
     @property
@@ -75,16 +80,16 @@ class LogFile:
 
     @property
     def epoch(self) -> int:
-        """Changes when the log was truncated: what was read before no longer is where it was."""
+        """Changes when the log was truncated: earlier offsets are then invalid."""
         return self._stream.epoch
 
     @property
     def problem(self) -> str:
-        """Why the log cannot be read, as a sentence; empty when all is well or it is just not there yet."""
+        """Why the log cannot be read, as a sentence; empty if it can, or does not exist yet."""
         return self._stream.problem
 
     def refresh(self) -> int:
-        """Look how far the log has grown; returns the new `end`."""
+        """Check how far the log has grown; returns the new `end`."""
         with self._lock:
             epoch = self._stream.epoch
             self._stream.refresh(self._position if self._polled else None)
@@ -93,12 +98,12 @@ class LogFile:
             return self._stream.end
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         with self._lock:
             self._stream.close()
 
     def tail(self, n: int) -> list[Line]:
-        """The last ``n`` lines, an unfinished last one included. `poll` goes on behind the last finished one."""
+        """The last ``n`` lines, including an unfinished last one. `poll` continues after the last finished one."""
         with self._lock:
             lines = self.before(self.refresh(), n)
             self._position = self._line_start(self._stream.end)
@@ -160,9 +165,9 @@ class LogFile:
     def search(
         self, pattern: Pattern, from_offset: int, backwards: bool = False, max_bytes: int = SEARCH_BYTES
     ) -> Found:
-        """One step of a search over the text as it is shown: forwards from, or backwards before, ``from_offset``.
+        """One search step over the displayed text: forward from, or backward before, ``from_offset``.
 
-        Looks at about ``max_bytes`` and says where to go on, so that a caller can show progress and give up.
+        Searches about ``max_bytes`` and returns where to continue, so a caller can show progress and stop.
         """
         wanted = compile_pattern(pattern)
         with self._lock:
@@ -178,8 +183,29 @@ class LogFile:
                         return Found(line, at, False)
             return Found(None, at, at <= edge if backwards else at >= edge)
 
+    def matches(self, pattern: Pattern, from_offset: int, max_bytes: int = SEARCH_BYTES) -> tuple[list[Line], int]:
+        """One counting step: the finished lines that match, forward from ``from_offset``, and where to continue.
+
+        A step without a match skips about ``max_bytes``; one with matches reads a few blocks.
+        """
+        wanted = compile_pattern(pattern)
+        found: list[Line] = []
+        with self._lock:
+            at = max(from_offset, self._stream.start)
+            if isinstance(pattern, str):
+                at = self._skip(pattern, at, False, max_bytes)
+            for offset, raw in self._forward(at, 4 * BLOCK):
+                if not raw.endswith(b"\n") and offset + len(raw) >= self._stream.end:
+                    break
+                at = offset + len(raw)
+                if _may_match(wanted, raw):
+                    line = make_line(offset, raw, self._clean)
+                    if wanted.search(line.text):
+                        found.append(line)
+            return found, at
+
     def _skip(self, text: str, offset: int, backwards: bool, max_bytes: int) -> int:
-        """How far whole blocks certainly hold no match: looking at them at once is ten times as fast as by lines."""
+        """How far whole blocks certainly hold no match: testing them as a whole is ten times as fast as by lines."""
         if not text.isascii():
             return offset
         needle, at = text.lower().encode(), offset
@@ -195,7 +221,7 @@ class LogFile:
         return at
 
     def _line_start(self, offset: int) -> int:
-        """Where the unfinished line before ``offset`` begins; ``offset`` itself when there is none."""
+        """Where the unfinished line before ``offset`` begins; ``offset`` itself if there is none."""
         for start, raw in self._backward(offset, WINDOW):
             return offset if raw.endswith(b"\n") else start
         return offset
@@ -227,10 +253,10 @@ class LogFile:
             yield low, b"".join(parts)
 
     def _backward(self, offset: int, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-        """Lines as (offset, bytes) that end at ``offset`` and before, newest first, broken as `_forward` does."""
+        """Lines as (offset, bytes) that end at ``offset`` and before, newest first, split as `_forward` does."""
         at = offset
         stop = at - max_bytes
-        parts: list[bytes] = []  # of the line being put together, its end first
+        parts: list[bytes] = []  # of the line being assembled, its end first
         while at > self._stream.start and (at > stop or parts):
             low = max((at - 1) // BLOCK * BLOCK, self._stream.start)
             block = self._stream.read(low, at)
@@ -257,10 +283,393 @@ class LogFile:
 
 
 def _may_match(pattern: re.Pattern[str], raw: bytes) -> bool:
-    """Whether a line might match once it is made fit to show: cheap to ask, true when only making it can tell."""
+    """Whether a line might match once sanitized: cheap, and true if only sanitizing it can tell."""
     if len(raw) > BLOCK or b"\x1b" in raw or b"\r" in raw or b"\t" in raw:
         return True
     return pattern.search(raw.decode("utf-8", "replace")) is not None
 
 
 __all__ = ["Found", "Level", "Line", "LogFile", "Pattern", "compile_pattern", "level_of"]
+
+
+# -- one line of a vLLM server's log ----------------------------------------------------------------------------------
+
+
+LINE_CHARACTERS = 2000
+"""Longer lines are cut for display, with a mark."""
+
+_KEPT_BYTES = 8 * LINE_CHARACTERS
+"""No more than this is decoded of a longer line."""
+
+
+class Level(IntEnum):
+    """A line's severity. The numbers are those of `logging`."""
+
+    DEBUG = 10
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of a log, sanitized for display: no escape codes, no secrets, bounded length.
+
+    ``offset`` and ``end`` are where it begins and where the next one does. ``level`` is None if the line has none.
+    ``complete`` is False for the last line while its newline is not written yet.
+    """
+
+    offset: int
+    end: int
+    text: str
+    level: Level | None = None
+    complete: bool = True
+
+
+_LEVELS = {
+    "DEBUG": Level.DEBUG,
+    "INFO": Level.INFO,
+    "WARNING": Level.WARNING,
+    "WARN": Level.WARNING,
+    "ERROR": Level.ERROR,
+    "CRITICAL": Level.ERROR,
+}
+
+_PROCESS = r"(?:\([\w.-]+ pid=\d+\)\s?)?"
+
+# vLLM's own records come with "(EngineCore pid=7) " in front or without; uvicorn writes "INFO:     "; torch's glog form
+# is "W1120 10:02:46"; JSON records have "levelname".
+_LEVEL = re.compile(
+    rf"{_PROCESS}(?:(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[\s:])"
+    r"|\[?(?P<glog>[IWEF])\d{4} \d\d:\d\d:\d\d"
+    r'|\{.*"levelname": ?"(?P<json>[A-Z]+)")'
+)
+_GLOG = {"I": Level.INFO, "W": Level.WARNING, "E": Level.ERROR, "F": Level.ERROR}
+
+_TRACEBACK = re.compile(
+    rf"{_PROCESS}(?:Traceback \(most recent call last\):"
+    r'|\s+File "[^"]*", line \d+'
+    r"|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?::|$)"
+    r"|vllm(?: \w+)?: error: "
+    r"|terminate called |Segmentation fault|!!!!!!! Segfault)"
+)
+_WARNINGS = re.compile(r"\S+:\d+: \w*Warning: ")
+_INDENTED = re.compile(rf"{_PROCESS}\s+\S")
+
+
+def level_of(text: str) -> Level | None:
+    """The level that a line states, or ERROR if it is part of a traceback; None otherwise."""
+    match = _LEVEL.match(text)
+    if match:
+        name, glog, json = match.group("name", "glog", "json")
+        return _GLOG[glog] if glog else _LEVELS.get(name or json)
+    if _TRACEBACK.match(text):
+        return Level.ERROR
+    return Level.WARNING if _WARNINGS.match(text) else None
+
+
+def mark_tracebacks(lines: Sequence[Line]) -> list[Line]:
+    """Give the source lines inside tracebacks, which have no level, the level of the traceback."""
+    marked = list(lines)
+    # Backwards first: a page may begin in the middle of a traceback, before one of its ``File`` lines.
+    inside = False
+    for index in range(len(marked) - 1, -1, -1):
+        inside = _spread(marked, index, inside) and "Traceback (" not in marked[index].text
+    inside = False
+    for index in range(len(marked)):
+        inside = _spread(marked, index, inside)
+    return marked
+
+
+def _spread(lines: list[Line], index: int, inside: bool) -> bool:
+    line = lines[index]
+    if line.level is None and inside and _INDENTED.match(line.text):
+        lines[index] = replace(line, level=Level.ERROR)
+        return True
+    return line.level is Level.ERROR and _TRACEBACK.match(line.text) is not None
+
+
+def make_line(offset: int, raw: bytes, clean: Callable[[str], str]) -> Line:
+    """Make a `Line` of the bytes at ``offset``, its newline included; ``clean`` redacts secrets."""
+    end = offset + len(raw)
+    complete = raw.endswith(b"\n")
+    body = raw.rstrip(b"\r\n")
+    text = None
+    if len(body) > _KEPT_BYTES or b"\r" in body:
+        body, cut = _last_state(body)
+        if cut:
+            text = plain(body.decode("utf-8", "replace"), LINE_CHARACTERS)
+            text = f"{clean(text)} … [cut: a line of {size(end - offset)}]"
+    if text is None:
+        text = body.decode("utf-8", "replace")
+        whole = len(text)
+        text = clean(plain(text, LINE_CHARACTERS))
+        if whole > LINE_CHARACTERS and len(text) >= LINE_CHARACTERS:
+            text = f"{text} … [cut: a line of {size(end - offset)}]"
+    return Line(offset, end, text, level_of(text), complete)
+
+
+def _last_state(body: bytes) -> tuple[bytes, bool]:
+    """What a terminal would show of a line redrawn with carriage returns, and whether it had to be cut."""
+    state = body[body.rfind(b"\r") + 1 :]
+    return state[:_KEPT_BYTES], len(state) > _KEPT_BYTES
+
+
+# -- a log and its rotated predecessors as one stream of bytes with offsets that stay valid while it rotates ----------
+
+
+MAX_SEGMENTS = 64
+"""At most this many rotated files are read."""
+
+_STABLE_TRIES = 4
+
+
+class _Segment(msgspec.Struct):
+    """One file of the log. ``size`` is None for the newest one, which still grows."""
+
+    fd: int
+    key: tuple[int, int]
+    base: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size
+
+
+class LogStream:
+    """The bytes of ``path``, preceded by those of ``path.1``, ``path.2``, … as far as these exist.
+
+    An offset refers to the same byte for as long as the stream is open: the file that is the newest at first begins at
+    0, earlier rotated files have negative offsets, and a new file continues where the rotated one ended. Files are held
+    open, so nothing is missed between a rename and the next poll. ``epoch`` counts truncations, which invalidate what
+    was read before.
+
+    Not thread-safe; `LogFile` locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.epoch = 0
+        self.problem = ""
+        self._segments: list[_Segment] = []
+        self._resume = 0
+        self._before_opening = True
+        self.refresh()
+        self._before_opening = False
+
+    @property
+    def start(self) -> int:
+        """Offset of the first available byte."""
+        return self._segments[0].base if self._segments else self._resume
+
+    @property
+    def end(self) -> int:
+        """Offset after the last byte, as of the last `refresh`."""
+        return self._segments[-1].end if self._segments else self._resume
+
+    @property
+    def live_start(self) -> int:
+        """Offset at which the newest file begins."""
+        return self._segments[-1].base if self._segments else self._resume
+
+    def refresh(self, keep_from: int | None = None) -> None:
+        """Check how far the log has grown, and whether it was rotated, truncated, deleted or recreated.
+
+        Deleted files are closed, except those with bytes from ``keep_from`` on.
+        """
+        if not self._is_live_in_place():
+            found = self._open_chain()
+            if found is not None:
+                self._take_over(found)
+        if self._segments:
+            live = self._segments[-1]
+            size = os.fstat(live.fd).st_size
+            if size < live.size:
+                self._truncated(size)
+            else:
+                live.size = size
+        self._drop_deleted(keep_from)
+
+    def read(self, low: int, high: int) -> bytes:
+        """The bytes from ``low`` to ``high``, across files; NUL where a file has shrunk meanwhile."""
+        parts = []
+        for segment in self._segments:
+            first, last = max(low, segment.base), min(high, segment.end)
+            if first < last:
+                parts.append(_read_exactly(segment.fd, first - segment.base, last - first))
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._segments:
+            os.close(self._segments.pop().fd)
+
+    def _open_chain(self) -> list[_Segment] | None:
+        """Open the log's files, oldest first; None during a rotation or if none can be read."""
+        for _ in range(_STABLE_TRIES):
+            names = self._names()
+            chain = [segment for name in names if (segment := self._open(name))]
+            keys = [segment.key for segment in chain]
+            if keys == self._keys_at(names) and names == self._names():
+                break
+            _close(chain)
+        else:
+            return None
+        return chain or None
+
+    def _names(self) -> list[Path]:
+        """The log's files by name, oldest first."""
+        prefix = self.path.name + "."
+        try:
+            with os.scandir(self.path.parent) as entries:
+                numbers = [int(e.name[len(prefix) :]) for e in entries if _is_rotated(e.name, prefix)]
+                present = self.path.exists()
+        except FileNotFoundError:
+            return []  # does not exist yet
+        except OSError as error:
+            self.problem = f"{self.path.parent} cannot be read: {os.strerror(error.errno or 0)}"
+            return []
+        rotated = [self.path.with_name(f"{prefix}{number}") for number in sorted(numbers)[:MAX_SEGMENTS]]
+        return [*reversed(rotated), *([self.path] if present else [])]
+
+    def _open(self, path: Path) -> _Segment | None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.problem = f"{path} cannot be read: {os.strerror(error.errno or 0)}"
+            return None
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            os.close(fd)
+            self.problem = f"{path} is not a regular file"
+            return None
+        if path == self.path:
+            self.problem = ""
+        return _Segment(fd, (about.st_dev, about.st_ino), 0, about.st_size)
+
+    def _keys_at(self, names: list[Path]) -> list[tuple[int, int]]:
+        """The inodes at these names now, to detect a rotation while they were opened."""
+        keys = []
+        for name in names:
+            try:
+                about = name.stat()
+            except OSError:
+                continue
+            if stat.S_ISREG(about.st_mode) and os.access(name, os.R_OK):
+                keys.append((about.st_dev, about.st_ino))
+        return keys
+
+    def _take_over(self, chain: list[_Segment]) -> None:
+        """Insert the opened files into the stream: known ones match by inode, new ones follow the newest known."""
+        known = {segment.key for segment in self._segments}
+        if not known:
+            self._lay_out(chain)
+            return
+        positions = [index for index, segment in enumerate(chain) if segment.key in known]
+        fresh = chain[positions[-1] + 1 :] if positions else chain
+        # The newest known file was finished before its successor appeared: its size is final now.
+        if fresh:
+            last = self._segments[-1]
+            last.size = max(last.size, os.fstat(last.fd).st_size)
+        kept = []
+        for segment in fresh:
+            segment.base = self._segments[-1].end
+            self._segments.append(segment)
+            kept.append(segment.key)
+        _close([segment for segment in chain if segment.key not in kept])
+
+    def _lay_out(self, chain: list[_Segment]) -> None:
+        """Assign offsets to the first files seen: the newest begins at 0; all are new if there was no log before."""
+        base = self._resume
+        if self._before_opening:
+            base -= sum(segment.size for segment in chain[:-1])
+        for segment in chain:
+            segment.base = base
+            base = segment.end
+        self._segments = chain
+
+    def _truncated(self, size: int) -> None:
+        """Start over after the existing offsets: known offsets must not come to mean other bytes."""
+        live = self._segments[-1]
+        self.epoch += 1
+        moved = live.size
+        for segment in self._segments:
+            segment.base += moved
+        live.size = size
+        self._resume = live.base
+
+    def _drop_deleted(self, keep_from: int | None) -> None:
+        """Forget rotated files deleted since, oldest first; the one before the newest may still be unread."""
+        while len(self._segments) > 2:
+            oldest = self._segments[0]
+            wanted = os.fstat(oldest.fd).st_nlink or (keep_from is not None and oldest.end > keep_from)
+            if wanted and len(self._segments) <= 2 * MAX_SEGMENTS:
+                return
+            os.close(self._segments.pop(0).fd)
+
+    def _is_live_in_place(self) -> bool:
+        """Whether the newest known file still has the log's name, so that no rotation happened."""
+        try:
+            about = self.path.stat()
+        except OSError:
+            return False
+        return bool(self._segments) and self._segments[-1].key == (about.st_dev, about.st_ino)
+
+
+def _is_rotated(name: str, prefix: str) -> bool:
+    number = name[len(prefix) :]
+    return name.startswith(prefix) and number.isascii() and number.isdigit() and len(number) < 7
+
+
+def _close(chain: list[_Segment]) -> None:
+    for segment in chain:
+        os.close(segment.fd)
+
+
+def lines_before(file: BinaryIO, offset: int) -> int:
+    """Read on for ``offset`` bytes, and count the lines that end there."""
+    lines = 0
+    while offset > 0 and (part := file.read(min(offset, 1 << 20))):
+        lines += part.count(b"\n")
+        offset -= len(part)
+    return lines
+
+
+def _read_exactly(fd: int, offset: int, length: int) -> bytes:
+    parts = []
+    while length:
+        part = os.pread(fd, length, offset)
+        if not part:
+            parts.append(bytes(length))
+            break
+        parts.append(part)
+        offset += len(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+END_BYTES = 512 << 10
+"""How much of the log of a server that has failed is searched for the cause."""
+
+
+def last_lines(path: Path, inode: int | None, begin: int, end: int | None = None) -> tuple[int, list[str]]:
+    """The last lines of one generation's part of a server's log, and how many lines of the file are before them.
+
+    The part begins at ``begin`` and ends at ``end`` (bytes; None: the end of the file), if the file still is the one
+    with this inode; else it is taken from the file's beginning.
+    """
+    try:
+        with open_regular(path) as file:
+            same = inode in (None, os.fstat(file.fileno()).st_ino)
+            size = file.seek(0, os.SEEK_END)
+            end = min(size, end) if end is not None and same else size
+            start = max(begin if same else 0, end - END_BYTES)
+            file.seek(0)
+            before = lines_before(file, start)
+            file.seek(start)
+            data = file.read(end - start)
+    except OSError:
+        return 0, []
+    return before, data.decode(errors="replace").removesuffix("\n").split("\n") if data else []

@@ -1,23 +1,21 @@
-"""The one registry of what a person can do: key bindings, palette, help, footer and the README's table come from it."""
+"""The one registry of what a person can do: key bindings, commands, help, footer and docs/keys.md come from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cache
+from collections.abc import Collection, Iterator, Sequence
 
+import msgspec
 from textual.binding import Binding
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """Something a person can do with a key.
 
-    ``id`` names the method ``action_<id>`` (words joined by ``_``); ``keys`` are Textual key names, the first is shown;
-    ``scope`` is ``app``, ``operations``, ``launch``, ``flags`` or ``log``; ``changes`` marks what alters a server or
-    the shared board, and vanishes under ``--read-only``; ``footer`` puts it into the footer line, in the order of the
-    registry; ``short`` is its name there; ``group`` is the heading it stands under in help.
+    ``id`` is its name in settings; ``keys`` are Textual key names, the first is shown; ``scope`` is ``app``,
+    ``operations`` or one of `SCREENS`; ``changes`` marks what changes a server or the shared board: it is absent with
+    ``--read-only``; ``footer`` lets it into the footer line (of the operations screen: where it applies); ``short`` is
+    its name there; ``group`` is its heading in help; ``call`` is Textual's action, by default the method
+    ``action_<id>``.
     """
 
     id: str
@@ -28,167 +26,313 @@ class Action:
     footer: bool = False
     short: str = ""
     group: str = ""
-
-    @property
-    def label(self) -> str:
-        """Its shown keys, e.g. ``j ↓``."""
-        return " ".join(key_label(key) for key in self.keys)
+    call: str = ""
 
 
 def _action(
-    id: str, keys: str, title: str, scope: str, group: str, short: str = "", *, changes: bool = False
+    id: str,
+    keys: str,
+    title: str,
+    scope: str,
+    group: str,
+    short: str = "",
+    *,
+    changes: bool = False,
+    call: str = "",
 ) -> Action:
-    return Action(id, tuple(keys.split()), title, scope, changes, bool(short), short, group)
+    return Action(id, tuple(keys.split()), title, scope, changes, bool(short), short, group, call or id)
 
 
-_SERVERS, _VIEW, _STAGE, _CONSOLE = "Servers", "Look", "Change flags of the selected server", "Console"
+def _on(
+    scope: str, id: str, keys: str, title: str, short: str = "", *, changes: bool = False, call: str = ""
+) -> Action:
+    return Action(id, tuple(keys.split()), title, scope, changes, bool(short), short, SCREENS[scope], call or id)
+
+
+SCREENS = {
+    "tuning": "In the tuning bar",
+    "launch": "On the launch screen",
+    "flags": "On the flags screen",
+    "log": "On the log screen",
+    "reader": "On screens of text: help, findings, comparison, descriptions",
+    "help": "On the help screen",
+    "findings": "On the findings screen",
+    "compare": "On the comparison screen",
+    "describe": "On the description of a server",
+    "question": "In a question",
+    "list": "In a list to choose from",
+}
+"""Scopes of screens other than the operations screen, and their headings."""
+
+TEXT_SCREENS = ("help", "findings", "compare", "describe")
+"""Scopes of screens of text that have keys of their own beside those of ``reader``."""
+
+DIALOGS = ("question", "list")
+"""Scopes of dialogs: what holds on every screen does not hold there."""
+
+
+_SERVERS, _VIEW, _STAGE, _CONSOLE = "Servers", "View", "Change flags of the selected server", "Console"
+_TIME = "Time"
 
 _ACTIONS: tuple[Action, ...] = (
     _action("new_server", "n", "Launch a new server from a preset", "operations", _SERVERS, "new", changes=True),
+    _action("find_model", "M", "Launch one of the models on this machine", "operations", _SERVERS, changes=True),
     _action("edit_flags", "e", "Edit all flags of the selected server", "operations", _STAGE, "flags", changes=True),
-    _action("restart", "r", "Restart the selected server with the staged flags", "operations", _SERVERS, "restart",
-            changes=True),
-    _action("stop", "s", "Stop the selected server", "operations", _SERVERS, "stop", changes=True),
+    _action("restart", "r", "Restart the selected server, or the marked ones, with the staged flags", "operations",
+            _SERVERS, "restart", changes=True),
+    _action("rolling_update", "U", "Start the server again next to itself with the staged flags: a rolling update",
+            "operations", _SERVERS, "update", changes=True),
+    _action("stop", "s", "Stop the selected server, or the marked ones", "operations", _SERVERS, "stop", changes=True),
     _action("switch_preset", "w", "Switch the selected server to another preset", "operations", _SERVERS, "switch",
             changes=True),
-    _action("forget", "x", "Forget a stopped or failed server: its record, log and history", "operations", _SERVERS,
-            changes=True),
-    _action("remove_leftovers", "X", "Remove what ended servers left: processes, files in /dev/shm", "operations",
+    _action("switch_pair", "W", "Sleep or wake up; of a standby pair the one that serves sleeps, the other wakes up",
+            "operations", _SERVERS, "sleep/wake", changes=True),
+    _action("remove", "x", "Remove a stopped or failed server: delete its record and log; its runs can be replayed",
+            "operations", _SERVERS, "remove", changes=True),
+    _action("remove_leftovers", "X", "Remove leftovers of ended servers: processes, files in /dev/shm", "operations",
             _SERVERS, changes=True),
-    _action("toggle_load", "b", "Send the preset's workload to the server, or end it", "operations", _SERVERS, "load",
+    _action("toggle_load", "b", "Send the preset's workload to the server, or stop it", "operations", _SERVERS, "load",
             changes=True),
-    _action("stage_cure", "f", "Stage the cure of what is found; again: the next cure", "operations", _SERVERS,
-            changes=True),
-    _action("why", "i", "Why: what is found of the server, with figures, causes and all cures", "operations", _VIEW),
-    _action("open_log", "l", "Read the server's log on the whole screen", "operations", _VIEW, "log"),
+    _action("stage_fix", "f", "Stage a fix for the top finding; again: the next fix", "operations", _SERVERS,
+            "fix", changes=True),
+    _action("findings", "i", "Findings: evidence, cause, fixes", "operations", _VIEW, "findings"),
+    _action("open_log", "l", "Read the server's log on the full screen", "operations", _VIEW, "log"),
     _action("describe", "d enter", "Describe the server: command, flags with reasons, history", "operations", _VIEW,
             "describe"),
-    _action("compare", "c", "Compare with the run before: did the change of flags help?", "operations", _VIEW,
+    _action("compare", "c", "Compare with the previous run: did the flag change help?", "operations", _VIEW,
             "compare"),
-    _action("filter", "slash", "Show only servers whose name, preset or state contains a text", "operations", _VIEW,
+    _action("filter", "slash", "Filter servers by name, model, preset, state, GPU, port or owner", "operations", _VIEW,
             "filter"),
+    _action("sort", "o", "Sort servers by a column; again: the other way round", "operations", _VIEW, "sort"),
+    _action("mark", "asterisk insert", "Mark the server: marked ones are stopped or restarted together", "operations",
+            _SERVERS, "mark", changes=True),
     _action("copy_command", "y", "Copy the server's command line", "operations", _VIEW),
-    _action("cursor_down", "j down", "Next server", "operations", _VIEW),
-    _action("cursor_up", "k up", "Previous server", "operations", _VIEW),
-    _action("cursor_first", "home", "First server", "operations", _VIEW),
-    _action("cursor_last", "end", "Last server", "operations", _VIEW),
-    _action("pane_1", "1", "KV cache; again: all panes", "operations", _VIEW),
-    _action("pane_2", "2", "Preemptions; again: all panes", "operations", _VIEW),
-    _action("pane_3", "3", "Latency; again: all panes", "operations", _VIEW),
-    _action("pane_4", "4", "Requests and throughput; again: all panes", "operations", _VIEW),
-    _action("pane_5", "5", "Log; again: all panes", "operations", _VIEW),
-    _action("pane_6", "6 g", "GPUs and their links; again: all panes", "operations", _VIEW),
-    _action("describe_gpus", "G", "Describe the GPUs: clocks, every link, every process", "operations", _VIEW),
-    _action("claim_gpus", "C", "Claim GPUs on the shared board, or take claims back", "operations", _SERVERS,
+    _action("cursor_down", "j down", "Next server", "operations", _VIEW, call="cursor(1)"),
+    _action("cursor_up", "k up", "Previous server", "operations", _VIEW, call="cursor(-1)"),
+    _action("cursor_first", "g", "First server", "operations", _VIEW),
+    _action("cursor_last", "G", "Last server", "operations", _VIEW),
+    _action("messages", "m", "Messages and events since the console was opened", "operations", _VIEW, "messages"),
+    _action("pane_1", "1", "Show the KV cache large; again: all panes", "operations", _VIEW, call="pane(1)"),
+    _action("pane_2", "2", "Show preemptions large; again: all panes", "operations", _VIEW, call="pane(2)"),
+    _action("pane_3", "3", "Show latencies large; again: all panes", "operations", _VIEW, call="pane(3)"),
+    _action("pane_4", "4", "Show requests and throughput large; again: all panes", "operations", _VIEW,
+            call="pane(4)"),
+    _action("pane_5", "5", "Show the log large; again: all panes", "operations", _VIEW, call="pane(5)"),
+    _action("pane_6", "6", "Show GPUs and their links large; again: all panes", "operations", _VIEW, call="pane(6)"),
+    _action("gpu_history", "H", "Charts of a GPU and its links in the GPUs pane; again: the GPUs now", "operations",
+            _VIEW),
+    _action("gpu_charts_next", "J", "Next charts: more of the GPU and its links, then of the next GPU", "operations",
+            _VIEW, call="gpu_charts(1)"),
+    _action("gpu_charts_previous", "K", "Previous charts of the GPU, or of the GPU before", "operations", _VIEW,
+            call="gpu_charts(-1)"),
+    _action("next_layout", "L", "Next layout: overview, focus (one large pane), wide, tall, or the best for the size",
+            "operations", _VIEW, "layout"),
+    _action("describe_gpus", "D", "Describe the GPUs: clocks, every link, every process", "operations", _VIEW, "GPUs"),
+    _action("claim_gpus", "C", "Claim GPUs on the shared board, or release them", "operations", _SERVERS, "claim",
             changes=True),
-    _action("next_pane", "tab", "Next pane", "operations", _VIEW),
-    _action("previous_pane", "shift+tab", "Previous pane", "operations", _VIEW),
-    _action("halve_sequences", "left_square_bracket", "Halve --max-num-seqs", "operations", _STAGE, changes=True),
-    _action("double_sequences", "right_square_bracket", "Double --max-num-seqs", "operations", _STAGE, changes=True),
-    _action("halve_context", "left_curly_bracket", "Halve --max-model-len", "operations", _STAGE, changes=True),
-    _action("double_context", "right_curly_bracket", "Double --max-model-len", "operations", _STAGE, changes=True),
+    _action("next_pane", "tab", "Show the next pane large", "operations", _VIEW, call="step_pane(1)"),
+    _action("previous_pane", "shift+tab", "Show the previous pane large", "operations", _VIEW, call="step_pane(-1)"),
+    _action("tune", "a", "Adjust the common flags with the arrow keys, the plan's verdict beside them",
+            "operations", _STAGE, "tune", changes=True),
+    _action("range_shorter", "left_parenthesis", "Shorter range of the charts", "operations", _TIME,
+            call="step_range(-1)"),
+    _action("range_longer", "right_parenthesis", "Longer range of the charts, 5m to all", "operations", _TIME,
+            "range", call="step_range(1)"),
+    _action("time_back", "left", "Back in time: the screen shows the moment under the cursor", "operations", _TIME,
+            "back", call="time(-1)"),
+    _action("time_forward", "right", "Forward in time", "operations", _TIME, "forward", call="time(1)"),
+    _action("time_page_back", "shift+left pageup", "Back by the width of a chart", "operations", _TIME,
+            call="time(0, -1)"),
+    _action("time_page_forward", "shift+right pagedown", "Forward by the width of a chart", "operations", _TIME,
+            call="time(0, 1)"),
+    _action("marker_back", "comma", "Back to the marker before: restart, crash, finding, load", "operations", _TIME,
+            "marker before", call="marker(-1)"),
+    _action("marker_forward", "full_stop", "Forward to the next marker", "operations", _TIME,
+            "after", call="marker(1)"),
+    _action("time_first", "home", "To the beginning of the charts", "operations", _TIME),
+    _action("time_live", "end", "Back to live; leave a replay", "operations", _TIME, "live"),
+    _action("replay", "O", "Replay a run that has ended, also of a removed server", "operations", _TIME),
+    _action("log_scale", "Y", "Latencies on a logarithmic or linear scale", "operations", _TIME),
+    _action("halve_sequences", "left_square_bracket", "Halve --max-num-seqs", "operations", _STAGE,
+            changes=True, call="stage('halve_sequences')"),
+    _action("double_sequences", "right_square_bracket", "Double --max-num-seqs", "operations", _STAGE,
+            changes=True, call="stage('double_sequences')"),
+    _action("halve_context", "left_curly_bracket", "Halve --max-model-len", "operations", _STAGE,
+            changes=True, call="stage('halve_context')"),
+    _action("double_context", "right_curly_bracket", "Double --max-model-len", "operations", _STAGE,
+            changes=True, call="stage('double_context')"),
     _action("lower_utilization", "less_than_sign", "Lower --gpu-memory-utilization by 0.02", "operations", _STAGE,
-            changes=True),
+            changes=True, call="stage('lower_utilization')"),
     _action("raise_utilization", "greater_than_sign", "Raise --gpu-memory-utilization by 0.02", "operations", _STAGE,
-            changes=True),
-    _action("toggle_prefix_caching", "p", "Prefix caching on or off", "operations", _STAGE, changes=True),
-    _action("toggle_chunked_prefill", "P", "Chunked prefill on or off", "operations", _STAGE, changes=True),
-    _action("cycle_kv_dtype", "v", "KV cache in FP8 or in the model's own type", "operations", _STAGE, changes=True),
-    _action("stage_traffic", "t", "Set flags from the traffic that was seen", "operations", _STAGE, changes=True),
-    _action("previous_flags", "z", "Stage the flags of the previous generation", "operations", _STAGE, changes=True),
-    _action("drop_last", "backspace", "Drop the change staged last", "operations", _STAGE, changes=True),
-    _action("clear", "escape", "Drop all staged changes; then the filter", "operations", _STAGE),
-    _action("pause", "space", "Pause or go on", "app", _CONSOLE),
-    _action("refresh_faster", "plus equals_sign", "Look more often", "app", _CONSOLE),
-    _action("refresh_slower", "minus", "Look less often", "app", _CONSOLE),
-    _action("commands", "colon ctrl+p", "Command palette", "app", _CONSOLE),
+            changes=True, call="stage('raise_utilization')"),
+    _action("toggle_prefix_caching", "p", "Toggle prefix caching", "operations", _STAGE,
+            changes=True, call="stage('toggle_prefix_caching')"),
+    _action("toggle_chunked_prefill", "P", "Toggle chunked prefill", "operations", _STAGE,
+            changes=True, call="stage('toggle_chunked_prefill')"),
+    _action("cycle_kv_dtype", "v", "Toggle FP8 KV cache", "operations", _STAGE,
+            changes=True, call="stage('cycle_kv_dtype')"),
+    _action("stage_traffic", "t", "Suggest flags from measured traffic", "operations", _STAGE, changes=True),
+    _action("previous_flags", "z", "Stage a revert to the previous run's flags", "operations", _STAGE,
+            "revert", changes=True),
+    _action("drop_last", "backspace", "Drop the change staged last", "operations", _STAGE, "drop last", changes=True),
+    _action("clear", "escape", "Drop what is staged (asks if several); then filter, marks, large pane, replay, hints",
+            "operations", _STAGE, "drop"),
+    _action("demo", "E", "Open the demo, where no server is shown", "operations", _CONSOLE, changes=True),
+    _action("pause", "space", "Pause / resume", "app", _CONSOLE),
+    _action("refresh_faster", "plus equals_sign", "Refresh faster", "app", _CONSOLE),
+    _action("refresh_slower", "minus", "Refresh slower", "app", _CONSOLE),
+    _action("commands", "colon ctrl+p", "Type a command: launch batch, go coder, set max-num-seqs=64", "app",
+            _CONSOLE),
+    _action("next_theme", "T", "Next color theme", "app", _CONSOLE),
+    _action("picture", "I", "Save a picture of the screen (SVG)", "app", _CONSOLE),
     _action("help", "question_mark f1", "Help: all keys", "app", _CONSOLE, "help"),
     _action("quit", "q ctrl+q", "Quit; servers stay up", "app", _CONSOLE, "quit"),
+    _on("tuning", "tuning_right", "right", "Next flag", "flag"),
+    _on("tuning", "tuning_left", "left", "Previous flag"),
+    _on("tuning", "tuning_up", "up", "Raise the flag's value, or switch it", "value", changes=True),
+    _on("tuning", "tuning_down", "down", "Lower the flag's value, or switch it", changes=True),
+    _on("tuning", "tuning_keep", "enter", "Keep the changes staged and leave", "keep"),
+    _on("tuning", "tuning_leave", "escape", "Leave, with what was staged before", "leave"),
+    _on("launch", "launch_start", "ctrl+s", "Launch what is shown", "launch", changes=True),
+    _on("launch", "launch_open", "enter", "Edit the field or flag; on a preset: go to its settings", "edit"),
+    _on("launch", "launch_toggle", "space", "Toggle a flag; next engine or GPUs", "on/off"),
+    _on("launch", "launch_fix", "f", "Apply the fix of the finding shown", "fix"),
+    _on("launch", "launch_layouts", "l", "Other layouts side by side: ↑ ↓ choose, enter applies one", "layouts"),
+    _on("launch", "launch_add", "a", "Search all flags and add one", "add flag"),
+    _on("launch", "launch_remove", "delete backspace", "Remove the flag, or clear the field", "remove"),
+    _on("launch", "launch_undo", "u", "Undo the change of this flag or field", "undo"),
+    _on("launch", "launch_next", "tab", "Next section", "section"),
+    _on("launch", "launch_previous", "shift+tab", "Previous section"),
+    _on("launch", "launch_copy", "y", "Copy the command line"),
+    _on("launch", "launch_down", "down j", "Next line; on the plan: next finding"),
+    _on("launch", "launch_up", "up k", "Previous line or finding"),
+    _on("launch", "launch_first", "home g", "First line or finding"),
+    _on("launch", "launch_last", "end G", "Last line or finding"),
+    _on("launch", "launch_page_down", "pagedown", "Page down"),
+    _on("launch", "launch_page_up", "pageup", "Page up"),
+    _on("launch", "launch_back", "escape q", "Back, without launching", "back"),
+    _on("flags", "flags_keep", "ctrl+s", "Stage the changes and go back", "stage", changes=True),
+    _on("flags", "flags_edit", "enter", "Edit the flag's value", "edit"),
+    _on("flags", "flags_toggle", "space", "Toggle, or next choice", "on/off"),
+    _on("flags", "flags_unset", "delete backspace", "Unset the flag: vLLM's default applies", "unset"),
+    _on("flags", "flags_undo", "u", "Undo the change of this flag", "undo"),
+    _on("flags", "flags_search", "slash", "Search names and meanings; unlisted names can be added", "search"),
+    _on("flags", "flags_traffic", "t", "Suggest flags from measured traffic, with reasons", "from traffic"),
+    _on("flags", "flags_changed", "c", "Show only flags that are set or changed", "only set"),
+    _on("flags", "flags_down", "down j", "Next flag"),
+    _on("flags", "flags_up", "up k", "Previous flag"),
+    _on("flags", "flags_page_down", "pagedown", "Page down"),
+    _on("flags", "flags_page_up", "pageup", "Page up"),
+    _on("flags", "flags_first", "home g", "First flag"),
+    _on("flags", "flags_last", "end G", "Last flag"),
+    _on("flags", "flags_back", "escape q", "Back; asks when there are changes", "back"),
+    _on("log", "log_search", "slash", "Search upwards from here", "search"),
+    _on("log", "log_older", "n", "Next match above", "older"),
+    _on("log", "log_newer", "N", "Next match below", "newer"),
+    _on("log", "log_matching", "m ampersand", "Show only lines that match, or all again", "matches"),
+    _on("log", "log_time", "t", "Go to a time: 10:03, 11-20 10:03, -10m", "time"),
+    _on("log", "log_end", "f end G", "Go to the end and follow", "follow"),
+    _on("log", "log_hold", "space", "Stop or resume following"),
+    _on("log", "log_filter", "v", "Level: all lines, warnings and errors, errors only", "level"),
+    _on("log", "log_access", "a", "Hide access lines of answered requests (200 OK), or show them", "access"),
+    _on("log", "log_wrap", "w", "Wrap or cut long lines", "wrap"),
+    _on("log", "log_copy", "y", "Copy the selected line, or the lines shown", "copy"),
+    _on("log", "log_select_up", "shift+up K", "Select the line above"),
+    _on("log", "log_select_down", "shift+down J", "Select the line below"),
+    _on("log", "log_down", "down j", "Line down"),
+    _on("log", "log_up", "up k", "Line up"),
+    _on("log", "log_page_down", "pagedown ctrl+d", "Page down"),
+    _on("log", "log_page_up", "pageup ctrl+u", "Page up"),
+    _on("log", "log_left", "left", "Scroll left"),
+    _on("log", "log_right", "right", "Scroll right"),
+    _on("log", "log_home", "home g", "Go to the oldest line"),
+    _on("log", "log_back", "escape q", "End the search, then back", "back"),
+    _on("reader", "reader_down", "j down", "Line down", call="scroll(1)"),
+    _on("reader", "reader_up", "k up", "Line up", call="scroll(-1)"),
+    _on("reader", "reader_page_down", "pagedown space", "Page down", call="page(1)"),
+    _on("reader", "reader_page_up", "pageup", "Page up", call="page(-1)"),
+    _on("reader", "reader_first", "home g", "To the top", call="edge(-1)"),
+    _on("reader", "reader_last", "end G", "To the end", call="edge(1)"),
+    _on("reader", "reader_back", "escape q", "End the search, then back", "back", call="back"),
+    _on("help", "help_search", "slash", "Show only the keys and marks that match", "search"),
+    _on("findings", "findings_down", "j down", "Next fix; after the last one: line down", call="pick(1)"),
+    _on("findings", "findings_up", "k up", "Previous fix; before the first one: line up", call="pick(-1)"),
+    _on("findings", "findings_stage", "enter f", "Stage the fix and go back", "stage", changes=True, call="stage"),
+    _on("compare", "compare_before", "b", "Choose the run before", "before"),
+    _on("compare", "compare_after", "a", "Choose the run after", "after"),
+    _on("compare", "compare_revert", "z", "Restart with the flags of the run before", "revert", changes=True),
+    _on("describe", "describe_copy", "y", "Copy the command line", "copy"),
+    _on("question", "question_yes", "y", "Yes", call="answer(True)"),
+    _on("question", "question_enter", "enter", "Yes; nothing where the question came late", call="enter"),
+    _on("question", "question_no", "n escape q", "No", call="answer(False)"),
+    _on("list", "list_down", "down j", "Next", call="move(1)"),
+    _on("list", "list_up", "up k", "Previous", call="move(-1)"),
+    _on("list", "list_first", "home g", "First", call="edge(-1)"),
+    _on("list", "list_last", "end G", "Last", call="edge(1)"),
+    _on("list", "list_take", "enter", "Choose", call="take"),
+    _on("list", "list_leave", "escape q", "Back, without a choice", call="leave"),
 )  # fmt: skip
 
 
-@cache
+_DEMO_TITLES = {"quit": "Quit; the demo's servers end with it"}
+
+
+def title_of(action: Action, *, demo: bool) -> str:
+    """What an action does, in a few words; in the demo some do something else."""
+    return _DEMO_TITLES.get(action.id, action.title) if demo else action.title
+
+
 def actions() -> tuple[Action, ...]:
     """Every action of every screen."""
-    from vllm_console.ui.screen_actions import FLAGS_ACTIONS, LAUNCH_ACTIONS, LOG_ACTIONS
-
-    return (*_ACTIONS, *LAUNCH_ACTIONS, *FLAGS_ACTIONS, *LOG_ACTIONS)
+    return _ACTIONS
 
 
-_LABELS = {
-    "slash": "/", "question_mark": "?", "colon": ":", "plus": "+", "equals_sign": "=", "minus": "-",
-    "left_square_bracket": "[", "right_square_bracket": "]", "left_curly_bracket": "{", "right_curly_bracket": "}",
-    "less_than_sign": "<", "greater_than_sign": ">", "up": "↑", "down": "↓", "escape": "esc",
-}  # fmt: skip
+_BY_ID = {action.id: action for action in _ACTIONS}
 
 
-def key_label(key: str) -> str:
-    """How a key is written for people: ``left_square_bracket`` is ``[``."""
-    return _LABELS.get(key, key)
+def action_named(id: str) -> Action:
+    """The action of that id.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _BY_ID[id]
 
 
 def scoped(scope: str, read_only: bool = False) -> Iterator[Action]:
     """The actions of a scope, in the order of the registry; read-only leaves out what changes something."""
-    found = _ACTIONS if scope in ("app", "operations") else actions()
-    return (action for action in found if action.scope == scope and not (read_only and action.changes))
+    return (action for action in _ACTIONS if action.scope == scope and not (read_only and action.changes))
 
 
-def bindings(scope: str) -> list[Binding]:
-    """Textual bindings of a scope; each has the action's id, so that a person's settings can move it."""
+def bindings(scope: str, priority: Collection[str] = ()) -> list[Binding]:
+    """Textual bindings of a scope; each has the action's id, so that a person's settings can move it.
+
+    Those with an id in ``priority`` come before those of the widget that has the focus.
+    """
     return [
-        Binding(",".join(action.keys), action.id, action.title, show=False, id=action.id) for action in scoped(scope)
+        Binding(
+            ",".join(action.keys), action.call, action.title, show=False, id=action.id, priority=action.id in priority
+        )
+        for action in scoped(scope)
     ]
 
 
-def changing(action_id: str) -> bool:
-    """Whether the action of this id alters a server."""
-    return any(action.id == action_id and action.changes for action in _ACTIONS)
+def places(scope: str) -> Sequence[str]:
+    """Every scope in which the keys of a scope hold, its own among them."""
+    if scope == "app":
+        return ("operations", *(one for one in SCREENS if one not in DIALOGS))
+    return (scope, *TEXT_SCREENS) if scope == "reader" else (scope,)
 
 
-SCREENS = {"launch": "On the launch screen", "flags": "On the flags screen", "log": "On the log screen"}
-"""Scopes of screens other than the operations screen, and their headings."""
-
-
-def check_keys(keys: Mapping[str, str]) -> list[str]:
-    """What is wrong with a person's own keys (action's id to a key), one sentence each; empty when all is well.
-
-    Textual itself ignores unknown ids and lets one binding shadow another in silence.
-    """
-    problems = []
-    known = {action.id: action for action in actions()}
-    for action_id in keys:
-        if action_id not in known:
-            near = get_close_matches(action_id, known, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            problems.append(f"keys: there is no action '{action_id}'{hint}")
-    taken: dict[tuple[str, str], str] = {}
-    for action in actions():
-        chosen = keys[action.id].replace(",", " ").split() if action.id in keys else action.keys
-        for key in chosen:
-            for scope in {action.scope, "app"} if action.scope != "app" else {a.scope for a in actions()}:
-                other = taken.setdefault((scope, key), action.id)
-                if other != action.id and (action.id in keys or other in keys):
-                    problems.append(f"keys: '{key_label(key)}' would mean both '{other}' and '{action.id}'")
-    return list(dict.fromkeys(problems))
+def changing(method: str) -> bool:
+    """Whether the method ``action_<method>`` changes a server or the shared board."""
+    return any(action.changes and action.call.partition("(")[0] == method for action in _ACTIONS)
 
 
 def grouped(read_only: bool = False) -> dict[str, list[Action]]:
-    """All actions under the headings that help and README show, the operations screen's first."""
+    """All actions under the headings that help and docs/keys.md show, the operations screen's first."""
     groups: dict[str, list[Action]] = {}
     for action in actions():
         if not (read_only and action.changes):
             groups.setdefault(SCREENS.get(action.scope) or action.group, []).append(action)
     return groups
-
-
-def keys_markdown() -> str:
-    """The tables of keys for the README; those of the screens that one goes to and comes back from are folded."""
-    parts = []
-    for title, group in grouped().items():
-        rows = [f"| {' '.join(f'`{key_label(key)}`' for key in action.keys)} | {action.title} |" for action in group]
-        table = "\n".join(["| key | what it does |", "|---|---|", *rows])
-        if title in SCREENS.values():
-            parts.append(f"<details><summary>{title}</summary>\n\n{table}\n\n</details>\n")
-        else:
-            parts.append(f"**{title}**\n\n{table}\n")
-    return "\n".join(parts)

@@ -1,34 +1,48 @@
-"""The Textual app: looks at the fleet in a thread, hands snapshots to the screen, runs verbs, ends cleanly."""
+"""The Textual app: polls the fleet in a thread, hands snapshots to the screen, runs verbs, ends cleanly."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import isawaitable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rich.style import Style
+from textual import events
 from textual.app import App
 from textual.binding import BindingType
+from textual.filter import LineFilter
+from textual.message_pump import MessagePump
 from textual.screen import ModalScreen
 from textual.timer import Timer
+from textual.widget import Widget
+from textual.widgets import Input
 
-from vllm_console.fleet.api import Fleet, FleetError
-from vllm_console.fleet.model import FleetSnapshot
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
-from vllm_console.ui.actions import bindings, check_keys
-from vllm_console.ui.commands import RegistryCommands
-from vllm_console.ui.driver import ConsoleDriver
-from vllm_console.ui.panes.bars import Looking
+from vllm_console.ui.actions import bindings
+from vllm_console.ui.keymap import chosen_keys, key_of, use_keys
+from vllm_console.ui.panes.bars import Polling
+from vllm_console.ui.parts.messages import Messages
+from vllm_console.ui.parts.recent_commands import RecentCommands
 from vllm_console.ui.screens.operations import OperationsScreen
-from vllm_console.ui.theme import BAD, CONSOLE_THEME, wants_ascii
-from vllm_console.ui.threads import favour_the_screen, in_thread
+from vllm_console.ui.terminal.choice import driver_class
+from vllm_console.ui.terminal.clipboard import copy
+from vllm_console.ui.theme import BAD, CONSOLE_THEME, OK, TERMINAL_THEME, THEMES, WARN, ThemeFilter, wants_ascii
+from vllm_console.ui.threads import favor_the_screen, in_thread
 
 if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
+    from vllm_console.fleet.verbs import Replay
+    from vllm_console.ui.terminal.cast import Cast
 
 T = TypeVar("T")
 
@@ -39,23 +53,35 @@ RESIZE_SECONDS = 0.06
 """The least time between two layouts while the terminal is being resized."""
 
 RATES = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds between looks that ``+`` and ``-`` step through."""
+"""Seconds between polls that ``+`` and ``-`` step through."""
 
 MESSAGE_SECONDS = 8.0
-"""How long a message stands before the line is free for a server's own notice."""
+"""How long a message is shown before the line is free for a server's own notice."""
 
-PATIENCE_SECONDS = 3.0
-"""How late a look may be before its age is shown."""
+END_SECONDS = 6
+"""How long the console may take to leave after a signal, whole seconds. Giving the terminal back takes up to 3."""
+
+SETTLE_SECONDS = 1.0
+"""How long a key waits for the effects of the one before it in an input."""
+
+LATE_SECONDS = 3.0
+"""How late a snapshot may be before its age is shown."""
 
 
 class ConsoleApp(App[None]):
     """The console. It starts nothing and stops nothing by itself; servers outlive it.
 
-    ``refresh`` is in seconds; ``keys`` maps an action's id to a person's own key; ``demo`` marks a demonstration;
-    ``notifier`` is told of every look.
+    ``refresh`` is in seconds; ``keymap`` is a preset of keys, ``keys`` maps an action's id to a person's own; ``theme``
+    is a color theme, ``columns`` are those of the table of servers; ``demo`` marks a demonstration; ``notifier``
+    receives every snapshot; ``layout`` is how panes are laid out at first; ``at`` (Unix seconds) opens it at an earlier
+    moment, ``server`` on that server, ``replay`` on a run that has ended; ``state`` is the folder in which typed
+    commands are remembered, None for nowhere; ``cast`` records what is drawn; a picture goes into the first of the
+    folders ``pictures`` that takes it; ``hints`` shows hints, and that file is written once they are not wanted any
+    more.
 
     Raises:
-        ValueError: ``keys`` names an unknown action or gives two actions one key; the text says which.
+        KeysError: ``keys`` names an unknown action or gives two actions one key; the text says which.
+        UsageError: ``TEXTUAL_DRIVER`` in the environment names no driver.
     """
 
     CSS_PATH = "screens/operations.tcss"  # Textual loads no CSS_PATH of a default screen
@@ -63,9 +89,8 @@ class ConsoleApp(App[None]):
     Screen { background: ansi_default; color: ansi_default; }
     Toast { background: ansi_default; color: ansi_default; border-left: outer ansi_cyan; }
     """
-    COMMANDS: ClassVar[set[object]] = {RegistryCommands}  # type: ignore[assignment]
+    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
-    COMMAND_PALETTE_BINDING = "ctrl+p"
 
     def __init__(
         self,
@@ -75,57 +100,84 @@ class ConsoleApp(App[None]):
         read_only: bool = False,
         ascii: bool = False,
         demo: bool = False,
+        keymap: str = "default",
         keys: Mapping[str, str] | None = None,
         notifier: Notifier | None = None,
+        layout: str = "auto",
+        theme: str = TERMINAL_THEME,
+        columns: Sequence[str] = (),
+        at: float | None = None,
+        state: Path | None = None,
+        cast: Cast | None = None,
+        pictures: Sequence[Path] = (),
+        hints: Path | None = None,
+        server: str = "",
+        replay: Replay | None = None,
     ) -> None:
-        problems = check_keys(keys or {})
-        if problems:
-            raise ValueError("; ".join(problems))
-        super().__init__(driver_class=ConsoleDriver, ansi_color=True)
+        own_keys = chosen_keys(keymap, keys or {})
+        super().__init__(driver_class=driver_class(os.environ), ansi_color=True)
+        self.cast = cast
+        self.hints = hints
+        self.demo_wanted = False
+        """Whether it was left for the demo."""
+        self._pictures = tuple(pictures)
         self.animation_level = "none"
         self.register_theme(CONSOLE_THEME)
-        self.theme = CONSOLE_THEME.name
+        # As by `self.theme = …`, which has all styles parsed a second time.
+        self.set_reactive(App.theme, CONSOLE_THEME.name)
+        self.stylesheet.set_variables(self.get_css_variables())
         self.fleet = fleet
         self.notifier = notifier
         self.read_only = read_only
         self.ascii = ascii or wants_ascii(os.environ)
         self.snapshot: FleetSnapshot | None = None
-        """The newest look at everything."""
-        self.looking = Looking(refresh, read_only=read_only, demo=demo)
-        self.message: tuple[str, Style | None] | None = None
-        """What was said last, while it stands."""
+        """The newest state of everything."""
+        self.polling = Polling(refresh, read_only=read_only, demo=demo)
+        self.messages = Messages()
+        """All messages, and the one that is shown."""
         self._message_timer: Timer | None = None
         self._asking: set[str] = set()
-        """What is asked for at most once at a time, and is under way."""
-        self._untold = ""
-        self.told_to_end = False
-        """Whether a signal ended it, or its terminal went: nobody reads what is said afterwards."""
-        self._seen_at = 0.0
+        """Questions in progress that are asked at most once at a time."""
+        self._reported_trouble = ""
+        self.terminated = False
+        """Whether a signal or a lost terminal ended it: nobody reads what is printed afterwards."""
+        self._polled_at = 0.0
         self._resized_at = float("-inf")
         self._wake = asyncio.Event()
-        self._look_once = False
-        self.operations = OperationsScreen()
-        self.set_keymap(dict(keys or {}))
+        self._poll_once = False
+        self.recent = RecentCommands(state)
+        """What was typed as a command."""
+        self.color_theme = TERMINAL_THEME
+        self._theme_filter: ThemeFilter | None = None
+        if why := self.theme_refusal(theme):
+            self.messages.note("", why)
+        elif THEMES[theme].background:
+            self.color_theme, self._theme_filter = theme, ThemeFilter(THEMES[theme])
+        self.operations = OperationsScreen(self, layout, at, columns, server=server, replay=replay)
+        use_keys(own_keys)
+        self.set_keymap({id: ",".join(names) for id, names in own_keys.items()})
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def get_default_screen(self) -> OperationsScreen:
-        """The operations screen stands at the bottom of everything."""
+        """The operations screen is the bottom of the stack."""
         return self.operations
 
     def on_mount(self) -> None:
-        """Begin to look, and end when the terminal goes or a person says so."""
+        """Start polling; end when the terminal goes or a person quits."""
         loop = asyncio.get_running_loop()
         if not self.is_headless:
-            favour_the_screen()
+            favor_the_screen()
+            signal.signal(signal.SIGALRM, self._end_now)
             for number in (signal.SIGHUP, signal.SIGTERM):
-                loop.add_signal_handler(number, self._told_to_end)
-        self._seen_at = loop.time()
+                # Not the loop's own handlers: they wait for their turn, which a busy loop never gives them.
+                signal.signal(number, partial(self._signaled, loop))
+        self._polled_at = loop.time()
         if self.notifier is not None:
             self.notifier.write = self._ring
-        self.run_worker(self._watch(), name="watch", exclusive=True, group="watch")
+        self.run_worker(self._poll_forever(), name="poll", exclusive=True, group="poll")
         if not self.read_only:
-            self.set_timer(PAST_AFTER_SECONDS, lambda: self.act("", self.fleet.judge_past, str))
+            self.set_timer(PAST_AFTER_SECONDS, lambda: self.act("", self.fleet.judge_past, str, once="past"))
 
     def _check_resize(self) -> None:
         """Lay out a new size, but not before the last one has stood for a moment: sizes that come faster than they can
@@ -140,27 +192,54 @@ class ConsoleApp(App[None]):
         self._resize_timer = self.set_timer(wait, self._check_resize)
 
     def _display(self, screen: Any, renderable: Any) -> None:
-        """Draw a picture. One that a stalled terminal would not take is left out; the next one is whole then."""
-        if renderable is not None and isinstance(self._driver, ConsoleDriver) and self._driver.behind:
+        """Draw a frame. One that a stalled terminal would not take is skipped; the next one is complete then."""
+        if renderable is not None and getattr(self._driver, "behind", False):
             return
         super()._display(screen, renderable)
 
     def terminal_caught_up(self) -> None:
-        """From any thread: the terminal takes pictures again, and has missed some."""
+        """From any thread: the terminal takes frames again, and has missed some."""
         self.call_later(self.refresh)
 
     def terminal_lost(self) -> None:
         """From any thread: the terminal is gone."""
-        self.call_later(self._told_to_end)
+        signal.alarm(END_SECONDS)
+        self.call_later(self._terminate)
 
-    def _told_to_end(self) -> None:
-        """SIGHUP, SIGTERM, no terminal: leave as after ``q``, without a word. Textual handles none of them."""
-        self.told_to_end = True
+    def _signaled(self, loop: asyncio.AbstractEventLoop, _number: int, _frame: object) -> None:
+        """Leave in an orderly way, and at once if that takes too long."""
+        signal.alarm(END_SECONDS)
+        with contextlib.suppress(RuntimeError):  # the loop has ended: it is leaving already
+            loop.call_soon_threadsafe(self._terminate)
+
+    def leave_signals(self) -> None:
+        """After `run`: signals do again what they do by default, and nothing waits for the console to leave."""
+        signal.alarm(0)
+        for number in (signal.SIGALRM, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+
+    def _end_now(self, _number: int, _frame: object) -> None:
+        """End a console that did not leave in time, with the terminal given back. Servers and recorders go on."""
+        try:
+            if self._driver is not None:
+                self._driver.stop_application_mode()
+                self._driver.close()
+        finally:
+            os._exit(1)
+
+    def _terminate(self) -> None:
+        """SIGHUP, SIGTERM, no terminal: leave as after ``q``, silently. Textual handles none of them."""
+        self.terminated = True
         self.exit()
 
     def action_quit(self) -> None:  # type: ignore[override]
         """Leave; servers stay up. Whoever ran the app says so (`farewell`)."""
         self.exit()
+
+    def action_help_quit(self) -> None:
+        """Ctrl+c: it quits many programs, so it names the key that quits this one. Textual's own names another key."""
+        outcome = "the demo's servers end with it" if self.polling.demo else "servers stay up"
+        self.say(f"{key_of('quit')} quits; {outcome}.", WARN)
 
     def _fatal_error(self) -> None:
         """End after an unexpected exception. Textual's own way prints all variables, secrets among them."""
@@ -172,98 +251,152 @@ class ConsoleApp(App[None]):
         return self._exception
 
     def farewell(self) -> str:
-        """What is said after a person has left; empty when there is nothing to say or nobody to say it to."""
-        if self.looking.demo or self.snapshot is None or self.told_to_end:
+        """What is printed after quitting; empty if there is nothing to say or nobody to read it."""
+        if self.polling.demo or self.snapshot is None or self.terminated:
             return ""
         names = [plain(server.name) for server in self.snapshot.servers if server.ours and server.state.alive]
         if not names:
-            return "No server is running."
+            return "No servers running."
         return f"{len(names)} {'server' if len(names) == 1 else 'servers'} still running: {', '.join(names)}"
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    def hints_ended(self) -> None:
+        """Have hints not come back in a later console. Where that can't be written, they do."""
+        if self.hints is not None:
+            with contextlib.suppress(OSError):
+                self.hints.touch(0o600)
 
-    async def _watch(self) -> None:
-        """Look once per refresh, never twice at once; a pause or a changed rate counts at once."""
+    # -- polling ---------------------------------------------------------------------------------------------------
+
+    async def _poll_forever(self) -> None:
+        """Poll once per refresh interval, never twice at once; a pause or a changed rate takes effect at once."""
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
             self._wake.clear()
-            if not self.looking.paused or self._look_once:
-                self._look_once = False
-                await self._look()
-            rest = None if self.looking.paused else max(0.02, self.looking.refresh - (loop.time() - started))
+            if not self.polling.paused or self._poll_once:
+                self._poll_once = False
+                await self._poll()
+            rest = None if self.polling.paused else max(0.02, self.polling.refresh - (loop.time() - started))
             try:
                 await asyncio.wait_for(self._wake.wait(), rest)
             except TimeoutError:
                 continue
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
-        look = asyncio.ensure_future(in_thread(partial(self._see, self.operations.selected_name), "look at servers"))
-        while not (await asyncio.wait({look}, timeout=max(PATIENCE_SECONDS, self.looking.refresh)))[0]:
-            self._set_looking(hanging=loop.time() - self._seen_at)
+        poll = asyncio.ensure_future(in_thread(self._snapshot_call(), "poll"))
+        while not (await asyncio.wait({poll}, timeout=max(LATE_SECONDS, self.polling.refresh)))[0]:
+            self._set_polling(hanging=loop.time() - self._polled_at)
         try:
-            self.snapshot = look.result()
-        except Exception as error:  # noqa: BLE001 - the look's boundary: said on the screen, and tried again
-            self.say(f"Could not look at the servers: {sentence(error)}", BAD)
+            self.snapshot = poll.result()
+        except Exception as error:  # noqa: BLE001 - the poll's boundary: shown, and tried again
+            self.say(f"Could not read the servers: {sentence(error)}", BAD)
             return
-        self._seen_at = loop.time()
-        self._say_untold()
-        self.looking = _with(self.looking, hanging=None)
+        self._polled_at = loop.time()
+        self._report_trouble()
+        self.polling = _with(self.polling, hanging=None)
         if self.screen_stack:
             self.operations.show_snapshot()
 
-    def _see(self, selected: str | None) -> FleetSnapshot:
-        """In a thread: look, and tell what begins and ends."""
-        snapshot = self.fleet.snapshot(selected)
+    def _snapshot_call(self) -> Callable[[], FleetSnapshot]:
+        return partial(self._take_snapshot, self.operations.selected_name, self.operations.wanted_time)
+
+    def _take_snapshot(self, selected: str | None, time: TimeView) -> FleetSnapshot:
+        """In a thread: take a snapshot, and notify of findings that begin and end."""
+        snapshot = self.fleet.snapshot(selected, time)
         if self.notifier is not None:
-            self.notifier.look(snapshot)
+            self.notifier.update(snapshot)
         return snapshot
 
-    def _say_untold(self) -> None:
-        """What could not be told, once."""
+    def _report_trouble(self) -> None:
+        """Say once that a notification failed."""
         trouble = self.notifier.trouble if self.notifier is not None else ""
-        if trouble and trouble != self._untold:
+        if trouble and trouble != self._reported_trouble:
             self.say(trouble, BAD)
-        self._untold = trouble
+        self._reported_trouble = trouble
 
     def _ring(self, data: bytes) -> None:
-        """Write to the terminal between two pictures; from any thread."""
+        """Write to the terminal between two frames; from any thread."""
         if self._driver is not None and not self.is_headless:
             self._driver.write(data.decode("ascii"))
 
-    def look_now(self) -> None:
-        """Look at once instead of at the next turn."""
-        if not self.looking.paused:
+    def server(self, name: str) -> ServerView | None:
+        """A server of the newest snapshot, by name."""
+        return self.snapshot.server(name) if self.snapshot is not None else None
+
+    def poll_now(self) -> None:
+        """Poll at once instead of after the interval."""
+        if not self.polling.paused:
             self._wake.set()
 
-    def look_once(self) -> None:
-        """Look at once, also while paused."""
-        self._look_once = True
+    def poll_once(self) -> None:
+        """Poll at once, also while paused."""
+        self._poll_once = True
         self._wake.set()
 
-    def _set_looking(self, **changes: object) -> None:
-        self.looking = _with(self.looking, **changes)
+    def _set_polling(self, **changes: object) -> None:
+        self.polling = _with(self.polling, **changes)
         if self.operations.is_mounted and self.screen_stack:
             self.operations.draw_header()
 
     def action_pause(self) -> None:
-        """Stop looking, or go on."""
-        self._set_looking(paused=not self.looking.paused, hanging=None)
+        """Stop polling, or resume."""
+        self._set_polling(paused=not self.polling.paused, hanging=None)
         self._wake.set()
 
     def action_refresh_faster(self) -> None:
-        """Look more often."""
-        self._step_rate([rate for rate in reversed(RATES) if rate < self.looking.refresh])
+        """Poll more often."""
+        self._step_rate([rate for rate in reversed(RATES) if rate < self.polling.refresh])
 
     def action_refresh_slower(self) -> None:
-        """Look less often."""
-        self._step_rate([rate for rate in RATES if rate > self.looking.refresh])
+        """Poll less often."""
+        self._step_rate([rate for rate in RATES if rate > self.polling.refresh])
 
     def _step_rate(self, rates: list[float]) -> None:
         if rates:
-            self._set_looking(refresh=rates[0])
+            self._set_polling(refresh=rates[0])
             self._wake.set()
+
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    async def on_event(self, event: events.Event) -> None:
+        """A key is handled to its end before the next one is, so that keys count in the order they were pressed.
+
+        Textual hands letters to an input at once, while a binding's key climbs up to the app, through the queue of
+        every widget in between: ctrl+u deleted what was typed after it, and letters after the key that opens an input
+        were taken for commands.
+        """
+        if not isinstance(event, events.Key) or event.is_forwarded or not await self._press(event):
+            await super().on_event(event)
+
+    async def _press(self, event: events.Key) -> bool:
+        """Do what a key does, and whether it does anything here."""
+        if not self.app_focus:
+            self.app_focus = True
+        if await self._check_bindings(event.key, priority=True):
+            return True
+        field = self.focused if isinstance(self.focused, Input) else None
+        if event.key == "escape":
+            self.screen.clear_selection()
+        if field is not None and event.is_printable:
+            await field._on_key(event)
+        elif not await self._check_bindings(event.key):
+            return False
+        for used in dict.fromkeys(
+            (field, self.focused)
+        ):  # one that was just opened is to be focused before it is typed in
+            if isinstance(used, Input):
+                await _settled(used)
+        return True
+
+    # -- the mouse -------------------------------------------------------------------------------------------------
+
+    def on_text_selected(self) -> None:
+        """Copy what the mouse has selected."""
+        text = self.screen.get_selected_text() or ""
+        if text.strip():
+            number = text.rstrip().count("\n") + 1
+            copy(self, text.rstrip(), f"{number} line{'s' if number > 1 else ''}", self.say)
 
     # -- doing -----------------------------------------------------------------------------------------------------
 
@@ -276,10 +409,11 @@ class ConsoleApp(App[None]):
         *,
         once: str = "",
     ) -> None:
-        """Run a verb of the fleet in a thread. ``done`` turns its result into what is said; errors are said too.
+        """Run a verb of the fleet in a thread. ``done`` turns its result into a message; errors are shown too.
 
-        ``failed`` hears of an error first, and says whether that was told. What has the same ``once`` as something
-        under way is not begun.
+        ``failed`` receives an error first, and returns whether it was reported. A question has its name in ``once``,
+        and is not asked again while it is in progress. A verb's effect is shown also while the console is paused; a
+        question changes nothing, so the screen stays as it is.
         """
         if once in self._asking:
             return
@@ -294,32 +428,59 @@ class ConsoleApp(App[None]):
     ) -> None:
         try:
             result = await in_thread(call, "verb")
-        except Exception as error:  # noqa: BLE001 - the verb's boundary: said on the screen
+        except Exception as error:  # noqa: BLE001 - the verb's boundary: shown on the screen
             if failed is None or not failed(error):
-                wrong = "" if isinstance(error, FleetError) else "That went wrong: "
+                wrong = "" if isinstance(error, FleetError) else "Unexpected error: "
                 self.say(f"{wrong}{sentence(error)}", BAD)
         else:
-            said = done(result)
-            if said:
-                self.say(said)
+            message = done(result)
+            if message:
+                self.say(message)
         finally:
             self._asking.discard(once)
-        self.look_once()
+        if once:
+            self.poll_now()
+        else:
+            self.poll_once()
 
-    def say(self, text: str, style: Style | None = None) -> None:
-        """Show a sentence in the message line, for a while. On another screen than operations: as a toast."""
-        self.message = (plain(text), style)
-        if self._message_timer is not None:
-            self._message_timer.stop()
-        self._message_timer = self.set_timer(MESSAGE_SECONDS, self._forget_message)
+    @property
+    def message(self) -> tuple[str, Style | None] | None:
+        """The message shown, if any."""
+        shown = self.messages.shown
+        return (shown.text, shown.style) if shown is not None else None
+
+    def say(self, text: str, style: Style | None = None, server: str = "") -> None:
+        """Show a sentence in the message line: for a while, an error until it was seen. On another screen: a toast.
+
+        ``server`` is the server whose event it is, if it is one.
+        """
+        self.messages.say(text, style, server)
+        self._expire_message_later()
         if not self.screen_stack:
             return
         if self.screen is not self.operations and style is not None:
             self.notify(plain(text), severity="error" if style is BAD else "information", markup=False)
         self._draw_message()
 
+    def show_message(self, text: str, style: Style | None = None) -> None:
+        """Show a sentence in the message line for a while, without a place in the list of messages."""
+        self.messages.show(text, style)
+        self._expire_message_later()
+        self._draw_message()
+
+    def _expire_message_later(self) -> None:
+        if self._message_timer is not None:
+            self._message_timer.stop()
+        self._message_timer = self.set_timer(MESSAGE_SECONDS, self._forget_message)
+
+    def messages_seen(self) -> None:
+        """A person has read what is shown."""
+        self.messages.seen()
+        self._draw_message()
+
     def _forget_message(self) -> None:
-        self.message = self._message_timer = None
+        self._message_timer = None
+        self.messages.expire()
         self._draw_message()
 
     def _draw_message(self) -> None:
@@ -328,27 +489,115 @@ class ConsoleApp(App[None]):
 
     # -- other screens ---------------------------------------------------------------------------------------------
 
+    def action_picture(self) -> None:
+        """Save a picture of the screen, and say where."""
+        svg, folders = self.export_screenshot(title="vllm-console"), self._pictures
+
+        def save() -> Path:
+            from vllm_console.ui.picture import save_in_first
+
+            return save_in_first(svg, folders)
+
+        def saved(path: Path) -> str:
+            self.say(f"Picture saved: {path}", OK)
+            return ""
+
+        self.act("", save, saved, once="picture")
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Have a recording know the new size."""
+        if self.cast is not None:
+            self.cast.resize(event.size.width, event.size.height)
+
     def action_help(self) -> None:
         """All keys."""
         from vllm_console.ui.screens.help import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(self.read_only))
+            self.push_screen(HelpScreen(self.read_only, demo=self.polling.demo))
 
     def action_commands(self) -> None:
-        """The command palette."""
-        self.action_command_palette()
+        """Take a command; not over a dialog, because what it does would happen below."""
+        if isinstance(self.screen, ModalScreen):
+            return
+        from vllm_console.ui.commands import commands_of
+        from vllm_console.ui.screens.palette import PaletteScreen
 
-    def action_command_palette(self) -> None:
-        """Open the palette; over a question there is none, for what it lists would go on below."""
-        if not isinstance(self.screen, ModalScreen):
-            super().action_command_palette()
+        server = self.operations.live
+
+        async def chosen(do: Callable[[], object] | None) -> None:
+            if do is not None:
+                done = do()
+                if isawaitable(done):
+                    await done
+                await self._remember_commands()
+
+        engine = server.engine if server is not None else None
+        self.push_screen(PaletteScreen(commands_of(self), self.recent, self.fleet, engine), chosen)
+
+    async def _remember_commands(self) -> None:
+        if self.read_only:
+            return
+        try:
+            await in_thread(self.recent.write, "commands")
+        except OSError as error:
+            self.messages.note("", f"The command was not remembered: {error.strerror}")
+
+    # -- colors ----------------------------------------------------------------------------------------------------
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """What changes lines on their way to the terminal: no colors, or those of a theme."""
+        filters = super().get_line_filters()
+        return filters if self._theme_filter is None else [*filters, self._theme_filter]
+
+    def theme_refusal(self, name: str) -> str:
+        """Why a theme can't be shown on this terminal, in one sentence; empty where it can."""
+        if name == TERMINAL_THEME:
+            return ""
+        if self.no_color:
+            return f"Theme {name} is not used: NO_COLOR is set."
+        if self.console.color_system not in ("256", "truecolor"):
+            return f"Theme {name} is not used: this terminal has 16 colors (TERM={os.environ.get('TERM', 'unset')})."
+        return ""
+
+    def choose_theme(self, name: str) -> None:
+        """Show this theme, which the terminal can show."""
+        self.color_theme = name
+        self._theme_filter = ThemeFilter(THEMES[name]) if THEMES[name].background else None
+        for screen in self.screen_stack:
+            for node in screen.walk_children(with_self=True):
+                if isinstance(node, Widget):
+                    node.notify_style_update()
+                    node.refresh()
+        self.say(f'Theme {name}. To keep it: theme = "{name}" in config.toml.')
+
+    def action_next_theme(self) -> None:
+        """The next theme that this terminal can show."""
+        names = list(THEMES)
+        at = names.index(self.color_theme)
+        following = [*names[at + 1 :], *names[:at]]
+        able = next((name for name in following if not self.theme_refusal(name)), None)
+        if able is None:
+            self.say(self.theme_refusal(following[0]), WARN)
+        else:
+            self.choose_theme(able)
 
 
-def _with(looking: Looking, **changes: object) -> Looking:
-    from dataclasses import replace
+async def _settled(field: Input) -> None:
+    """Wait until a screen has handled what a key did in an input: each node handles earlier messages first."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_SECONDS):
+            for node in field.ancestors_with_self:
+                heard = asyncio.Event()
+                if isinstance(node, App) or not isinstance(node, MessagePump) or not node.call_later(heard.set):
+                    return
+                await heard.wait()
 
-    return replace(looking, **changes)  # type: ignore[arg-type]
+
+def _with(polling: Polling, **changes: object) -> Polling:
+    from msgspec.structs import replace
+
+    return replace(polling, **changes)
 
 
 def sentence(error: BaseException) -> str:

@@ -1,49 +1,675 @@
-"""The command palette, filled from the registry."""
+"""What can be typed on the command line: verbs with their arguments, and the actions of the registry.
+
+A command is prepared first, which refuses it in one sentence where it does not apply, and done afterwards: by then the
+command line is closed, and what it does may open a screen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+import msgspec
+from textual.screen import Screen
 
-from vllm_console.ui.actions import Action, scoped
+from vllm_console.fleet.snapshot import Changes, Preset, ServerView
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.history.time_view import CHART_RANGES, moment_from
+from vllm_console.text import clock, duration, plain
+from vllm_console.ui.actions import Action, scoped, title_of
+from vllm_console.ui.fuzzy import Kind, Match, match
+from vllm_console.ui.keymap import key_of, label_of
+from vllm_console.ui.panes.bars import flag_text
+from vllm_console.ui.panes.pane_bar import NAMES
+from vllm_console.ui.panes.servers import COLUMNS, DEFAULT_COLUMNS
+from vllm_console.ui.parts import staging
+from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.pane_layout import PANES, PaneLayout
+from vllm_console.ui.parts.server_verbs import no_server
+from vllm_console.ui.parts.staging import Step
+from vllm_console.ui.terminal.clipboard import copy
+from vllm_console.ui.theme import THEMES
+from vllm_launchers.plan.common_flags import COMMON_FLAGS
+from vllm_launchers.plan.findings import FlagError
+from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.plan.shell_quoting import line_of
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
+    from vllm_console.ui.screens.operations import OperationsScreen
+
+Do = Callable[[], object]
+"""Does a command; what it returns is awaited where that is a coroutine."""
+
+EXPORTS = {
+    "shell": "sh", "config": "yaml", "systemd": "service", "systemd-user": "service", "compose": "compose.yaml",
+    "kubernetes": "k8s.yaml", "nginx": "nginx.conf", "llama-swap": "llama-swap.yaml", "litellm": "litellm.yaml",
+}  # fmt: skip
+"""Forms that a server's launch can be exported as, and how the names of their files end."""
+
+PROXIES = ("nginx", "llama-swap", "litellm")
+"""Those of them that take several servers: the selected one is preferred, marked ones come after it."""
+
+MOST_NAMED = 8
+"""A sentence that says what there is names so many at most."""
 
 
-class RegistryCommands(Provider):
-    """Every action that can be had on the present screen, with its key."""
+class CommandError(Exception):
+    """A command does not apply; the text is one sentence that says why."""
+
+
+class Command(msgspec.Struct, frozen=True):
+    """Something that can be typed, and what it does.
+
+    ``prepare`` raises `CommandError`. An ``open`` one is not whole yet: its value is to be typed behind it. ``wrong``
+    is why it can't be done as it stands, where that is known already.
+    """
+
+    text: str
+    title: str
+    prepare: Callable[[], Do]
+    key: str = ""
+    changes: bool = False
+    open: bool = False
+    wrong: str = ""
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """What may stand behind a verb, and what the command does then."""
+
+    text: str
+    title: str
+    open: bool = False
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """A word that takes an argument.
+
+    ``prepare`` gets the argument, which is empty only where it is ``optional``. A ``free`` one takes more than what
+    ``arguments`` lists: ``preview`` says what it would do.
+    """
+
+    name: str
+    title: str
+    arguments: Callable[[], Sequence[Argument]]
+    prepare: Callable[[str], Do]
+    changes: bool = False
+    optional: bool = False
+    preview: Callable[[str], str] | None = None
+
+
+class Commands:
+    """The commands of one screen; on others than the operations screen those are its own and the program's."""
+
+    def __init__(self, console: ConsoleApp, screen: Screen[object]) -> None:
+        self._console, self._screen = console, screen
+        self._on_servers = ServerCommands(console) if screen is console.operations else None
+        verbs = [
+            *(self._on_servers.verbs if self._on_servers is not None else ()),
+            Verb("theme", "Color theme", self._themes, self._theme),
+        ]
+        self._verbs = {verb.name: verb for verb in verbs}
+        self._known: list[Command] | None = None
+        """Every command with each argument that is known, listed when it is first wanted: each key asks for it."""
+
+    def learn(self, presets: Sequence[Preset], book: FlagBook) -> None:
+        """Complete presets and flags with these from now on."""
+        if self._on_servers is not None:
+            self._on_servers.presets, self._on_servers.book = presets, book
+        self._known = None
+
+    def matching(self, typed: str, recent: Sequence[str]) -> list[Command]:
+        """The commands that match, the best kind of match first, within a kind the most recent first."""
+        typed = " ".join(typed.split()) + (" " if typed.endswith(" ") and typed.strip() else "")
+        verb, argument = self._split(typed)
+        if verb is not None and " " in typed:
+            listed = [one for one in self._every() if one.text.startswith(f"{verb.name} ")]
+            found = _ranked(argument, listed, recent, skip=len(verb.name) + 1)
+            exact = next((one for one in listed if one.text == typed.strip() and not one.open), None)
+            if verb.preview is not None and argument and exact is None:
+                free = self._free(verb, argument)
+                found.insert(len(found) if free.wrong else 0, free)
+            return found
+        if typed:
+            return _ranked(typed, self._every(), recent)
+        known = {command.text: command for command in self._every()}
+        last = [known.get(text) or self._typed_before(text) for text in recent]
+        first = [command for command in last if command is not None]
+        shown = {command.text for command in first}
+        return [*first, *(command for command in self._words() if command.text not in shown)]
+
+    def refusal(self, typed: str) -> str:
+        """Why nothing matches what is typed, in one sentence."""
+        verb, argument = self._split(typed)
+        if verb is None:
+            word = plain(typed.split(maxsplit=1)[0]) if typed.split() else ""
+            if self._on_servers is None and word in OPERATIONS_VERBS:
+                return f"{word} is a command of the operations screen; leave this one first."
+            if self._console.read_only and word in CHANGING_VERBS:
+                return f"{word} changes something, and this console is read-only."
+            return f"No command matches '{plain(typed.strip())}'."
+        try:
+            verb.prepare(argument)
+        except CommandError as error:
+            return str(error)
+        return f"{verb.name} needs an argument."
+
+    def _split(self, typed: str) -> tuple[Verb | None, str]:
+        name, _, argument = typed.strip().partition(" ")
+        verb = self._verbs.get(name)
+        return (None if verb is None or (verb.changes and self._console.read_only) else verb), argument.strip()
+
+    def _with(self, verb: Verb, argument: Argument) -> Command:
+        text = f"{verb.name} {argument.text}"
+        prepare = partial(verb.prepare, argument.text)
+        return Command(text, argument.title, prepare, changes=verb.changes, open=argument.open)
+
+    def _free(self, verb: Verb, argument: str) -> Command:
+        """A command whose argument is not listed, with what it would do, or why it can't."""
+        title, wrong = "", ""
+        try:
+            title = verb.preview(argument) if verb.preview is not None else ""
+        except CommandError as error:
+            wrong = str(error)
+        text = f"{verb.name} {argument}"
+        return Command(text, title, partial(verb.prepare, argument), changes=verb.changes, wrong=wrong)
+
+    def _typed_before(self, text: str) -> Command | None:
+        """A command that was typed before and is not listed, if it can still be done."""
+        verb, argument = self._split(text)
+        if verb is None or verb.preview is None or not argument:
+            return None
+        command = self._free(verb, argument)
+        return None if command.wrong else command
+
+    def _every(self) -> Sequence[Command]:
+        """Every command there is, with each argument that is known."""
+        if self._known is None:
+            self._known = []
+            for verb in self._allowed_verbs():
+                self._known += [self._alone(verb)] if verb.optional else []
+                self._known += [self._with(verb, argument) for argument in verb.arguments()]
+            self._known += self._of_registry()
+        return self._known
+
+    def _words(self) -> Iterator[Command]:
+        """Every verb once, and the actions of the registry."""
+        for verb in self._allowed_verbs():
+            yield self._alone(verb)
+        yield from self._of_registry()
+
+    def _allowed_verbs(self) -> Iterator[Verb]:
+        return (verb for verb in self._verbs.values() if not (verb.changes and self._console.read_only))
+
+    def _alone(self, verb: Verb) -> Command:
+        """A verb without an argument: what it does then, or a beginning."""
+        action = SERVER_ACTIONS.get(verb.name)
+        key = key_of(action) if action is not None else ""
+        text = verb.name if verb.optional else f"{verb.name} "
+        return Command(text, verb.title, partial(verb.prepare, ""), key, verb.changes, open=not verb.optional)
+
+    def _of_registry(self) -> Iterator[Command]:
+        """The actions of the screen, and those that hold everywhere; not those that a verb stands for."""
+        read_only = self._console.read_only
+        covered = {*SERVER_ACTIONS.values(), "commands"} if self._on_servers is not None else {"commands"}
+        scope = getattr(self._screen, "SCOPE", "")
+        for action in (*(scoped(scope, read_only) if scope else ()), *scoped("app", read_only)):
+            if action.id not in covered:
+                yield self._of_action(action)
+
+    def _of_action(self, action: Action) -> Command:
+        words = action.id.removeprefix(f"{action.scope}_").replace("_", " ")
+        owner = self._console if action.scope == "app" else self._screen
+
+        def prepare() -> Do:
+            return partial(owner.run_action, action.call)
+
+        title = title_of(action, demo=self._console.polling.demo)
+        return Command(words, title, prepare, label_of(action), action.changes)
+
+    def _themes(self) -> Sequence[Argument]:
+        return [Argument(name, theme.title) for name, theme in THEMES.items()]
+
+    def _theme(self, name: str) -> Do:
+        _one_of(name, tuple(THEMES), "theme")
+        if why := self._console.theme_refusal(name):
+            raise CommandError(why)
+        return partial(self._console.choose_theme, name)
+
+
+SERVER_ACTIONS: Mapping[str, str] = {
+    "restart": "restart", "update": "rolling_update",
+    "stop": "stop", "remove": "remove", "load": "toggle_load", "fix": "stage_fix",
+    "flags": "edit_flags", "tune": "tune", "mark": "mark", "log": "open_log", "describe": "describe",
+    "findings": "findings", "compare": "compare", "revert": "previous_flags", "switch": "switch_preset",
+    "sleep": "switch_pair", "wake": "switch_pair",
+    "launch": "new_server", "filter": "filter", "sort": "sort", "replay": "replay",
+}  # fmt: skip
+"""Verbs that stand for an action of the registry when nothing stands behind them."""
+
+_OF_A_SERVER = {
+    "restart": "Restart SERVER with what is staged for it", "stop": "Stop SERVER",
+    "update": "Start SERVER again next to itself with what is staged for it: a rolling update",
+    "remove": "Remove SERVER: delete its record and log; its runs can be replayed",
+    "load": "Send SERVER its preset's workload, or stop it", "fix": "Stage a fix for the top finding of SERVER",
+    "flags": "Edit all flags of SERVER", "tune": "Adjust the common flags of SERVER with the arrow keys",
+    "mark": "Mark SERVER, or no longer", "log": "Read the log of SERVER", "describe": "Describe SERVER",
+    "findings": "Findings on SERVER", "compare": "Compare SERVER with its previous run",
+    "revert": "Stage a revert to the flags that SERVER had before",
+    "sleep": "Put SERVER to sleep, and wake up its standby pair's other server", "wake": "Wake up SERVER",
+}  # fmt: skip
+
+OPERATIONS_VERBS = frozenset(
+    {*SERVER_ACTIONS, "go", "set", "unset", "range", "at", "layout", "pane", "columns", "copy", "export"}
+)
+CHANGING_VERBS = frozenset(
+    {
+        "launch",
+        "set",
+        "unset",
+        "restart",
+        "update",
+        "stop",
+        "remove",
+        "load",
+        "fix",
+        "flags",
+        "tune",
+        "mark",
+        "revert",
+        "switch",
+        "sleep",
+        "wake",
+    }
+)
+
+
+class ServerCommands:
+    """The verbs of the operations screen."""
+
+    def __init__(self, console: ConsoleApp) -> None:
+        self._console = console
+        self.presets: Sequence[Preset] = ()
+        self.book = FlagBook()
+        self.verbs = (
+            Verb("go", "Select a server", self._servers("Select SERVER"), self._go),
+            *(
+                Verb(name, title.replace("SERVER", "the selected server"), self._servers(title),
+                     partial(self._act, name), name in CHANGING_VERBS, optional=True)
+                for name, title in _OF_A_SERVER.items()
+            ),
+            Verb("launch", "Launch a new server from a preset", self._to_launch, self._launch, changes=True,
+                 optional=True),
+            Verb("switch", "Switch the selected server to another preset", self._to_switch, self._switch, changes=True,
+                 optional=True),
+            Verb("set", "Stage a change: set max-num-seqs=64", self._flags, self._set, changes=True,
+                 preview=self._preview_set),
+            Verb("unset", "Stage leaving a flag out", self._set_flags, self._unset, changes=True,
+                 preview=self._preview_unset),
+            Verb("range", "Range of the charts: range 6h", self._ranges, self._range),
+            Verb("at", "Show an earlier moment: at 03:10, at 11-22 03:10; at end: live again", self._moments, self._at,
+                 preview=self._preview_at),
+            Verb("layout", "Layout of the panes: layout focus", self._layouts, self._layout),
+            Verb("pane", "Show a pane large", self._panes, self._pane),
+            Verb("columns", "Columns of the table: columns +hit -preset", self._columns, self._choose_columns,
+                 preview=self._preview_columns),
+            Verb("replay", "Replay a run that has ended, also of a removed server: replay chat@2", lambda: (),
+                 self._replay, optional=True, preview=lambda text: f"Replay run {plain(text)}"),
+            Verb("sort", "Sort servers by a column", self._sorts, self._sort, optional=True),
+            Verb("filter", "Filter the servers", lambda: (), self._filter, optional=True,
+                 preview=lambda text: f"Show only servers that match '{text}'"),
+            Verb("copy", "Copy the URL, command line or flags of the selected server", self._copies, self._copy),
+            Verb("export", "Write the selected server's launch as a script, unit, Compose or Kubernetes file, or for a "
+                 "proxy (marked servers, too)",
+                 self._exports, self._export),
+        )  # fmt: skip
 
     @property
-    def _console(self) -> ConsoleApp:
-        from vllm_console.ui.app import ConsoleApp
+    def _screen(self) -> OperationsScreen:
+        return self._console.operations
 
-        assert isinstance(self.app, ConsoleApp)
-        return self.app
+    # -- which server ----------------------------------------------------------------------------------------------
 
-    def _actions(self) -> Iterator[Action]:
-        read_only = self._console.read_only
-        scope = getattr(self.screen, "SCOPE", "")
-        yield from scoped(scope, read_only) if scope else ()
-        yield from scoped("app", read_only)
+    def _selected(self) -> ServerView:
+        server = self._screen.live
+        if server is None:
+            raise CommandError(no_server())
+        return server
 
-    def _runner(self, action: Action) -> Callable[[], object]:
-        namespace = "app" if action.scope == "app" else "screen"
-        return partial(self.app.run_action, f"{namespace}.{action.id}", self.screen)
+    def _own(self) -> ServerView:
+        server = self._selected()
+        if why := self._screen.verbs.foreign(server):
+            raise CommandError(why)
+        return server
 
-    async def discover(self) -> Hits:
-        """Everything, before a word is typed."""
-        for action in self._actions():
-            yield DiscoveryHit(f"{action.title}  ({action.label})", self._runner(action))
+    def _servers(self, title: str) -> Callable[[], Sequence[Argument]]:
+        def listed() -> Sequence[Argument]:
+            snapshot = self._console.snapshot
+            servers = snapshot.servers if snapshot is not None else ()
+            return [
+                Argument(server.name, f"{title.replace('SERVER', plain(server.name))} ({server.state})")
+                for server in servers
+                if not server.name.count(" ")
+            ]
 
-    async def search(self, query: str) -> Hits:
-        """What matches the words typed."""
-        matcher = self.matcher(query)
-        for action in self._actions():
-            text = f"{action.title}  ({action.label})"
-            score = matcher.match(text)
-            if score > 0:
-                yield Hit(score, matcher.highlight(text), self._runner(action))
+        return listed
+
+    def _go(self, name: str) -> Do:
+        snapshot = self._console.snapshot
+        _one_of(name, [server.name for server in snapshot.servers] if snapshot is not None else [], "server")
+        return partial(self._screen.go_to, name)
+
+    def _act(self, verb: str, name: str) -> Do:
+        """An action of the registry, on the selected server or on the one that is named."""
+        call = SERVER_ACTIONS[verb]
+        if not name:
+            return partial(self._screen.run_action, call)
+        go = self._go(name)
+
+        def do() -> object:
+            go()
+            server = self._console.server(name)
+            # Marked servers are another's business where one is named.
+            alone = {"restart": self._screen.verbs.restart, "stop": self._screen.verbs.stop}.get(verb)
+            return alone(server) if alone is not None else self._screen.run_action(call)
+
+        return do
+
+    # -- presets ---------------------------------------------------------------------------------------------------
+
+    def _to_launch(self) -> Sequence[Argument]:
+        return [Argument(preset.name, f"Launch screen: {plain(preset.title)}") for preset in self.presets]
+
+    def _launch(self, preset: str) -> Do:
+        if preset and self.presets:  # they may not have been read yet
+            _one_of(preset, [one.name for one in self.presets], "preset")
+        return partial(self._screen.launch, preset or None)
+
+    def _to_switch(self) -> Sequence[Argument]:
+        server = self._screen.live
+        if server is None or not server.ours:
+            return ()
+        name = plain(server.name)
+        others = [preset for preset in self.presets if preset.name != server.preset]
+        return [Argument(preset.name, f"Switch {name} to {plain(preset.title)}") for preset in others]
+
+    def _switch(self, preset: str) -> Do:
+        server = self._own()
+        if not preset:
+            return partial(self._screen.verbs.switch, server)
+        _one_of(preset, [one.name for one in self.presets], "preset")
+        if preset == server.preset:
+            raise CommandError(f"{server.name} runs preset {preset} already.")
+        return partial(self._screen.verbs.switch_to, server, preset)
+
+    # -- flags -----------------------------------------------------------------------------------------------------
+
+    def _flags(self) -> Sequence[Argument]:
+        server = self._screen.live
+        if server is None or not server.ours:
+            return ()
+        after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
+        names = dict.fromkeys([*after, *(flag.name for flag in COMMON_FLAGS), *self.book.names])
+        found = []
+        for name in names:
+            facts = self.book.facts(name)
+            now = f"now {flag_text(after[name])}" if name in after else "unset"
+            meaning = f" · {facts.meaning}" if facts is not None and facts.meaning else ""
+            found.append(Argument(f"{name}=", f"{now}{meaning}", open=True))
+        return found
+
+    def _step(self, text: str) -> tuple[ServerView, Step]:
+        """What ``FLAG=VALUE`` comes to on the selected server."""
+        server = self._own()
+        name, equals, value = text.partition("=")
+        if not equals:
+            name, _, value = text.partition(" ")
+        try:
+            flag = self.book.named(name)
+            step = Step(flag, self.book.value(flag, value))
+        except FlagError as error:
+            text = str(error)
+            raise CommandError(text if text.endswith(("?", ".")) else f"{text}.") from error
+        return server, self._allowed(server, step)
+
+    def _allowed(self, server: ServerView, step: Step) -> Step:
+        staged = self._screen.staging.of(server.name)
+        if problem := staging.refused(server, step):
+            raise CommandError(problem)
+        if staging.stage(server.flags, staged, step) == staged:
+            value = "it unset" if step.value is None else flag_text(step.value)
+            raise CommandError(f"{server.name} already has --{step.flag} {value}.".replace(" it unset", " unset"))
+        return step
+
+    def _preview_set(self, text: str) -> str:
+        return self._preview(*self._step(text))
+
+    def _preview(self, server: ServerView, step: Step) -> str:
+        before = flag_text(server.flags.get(step.flag))
+        return f"Stage --{step.flag} {before} → {flag_text(step.value)} on {server.name}"
+
+    def _set(self, text: str) -> Do:
+        return partial(self._screen.stage_step, *self._step(text))
+
+    def _set_flags(self) -> Sequence[Argument]:
+        server = self._screen.live
+        if server is None or not server.ours:
+            return ()
+        after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
+        return [Argument(name, f"Leave --{name} out; now {flag_text(value)}") for name, value in after.items()]
+
+    def _unset_step(self, text: str) -> tuple[ServerView, Step]:
+        server = self._own()
+        name = text.strip().lstrip("-").replace("_", "-")
+        after = staging.staged_flags(server.flags, self._screen.staging.of(server.name))
+        if name not in after:
+            raise CommandError(f"{server.name} does not set --{name}.")
+        return server, self._allowed(server, Step(name, None))
+
+    def _preview_unset(self, text: str) -> str:
+        return self._preview(*self._unset_step(text))
+
+    def _unset(self, text: str) -> Do:
+        return partial(self._screen.stage_step, *self._unset_step(text))
+
+    # -- view ------------------------------------------------------------------------------------------------------
+
+    def _ranges(self) -> Sequence[Argument]:
+        return [Argument(one.name, f"Charts over {one.name}") for one in CHART_RANGES]
+
+    def _range(self, text: str) -> Do:
+        name = text.replace(" ", "").replace("min", "m")
+        _one_of(name, [one.name for one in CHART_RANGES], "range")
+        return partial(self._screen.time.choose, name)
+
+    def _moments(self) -> Sequence[Argument]:
+        return [Argument("end", "Back to live")]
+
+    def _moment(self, text: str) -> float:
+        try:
+            return moment_from(text, self._now)
+        except ValueError as error:
+            raise CommandError(f"{error}.") from error
+
+    @property
+    def _now(self) -> float:
+        snapshot = self._console.snapshot
+        return snapshot.at if snapshot is not None else time.time()
+
+    def _preview_at(self, text: str) -> str:
+        at = self._moment(text)
+        return f"Show {clock(at, self._now, seconds=True)}, {duration(self._now - at)} ago"
+
+    def _at(self, text: str) -> Do:
+        if not text:
+            raise CommandError("at needs a time: at 03:10, at 11-22 03:10, or end.")
+        if text == "end":
+            return self._screen.time.live
+        return partial(self._screen.time.go, self._moment(text))
+
+    def _layouts(self) -> Sequence[Argument]:
+        return [Argument(str(one), _LAYOUTS[one]) for one in PaneLayout]
+
+    def _layout(self, name: str) -> Do:
+        _one_of(name, [str(one) for one in PaneLayout], "layout")
+        return partial(self._screen.choose_layout, PaneLayout(name))
+
+    def _panes(self) -> Sequence[Argument]:
+        return [Argument(pane, f"Show {NAMES[number]} large") for number, pane in enumerate(PANES, 1)]
+
+    def _pane(self, name: str) -> Do:
+        _one_of(name, PANES, "pane")
+        return partial(self._screen.show_pane, name)
+
+    def _columns(self) -> Sequence[Argument]:
+        shown = self._screen.columns or DEFAULT_COLUMNS
+        more = [Argument(f"+{name}", f"Show column {COLUMNS[name]}") for name in COLUMNS if name not in shown]
+        less = [Argument(f"-{name}", f"Leave out column {COLUMNS[name]}") for name in shown if name != "name"]
+        return [Argument("default", "The columns that the table has by itself"), *more, *less]
+
+    def _column_names(self, text: str) -> tuple[str, ...]:
+        """The columns that ``+hit -preset``, or a list, or ``default`` come to; empty for the default."""
+        words = text.replace(",", " ").split()
+        if words == ["default"]:
+            return ()
+        for word in words:
+            _one_of(word.lstrip("+-"), tuple(COLUMNS), "column")
+        if not all(word[0] in "+-" for word in words):
+            return tuple(dict.fromkeys(word.lstrip("+") for word in words if not word.startswith("-")))
+        kept = list(self._screen.columns or DEFAULT_COLUMNS)
+        for word in words:
+            name = word[1:]
+            kept = [other for other in kept if other != name] + ([name] if word.startswith("+") else [])
+        if not kept:
+            raise CommandError("The table needs a column.")
+        return tuple(kept)
+
+    def _preview_columns(self, text: str) -> str:
+        return f"Columns: {' '.join(self._column_names(text)) or 'as by default'}"
+
+    def _choose_columns(self, text: str) -> Do:
+        if not text:
+            raise CommandError(f"columns needs names: {' '.join(COLUMNS)}.")
+        return partial(self._screen.choose_columns, self._column_names(text))
+
+    def _sorts(self) -> Sequence[Argument]:
+        return [Argument(name, f"Sort servers by {title}") for name, title in COLUMNS.items()]
+
+    def _sort(self, name: str) -> Do:
+        if not name:
+            return self._screen.action_sort
+        _one_of(name, tuple(COLUMNS), "column")
+        return partial(self._screen.action_sort_by, COLUMNS[name])
+
+    def _replay(self, text: str) -> Do:
+        return partial(self._screen.replay, text) if text else self._screen.action_replay
+
+    def _filter(self, text: str) -> Do:
+        return partial(self._screen.filter_by, text) if text else self._screen.action_filter
+
+    # -- taking something along ------------------------------------------------------------------------------------
+
+    def _copies(self) -> Sequence[Argument]:
+        return [Argument(what, title) for what, title in _COPIES.items()]
+
+    def _copy(self, what: str) -> Do:
+        _one_of(what, tuple(_COPIES), "thing to copy")
+        server = self._selected()
+        texts = {
+            "url": server.url if server.port else "",
+            "command": " ".join(server.command),
+            "flags": line_of(flag_words(server.flags)),
+            "model": server.model,
+            "log": server.log_path,
+        }
+        if not texts[what]:
+            raise CommandError(f"{server.name} has no known {_COPIED[what]}.")
+        subject = f"{_COPIED[what][0].upper()}{_COPIED[what][1:]} of {server.name}"
+        return partial(copy, self._console, plain(texts[what]), subject, self._console.say)
+
+    def _exports(self) -> Sequence[Argument]:
+        server = self._screen.live
+        name = plain(server.name) if server is not None else "NAME"
+        return [Argument(form, f"Write ./{name}.{ending}") for form, ending in EXPORTS.items()]
+
+    def _export(self, form: str) -> Do:
+        _one_of(form, tuple(EXPORTS), "form of export")
+        server = self._own()
+        path = Path(f"{server.name}.{EXPORTS[form]}").absolute()
+        if path.exists():
+            raise CommandError(f"{path} is there already: move it first.")
+        fleet, name = self._console.fleet, server.name
+        beside = [one.name for one in self._screen.marked if one.ours] if form in PROXIES else []
+
+        def write() -> Path:
+            from vllm_launchers.plan.export import Form, export
+            from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy
+            from vllm_launchers.plan.export.quoting import ExportError
+
+            try:
+                plans = {each: fleet.plan_restart(each, Changes()) for each in (name, *beside)}
+                if form in PROXIES:
+                    servers = [ProxiedServer(each, plan) for each, plan in plans.items()]
+                    text = export_for_proxy(servers, ProxyForm(form))
+                else:
+                    text = export(plans[name], Form(form), name=name)
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(text)
+            except ExportError as error:
+                raise FleetError(f"{name} can't be exported as {form}: {error}") from error
+            except OSError as error:
+                raise FleetError(f"{path} can't be written: {error.strerror}") from error
+            return path
+
+        return partial(self._console.act, f"Exporting {name}…", write, lambda done: f"{name} written to {done}")
+
+
+_LAYOUTS = {
+    PaneLayout.AUTO: "The best layout for the terminal's size",
+    PaneLayout.OVERVIEW: "All panes",
+    PaneLayout.FOCUS: "One large pane, the others as a line each",
+    PaneLayout.WIDE: "Panes side by side",
+    PaneLayout.TALL: "Panes below each other",
+}
+
+_COPIES = {
+    "url": "Copy the URL of the selected server's API",
+    "command": "Copy its command line",
+    "flags": "Copy its flags, as words of a command line",
+    "model": "Copy its model",
+    "log": "Copy the path of its log",
+}
+_COPIED = {"url": "URL", "command": "command line", "flags": "flags", "model": "model", "log": "log file"}
+
+
+def _one_of(name: str, known: Sequence[str], kind: str) -> None:
+    """Refuse a name that is none of these."""
+    if name in known:
+        return
+    every = ", ".join(known[:MOST_NAMED]) + (", …" if len(known) > MOST_NAMED else "")
+    if not name:
+        raise CommandError(f"Which {kind}? There is {every or 'none'}.")
+    raise CommandError(f"No {kind} is called '{plain(name)}'" + (f"; there is {every}." if known else "."))
+
+
+def _ranked(typed: str, commands: Sequence[Command], recent: Sequence[str], skip: int = 0) -> list[Command]:
+    """The commands that match, from character ``skip`` on, by their text or by a word of their title."""
+    last = {text: at for at, text in enumerate(recent)}
+    found: list[tuple[tuple[Kind, int, bool, Match, int], Command]] = []
+    for at, command in enumerate(commands):
+        by_text, by_title = match(typed, command.text[skip:]), match(typed, command.title, letters=False)
+        if by_title is not None:  # a title is a sentence: what stands in it says less
+            by_title = Match(Kind.PART if by_title.kind < Kind.PART else Kind.LETTERS, by_title.span, by_title.start)
+        best = min((one for one in (by_text, by_title) if one is not None), default=None)
+        if best is not None:
+            rank = (best.kind, last.get(command.text, len(last)), command.open, best, at)
+            found.append((rank, command))
+    return [command for _, command in sorted(found, key=lambda pair: pair[0])]
+
+
+def commands_of(console: ConsoleApp) -> Commands:
+    """The commands of the screen that is on top."""
+    return Commands(console, console.screen)

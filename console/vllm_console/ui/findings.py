@@ -1,20 +1,18 @@
-"""What is found of a server, a condition or a failure, in the one form in which it is shown. Pure."""
+"""Findings of a running server, or why one failed, in the one form in which both are shown. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from rich.style import Style
 
-from vllm_console.diagnosis.causes import Cause
-from vllm_console.diagnosis.model import Condition, Diagnosis, Measure, Remedy, Severity
-from vllm_console.diagnosis.titles import title_of_code
-from vllm_console.fleet.model import Changes, Flags, ServerView, State
-from vllm_console.text import plain
-from vllm_console.ui import staging
+from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measure, Severity, title_of_code
+from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
+from vllm_console.text import percent, plain
 from vllm_console.ui.panes.bars import flag_text
-from vllm_console.ui.staging import Staged
+from vllm_console.ui.parts import staging
+from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.theme import ACCENT, BAD, OK, WARN
 
 SIGNS: dict[Severity, tuple[str, Style]] = {
@@ -23,7 +21,7 @@ SIGNS: dict[Severity, tuple[str, Style]] = {
     Severity.NOTE: ("i", ACCENT),
     Severity.GOOD: ("✓", OK),
 }
-"""A sign and a colour per severity: the sign alone tells them apart."""
+"""A sign and a color per severity: the sign alone distinguishes them."""
 
 UNSURE = 0.7
 """Below this confidence a cause is shown with it."""
@@ -34,17 +32,16 @@ _CAUSES = {
     Cause.OOM_GRAPH_CAPTURE: "out of GPU memory while capturing CUDA graphs",
     Cause.GATED: "gated model, or no HF token",
     Cause.TP_NOT_DIVISOR: "TP size does not divide the heads",
-    Cause.UNSUPPORTED_BY_GPU: "quantization or dtype not for this GPU",
+    Cause.UNSUPPORTED_BY_GPU: "quantization or dtype unsupported by this GPU",
     Cause.TOKENIZER: "tokenizer or chat template",
-    Cause.DRIVER: "driver and CUDA do not match",
+    Cause.DRIVER: "driver and CUDA mismatch",
     Cause.NCCL: "NCCL failure",
     Cause.OTHER: "failed",
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """One finding: a condition of a running server, or why a server failed. ``line`` is the log line that shows it."""
+class ServerFinding(msgspec.Struct, frozen=True):
+    """One finding of a running server, or why a server failed. ``line`` is the log line that shows it."""
 
     severity: Severity
     title: str
@@ -52,89 +49,103 @@ class Shown:
     symptom: str
     cause: str = ""
     measures: tuple[Measure, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    fixes: tuple[Fix, ...] = ()
     line: str = ""
 
     @property
-    def cures(self) -> tuple[Remedy, ...]:
-        """The remedies that are changes of flags, the best first."""
-        return tuple(remedy for remedy in self.remedies if not remedy.changes.empty)
+    def flag_fixes(self) -> tuple[Fix, ...]:
+        """The fixes that are changes of flags, the best first."""
+        return tuple(fix for fix in self.fixes if not fix.changes.empty)
 
 
-def findings_of(server: ServerView) -> tuple[Shown, ...]:
-    """What is found of a server, the gravest first."""
+def findings_of(server: ServerView) -> tuple[ServerFinding, ...]:
+    """Findings of a server, the worst first."""
+    if server.moment is not None:
+        return tuple(map(_finding, server.findings))
     if server.state is State.FAILED:
         return (_failure(server.diagnosis, server.state_since),) if server.diagnosis is not None else ()
-    return tuple(_condition(condition) for condition in server.conditions) if server.state.alive else ()
+    return tuple(_finding(finding) for finding in server.findings) if server.state.alive else ()
+
+
+def unjudged(server: ServerView) -> str:
+    """``KV cache 99% (limit 85%): not judged yet``, while that is above its objective and no finding says so."""
+    usage = server.window.kv_cache_usage_max if server.window is not None else None
+    objective = server.objectives.kv_cache_usage if server.objectives is not None else None
+    known = worst_sign(server) is not None
+    if server.state is not State.READY or server.moment is not None or known:
+        return ""
+    if usage is None or objective is None or usage <= objective:
+        return ""
+    return f"KV cache {percent(usage)} (limit {percent(objective)}): a finding if that lasts 30s"
 
 
 def worst_sign(server: ServerView) -> tuple[str, Style] | None:
     """The sign of a problem that a running server has; None where there is none, or it is a mere note."""
-    if not server.state.alive or not server.conditions:
+    if not (server.state.alive or server.moment is not None) or not server.findings:
         return None
-    severity = server.conditions[0].severity
+    severity = server.findings[0].severity
     return SIGNS[severity] if severity in (Severity.CRITICAL, Severity.WARNING) else None
 
 
-def _condition(condition: Condition) -> Shown:
-    return Shown(
-        condition.severity,
-        title_of_code(condition.code),
-        condition.since,
-        plain(condition.symptom),
-        plain(condition.cause),
-        condition.measures,
-        condition.remedies,
+def _finding(finding: Finding) -> ServerFinding:
+    return ServerFinding(
+        finding.severity,
+        title_of_code(finding.code),
+        finding.since,
+        plain(finding.symptom),
+        plain(finding.cause),
+        finding.measures,
+        finding.fixes,
     )
 
 
-def _failure(found: Diagnosis, since: float) -> Shown:
+def _failure(found: Diagnosis, since: float) -> ServerFinding:
     title = _CAUSES.get(found.cause) or title_of_code(found.cause)
     if found.cause is not Cause.OTHER and found.confidence < UNSURE:
         title += f" ({found.confidence:.0%} sure)"
     evidence = plain(found.evidence)
     unnamed = found.cause is Cause.OTHER and evidence
     also = ", ".join(_CAUSES.get(cause) or title_of_code(cause) for cause in found.also)
-    return Shown(
+    return ServerFinding(
         Severity.CRITICAL,
         title,
         since,
         evidence if unnamed else plain(found.explanation),
-        f"May also play a part: {also}." if also else "",
-        remedies=found.remedies,
+        f"Possibly also: {also}." if also else "",
+        fixes=found.fixes,
         line=f"line {found.line}: {evidence}" if found.line is not None else evidence,
     )
 
 
-def steps_of(flags: Flags, remedy: Remedy) -> Staged:
-    """A remedy as staged steps; what the server has already is left out."""
+def steps_of(flags: Flags, fix: Fix) -> Staged:
+    """A fix as staged steps, without what the server already runs with."""
     staged: Staged = ()
-    for step in staging.staged_of(remedy.changes):
+    for step in staging.staged_of(fix.changes):
         staged = staging.stage(flags, staged, step)
     return staged
 
 
-def staged_cure(server: ServerView, cures: Sequence[Remedy], staged: Staged) -> int | None:
-    """Which of the cures is what is staged now, or None."""
+def staged_fix(server: ServerView, fixes: Sequence[Fix], staged: Staged) -> int | None:
+    """Which of the fixes is staged now, or None."""
     if not staged:
         return None
     same = staging.changes_of(staged)
-    for index, remedy in enumerate(cures):
-        if staging.changes_of(steps_of(server.flags, remedy)) == same:
+    for index, fix in enumerate(fixes):
+        if staging.changes_of(steps_of(server.flags, fix)) == same:
             return index
     return None
 
 
 def change_text(flags: Flags, changes: Changes) -> str:
-    """A change beside what stands now: ``--max-num-seqs 256 → 128``."""
+    """A change and the present value: ``--max-num-seqs 256 → 128``."""
     parts = [f"--{name} {flag_text(flags.get(name))} → {flag_text(value)}" for name, value in changes.set.items()]
     parts += [f"--{name} {flag_text(flags.get(name))} → unset" for name in changes.unset]
     return ", ".join(map(plain, parts))
 
 
-def remedy_text(flags: Flags, remedy: Remedy) -> str:
-    """A remedy in one line: the change and its price (else its reason); without a change the advice."""
-    if remedy.changes.empty:
-        return plain(remedy.why)
-    told = f". Price: {plain(remedy.price)}" if remedy.price else f": {plain(remedy.why)}"
-    return change_text(flags, remedy.changes) + told
+def fix_text(flags: Flags, fix: Fix) -> str:
+    """A fix in one line: the change and its trade-off (else its reason); without a change the advice."""
+    if fix.changes.empty:
+        return plain(fix.why)
+    why = f". Trade-off: {plain(fix.tradeoff)}" if fix.tradeoff else f": {plain(fix.why)}"
+    return change_text(flags, fix.changes) + why

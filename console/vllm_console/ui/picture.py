@@ -1,18 +1,18 @@
-"""Pictures of the console for documents: the real app, drawn without a terminal."""
+"""Pictures of the console as files: SVG that needs nothing else, or PNG."""
 
 from __future__ import annotations
 
-import asyncio
 import html
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
-from vllm_console.fleet.api import Fleet, UsageError
-from vllm_console.ui.app import ConsoleApp
+from vllm_console.fleet.verbs import FleetError, UsageError
 
 _WEB_FONT = re.compile(r"\s*@font-face \{.*?\}\n", re.DOTALL)
-_FONT = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
+MONOSPACE = "DejaVu Sans Mono"
+_FONT = f"'{MONOSPACE}', Menlo, Consolas, monospace"
 _TEXT = re.compile(
     r'<text class="(?P<style>[^"]+)" x="(?P<x>[\d.]+)" y="(?P<y>[\d.]+)"[^>]*>'
     r"(?P<text>[^<]*[\u2801-\u28ff][^<]*)</text>"
@@ -52,22 +52,70 @@ def _with_shapes(match: re.Match[str]) -> str:
     return text + "".join(shapes)
 
 
-def take_picture(fleet: Fleet, path: Path, size: str, after: float, keys: Sequence[str]) -> None:
-    """Let the app run for ``after`` seconds, press ``keys``, write an SVG.
+def check_picture(path: Path) -> None:
+    """See that a picture can be written as this file, before there is one.
 
     Raises:
-        UsageError: ``size`` is not ``COLSxROWS`` between 40x10 and 400x200.
+        UsageError: its name ends in neither ``.svg`` nor ``.png``, its folder is missing, or PNG is not possible here.
     """
-    columns, _, rows = size.partition("x")
-    if not (columns.isdigit() and rows.isdigit() and 40 <= int(columns) <= 400 and 10 <= int(rows) <= 200):
-        raise UsageError(f"--size {size}: expected columns x rows, such as 120x40")
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise UsageError(f"{path}: a picture's name must end in .svg or .png")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{path}: the folder {path.absolute().parent} does not exist")
+    if path.suffix.lower() == ".png":
+        _png(_PROBE)
 
-    async def draw() -> None:
-        app = ConsoleApp(fleet, demo=True)
-        async with app.run_test(size=(int(columns), int(rows))) as pilot:
-            await asyncio.sleep(after)
-            await pilot.press(*keys)
-            await pilot.pause(1.0)
-            path.write_text(self_contained(app.export_screenshot(title="vllm-console")), encoding="utf-8")
 
-    asyncio.run(draw())
+def save_picture(svg: str, path: Path) -> Path:
+    """Write Textual's picture to a file, as SVG or PNG by its name; returns its full path.
+
+    Raises:
+        UsageError: as `check_picture` says.
+        FleetError: it cannot be written.
+    """
+    check_picture(path)
+    own = self_contained(svg)
+    data = _png(own) if path.suffix.lower() == ".png" else own.encode()
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise FleetError(f"{path}: the picture can't be written: {error.strerror}") from error
+    return path.absolute()
+
+
+def save_in_first(svg: str, folders: Iterable[Path]) -> Path:
+    """Write a picture named after the time into the first of these folders that takes it; returns its path.
+
+    Raises:
+        FleetError: none of them does.
+    """
+    name = f"vllm-console-{time.strftime('%Y%m%d-%H%M%S')}.svg"
+    problem = FleetError("no folder to save a picture in")
+    for folder in folders:
+        try:
+            return save_picture(svg, folder / name)
+        except FleetError as error:
+            problem = error
+    raise problem
+
+
+_PROBE = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="24">{}</svg>'
+_PROBE_TEXT = f'<text x="2" y="20" font-family="{_FONT}" font-size="20">M</text>'
+
+
+def _png(svg: str) -> bytes:
+    try:
+        from resvg_py import svg_to_bytes
+    except ImportError as error:
+        raise UsageError(
+            "PNG needs the package resvg-py: pip install 'vllm-console[png]'. Or name the file .svg"
+        ) from error
+    drawn, empty = (
+        svg_to_bytes(svg_string=_PROBE.format(text), monospace_family=MONOSPACE) for text in (_PROBE_TEXT, "")
+    )
+    if bytes(drawn) == bytes(empty):
+        raise UsageError(
+            "PNG needs a font, and this machine has none: install one, such as Debian's fonts-dejavu-core. "
+            "Or name the file .svg"
+        )
+    return bytes(svg_to_bytes(svg_string=svg, monospace_family=MONOSPACE))

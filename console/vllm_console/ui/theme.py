@@ -1,16 +1,24 @@
-"""Semantic colours and the fallback for terminals without Unicode.
+"""The roles of colors, the themes that give them other colors, and the fallback for terminals without Unicode.
 
-All colours are the terminal's own sixteen, on its own background: they fit a light and a dark terminal alike, cost few
-bytes, and never carry a meaning alone (a mark, a word or a number always says the same).
+Everything is drawn in the terminal's own sixteen colors, on its own background: they fit a light and a dark terminal
+alike, cost few bytes, and never carry a meaning alone (a mark, a word or a number always says the same). A theme
+replaces them on their way to the terminal: each of the sixteen stands for a role.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
+import msgspec
 from rich.cells import cell_len
+from rich.color import Color as RichColor
+from rich.color import ColorType
+from rich.segment import Segment
 from rich.style import Style
-from textual.theme import Theme
+from textual.color import Color
+from textual.filter import LineFilter
+from textual.theme import BUILTIN_THEMES, Theme
 
 OK = Style(color="green")
 WARN = Style(color="yellow")
@@ -21,6 +29,8 @@ KEY = Style(color="cyan", bold=True)
 STRONG = Style(bold=True)
 SIMULATED = Style(color="magenta")
 CURSOR = Style(reverse=True)
+PAST = Style(color="yellow", reverse=True)
+"""What is not of now."""
 
 CONSOLE_THEME = Theme(
     name="console",
@@ -60,11 +70,148 @@ CONSOLE_THEME = Theme(
     },
 )
 
+LEGIBLE = 4.5
+"""The least contrast of a text with its background (WCAG 2.2, AA)."""
+
+
+class ColorTheme(msgspec.Struct, frozen=True):
+    """A background and the colors of the roles on it; without a background they are the terminal's own.
+
+    The roles are text, dim, accent, warning and critical; besides there are what is well, what is simulated, another
+    one to tell things apart, and the background of what the mouse selects.
+    """
+
+    title: str
+    background: str = ""
+    text: str = ""
+    dim: str = ""
+    accent: str = ""
+    warning: str = ""
+    critical: str = ""
+    ok: str = ""
+    simulated: str = ""
+    other: str = ""
+    selection: str = ""
+
+
+def _well_known(name: str, title: str) -> ColorTheme:
+    """A theme that Textual has; colors that are hard to read on its background are moved towards its text."""
+    found = BUILTIN_THEMES[name]
+    background, text = str(found.background), str(found.foreground)
+
+    def role(color: str | None) -> str:
+        return _legible(str(color), text, background)
+
+    return ColorTheme(
+        title,
+        background,
+        text,
+        dim=role(Color.parse(text).blend(Color.parse(background), 0.35).hex),
+        accent=role(found.primary),
+        warning=role(found.warning),
+        critical=role(found.error),
+        ok=role(found.success),
+        simulated=role(found.accent),
+        other=role(found.secondary),
+        selection=str(found.panel),
+    )
+
+
+def _legible(color: str, text: str, background: str) -> str:
+    """The color, with as much of the text's in it as it needs to be read."""
+    mixed, behind = Color.parse(color), Color.parse(background)
+    for tenth in range(11):
+        mixed = Color.parse(color).blend(Color.parse(text), tenth / 10)
+        if contrast(mixed, behind) >= LEGIBLE:
+            break
+    return mixed.hex
+
+
+def contrast(one: Color, other: Color) -> float:
+    """The contrast of two colors as WCAG defines it, from 1 to 21."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(color: Color) -> float:
+    red, green, blue = (
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in color.normalized
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+TERMINAL_THEME = "terminal"
+
+THEMES: Mapping[str, ColorTheme] = {
+    TERMINAL_THEME: ColorTheme("The terminal's own colors"),
+    "dark": ColorTheme("Dark", "#16181d", "#d7dae0", "#9097a3", "#56c2d6", "#e0b050", "#ff7b72", "#7cc96b", "#c792ea",
+                       "#82aaff", "#2f3a4d"),
+    "light": ColorTheme("Light", "#fafafa", "#24292f", "#5f6771", "#086a80", "#7d5600", "#b3261e", "#1a6b2d", "#7b3fa0",
+                        "#0b57c4", "#cfe0f5"),
+    "high-contrast": ColorTheme("High contrast", "#000000", "#ffffff", "#d0d0d0", "#5ffaff", "#ffd700", "#ff8f8f",
+                                "#5fff5f", "#ff9fff", "#9fc5ff", "#0038a8"),
+    "nord": _well_known("nord", "Nord"),
+    "gruvbox": _well_known("gruvbox", "Gruvbox"),
+}  # fmt: skip
+"""By the name that settings and the command line have."""
+
+_ROLES = (
+    "background", "critical", "ok", "warning", "other", "simulated", "accent", "text",
+    "dim", "critical", "ok", "warning", "other", "simulated", "accent", "text",
+)  # fmt: skip
+"""The role of each of the terminal's sixteen colors."""
+
+_BLUE = RichColor.parse("blue")
+"""Behind a text it marks what the mouse selects."""
+
+_NOT_DIM = Style(dim=False)
+
+
+class ThemeFilter(LineFilter):
+    """Gives the sixteen colors, and what has none, the colors of a theme."""
+
+    def __init__(self, theme: ColorTheme) -> None:
+        super().__init__()
+        self._roles = [RichColor.parse(getattr(theme, role)) for role in _ROLES]
+        self._text, self._background = RichColor.parse(theme.text), RichColor.parse(theme.background)
+        self._dim = RichColor.parse(theme.dim)
+        self._selection = RichColor.parse(theme.selection)
+        self._plain = Style.from_color(self._text, self._background)
+        self._style = lru_cache(2048)(self._themed)
+
+    def apply(self, segments: list[Segment], _background: Color) -> list[Segment]:
+        """The segments in the theme's colors."""
+        plain, themed = self._plain, self._style
+        return [Segment(text, plain if style is None else themed(style), control) for text, style, control in segments]
+
+    def _themed(self, style: Style) -> Style:
+        color = self._color(style.color, self._text)
+        if style.dim:
+            color = self._dim if color == self._text else _between(color, self._background)
+        behind = self._selection if style.bgcolor == _BLUE else self._color(style.bgcolor, self._background)
+        changed = style + Style.from_color(color, behind)
+        return changed + _NOT_DIM if style.dim else changed
+
+    def _color(self, color: RichColor | None, default: RichColor) -> RichColor:
+        if color is None or color.type is ColorType.DEFAULT:
+            return default
+        if color.type is ColorType.STANDARD and color.number is not None:
+            return self._roles[color.number]
+        return color
+
+
+def _between(color: RichColor, background: RichColor) -> RichColor:
+    """A color made dim."""
+    return Color.from_rich_color(color).blend(Color.from_rich_color(background), 0.35).rich_color
+
+
 _ASCII = {
-    "─": "-", "━": "=", "┄": ".", "│": "|", "┤": "|", "┼": "+", "╭": "+", "╮": "+", "╰": "+", "╯": "+",
+    "─": "-", "━": "=", "┄": "-", "┈": "'", "┊": ":", "┬": "+", "┴": "+", "│": "|",
+    "┤": "|", "├": "|", "┼": "+", "╭": "+", "╮": "+", "╰": "+", "╯": "+",
     "▸": ">", "●": "*", "·": ".", "…": "~", "→": ">", "←": "<", "↑": "^", "↓": "v", "–": "-", "−": "-",
     "×": "x", "µ": "u", "✓": "+", "✗": "x", "’": "'", "“": '"', "”": '"', "░": ".", "▓": "%",
     "▒": "%", "≡": "=", "╳": "x",
+    "▁": "_", "▂": ".", "▃": "-", "▄": "=", "▅": "+", "▆": "*", "▇": "%",
     "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "=", "▍": "-", "▎": "-", "▏": "-",
 }  # fmt: skip
 

@@ -6,23 +6,23 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from textual.dom import DOMNode
 
 T = TypeVar("T")
 
-TURN_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0005
 """How long a thread that computes may keep the interpreter from the screen's; Python's own 5 ms are long per event."""
 
 
-def favour_the_screen() -> None:
-    """Have threads that compute (reading metrics, logs, records) give way to the screen's thread sooner.
+def favor_the_screen() -> None:
+    """Have threads that compute (reading metrics, logs, records) yield to the screen's thread sooner.
 
-    What the program is made of is no longer looked through for garbage either, which would keep all threads waiting.
+    The program's own objects are exempt from garbage collection too, which would pause all threads.
     """
-    sys.setswitchinterval(TURN_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()
 
 
@@ -68,3 +68,12 @@ async def answer_for(asker: DOMNode, call: Callable[[], T], name: str) -> T:
     finally:
         if not asker.display:
             raise asyncio.CancelledError
+
+
+def begin_worker(node: DOMNode, work: Callable[[], Coroutine[Any, Any, None]], name: str, group: str) -> None:
+    """Run ``work`` in place of what its group does.
+
+    It is a function, not the coroutine that it makes: one that is replaced before it began would never be awaited.
+    """
+    run: Any = work
+    node.run_worker(run, name=name, group=group, exclusive=True)

@@ -1,1 +1,1 @@
-"""The keeper: one small process that holds one server. Standard library only."""
+"""The keeper: one small process that supervises one server. Standard library only."""

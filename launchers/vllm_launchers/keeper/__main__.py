@@ -1,78 +1,117 @@
-"""A keeper's process: ``python -I -S __main__.py FOLDER LOCK_FD``, its order as JSON on standard input.
+"""A keeper's process: ``python -I -S __main__.py FOLDER LOCK_FD``, its request as JSON on standard input.
 
-Started by `client` only, which has taken the folder's lock and hands it over open. Run as a file and without
-``site``, so that it starts fast, stays small and depends on nothing that could change under it; everything it will
-ever need is imported here and now, so that an update of the package does not reach a keeper that runs.
+Started only by `client`, which has taken the folder's lock and passes it on open. Run as a file and without ``site``,
+so that it starts fast, stays small and depends on nothing that could change under it. Everything it will ever need is
+imported at the start, so that an update of the package does not affect a running keeper.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 if not __package__:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from vllm_launchers.keeper import codec, daemon, inherited, store
+from vllm_launchers.keeper import folders, processes, wire
+from vllm_launchers.keeper.context import KeeperContext, Tuning, inherited_from, restored_environment
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.keeper import Keeper, failure
-from vllm_launchers.keeper.lifecycle import Tuning
-from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
-from vllm_launchers.keeper.surroundings import Surroundings
+from vllm_launchers.keeper.records import Generation, Inherited, LaunchSpec, Recording, ServerRecord, State
+from vllm_launchers.private import open_standard_streams
+from vllm_launchers.values import replace
+
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(folder: Path, lock_fd: int) -> None:
-    """Become the keeper of a folder; tells its starter on standard output how the beginning went."""
+    """Become the keeper of a folder; report to the starter on standard output whether that worked."""
+    open_standard_streams()
     os.set_inheritable(lock_fd, False)
-    order = json.loads(sys.stdin.buffer.read())
+    request = json.loads(sys.stdin.buffer.read())
     answer_fd = os.dup(1)
-    umask = daemon.detach()
-    _point_output_away()
-    daemon.become_subreaper()
+    umask = _detach()
+    _redirect_output()
+    _become_subreaper()
     try:
-        keeper = _begin(order, folder, umask)
+        keeper = _begin(request, folder, lock_fd, umask)
     except (KeeperError, OSError) as error:
-        problem = error if isinstance(error, KeeperError) else KeeperError(f"the keeper cannot begin: {error}")
+        problem = error if isinstance(error, KeeperError) else KeeperError(f"the keeper can't start: {error}")
         _answer(answer_fd, failure(problem))
         return
-    _answer(answer_fd, {"record": codec.to_plain(keeper.server.ledger.told())})
-    del order
+    _answer(answer_fd, {"record": wire.to_plain(keeper.supervisor.record_writer.reported())})
+    del request
     keeper.run()
 
 
-def _begin(order: Mapping[str, Any], folder: Path, umask: int) -> Keeper:
-    secrets, tuning = order.get("secrets") or {}, codec.from_plain(Tuning, order.get("tuning") or {})
+def _begin(request: Mapping[str, Any], folder: Path, lock: int, umask: int) -> Keeper:
+    secrets, tuning = request.get("secrets") or {}, wire.from_plain(Tuning, request.get("tuning") or {})
     environment = dict(os.environ)
-    shell = inherited.written_down(environment, umask)
-    around = Surroundings(folder, environment, umask, tuning)
-    if order["do"] == "launch":
-        now = time.time()
-        generation = Generation(1, codec.from_plain(LaunchSpec, order["spec"]), started_at=now)
-        record = ServerRecord(folder.name, State.STARTING, now, now, (generation,), inherited=shell)
-        keeper = Keeper(around, record, secrets)
-        keeper.server.start()
+    shell = inherited_from(environment, umask)
+    context = KeeperContext(folder, environment, umask, tuning)
+    if request["do"] == "launch":
+        raw = request.get("recording")
+        recording = wire.from_plain(Recording, raw) if raw else None
+        keeper = Keeper(context, _new_record(folder.name, request["spec"], recording, shell), secrets, lock)
+        keeper.supervisor.start(recording)
         return keeper
-    record = store.read_record(folder)
-    if order["do"] == "restart":
-        keeper = Keeper(around, replace(record, inherited=shell), secrets)
-        keeper.server.start_next(codec.from_plain(LaunchSpec, order["spec"]))
+    record = folders.read_record(folder)
+    if request["do"] == "restart":
+        keeper = Keeper(context, replace(record, inherited=shell), secrets, lock)
+        keeper.supervisor.start_next(wire.from_plain(LaunchSpec, request["spec"]))
         return keeper
-    if record.inherited is not None:  # not that of whichever console happens to start this keeper
-        environment = inherited.brought_back(record.inherited, record.current.spec.secret_names, environment)
-        around = Surroundings(folder, environment, record.inherited.umask, tuning)
-    keeper = Keeper(around, record, secrets)
-    keeper.server.adopt()
+    if record.inherited is not None:  # not the environment of the console that happens to start this keeper
+        environment = restored_environment(record.inherited, record.current.spec.secret_names, environment)
+        context = KeeperContext(folder, environment, record.inherited.umask, tuning)
+    keeper = Keeper(context, record, secrets, lock)
+    keeper.supervisor.adopt()
     return keeper
 
 
-def _point_output_away() -> None:
-    """Standard input and output to nothing; what Python itself complains about stays with ``keeper.log``."""
+def _new_record(name: str, spec: object, recording: Recording | None, shell: Inherited) -> ServerRecord:
+    """The record of a server that is launched for the first time."""
+    now = time.time()
+    earlier = recording.generations if recording is not None else ()
+    began = earlier[0].started_at if earlier else recording.started_at if recording is not None else now
+    generation = Generation(len(earlier) + 1, wire.from_plain(LaunchSpec, spec), started_at=now)
+    return ServerRecord(name, State.STARTING, now, began, (*earlier, generation), inherited=shell)
+
+
+def _detach() -> int:
+    """Leave the starter's session for good; returns the file mode mask for the server.
+
+    Two forks: the first child leads a session without a terminal, the second can never get one.
+    """
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    return os.umask(0o077)
+
+
+def _become_subreaper() -> None:
+    """Have orphaned descendants re-parented to this process, where the kernel allows it."""
+    with contextlib.suppress(OSError, AttributeError):
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl(PR_SET_NAME, processes.KEEPER_TITLE.encode(), 0, 0, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _redirect_output() -> None:
+    """Standard input and output to ``/dev/null``; Python's own errors still go to ``keeper.log``."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
@@ -85,7 +124,7 @@ def _answer(fd: int, message: Mapping[str, Any]) -> None:
         while data:
             data = data[os.write(fd, data) :]
     except OSError:
-        return  # the starter went away; the keeper goes on
+        return  # the starter is gone; the keeper goes on
     finally:
         os.close(fd)
 

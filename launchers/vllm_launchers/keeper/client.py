@@ -1,8 +1,8 @@
-"""What a console calls: launch, restart, stop, read and adopt servers. Every call is short and stands alone.
+"""The console's interface: launch, restart, stop, read and adopt servers. Every call is short and independent.
 
-A call that needs a keeper finds a living one by its socket, or takes the folder's lock and starts one; between the
-two a keeper may end or begin, so such calls try again for a moment. Secrets travel over the socket or a pipe, never
-in argv or in a file. A keeper that adopts knows only those that are in the environment of the console that starts it.
+A call that needs a keeper finds a living one by its socket, or takes the folder's lock and starts one. Between the two
+a keeper may end or start, so such calls retry for a moment. Secrets travel over the socket or a pipe, never in argv or
+in a file. A keeper that adopts knows only the secrets in the environment of the console that starts it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vllm_launchers.keeper import codec, credentials, errors, store
+from vllm_launchers.keeper import errors, folders, wire
 from vllm_launchers.keeper.errors import (
+    ElsewhereError,
     KeeperError,
     NameTakenError,
     NewerRecordError,
@@ -28,42 +28,50 @@ from vllm_launchers.keeper.errors import (
     StillAliveError,
     WaitTimeoutError,
 )
-from vllm_launchers.keeper.records import LaunchSpec, ServerRecord
-from vllm_launchers.keeper.store import Stamp, default_root
+from vllm_launchers.keeper.files import KEEPER_LOG
+from vllm_launchers.keeper.folders import Stamp, default_root
+from vllm_launchers.keeper.records import LaunchSpec, Recording, ServerRecord
 from vllm_launchers.private import open_file
+from vllm_launchers.values import replace
 
 __all__ = [
     "KeeperError",
     "adopt",
     "adopt_orphans",
+    "cancel",
     "default_root",
+    "elsewhere",
     "exists",
     "folder",
     "keeper_alive",
+    "keeper_silence",
     "launch",
     "list_records",
     "names",
     "read",
+    "refuse_elsewhere",
     "remove",
     "restart",
+    "sleep",
     "stamp",
     "stop",
     "wait_for",
+    "wake",
 ]
 
 Secrets = Mapping[str, str]
 Options = Mapping[str, Any] | None
-"""Overrides of the keeper's `Tuning` as plain JSON; consoles leave it alone."""
+"""Overrides of the keeper's `Tuning` as plain JSON; consoles leave it unset."""
 
 START_SECONDS = 60.0
 RETRY_SECONDS = 10.0
 READ_SECONDS = 2.0
-OLD = "this may be old: its keeper cannot write its record, and does not answer"
+STALE = "may be out of date: its keeper can't write the record and does not answer"
 
 
 def folder(root: Path, name: str) -> Path:
     """The folder of a server, whether it exists or not. Raises `BadNameError`."""
-    return store.server_folder(root, name)
+    return folders.server_folder(root, name)
 
 
 def exists(root: Path, name: str) -> bool:
@@ -73,34 +81,34 @@ def exists(root: Path, name: str) -> bool:
 
 def stamp(root: Path, name: str) -> Stamp | None:
     """Changes whenever the record does, for one ``stat``; None where there is no record."""
-    return store.stamp(folder(root, name))
+    return folders.stamp(folder(root, name))
 
 
 def names(root: Path) -> list[str]:
     """The names of all servers that have a record, sorted."""
     try:
-        entries = [entry.name for entry in os.scandir(store.servers_folder(root))]
+        entries = [entry.name for entry in os.scandir(folders.servers_folder(root))]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise KeeperError(f"{store.servers_folder(root)} cannot be read: {error.strerror}") from error
-    return sorted(name for name in entries if store.NAME.fullmatch(name) and exists(root, name))
+        raise KeeperError(f"{folders.servers_folder(root)} can't be read: {error.strerror}") from error
+    return sorted(name for name in entries if folders.NAME.fullmatch(name) and exists(root, name))
 
 
 def read(root: Path, name: str) -> ServerRecord:
-    """The record of a server; from its keeper where the file lags behind what that knows (a full disk).
+    """The record of a server; from its keeper if the file is stale (a full disk).
 
-    Where that does not answer either, the record's reason says that it is old. Raises `NoSuchServerError`,
-    `RecordError`, `NotOursError`.
+    If the keeper does not answer either, the record's reason says that it may be out of date. Raises
+    `NoSuchServerError`, `RecordError`, `NotOursError`.
     """
     home = folder(root, name)
-    if not store.lags(home):
-        return store.read_record(home)
+    if not folders.is_stale(home):
+        return folders.read_record(home)
     with contextlib.suppress(SilentError):
-        if (told := _ask(home, {"do": "read"}, READ_SECONDS)) is not None:
-            return told
-    record = store.read_record(home)
-    return replace(record, reason=OLD) if store.lags(home) else record
+        if (record := _ask(home, {"do": "read"}, READ_SECONDS)) is not None:
+            return record
+    record = folders.read_record(home)
+    return replace(record, reason=STALE) if folders.is_stale(home) else record
 
 
 def list_records(root: Path) -> tuple[list[ServerRecord], list[str]]:
@@ -110,75 +118,163 @@ def list_records(root: Path) -> tuple[list[ServerRecord], list[str]]:
         try:
             records.append(read(root, name))
         except NoSuchServerError:
-            continue  # removed this instant
+            continue  # just removed
         except KeeperError as error:
             problems.append(f"server {name}: {error}")
     return records, problems
 
 
 def keeper_alive(root: Path, name: str) -> bool:
-    """Whether a keeper holds this server now."""
-    return store.lock_is_held(folder(root, name))
+    """Whether a keeper holds this server now: its lock, or itself where that was lost."""
+    return _has_keeper(folder(root, name))
+
+
+def elsewhere(root: Path, record: ServerRecord) -> str:
+    """Where a server runs that can't be judged or acted on from here: ``on HOST, …``; empty if it can."""
+    from vllm_launchers.keeper import location
+
+    return "" if location.is_here(record) else location.elsewhere(folder(root, record.name), record)
+
+
+def refuse_elsewhere(root: Path, record: ServerRecord) -> None:
+    """Raise `ElsewhereError` if a server runs on another machine or in another container."""
+    if place := elsewhere(root, record):
+        raise ElsewhereError(
+            f"{record.name} runs {place}: act on it there; if that no longer exists, delete {folder(root, record.name)}"
+        )
+
+
+def keeper_silence(record: ServerRecord) -> str:
+    """How to resume a server's keeper stopped by a signal, as a sentence; else empty."""
+    from vllm_launchers.keeper import location, processes
+
+    keeper = record.keeper
+    if keeper is None or not location.is_here(record) or not processes.is_stopped(keeper):
+        return ""
+    return (
+        f"the keeper of {record.name} is stopped by a signal: resume it with 'kill -CONT {keeper.pid}'; "
+        "until then it does nothing and the server's output waits"
+    )
 
 
 def launch(
-    root: Path, name: str, spec: LaunchSpec, secrets: Secrets | None = None, *, tuning: Options = None
+    root: Path,
+    name: str,
+    spec: LaunchSpec,
+    secrets: Secrets | None = None,
+    *,
+    recording: Recording | None = None,
+    tuning: Options = None,
 ) -> ServerRecord:
-    """Start a new server; returns once its process runs (``starting``), or could not be started (``failed``).
+    """Start a new server; returns once its process runs (``starting``), or could not start (``failed``).
 
+    ``recording`` is what a simulated one goes on from.
     Raises `NameTakenError`, `SecretMissingError`, `BadNameError`, `NotOursError`.
     """
-    given = credentials.complete(spec, secrets or {}, os.environ)
+    from vllm_launchers.keeper.context import complete_secrets
+
+    given = complete_secrets(spec, secrets or {}, os.environ)
     with _on_disk(folder(root, name)):
-        home = store.prepare(root, name)
-        if store.stamp(home) is not None:
-            raise NameTakenError(f"a server named {name} is there already; restart it, or remove it first")
-        lock = store.take_lock(home)
+        home = folders.prepare(root, name)
+        if folders.stamp(home) is not None:
+            raise NameTakenError(f"server {name} already exists; restart it, or remove it first")
+        lock = _take_lock(home)
     if lock is None:
-        raise NameTakenError(f"a server named {name} is being started by another console")
+        raise NameTakenError(f"server {name} is being started by another console")
     with _held(lock):
-        if store.stamp(home) is not None:
-            raise NameTakenError(f"a server named {name} was just started by another console")
-        return _start_keeper(home, lock, {"do": "launch", "spec": codec.to_plain(spec), "secrets": given}, tuning)
+        if folders.stamp(home) is not None:
+            raise NameTakenError(f"server {name} was just started by another console")
+        request = {"do": "launch", "spec": wire.to_plain(spec), "secrets": given, "recording": wire.to_plain(recording)}
+        return _start_keeper(home, lock, request, tuning)
 
 
 def restart(
-    root: Path, name: str, spec: LaunchSpec, secrets: Secrets | None = None, *, tuning: Options = None
+    root: Path,
+    name: str,
+    spec: LaunchSpec,
+    secrets: Secrets | None = None,
+    *,
+    tuning: Options = None,
 ) -> ServerRecord:
-    """Start the next generation with this spec, after stopping what runs; returns once that is accepted.
+    """Start the next generation with this spec, after stopping what runs; returns once the request is accepted.
 
-    Raises `NoSuchServerError`, `SecretMissingError`, `RecordError`.
+    A ready server whose spec can be prepared serves until that is done; the record's ``preparation`` says how far it
+    is. It is canceled when this process ends. Raises `NoSuchServerError`, `SecretMissingError`, `RecordError`.
     """
-    request = {
-        "do": "restart",
-        "spec": codec.to_plain(spec),
-        "secrets": credentials.known(spec, secrets or {}, os.environ),
-    }
-    return _ask_or_start(root, name, request, tuning, lambda: credentials.complete(spec, secrets or {}, os.environ))
+    from vllm_launchers.keeper import processes
+    from vllm_launchers.keeper.context import complete_secrets, known_secrets
+
+    given = secrets or {}
+    known = known_secrets(spec, given, os.environ)
+    console = wire.to_plain(processes.identity(os.getpid()))
+    request = {"do": "restart", "spec": wire.spec_for_keeper(spec), "secrets": known, "console": console}
+    return _ask_or_start(root, name, request, tuning, lambda: complete_secrets(spec, given, os.environ))
+
+
+def cancel(root: Path, name: str) -> ServerRecord:
+    """Cancel the restart that is being prepared, or going to sleep while it still serves; the server goes on.
+
+    Raises `NotPreparingError` if there is neither, or the server is being stopped for it, and `NoSuchServerError`.
+    """
+    refuse_elsewhere(root, read(root, name))
+    answer = _ask(folder(root, name), {"do": "cancel"})
+    if answer is None:
+        raise errors.NotPreparingError(f"{name}: no restart is being prepared; nothing was canceled")
+    return answer
+
+
+def sleep(root: Path, name: str, level: int, drain_seconds: float, *, tuning: Options = None) -> ServerRecord:
+    """Let a server finish its requests and put it to sleep; returns once the request is accepted.
+
+    The record's ``sleep`` says how far it is. It is canceled if requests are left after ``drain_seconds``, or if this
+    process ends before that. Raises `CannotSleepError`, `NoSuchServerError`.
+    """
+    from vllm_launchers.keeper import processes
+
+    _refuse_ended(read(root, name))
+    console = wire.to_plain(processes.identity(os.getpid()))
+    request = {"do": "sleep", "level": level, "drain_seconds": drain_seconds, "console": console}
+    return _ask_or_start(root, name, request, tuning)
+
+
+def wake(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
+    """Wake a server up; returns once the request is accepted. The record's ``sleep`` says how far it is.
+
+    Raises `CannotSleepError`, `NoSuchServerError`.
+    """
+    _refuse_ended(read(root, name))
+    return _ask_or_start(root, name, {"do": "wake"}, tuning)
+
+
+def _refuse_ended(record: ServerRecord) -> None:
+    if not record.state.alive:
+        raise errors.CannotSleepError(f"{record.name} is {record.state}: only a server that runs can sleep or wake up")
 
 
 def stop(root: Path, name: str, *, tuning: Options = None) -> ServerRecord:
-    """Stop a server; returns once that is accepted. One that has ended is left as it is. Raises `NoSuchServerError`."""
+    """Stop a server; returns once the request is accepted. No effect if it has ended. Raises `NoSuchServerError`."""
     return _ask_or_start(root, name, {"do": "stop"}, tuning)
 
 
 def adopt(root: Path, name: str, *, tuning: Options = None) -> bool:
-    """Start a keeper for this server if its own has died; whether that was done. Another console's win is no error.
+    """Start a keeper for this server if its own has died; returns whether it was started.
 
-    Raises `NoSuchServerError`, `RecordError`, and `KeeperError` when the keeper cannot be started.
+    If another console is faster, that is not an error. Raises `NoSuchServerError`, `RecordError`, and `KeeperError` if
+    the keeper cannot be started.
     """
-    return read(root, name).needs_keeper and _adopt(folder(root, name), tuning)
+    return _may_adopt(root, read(root, name)) and _adopt(folder(root, name), tuning)
 
 
 def adopt_orphans(root: Path, *, tuning: Options = None) -> list[str]:
-    """Start a keeper for each server whose own has died; returns their names. Another console's win is no error.
+    """Start a keeper for each server whose own has died; returns their names.
 
-    Raises `KeeperError` when a keeper cannot be started, after all others were tried.
+    If another console is faster, that is not an error. Raises `KeeperError` if a keeper cannot be started, after all
+    others were tried.
     """
     adopted, problems = [], []
     for record in list_records(root)[0]:
         try:
-            if record.needs_keeper and _adopt(folder(root, record.name), tuning):
+            if _may_adopt(root, record) and _adopt(folder(root, record.name), tuning):
                 adopted.append(record.name)
         except KeeperError as error:
             problems.append(f"server {record.name} could not be adopted: {error}")
@@ -187,10 +283,15 @@ def adopt_orphans(root: Path, *, tuning: Options = None) -> list[str]:
     return adopted
 
 
-def remove(root: Path, name: str) -> None:
-    """Delete all that is kept of a server that has ended: record, logs, history.
+def _may_adopt(root: Path, record: ServerRecord) -> bool:
+    return record.needs_keeper and not elsewhere(root, record)
 
-    Raises `NoSuchServerError`, `StillAliveError`.
+
+def remove(root: Path, name: str, *, keep: Callable[[Path], object] | None = None) -> None:
+    """Delete all files of a server that has ended: record, logs, history.
+
+    ``keep`` gets its folder first, once nothing uses it any more, and may move files elsewhere; what it raises leaves
+    the server as it is. Raises `NoSuchServerError`, `StillAliveError`.
     """
     import shutil
 
@@ -198,31 +299,35 @@ def remove(root: Path, name: str) -> None:
 
     home = folder(root, name)
     if not home.is_dir():
-        raise NoSuchServerError(f"there is no server named {name}")
-    store.check_own_folder(home)
-    told = None
+        raise NoSuchServerError(f"no server named {name}")
+    folders.check_own_folder(home)
+    with contextlib.suppress(RecordError, NoSuchServerError):
+        refuse_elsewhere(root, read(root, name))
+    answer = None
     with _on_disk(home):
-        lock = store.take_lock(home)
-        if lock is None and store.lags(home):  # its keeper may stay only because the record cannot be written
-            told = _ask(home, {"do": "forget"})
-            lock = store.take_lock(home, patience=RETRY_SECONDS)
+        lock = _take_lock(home)
+        if lock is None and folders.is_stale(home):  # its keeper may stay only because the record cannot be written
+            answer = _ask(home, {"do": "forget"})
+            lock = _take_lock(home, timeout=RETRY_SECONDS)
     if lock is None:
-        raise StillAliveError(f"{name} is still held by its keeper; stop it first")
+        raise StillAliveError(f"{name} has not ended yet: stop it first")
     with _held(lock):
-        if told is None and _may_run(root, name):
-            raise StillAliveError(f"{name} has not been stopped (its keeper died); stop it first")
+        if answer is None and _may_run(root, name):
+            raise StillAliveError(f"{name} is not stopped (its keeper died); stop it first")
         if left := orphans.left_of(home):
             pids = ", ".join(map(str, left))
             raise StillAliveError(f"processes of {name} still run (pid {pids}); 'vllm-console leftovers' shows them")
-        # Out of sight in one step, so that nobody meets a half-deleted server.
-        grave = home.with_name(f".removed-{name}-{os.getpid()}-{time.monotonic_ns()}")
+        if keep is not None:
+            keep(home)
+        # Renamed first, so that no one sees a half-deleted server.
+        trash = home.with_name(f".removed-{name}-{os.getpid()}-{time.monotonic_ns()}")
         with _on_disk(home):
-            home.rename(grave)
-        shutil.rmtree(grave, ignore_errors=True)
+            home.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
 
 
 def _may_run(root: Path, name: str) -> bool:
-    """Whether a server without keeper may run. A broken record says nothing; a newer one must not be judged."""
+    """Whether a server without a keeper may run. Unknown for a broken record; a newer one must not be interpreted."""
     try:
         return read(root, name).state.alive
     except NewerRecordError:
@@ -234,13 +339,13 @@ def _may_run(root: Path, name: str) -> bool:
 def wait_for(
     root: Path, name: str, predicate: Callable[[ServerRecord], bool], timeout: float, *, poll: float = 0.05
 ) -> ServerRecord:
-    """Wait until a record fulfils something; returns it. Raises `WaitTimeoutError`, `NoSuchServerError`."""
+    """Wait until a record satisfies ``predicate``; returns it. Raises `WaitTimeoutError`, `NoSuchServerError`."""
     deadline = time.monotonic() + timeout
     seen: Stamp | None = None
     record = read(root, name)
     while not predicate(record):
         if time.monotonic() >= deadline:
-            raise WaitTimeoutError(f"{name} is still {record.state} after {timeout:g} s")
+            raise WaitTimeoutError(f"{name} is still {record.state} after {timeout:g}s")
         time.sleep(poll)
         now = stamp(root, name)
         if now != seen:
@@ -255,18 +360,21 @@ def _ask_or_start(
     tuning: Options,
     fresh_secrets: Callable[[], dict[str, str]] | None = None,
 ) -> ServerRecord:
-    """Have the living keeper do it; where there is none, start one (adopting what still runs)."""
+    """Send a request to the living keeper; if there is none, start one (which adopts what still runs)."""
     home = folder(root, name)
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         record = read(root, name)
+        refuse_elsewhere(root, record)
+        if why := keeper_silence(record):
+            raise SilentError(f"nothing done: {why}")
         answer = _ask(home, request)
         if answer is not None:
             return answer
         if not record.needs_keeper and request["do"] == "stop" and not keeper_alive(root, name):
             return read(root, name)
         with _on_disk(home):
-            lock = store.take_lock(home)
+            lock = _take_lock(home)
         if lock is not None:
             with _held(lock):
                 if read(root, name).needs_keeper:
@@ -275,12 +383,35 @@ def _ask_or_start(
                     secrets = fresh_secrets() if fresh_secrets else {}
                     return _start_keeper(home, lock, {**request, "secrets": secrets}, tuning)
         if time.monotonic() >= deadline:
-            raise KeeperError(f"the keeper of {name} does not answer; see {home / 'keeper.log'}")
+            raise KeeperError(f"the keeper of {name} does not answer; see {home / KEEPER_LOG}")
         time.sleep(0.02)
 
 
+def _has_keeper(home: Path) -> bool:
+    if folders.lock_is_held(home):
+        return True
+    from vllm_launchers.keeper import claim
+
+    return bool(claim.keepers_of(home))
+
+
+def _take_lock(home: Path, timeout: float = folders.LOCK_TIMEOUT) -> int | None:
+    """Take the keeper's lock; None if a keeper lives or is starting, whatever the state of its lock."""
+    from vllm_launchers.keeper import claim
+
+    deadline = time.monotonic() + timeout
+    while (lock := folders.take_lock(home, max(0.0, deadline - time.monotonic()))) is not None:
+        if not claim.keepers_of(home):
+            return lock
+        os.close(lock)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.02)  # it may be ending right now
+    return None
+
+
 def _ask(home: Path, request: Mapping[str, Any], seconds: float | None = None) -> ServerRecord | None:
-    """Ask the living keeper; None where there is none, or where it is just ending."""
+    """Send a request to the living keeper; None if there is none, or if it is just ending."""
     from vllm_launchers.keeper import wire
 
     try:
@@ -293,42 +424,34 @@ def _ask(home: Path, request: Mapping[str, Any], seconds: float | None = None) -
 
 
 def _why_silent(home: Path) -> str:
-    """Where a signal has stopped a keeper, a sentence that says how it goes on; else empty."""
-    from vllm_launchers.keeper import processes
-
-    try:
-        keeper = store.read_record(home).keeper
-    except KeeperError:
-        return ""
-    if keeper is None or not processes.is_stopped(keeper):
-        return ""
-    return (
-        f"the keeper of {home.name} was stopped by a signal (pid {keeper.pid}) and cannot answer: "
-        f"let it go on with 'kill -CONT {keeper.pid}'; nothing was done, and until then nobody writes its server's log"
-    )
+    """How to resume a keeper stopped by a signal, as a sentence; else empty."""
+    with contextlib.suppress(KeeperError):
+        if why := keeper_silence(folders.read_record(home)):
+            return f"nothing done: {why}"
+    return ""
 
 
 def _adopt(home: Path, tuning: Options) -> bool:
-    if store.lock_is_held(home):
+    if _has_keeper(home):
         return False
     with _on_disk(home):
-        lock = store.take_lock(home, patience=0.0)
+        lock = _take_lock(home, timeout=0.0)
     if lock is None:
         return False
     with _held(lock):
-        if not store.read_record(home).needs_keeper:
+        if not folders.read_record(home).needs_keeper:
             return False
         _start_keeper(home, lock, {"do": "adopt"}, tuning)
     return True
 
 
-def _start_keeper(home: Path, lock: int, order: Mapping[str, Any], tuning: Options) -> ServerRecord:
-    """Start a keeper that takes over the lock; returns the record it begins with."""
+def _start_keeper(home: Path, lock: int, request: Mapping[str, Any], tuning: Options) -> ServerRecord:
+    """Start a keeper that takes over the lock; returns its first record."""
     import subprocess
 
     program = Path(__file__).with_name("__main__.py")
     with _on_disk(home):
-        notes = open_file(home / "keeper.log", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+        notes = open_file(home / KEEPER_LOG, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(program), str(home.absolute()), str(lock)],
@@ -337,30 +460,30 @@ def _start_keeper(home: Path, lock: int, order: Mapping[str, Any], tuning: Optio
             stderr=notes,
             pass_fds=(lock,),
         )
-        output, _ = process.communicate(json.dumps({**order, "tuning": tuning}).encode(), timeout=START_SECONDS)
+        output, _ = process.communicate(json.dumps({**request, "tuning": tuning}).encode(), timeout=START_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise KeeperError(f"the keeper of {home.name} did not begin within {START_SECONDS:g} s") from error
+        raise KeeperError(f"the keeper of {home.name} did not start within {START_SECONDS:g}s") from error
     except OSError as error:
-        raise KeeperError(f"no keeper can be started with {sys.executable}: {error.strerror}") from error
+        raise KeeperError(f"can't start a keeper with {sys.executable}: {error.strerror}") from error
     finally:
         os.close(notes)
     try:
         return _record(json.loads(output))
     except ValueError as error:
-        raise KeeperError(f"the keeper of {home.name} ended before it began; see {home / 'keeper.log'}") from error
+        raise KeeperError(f"the keeper of {home.name} ended at its start; see {home / KEEPER_LOG}") from error
 
 
 def _record(answer: Mapping[str, Any]) -> ServerRecord:
-    """The record in an answer. Raises the error that stands there instead."""
+    """The record in an answer. Raises the error that it contains instead."""
     if "error" in answer:
         kind = getattr(errors, str(answer["error"]), KeeperError)
         raise kind(str(answer.get("message")))
-    return codec.record_of(answer.get("record"))
+    return wire.record_of(answer.get("record"))
 
 
 @contextlib.contextmanager
 def _held(lock: int) -> Iterator[None]:
-    """Let go of our copy of the lock; a keeper that was started meanwhile holds its own."""
+    """Close our copy of the lock afterwards; a keeper started meanwhile holds its own."""
     try:
         yield
     finally:
@@ -369,8 +492,8 @@ def _held(lock: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _on_disk(home: Path) -> Iterator[None]:
-    """What the file system refuses, in a sentence: a full disk, a read-only one, rights that are missing."""
+    """Turn file system errors into a sentence: a full or read-only disk, missing permissions."""
     try:
         yield
     except OSError as error:
-        raise KeeperError(f"{error.filename or home} cannot be used: {error.strerror or error}") from error
+        raise KeeperError(f"can't use {error.filename or home}: {error.strerror or error}") from error

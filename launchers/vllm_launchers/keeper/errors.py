@@ -1,4 +1,4 @@
-"""What can go wrong between a console and its keepers. Each message is one sentence for people."""
+"""Errors between a console and its keepers. Each message is one sentence for users."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ class KeeperError(Exception):
 
 
 class BadNameError(KeeperError):
-    """A server name that could not be a folder's name, or that is too long."""
+    """A server name that is not a valid folder name, or too long."""
 
 
 class NoSuchServerError(KeeperError):
-    """There is no record of a server of that name."""
+    """There is no record of a server with that name."""
 
 
 class NameTakenError(KeeperError):
-    """A server of that name is there already, or is being started at this moment."""
+    """A server with that name exists already, or is being started."""
 
 
 class NotOursError(KeeperError):
-    """A folder or a process that belongs to somebody else."""
+    """A folder or process that belongs to another user."""
+
+
+class ElsewhereError(KeeperError):
+    """A server that runs on another machine or in another container, and can be controlled only there."""
 
 
 class SecretMissingError(KeeperError):
@@ -28,24 +32,32 @@ class SecretMissingError(KeeperError):
 
 
 class SilentError(KeeperError):
-    """A keeper lives and does not answer in time."""
+    """A keeper lives but does not answer in time."""
+
+
+class NotPreparingError(KeeperError):
+    """There is no restart in preparation that could be canceled."""
+
+
+class CannotSleepError(KeeperError):
+    """A server that can't go to sleep or wake up in its present state."""
 
 
 class StillAliveError(KeeperError):
-    """What was asked is possible only for a server that has ended."""
+    """The request requires a server that has ended."""
 
 
 class RecordError(KeeperError):
-    """A record that cannot be read: broken, incomplete, or written by a newer version."""
+    """A record that can't be read: broken, incomplete, or written by a newer version."""
 
 
 class NewerRecordError(RecordError):
-    """A record that a newer version wrote: what it says is not for this one to judge."""
+    """A record that a newer version wrote, which this one must not interpret."""
 
 
 class UnwrittenError(KeeperError):
-    """A record cannot be written (disk full, quota, read-only), and what was asked must not be done without."""
+    """A record can't be written (disk full, quota, read-only), and the request must not be executed without it."""
 
 
 class WaitTimeoutError(KeeperError):
-    """A server did not get to the awaited state in time."""
+    """A server did not reach the awaited state in time."""

@@ -1,57 +1,319 @@
-"""What a server's probes come to."""
+"""A server's health: a thread that probes ``/health``, and the evaluation of its results.
+
+One HTTP GET per probe, over TLS if the server speaks that, with a deadline for all of it, over a fresh connection to a
+socket on which the server's own processes listen. Nothing is sent to a foreign process that answers on the port.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import re
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
+from typing import Any
 
-from vllm_launchers.keeper.events import Probed
-from vllm_launchers.keeper.lifecycle import Transition, Tuning
-from vllm_launchers.keeper.members import port_is_theirs
-from vllm_launchers.keeper.records import ProcessIdentity, State
+from vllm_launchers.keeper import golden
+from vllm_launchers.keeper.context import Tuning
+from vllm_launchers.keeper.lifecycle import HelperFailed, Post, Probed, Transition, WarmedUp
+from vllm_launchers.keeper.records import GoldenAnswer, State, WarmUp, WarmUpOutcome, WarmUpReport
+from vllm_launchers.keeper.server_client import RequestTimeoutError, Response, ServerClient, base_model, over_tls
+from vllm_launchers.listeners import Owner, StrangerError
+from vllm_launchers.values import Value
+
+DEADLINE_SECONDS = 10.0
+"""As in the probes of the exported Compose and Kubernetes files.
+
+A busy API server may take seconds: it tokenizes long prompts in the thread that also answers ``/health``. So it takes
+about half a minute of silence until a server is called unresponsive; errors and refused connections count at once.
+"""
+
+
+class ProbeTarget(Value):
+    """What to probe: the process ``owner``, started as number ``epoch``, and the interval in seconds."""
+
+    epoch: int
+    owner: Owner
+    host: str
+    port: int
+    interval: float
+    tls: bool = False
+
+
+class Prober(threading.Thread):
+    """Probes its target until it gets another one, or none."""
+
+    def __init__(self, post: Post) -> None:
+        super().__init__(name="prober", daemon=True)
+        self._post = post
+        self._change = threading.Condition()
+        self._target: ProbeTarget | None = None
+
+    def aim(self, target: ProbeTarget | None) -> None:
+        """Probe this from now on; None pauses. Modules are imported here, before anything on disk can change."""
+        if target is not None and target.tls:
+            with contextlib.suppress(ImportError):  # Python without TLS: each probe reports it
+                importlib.import_module("ssl")
+        with self._change:
+            self._target = target
+            self._change.notify()
+
+    def run(self) -> None:
+        """Probe for as long as the keeper lives."""
+        while True:
+            with self._change:
+                while self._target is None:
+                    self._change.wait()
+                target = self._target
+            try:
+                self._post(_probed(target))
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the probing goes on
+                self._post(HelperFailed("prober", repr(error)))
+            self._rest(target)
+
+    def _rest(self, target: ProbeTarget) -> None:
+        with self._change:
+            if self._target == target:
+                self._change.wait(target.interval)
+
+
+def _probed(target: ProbeTarget) -> Probed:
+    try:
+        problem = probe(target.owner, target.host, target.port, tls=target.tls)
+    except StrangerError as error:
+        return Probed(target.epoch, healthy=False, detail=str(error), stranger=True)
+    return Probed(target.epoch, healthy=not problem, detail=problem)
+
+
+def probe(owner: Owner, host: str, port: int, deadline_seconds: float = DEADLINE_SECONDS, *, tls: bool = False) -> str:
+    """Probe once; returns what went wrong as a clause, empty on a 200.
+
+    Raises:
+        StrangerError: a process that is not the owner's listens on the port. Nothing is sent to it.
+    """
+    ends = time.monotonic() + deadline_seconds
+    try:
+        with (
+            owner.connect(port, deadline_seconds) as plain,
+            over_tls(plain) if tls else plain as connection,
+        ):
+            connection.sendall(f"GET /health HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+            response = b""
+            while b"\r\n" not in response and len(response) < 4096:
+                left = ends - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                connection.settimeout(left)
+                chunk = connection.recv(1024)
+                if not chunk:
+                    break
+                response += chunk
+    except StrangerError:
+        raise
+    except TimeoutError:
+        return f"no response within {deadline_seconds:g}s"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    except ImportError as error:
+        return f"this Python has no TLS ({error})"
+    status = response.split(b"\r\n", 1)[0].split()
+    if len(status) < 2 or not status[0].startswith(b"HTTP/"):
+        return "not an HTTP response"
+    return "" if status[1] == b"200" else f"HTTP {status[1].decode('ascii', 'replace')}"
 
 
 class Health:
-    """Counts failed probes in a row, and takes a first good answer only from the server's own processes."""
+    """Evaluates a server's probes: counts consecutive failures."""
 
     def __init__(self, tuning: Tuning) -> None:
-        self._limit = tuning.silent_probes
+        self._limit = tuning.failed_probes
         self.reset()
 
     def reset(self) -> None:
-        """A new process: forget the one before."""
-        self._silent = 0
-        self._looked_at = 0.0
+        """A new process: forget the previous one."""
+        self._failed = 0
         self.since = time.monotonic()
-        """When it last began or ceased to answer, on a clock that nobody sets."""
+        """Since when it responds, or does not, on the monotonic clock."""
         self.reason = ""
-        """Why the last probe led where it did, or why it did not count; a clause for people."""
+        """The cause of the last transition, or why the last probe did not count; a clause."""
 
-    def heard(
-        self, probed: Probed, state: State, port: int, members: Callable[[], Iterable[ProcessIdentity]]
-    ) -> Transition | None:
+    def transition(self, probed: Probed, state: State, port: int) -> Transition | None:
         """The transition that a probe causes in this state, if any."""
         if not probed.healthy:
-            self._silent += 1
-            if state is not State.READY or self._silent < self._limit:
+            self._failed += 1
+            if probed.stranger:
+                self.reason = probed.detail
+            if state is not State.READY or self._failed < self._limit:
                 return None
-            self.reason = f"/health on port {port}: {probed.detail}, {self._silent} times in a row"
+            if not probed.stranger:
+                self.reason = f"/health on port {port}: {probed.detail} ({self._failed} times in a row)"
             self.since = time.monotonic()
-            return Transition.FELL_SILENT
-        self._silent = 0
-        if state is State.READY or not self._ours(port, members):
-            return None
+            return Transition.UNANSWERED
+        self._failed = 0
         self.reason = ""
+        if state in (State.READY, State.ASLEEP):
+            return None
         self.since = time.monotonic()
-        return Transition.ANSWERED if state is State.STARTING else Transition.SPOKE_AGAIN
+        return Transition.ANSWERED if state is State.STARTING else Transition.RECOVERED
 
-    def _ours(self, port: int, members: Callable[[], Iterable[ProcessIdentity]]) -> bool:
-        """Whether our server listens on the port; where that cannot be seen it is taken to be so."""
-        now = time.monotonic()
-        if self.reason and now - self._looked_at < 1.0:
-            return False  # a stranger answers; look again in a while
-        self._looked_at = now
-        if port_is_theirs(port, members()) is not False:
-            return True
-        self.reason = f"port {port} is answered by a process that is not this server's"
-        return False
+
+# -- the warm-up ------------------------------------------------------------------------------------------------------
+
+
+TEXT = (
+    "the people of the town came to the river in the morning and saw that the water was high and the old bridge was "
+    "gone so they went back home to find some wood and build a new one"
+)
+"""Forty common words: 32 tokens or more in any vocabulary."""
+TOKENS = tuple(range(5, 37))
+"""32 token ids that any vocabulary has, for a server with a short context or without a tokenizer."""
+SHORT_CONTEXT = 256
+"""With a shorter context than this the words may not fit: some vocabularies spell them letter by letter."""
+
+ATTEMPTS = 3
+PAUSE_SECONDS = 1.0
+"""Before the second attempt; twice as long before the third."""
+_POOLING = ("/v1/embeddings", "/pooling", "/classify")
+_NOT_OFFERED = frozenset({404, 405, 501})
+_COUNTED = re.compile(rb"^vllm:(?:request_success|generation_tokens)_total(?:\{[^}\n]*\})? ([0-9.eE+]+)", re.MULTILINE)
+
+
+class WarmUpRun(threading.Thread):
+    """The warm-up of one process. Posts `WarmedUp` when it is done, nothing after `cancel`."""
+
+    def __init__(
+        self,
+        target: ProbeTarget,
+        warm_up: WarmUp,
+        key: str,
+        post: Post,
+        *,
+        begun: bool = False,
+        golden: bool = False,
+    ) -> None:
+        """``begun``: an earlier keeper has sent requests, which the server's counters may include.
+
+        ``golden``: record its answers to the golden prompts, too.
+        """
+        super().__init__(name="warm-up", daemon=True)
+        self._epoch, self._warm_up, self._post = target.epoch, warm_up, post
+        self._begun, self._golden = begun, golden
+        self._client = ServerClient(target.owner, target.host, target.port, key, tls=target.tls)
+
+    def cancel(self) -> None:
+        """Abort it at once: a server that is asked to end would wait for the open request."""
+        self._client.cancel()
+
+    def run(self) -> None:
+        """Send it, with retries if the server fails, and post the outcome."""
+        at, since = time.time(), time.monotonic()
+        try:
+            outcome, detail = self._attempts()
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: reported; a server is not lost by it
+            self._post(HelperFailed("warm-up", repr(error)))
+            outcome, detail = WarmUpOutcome.REFUSED, f"internal error in the keeper: {error!r}"
+        report = WarmUpReport(at, outcome, time.monotonic() - since, detail)
+        answers = self._answers() if self._golden and outcome is not WarmUpOutcome.FAILED else ()
+        if not self._client.canceled.is_set():
+            self._post(WarmedUp(self._epoch, report, answers))
+
+    def _answers(self) -> tuple[GoldenAnswer, ...]:
+        """Its answers to the golden prompts; none if it does not complete texts."""
+        try:
+            return golden.record(self._client, self._warm_up.timeout_seconds)
+        except OSError as error:
+            self._post(HelperFailed("warm-up", f"the golden prompts were not recorded: {error}"))
+            return ()
+
+    def _attempts(self) -> tuple[WarmUpOutcome, str]:
+        outcome, detail = WarmUpOutcome.REFUSED, ""
+        for attempt in range(ATTEMPTS):
+            if attempt and self._client.canceled.wait(PAUSE_SECONDS * attempt):
+                break
+            try:
+                outcome, detail = self._attempt()
+            except StrangerError as error:
+                return WarmUpOutcome.REFUSED, str(error)
+            except RequestTimeoutError as error:
+                if error.taken:
+                    return WarmUpOutcome.FAILED, str(error)
+                if outcome is not WarmUpOutcome.FAILED:  # otherwise an earlier attempt has proved something
+                    detail = str(error)
+                continue
+            except OSError as error:
+                outcome, detail = WarmUpOutcome.FAILED, (error.strerror or str(error)).lower() or "connection cut"
+            if outcome is not WarmUpOutcome.FAILED:
+                break
+        return outcome, detail
+
+    def _attempt(self) -> tuple[WarmUpOutcome, str]:
+        if not self._begun:  # later, the counters may include our own request, to an engine that does serve
+            metrics = self._client.ask("GET", "/metrics")
+            if metrics.status == 200 and any(float(count) for count in _COUNTED.findall(metrics.body)):
+                return WarmUpOutcome.SKIPPED, "it has served requests before"
+            self._begun = True
+        models = self._client.ask("GET", "/v1/models")
+        if models.status >= 500:
+            return WarmUpOutcome.FAILED, f"/v1/models: {models.message}"
+        model = base_model(models.document) if models.status == 200 else None
+        if model is None:
+            return WarmUpOutcome.REFUSED, f"/v1/models: {models.message if models.status != 200 else 'names no model'}"
+        outcome, detail = WarmUpOutcome.REFUSED, ""
+        # Rank 0 is named too: without the header any engine may get the request.
+        for engine in range(self._warm_up.engines) if self._warm_up.engines > 1 else (None,):
+            outcome, detail = self._serve(model, engine)
+            if outcome is not WarmUpOutcome.COMPLETED:
+                break
+        return outcome, detail
+
+    def _serve(self, model: Mapping[str, Any], engine: int | None) -> tuple[WarmUpOutcome, str]:
+        """Send the first request that the server accepts, to the engine of rank ``engine`` if given.
+
+        Only vLLM's generating endpoints read the header for that; a pooling server chooses the engine itself.
+        """
+        outcome, detail = WarmUpOutcome.REFUSED, ""
+        missing = refused = ""
+        for path, body in requests(model):
+            if path == missing or (refused and path != refused):
+                continue
+            answer = self._client.ask("POST", path, body, seconds=self._warm_up.timeout_seconds, engine=engine)
+            outcome, detail = judge_response(path, answer)
+            if outcome is not WarmUpOutcome.REFUSED or answer.status in (401, 403):
+                return outcome, detail
+            if answer.status in _NOT_OFFERED or "does not support" in detail:  # the latter: vLLM up to 0.10
+                missing, refused = path, ""
+            else:
+                refused = path
+        return outcome, detail if refused else "it has no endpoint for a text"
+
+
+def requests(model: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What to send to a model, each only if the server rejected the previous one: path and body."""
+    name, length = model["id"], model.get("max_model_len")
+    length = length if isinstance(length, int) and length > 0 else SHORT_CONTEXT
+    tokens = list(TOKENS[: max(1, min(len(TOKENS), length - 2))])
+    answer = {"model": name, "max_tokens": 2 if length > len(tokens) + 1 else 1, "temperature": 0}
+    words = {"prompt": TEXT, **answer}
+    prompts = [{"prompt": tokens, **answer}] if length < SHORT_CONTEXT else [words, {"prompt": tokens, **answer}]
+    given: Any = TEXT if length >= SHORT_CONTEXT else tokens
+    completions = [("/v1/completions", prompt) for prompt in prompts]
+    return completions + [(path, {"model": name, "input": given}) for path in _POOLING]
+
+
+def judge_response(path: str, answer: Response) -> tuple[WarmUpOutcome, str]:
+    """The outcome that a response shows."""
+    if answer.status >= 500 and answer.status != 501:
+        return WarmUpOutcome.FAILED, f"{path}: {answer.message}"
+    document = answer.document
+    if answer.status != 200:
+        return WarmUpOutcome.REFUSED, f"{path}: {answer.message}"
+    if document is None:
+        return WarmUpOutcome.REFUSED, f"{path}: 200, but no JSON"
+    if document.get("error"):
+        return WarmUpOutcome.FAILED, f"{path}: {answer.message}"
+    choices = document.get("choices")
+    ends = [one.get("finish_reason") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    if path == "/v1/completions" and (not ends or "abort" in ends or "error" in ends):
+        return WarmUpOutcome.FAILED, f"{path}: 200, without a completion"
+    return WarmUpOutcome.COMPLETED, ""

@@ -1,50 +1,62 @@
-"""The states of a server and what leads from one to the next. Every change of state is one of these.
+"""The states of a server and the transitions between them. Every change of state is one of these.
 
 ::
 
     LAUNCHED       (nothing, stopped, failed, stopping) → starting   a process is started
-    ANSWERED       starting → ready                                  /health answered 200, from our process
-    FELL_SILENT    ready → unresponsive                              some probes in a row failed
-    SPOKE_AGAIN    unresponsive → ready
-    STOP_ASKED     starting, ready, unresponsive → stopping          a console asked for a stop or a restart
-    ENDED          starting, ready, unresponsive → stopping          it ended by itself; what it left is being ended
-    GONE           stopping → stopped                                nothing is left, as asked
-    LOST           starting, stopping → failed                       nothing is left, and nobody had asked for that
-    CANCELLED      failed → stopped                                  a stop while it waited to be started again
+    ANSWERED       starting → ready                                  /health answered 200, from our process, and the
+                                                                     warm-up request, if there is one, is done
+    UNFIT          starting → stopping                               /health answers, but no request can be served
+    UNANSWERED     ready → unresponsive                              several probes in a row failed
+    RECOVERED      unresponsive → ready                              /health answers again
+    SUSPENDED      ready, unresponsive → asleep                      it is told to sleep; no request is left
+    WOKEN          asleep → ready                                    it is awake and answers as before
+    STOP_REQUESTED starting, ready, unresponsive, asleep → stopping  a console requested a stop or a restart
+    ENDED          starting, ready, unresponsive, asleep → stopping  it ended by itself; its leftovers are being ended
+    GONE           stopping → stopped                                nothing is left, as requested
+    LOST           starting, stopping → failed                       nothing is left, and nobody requested that
+    CANCELLED      failed → stopped                                  a stop while it waited for a restart
 
-Races between what can happen at once, and what settles them (all in `Keeper`, which alone changes the state):
+Races, and how they are resolved (all in `Supervisor`, which alone changes the state):
 
-- *An answer or a death of an earlier process arrives late.* Every start has a number (epoch); events carry it.
+- *A probe result or an exit of an earlier process arrives late.* Every start has a number (epoch); events carry it.
 - *The process dies while a stop begins.* The exit counts as requested if the stop was accepted first.
-- *A restart is asked during a stop, or a stop during a restart.* The last word counts; one ladder serves both.
-- *A keeper dies during a restart, or while it waits to start again.* The record says what was to be started next, how
-  often it was tried and until when it waits; the keeper that adopts goes on from there.
+- *A restart is requested during a stop, or a stop during a restart.* The last request counts; one stop sequence serves
+  both.
+- *A keeper dies during a restart, or while it waits to start again.* The record says what to start next, how often that
+  was tried and until when it waits; the keeper that adopts continues from there.
+- *Another program binds the port between two generations.* The keeper holds it (`Reservation`) from the moment the
+  old process releases it.
 - *A request comes while the keeper ends.* It is answered "gone"; the console takes the lock and starts a new keeper.
-- *A pid is given to somebody else.* Own children keep their pid until reaped; all others are signalled by pidfd.
+- *A pid is reused.* Own children keep their pid until reaped; all others are signaled by pidfd.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from typing import Any
 
-from vllm_launchers.keeper.ladder import Patience
 from vllm_launchers.keeper.processes import signal_name
-from vllm_launchers.keeper.records import Exit, RestartMode, RestartPolicy, State
+from vllm_launchers.keeper.records import Exit, GoldenAnswer, SleepStep, State, WarmUpReport
+from vllm_launchers.values import Value
 
-LIVE = frozenset({State.STARTING, State.READY, State.UNRESPONSIVE})
+LIVE = frozenset({State.STARTING, State.READY, State.UNRESPONSIVE, State.ASLEEP})
 KEPT_GENERATIONS = 20
 
 
 class Transition(StrEnum):
-    """What leads from one state to the next."""
+    """A change from one state to the next."""
 
     LAUNCHED = "launched"
     ANSWERED = "answered"
-    FELL_SILENT = "fell silent"
-    SPOKE_AGAIN = "spoke again"
-    STOP_ASKED = "stop asked"
+    UNFIT = "unfit"
+    UNANSWERED = "unanswered"
+    RECOVERED = "recovered"
+    SUSPENDED = "suspended"
+    WOKEN = "woken"
+    STOP_REQUESTED = "stop requested"
     ENDED = "ended"
     GONE = "gone"
     LOST = "lost"
@@ -54,9 +66,12 @@ class Transition(StrEnum):
 TRANSITIONS: dict[Transition, tuple[frozenset[State], State]] = {
     Transition.LAUNCHED: (frozenset({State.STOPPED, State.FAILED, State.STOPPING}), State.STARTING),
     Transition.ANSWERED: (frozenset({State.STARTING}), State.READY),
-    Transition.FELL_SILENT: (frozenset({State.READY}), State.UNRESPONSIVE),
-    Transition.SPOKE_AGAIN: (frozenset({State.UNRESPONSIVE}), State.READY),
-    Transition.STOP_ASKED: (LIVE, State.STOPPING),
+    Transition.UNFIT: (frozenset({State.STARTING}), State.STOPPING),
+    Transition.UNANSWERED: (frozenset({State.READY}), State.UNRESPONSIVE),
+    Transition.RECOVERED: (frozenset({State.UNRESPONSIVE}), State.READY),
+    Transition.SUSPENDED: (frozenset({State.READY, State.UNRESPONSIVE}), State.ASLEEP),
+    Transition.WOKEN: (frozenset({State.ASLEEP}), State.READY),
+    Transition.STOP_REQUESTED: (LIVE, State.STOPPING),
     Transition.ENDED: (LIVE, State.STOPPING),
     Transition.GONE: (frozenset({State.STOPPING}), State.STOPPED),
     Transition.LOST: (frozenset({State.STARTING, State.STOPPING}), State.FAILED),
@@ -64,35 +79,22 @@ TRANSITIONS: dict[Transition, tuple[frozenset[State], State]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """How patient a keeper is, in seconds; a console leaves it alone, a test shortens it."""
-
-    patience: Patience = field(default_factory=Patience)
-    probe_starting: float = 0.3
-    probe_ready: float = 2.0
-    silent_probes: int = 3
-    """Failed probes in a row until a ready server is called unresponsive."""
-    steady: float = 600.0
-    """Ready for this long, its automatic restarts count from zero again."""
-
-
 def next_state(transition: Transition, state: State) -> State:
-    """Where a transition leads. Raises ValueError where it cannot happen, which would be a fault of the keeper."""
+    """The state after a transition. Raises ValueError if it can't happen, which would be a bug in the keeper."""
     allowed, target = TRANSITIONS[transition]
     if state not in allowed:
-        raise ValueError(f"{transition!r} cannot happen to a server that is {state}")
+        raise ValueError(f"{transition!r} can't happen to a server that is {state}")
     return target
 
 
 def exit_of(status: int, requested: bool, killed: bool, at: float) -> Exit:
-    """How a process ended, from its wait status; ``killed`` says that the stop ladder came to SIGKILL."""
+    """How a process ended, from its wait status; ``killed``: the stop sequence reached SIGKILL."""
     code = os.waitstatus_to_exitcode(status)
     how = f"exit code {code}" if code >= 0 else signal_name(-code)
     if requested:
-        reason = f"stopped as asked, {how}" + ("; it had to be killed" if killed else "")
+        reason = f"stopped as requested, {how}" + ("; it had to be killed" if killed else "")
     elif code >= 0:
-        reason = f"ended by itself with exit code {code}"
+        reason = f"exited by itself with code {code}"
     else:
         reason = f"killed by signal {how}, not by this console"
     return Exit(
@@ -105,13 +107,118 @@ def exit_of(status: int, requested: bool, killed: bool, at: float) -> Exit:
 
 
 def exit_unknown(requested: bool, why: str, at: float) -> Exit:
-    """The exit of a process that was nobody's child any more."""
-    begin = "stopped as asked" if requested else "ended by itself"
+    """The exit of a process whose parent, an earlier keeper, is gone."""
+    begin = "stopped as requested" if requested else "ended"
     return Exit(at=at, code=None, signal=None, requested=requested, reason=f"{begin}, exit code unknown: {why}")
 
 
-def retry_delay(policy: RestartPolicy, attempt: int) -> float | None:
-    """Seconds until the next automatic start, when ``attempt`` were made in a row; None: no more."""
-    if policy.mode is RestartMode.NEVER or attempt >= policy.limit:
-        return None
-    return min(policy.backoff_seconds * 2.0 ** min(attempt, 32), policy.backoff_cap_seconds)
+# -- events that the keeper's helper threads post ---------------------------------------------------------------------
+
+
+Reply = Callable[[Mapping[str, Any]], None]
+
+
+class Probed(Value):
+    """The result of a ``/health`` probe of the process started as number ``epoch``; ``detail`` says what went wrong."""
+
+    epoch: int
+    healthy: bool
+    detail: str = ""
+    stranger: bool = False
+    """True if it was not probed, because a foreign process listens on its port."""
+
+
+class WarmedUp(Value):
+    """The warm-up request to the process started as number ``epoch`` is over; ``golden`` are its golden answers."""
+
+    epoch: int
+    report: WarmUpReport
+    golden: tuple[GoldenAnswer, ...] = ()
+
+
+class SleepProgress(Value):
+    """How far going to sleep or waking up is, of the process started as number ``epoch``; fields as in `Sleep`."""
+
+    epoch: int
+    step: SleepStep
+    message: str = ""
+    checked: int = 0
+    differing: tuple[str, ...] = ()
+
+
+class PreparedStep(Value):
+    """What prepared process number ``epoch`` says; None: it has closed its side."""
+
+    epoch: int
+    message: Mapping[str, Any] | None
+
+
+class ChildEnded(Value):
+    """Some child has ended (SIGCHLD); reap to see which."""
+
+
+class AdoptedEnded(Value):
+    """A server that is not this keeper's child has ended (its pidfd said so)."""
+
+    epoch: int
+
+
+class LogLost(Value):
+    """The log is not writable: bytes lost so far, and why."""
+
+    lost: int
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        """What a note and the record say."""
+        return f"log not writable ({self.why}); {self.lost} bytes lost so far"
+
+
+class LogRecovered(Value):
+    """The log is writable again: bytes that were lost."""
+
+    lost: int
+
+    @property
+    def sentence(self) -> str:
+        """What a note and the record say."""
+        return f"log writable again; {self.lost} bytes were lost"
+
+
+class Asked(Value):
+    """A console's request, checked to come from this user; ``reply`` must be called once.
+
+    ``abandoned`` is set once the client is gone: a request that is still queued then is not executed.
+    """
+
+    request: Mapping[str, Any]
+    reply: Reply
+    abandoned: threading.Event
+
+
+class LetGo(Value):
+    """The keeper itself got SIGTERM (as at a shutdown): the server keeps running."""
+
+
+class HelperFailed(Value):
+    """A helper thread had an unexpected error; it goes on."""
+
+    who: str
+    what: str
+
+
+Event = (
+    Probed
+    | WarmedUp
+    | SleepProgress
+    | PreparedStep
+    | ChildEnded
+    | AdoptedEnded
+    | LogLost
+    | LogRecovered
+    | Asked
+    | LetGo
+    | HelperFailed
+)
+Post = Callable[[Event], None]

@@ -1,10 +1,10 @@
-"""Processes as ``/proc`` shows them: who they are, who descends from whom, and signals that reach the right one.
+"""Processes as ``/proc`` shows them: identity, descent, and signals that reach the right one.
 
-A signal goes out only after pid, start time and boot match, through a pidfd opened *before* the look, so that a pid
-that was given to somebody else in between is never hit.
+A signal is sent only after pid, start time and boot match, through a pidfd opened *before* that check, so that a reused
+pid is never hit.
 
-A look for which no descriptor or memory was left raises OSError: whoever took that for an end would go on to end what
-lives.
+A check that fails for lack of descriptors or memory raises OSError: treating it as an exit would end living processes
+later.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from vllm_launchers.procfs import PROC, ProcessStat, pids
 
 Table = Mapping[int, ProcessStat]
 
+KEEPER_TITLE = "vllm-keeper"
+"""The process name of every keeper."""
+
 
 @cache
 def boot_id() -> str:
@@ -33,18 +36,18 @@ def boot_id() -> str:
 
 
 def stat(pid: int) -> ProcessStat | None:
-    """Look at one process; None where there is none. Raises OSError where nothing is left to look with."""
+    """The state of one process; None if there is none. Raises OSError if descriptors or memory ran out."""
     return procfs.stat(pid, sure=True)
 
 
 def identity(pid: int) -> ProcessIdentity | None:
-    """Who has this pid now."""
+    """The identity of the process that has this pid now."""
     found = stat(pid)
     return identity_of(found) if found else None
 
 
 def identity_of(process: ProcessStat) -> ProcessIdentity:
-    """Who a process is, beyond its pid."""
+    """The identity of a process, beyond its pid."""
     return ProcessIdentity(process.pid, process.start_time, boot_id())
 
 
@@ -57,7 +60,7 @@ def alive(process: ProcessIdentity | None) -> bool:
 
 
 def is_stopped(process: ProcessIdentity) -> bool:
-    """Whether this very process was stopped by a signal, or by a debugger, and has not gone on."""
+    """Whether this very process is stopped, by a signal or a debugger."""
     found = stat(process.pid) if alive(process) else None
     return found is not None and found.state in "Tt"
 
@@ -83,7 +86,7 @@ def descendants(processes: Table, ancestors: Iterable[int]) -> set[int]:
 
 
 def owner(pid: int) -> int | None:
-    """Real uid of a process; None where it is gone. (The owner of ``/proc/PID`` is root for undumpable ones.)"""
+    """Real uid of a process; None if it is gone. (The owner of ``/proc/PID`` is root for undumpable ones.)"""
     try:
         for line in Path(PROC, str(pid), "status").read_bytes().splitlines():
             if line.startswith(b"Uid:"):
@@ -93,10 +96,18 @@ def owner(pid: int) -> int | None:
     return None
 
 
-def open_pidfd(process: ProcessIdentity) -> int | None:
-    """A descriptor for this very process, readable once it has ended; None where it is gone.
+def title(pid: int) -> str:
+    """A process's name of at most 15 characters, which vLLM sets for its engines and workers."""
+    try:
+        return Path(PROC, str(pid), "comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
-    Raises OSError where the kernel has no pidfds (before Linux 5.3, or forbidden by a sandbox).
+
+def open_pidfd(process: ProcessIdentity) -> int | None:
+    """A descriptor for this very process, readable once it has ended; None if it is gone.
+
+    Raises OSError if the kernel has no pidfds (before Linux 5.3, or blocked by a sandbox).
     """
     try:
         fd = os.pidfd_open(process.pid)
@@ -109,10 +120,10 @@ def open_pidfd(process: ProcessIdentity) -> int | None:
 
 
 def send(process: ProcessIdentity, number: int) -> bool:
-    """Signal this very process; False where it is gone or is not ours to signal."""
+    """Signal this very process; False if it is gone or not ours to signal."""
     try:
         fd = open_pidfd(process)
-    except OSError:  # no pidfds here: look, then signal at once
+    except OSError:  # no pidfds here: check, then signal at once
         if not alive(process):
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -130,8 +141,21 @@ def send(process: ProcessIdentity, number: int) -> bool:
     return True
 
 
+def end_session(leader: ProcessIdentity) -> None:
+    """Kill a process that leads a session, with everything that it started."""
+    processes = table()
+    found = processes.get(leader.pid)
+    if found is not None and found.start_time != leader.start_time:
+        return  # a pid is not reused while it is a session's
+    below = descendants(processes, [leader.pid])
+    session = {pid for pid, process in processes.items() if process.session == leader.pid}
+    for pid in (below | session) - {leader.pid}:
+        send(identity_of(processes[pid]), signal.SIGKILL)
+    send(leader, signal.SIGKILL)
+
+
 def signal_name(number: int) -> str:
-    """``SIGKILL (9)``, or ``signal 40`` where it has no name."""
+    """``SIGKILL (9)``, or ``signal 40`` if it has no name."""
     try:
         return f"{signal.Signals(number).name} ({number})"
     except ValueError:

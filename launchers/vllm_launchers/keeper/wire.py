@@ -1,7 +1,7 @@
 """One request, one answer, over the keeper's unix socket: a line of JSON each way.
 
-The socket is reached by way of an open descriptor of its folder (``/proc/self/fd/N/keeper.sock``), because a socket's
-path may have 107 bytes only. Both sides look who is at the other end; only the same user is spoken to.
+The socket is reached through an open descriptor of its folder (``/proc/self/fd/N/keeper.sock``), because a socket's
+path is limited to 107 bytes. Both sides check the peer's uid; only the same user is answered.
 """
 
 from __future__ import annotations
@@ -16,28 +16,163 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from vllm_launchers.keeper.errors import KeeperError, SilentError
-from vllm_launchers.keeper.events import Asked, HelperFailed, Post
+from vllm_launchers.keeper.errors import KeeperError, NewerRecordError, RecordError, SilentError
+from vllm_launchers.keeper.lifecycle import Asked, HelperFailed, Post
+from vllm_launchers.keeper.records import RECORD_VERSION, LaunchSpec, ServerRecord
+from vllm_launchers.values import Value, as_dict, replace
+
+MOST_SECONDS = 6e10
+"""Every float in a record is a time (Unix seconds, up to the year 3871) or a duration; larger ones are no valid
+date."""
+
+FORMER_NAMES = {
+    "sidecar": "companion",
+    "not_retryable": "hopeless",
+    "next_spec": "then",
+    "start_pending": "owed",
+}
+"""The names of these fields in version 1 records, and in keepers that write them."""
+
+Shape = TypeVar("Shape")
+Recorded = TypeVar("Recorded", bound=Value)
+
+
+def dumps(record: ServerRecord) -> bytes:
+    """The bytes of ``record.json``: readable JSON in ASCII, one trailing newline.
+
+    ASCII, because a path may contain any bytes: those that are not UTF-8 are restored unchanged.
+    """
+    return json.dumps(to_plain(record), indent=1).encode() + b"\n"
+
+
+def loads(data: bytes) -> ServerRecord:
+    """Read ``record.json``. Raises `RecordError` with a sentence that names the invalid field."""
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"is not JSON: {error}") from error
+    return record_of(raw)
+
+
+def record_of(raw: Any) -> ServerRecord:
+    """A record from plain JSON, of a file or of a keeper's response. Raises `RecordError`."""
+    version = raw.get("version") if isinstance(raw, dict) else None
+    if isinstance(version, int) and version > RECORD_VERSION:
+        raise NewerRecordError(
+            f"was written by a newer vllm-console (record version {version}, this one reads up to {RECORD_VERSION}); "
+            "update vllm-console"
+        )
+    record = replace(from_plain(ServerRecord, raw), version=RECORD_VERSION)
+    if not record.generations:
+        raise RecordError("has no generations")
+    return record
+
+
+def to_plain(value: Any) -> Any:
+    """Values, mappings, tuples and enums as JSON types."""
+    if isinstance(value, Value):
+        return {name: to_plain(field) for name, field in as_dict(value).items()}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def spec_for_keeper(spec: LaunchSpec) -> dict[str, Any]:
+    """A spec in the format that any living keeper reads, including one started by an earlier version."""
+    plain: dict[str, Any] = to_plain(spec)
+    for part in (plain, plain["restart"]):
+        part.update({former: part[name] for name, former in FORMER_NAMES.items() if name in part})
+    return plain
+
+
+def from_plain(kind: type[Recorded], raw: Any, where: str = "") -> Recorded:
+    """Check and build a value of ``records`` from plain JSON; unknown fields are ignored."""
+    if not isinstance(raw, dict):
+        raise RecordError(f"expected an object at {where or 'the top'}, found {_found(raw)}")
+    values: dict[str, Any] = {}
+    for name, (annotation, required) in _schema(cast(type, kind)).items():
+        key = name if name in raw else FORMER_NAMES.get(name, name)
+        if key in raw:
+            values[name] = _decode(annotation, raw[key], f"{where}.{key}" if where else key)
+        elif required:
+            raise RecordError(f"lacks {where + '.' if where else ''}{name}")
+    return kind(**values)
+
+
+@cache
+def _schema(kind: type[Value]) -> dict[str, tuple[Any, bool]]:
+    """Each field's type and whether it is required."""
+    hints = get_type_hints(kind)
+    return {name: (hints[name], name not in kind.DEFAULTS) for name in kind.FIELDS}
+
+
+def _decode(kind: Any, raw: Any, where: str) -> Any:  # noqa: C901 (one branch per type)
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        if raw is None:
+            return None
+        kind = next(part for part in get_args(kind) if part is not type(None))
+        origin = get_origin(kind)
+    if kind is Any:
+        return raw
+    if origin is tuple:
+        item_kind = get_args(kind)[0]
+        return tuple(_decode(item_kind, item, f"{where}[{i}]") for i, item in enumerate(_expect(list, raw, where)))
+    if origin is not None:
+        item_kind = get_args(kind)[1]
+        return {key: _decode(item_kind, item, f"{where}.{key}") for key, item in _expect(dict, raw, where).items()}
+    if issubclass(kind, Value):
+        return from_plain(kind, raw, where)
+    if issubclass(kind, Enum):
+        try:
+            return kind(raw)
+        except ValueError as error:
+            known = ", ".join(str(member.value) for member in kind)
+            raise RecordError(f"{where} is {repr(raw)[:80]}, expected one of {known}") from error
+    if kind is float and isinstance(raw, int | float) and not isinstance(raw, bool):
+        if not abs(raw) <= MOST_SECONDS:  # nor is NaN
+            raise RecordError(f"expected seconds at {where}, found a number beyond all bounds")
+        return float(raw)
+    return _expect(kind, raw, where)
+
+
+def _expect(kind: type[Shape], raw: Any, where: str) -> Shape:
+    if not isinstance(raw, kind) or (isinstance(raw, bool) and kind is not bool):
+        raise RecordError(f"expected {kind.__name__} at {where}, found {_found(raw)}")
+    return raw
+
+
+def _found(raw: Any) -> str:
+    return "nothing" if raw is None else type(raw).__name__
+
 
 SOCKET = "keeper.sock"
 LONGEST_MESSAGE = 8 << 20
 REQUEST_SECONDS = 2.0
 ANSWER_SECONDS = 15.0
+GONE_SECONDS = 0.2
+"""How often to check that a client still waits."""
+
 REST_SECONDS = 0.1
-"""Until connections are taken again after none could be (no descriptor or memory left)."""
+"""Pause after a connection could not be accepted (no descriptor or memory left)."""
 
 
 class UnreachableError(Exception):
-    """No keeper answers there (any more)."""
+    """No keeper listens there (any more)."""
 
 
 def ask(folder: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
     """Send a request and wait for its answer.
 
-    Raises `UnreachableError`, `SilentError` where that takes longer, and `KeeperError` on nonsense.
+    Raises `UnreachableError`, `SilentError` on a timeout, and `KeeperError` on an invalid answer.
     """
     deadline = time.monotonic() + seconds
     try:
@@ -52,7 +187,7 @@ def ask(folder: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECOND
             line = read_line(connection, deadline)
     except TimeoutError as error:
         raise SilentError(
-            f"the keeper of {folder.name} did not answer within {seconds:g} s; see {folder / 'keeper.log'}"
+            f"the keeper of {folder.name} did not answer within {seconds:g}s; see {folder / 'keeper.log'}"
         ) from error
     except OSError as error:
         raise UnreachableError(str(error)) from error
@@ -62,11 +197,11 @@ def ask(folder: Path, request: Mapping[str, Any], seconds: float = ANSWER_SECOND
         answer = json.loads(line)
         return dict(answer)
     except (ValueError, TypeError, RecursionError) as error:
-        raise KeeperError(f"the keeper of {folder.name} answered what cannot be read") from error
+        raise KeeperError(f"unreadable answer from the keeper of {folder.name}") from error
 
 
 def read_line(connection: socket.socket, deadline: float) -> bytes:
-    """One line, without its end; empty when the other side closed first. Raises TimeoutError."""
+    """One line, without its end; empty if the other side closed first. Raises TimeoutError."""
     data = bytearray()
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()
@@ -80,36 +215,34 @@ def read_line(connection: socket.socket, deadline: float) -> bytes:
     return bytes(data[:-1])
 
 
-class Listener(threading.Thread):
-    """Takes requests, one at a time, posts them to the owner and sends back its answer."""
+class RequestListener(threading.Thread):
+    """Accepts requests, one at a time, posts them to the owner and sends back its answer."""
 
     def __init__(self, folder: Path, post: Post) -> None:
         super().__init__(name="listener", daemon=True)
         self._post = post
         self._path = folder / SOCKET
         self._closing = threading.Event()
-        self._path.unlink(missing_ok=True)  # a dead keeper's; we hold the lock
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with _address(folder) as address:
-            self._socket.bind(address)
-        self._path.chmod(0o600)
-        self._socket.listen(16)
+        self._bind()
 
     def run(self) -> None:
         """Serve for as long as the keeper lives."""
-        told = ""
+        fault = ""
         while True:
             try:
-                connection, _ = self._socket.accept()
+                taken = self._socket
+                connection, _ = taken.accept()
             except OSError as error:
                 if self._closing.is_set():
                     return
-                if repr(error) != told:
-                    told = repr(error)
-                    self._post(HelperFailed("listener", told))
+                if taken is not self._socket:
+                    continue  # it was replaced
+                if repr(error) != fault:
+                    fault = repr(error)
+                    self._post(HelperFailed("listener", fault))
                 self._closing.wait(REST_SECONDS)
                 continue
-            told = ""
+            fault = ""
             try:
                 with connection:
                     self._serve(connection)
@@ -118,32 +251,68 @@ class Listener(threading.Thread):
             except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the listening goes on
                 self._post(HelperFailed("listener", repr(error)))
 
-    def close(self) -> None:
-        """Take no more requests."""
+    def restore(self) -> bool:
+        """Listen again if the socket's file was deleted or replaced; returns whether it was."""
+        with contextlib.suppress(OSError):
+            found = self._path.lstat()
+            if (found.st_dev, found.st_ino) == self._file:
+                return False
+        old = self._socket
+        try:
+            self._bind()
+        except OSError:
+            return False  # tried again at the next check
+        with contextlib.suppress(OSError):
+            old.shutdown(socket.SHUT_RDWR)  # makes the thread notice the new one
+        old.close()
+        return True
+
+    def close(self, *, remove: bool = True) -> None:
+        """Stop accepting requests; ``remove`` also removes the socket's file."""
         self._closing.set()
-        self._path.unlink(missing_ok=True)
+        if remove:
+            self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _bind(self) -> None:
+        fresh = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()  # a dead keeper's, or no socket of ours: this keeper holds the lock
+            with _address(self._path.parent) as address:
+                fresh.bind(address)
+            self._path.chmod(0o600)
+            fresh.listen(16)
+            found = self._path.lstat()
+        except OSError:
+            fresh.close()
+            raise
+        self._socket, self._file = fresh, (found.st_dev, found.st_ino)
 
     def _serve(self, connection: socket.socket) -> None:
         if _peer_uid(connection) != os.geteuid():
             return
         line = read_line(connection, time.monotonic() + REQUEST_SECONDS)
         request = json.loads(line) if line else None
-        if not isinstance(request, dict) or _has_left(connection):
+        if not isinstance(request, dict) or _has_gone(connection):
             return
-        answered = threading.Event()
+        answered, abandoned = threading.Event(), threading.Event()
         answers: list[Mapping[str, Any]] = []
 
         def reply(answer: Mapping[str, Any]) -> None:
             answers.append(answer)
             answered.set()
 
-        self._post(Asked(request, reply))
-        if answered.wait(ANSWER_SECONDS):
-            connection.settimeout(REQUEST_SECONDS)
-            connection.sendall(json.dumps(answers[0]).encode() + b"\n")
+        self._post(Asked(request, reply, abandoned))
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not answered.wait(GONE_SECONDS):
+            if time.monotonic() > deadline or _has_gone(connection):
+                abandoned.set()
+                return
+        connection.settimeout(REQUEST_SECONDS)
+        connection.sendall(json.dumps(answers[0]).encode() + b"\n")
 
 
 @contextlib.contextmanager
@@ -155,11 +324,14 @@ def _address(folder: Path) -> Iterator[str]:
         os.close(fd)
 
 
-def _has_left(connection: socket.socket) -> bool:
-    """Whether who asked has gone: told that no answer came, and not to be surprised later, when a stopped keeper
-    goes on, by what nobody waits for any more."""
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether the client is gone.
+
+    It has reported that no answer came, so its request must not be executed later, when a stopped or busy keeper
+    continues.
+    """
     poller = select.poll()
-    poller.register(connection, 0)  # a hang-up is told without being asked for
+    poller.register(connection, 0)  # a hang-up is always reported
     return bool(poller.poll(0))
 
 

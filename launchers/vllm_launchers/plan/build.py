@@ -1,29 +1,31 @@
-"""Makes the plan of a launch: preset, engine and a person's changes become argv, environment and findings. Pure."""
+"""Builds the plan of a launch: preset, engine and a user's changes become argv, environment and findings. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from vllm_launchers.plan.choices.model import Choice, Source
-from vllm_launchers.plan.errors import PlanError
-from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.flags import flag_words, normalise_setting, spellings
-from vllm_launchers.plan.model import Changes, Engine, EngineKind, FlagValue, Plan, same_value
+from msgspec.structs import replace
+
+from vllm_launchers.plan.checks.sleep import DEVELOPERS, SLEEP_MODE
+from vllm_launchers.plan.choices.inputs import Choice, Source, overlay
+from vllm_launchers.plan.findings import Finding, Level, PlanError
+from vllm_launchers.plan.flags import flag_words, spellings
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.secrets import holds_secret
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, FlagValue
 
-YOU_SET_IT = "you set it"
 QUIET_ENDPOINTS = "/health,/metrics"
 CPU_KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 CPU_KV_GIB = 2
-"""GiB of RAM for the KV cache on a CPU build when nobody said how much."""
+"""GiB of RAM for the KV cache on a CPU build if not configured."""
 
 _QUIET_SINCE = (0, 16, 0)
 
 
 class _Draft:
-    """A plan in the making."""
+    """A plan under construction."""
 
     def __init__(self, choices: Sequence[Choice], environment: Mapping[str, str]) -> None:
         self.choices = {choice.flag: choice for choice in choices}
@@ -31,7 +33,7 @@ class _Draft:
         self.findings: list[Finding] = []
 
     def value(self, name: str) -> FlagValue | None:
-        """What a flag is set to, None where it is left to vLLM."""
+        """A flag's value, None if it is left to vLLM."""
         choice = self.choices.get(name)
         return choice.value if choice is not None else None
 
@@ -40,27 +42,6 @@ class _Draft:
 
     def find(self, code: str, level: Level, message: str) -> None:
         self.findings.append(Finding(code, level, message))
-
-
-def choices_of(preset: Preset, changes: Changes, sources: Mapping[str, str] | None = None) -> tuple[Choice, ...]:
-    """The preset's flags with a person's changes, and nothing that follows from traffic, model or machine.
-
-    ``sources`` says where a flag came from that is not the preset's own (of a launch that is made again).
-
-    Raises:
-        PlanError: a change names no flag, a secret, or what is chosen elsewhere.
-    """
-    sources = sources or {}
-    unset = {spelling for name in changes.unset for spelling in spellings(name)}
-    chosen = {
-        name: Choice(name, setting.value, setting.why, Source(sources.get(name, Source.PRESET)))
-        for name, setting in preset.flags.items()
-        if name not in unset
-    }
-    for name, value in dict(normalise_setting(name, value) for name, value in changes.set.items()).items():
-        if name not in chosen or not same_value(chosen[name].value, value):
-            chosen[name] = Choice(name, value, YOU_SET_IT, Source.YOU)
-    return tuple(chosen.values())
 
 
 def make_plan(
@@ -79,31 +60,33 @@ def make_plan(
 ) -> Plan:
     """Resolve a launch.
 
-    ``choices`` are all flags, worked out before (`vllm_launchers.plan.choices.choose`); without them the preset's
-    flags with ``changes`` are taken. ``model`` is the preset's unless given. ``environment`` is what the person adds,
-    without secrets, whose *names* stand in ``secrets``. ``gpus`` are indices in the order of the PCI bus, as NVML and
-    nvidia-smi count them. ``inherited`` is the environment that the server will inherit; it is only looked at, not
-    passed on.
+    ``choices`` are all flags, chosen before (`vllm_launchers.plan.choices.choose`); without them the preset's flags
+    with ``changes`` are used. ``model`` is the preset's unless given. ``environment`` is what the user adds, without
+    secrets, whose *names* are in ``secrets``. ``gpus`` are indices in PCI bus order, as in NVML and nvidia-smi.
+    ``inherited`` is the environment that the server will inherit; it is only read, not passed on.
 
     Raises:
-        PlanError: a change names no flag, a secret, or what is chosen elsewhere; the model's name is unusable.
+        PlanError: a change names an invalid flag, a secret, or a setting chosen elsewhere; the model's name is
+        unusable.
     """
     changes = changes or Changes()
     model = model or preset.model
     if model.startswith("-") or not model.strip() or "\0" in model:
-        raise PlanError("the model must be a name such as Qwen/Qwen3-8B-AWQ, or a folder")
+        raise PlanError("the model must be a hub id such as Qwen/Qwen3-8B-AWQ, or a folder")
     if holds_secret(model):
         raise PlanError(
-            "the model's name holds a key or a password, and every user of this machine can read it on the command "
-            "line: leave it out, and export the variable that the model's host knows"
+            "the model's name contains a key or a password, which every user of this machine can read on the command "
+            "line: remove it, and export the variable that the model's host expects"
         )
     draft = _Draft(
-        choices if choices is not None else choices_of(preset, changes),
+        choices if choices is not None else tuple(overlay(preset.flags, changes).values()),
         {name: setting.value for name, setting in preset.environment.items()} | dict(environment or {}),
     )
     _keep_log_readable(draft, engine, {spelling for name in changes.unset for spelling in spellings(name)})
     if engine.kind is EngineKind.VLLM and engine.build == "cpu":
         _fit_to_cpu(draft, inherited or {})
+    if draft.value(SLEEP_MODE) is True:
+        draft.environment[DEVELOPERS] = "1"
     _place(draft, gpus, engine)
     flags = {name: choice.value for name, choice in draft.choices.items() if choice.value is not None}
     _check_text(model, flags, draft.environment)
@@ -125,24 +108,24 @@ def make_plan(
 
 
 def _check_text(model: str, flags: Mapping[str, FlagValue], environment: Mapping[str, str]) -> None:
-    """Words can hold any bytes, but records, JSON and exports are text."""
+    """Reject raw bytes: arguments can contain any bytes, but records, JSON and exports are text."""
     named = {"the model": model, **{f"--{name}": value for name, value in flags.items()}, **environment}
     for name, value in named.items():
         try:
             f"{name}{value}".encode()
         except UnicodeEncodeError:
             shown = "".join(c if c.isprintable() else "?" for c in name)
-            raise PlanError(f"{shown} holds bytes that are no UTF-8 text, and a record could not hold them") from None
+            raise PlanError(f"{shown} contains bytes that are not UTF-8, which a record cannot store") from None
 
 
 def _keep_log_readable(draft: _Draft, engine: Engine, unset: set[str]) -> None:
-    """vLLM logs every request for ``/metrics``; one a second buries what matters."""
+    """vLLM logs every request for ``/metrics``; one a second buries useful lines."""
     name = "disable-access-log-for-endpoints"
     release = engine.release
     if release is None or release < _QUIET_SINCE or name in unset or name in draft.choices:
         return
     if draft.value("disable-uvicorn-access-log") is not True:
-        why = "These are asked every second to watch the server; a line for each would bury its log."
+        why = "Polled every second for monitoring; logging each request would flood the log."
         draft.put(Choice(name, QUIET_ENDPOINTS, why, Source.CONSOLE))
 
 
@@ -158,39 +141,38 @@ def _fit_to_cpu(draft: _Draft, inherited: Mapping[str, str]) -> None:
     if asked is not None and asked.source is Source.YOU and asked.value is not None:
         if not said_otherwise:
             text = (
-                f"on a CPU build --{name} is a share of this machine's RAM, and all of it must be free at the start; "
-                f"{CPU_KV_VARIABLE}=GIB (with --env) is the safer way"
+                f"on a CPU build --{name} is a share of this machine's RAM, all of which must be free at startup; "
+                f"{CPU_KV_VARIABLE}=GIB (with --env) is safer"
             )
             draft.find("cpu_utilization", Level.WARNING, text)
         return
     without = ""
     if asked is not None and asked.value is not None:
-        without = f"--{name} {asked.value} is left out, since it would mean RAM here; "
-        draft.put(replace(asked, value=None, reason="It would mean RAM on a CPU build.", source=Source.MACHINE))
+        without = f"--{name} {asked.value} is dropped, since it would refer to RAM here; "
+        draft.put(replace(asked, value=None, reason="It would refer to RAM on a CPU build.", source=Source.MACHINE))
     if said_otherwise or draft.value("kv-cache-memory-bytes") is not None:
         return
     draft.environment[CPU_KV_VARIABLE] = str(CPU_KV_GIB)
     text = (
-        f"this is a CPU build: {without}the KV cache gets {CPU_KV_GIB} GiB of RAM "
-        f"(--env {CPU_KV_VARIABLE}=GIB for another size)"
+        f"CPU build: {without}the KV cache gets {CPU_KV_GIB} GiB of RAM (--env {CPU_KV_VARIABLE}=GIB for another size)"
     )
     draft.find("cpu_kv_cache", Level.ADVICE, text)
 
 
 def _place(draft: _Draft, gpus: Sequence[int], engine: Engine) -> None:
-    """Give the server its GPUs, and only those."""
+    """Restrict the server to its GPUs."""
     if not gpus:
         return
     if len(set(gpus)) != len(gpus) or any(gpu < 0 for gpu in gpus):
         raise PlanError(f"GPUs {','.join(map(str, gpus))}: expected different indices from 0, such as 0,1")
     if engine.build == "cpu":
-        draft.find("cpu_no_gpu", Level.WARNING, "this is a CPU build: it uses no GPU, whatever is chosen")
+        draft.find("cpu_no_gpu", Level.WARNING, "CPU build: it uses no GPU, so the selected ones are left out")
         return
     devices = ",".join(map(str, gpus))
     before = draft.environment.get("CUDA_VISIBLE_DEVICES")
     if before is not None and before != devices:
-        text = f"CUDA_VISIBLE_DEVICES={before} gives way to the GPUs that were chosen, {devices}"
+        text = f"CUDA_VISIBLE_DEVICES={before} is overridden by the selected GPUs, {devices}"
         draft.find("devices_overridden", Level.WARNING, text)
     draft.environment["CUDA_VISIBLE_DEVICES"] = devices
-    # CUDA counts the fastest GPU first unless told; the indices that people see come from the bus.
+    # CUDA counts the fastest GPU first by default; the indices that users see are in bus order.
     draft.environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

@@ -1,7 +1,7 @@
-"""The flags of ``vllm serve`` that people set most, so that an editor can explain, complete and check them.
+"""The most common flags of ``vllm serve``, so that an editor can explain, complete and check them.
 
 As of vLLM 0.33. Other flags exist and may be used: this table never decides what is allowed to run, only whether a
-value for a flag it knows makes sense. Defaults are vLLM's; "by model" and the like where vLLM works them out itself.
+value is valid for a flag it knows. Defaults are vLLM's; "by model" and the like if vLLM derives them.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 
-from vllm_launchers.plan.errors import FlagError
+import msgspec
+
+from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import normalise, parse_value, token_count
-from vllm_launchers.presets.model import FlagValue
 from vllm_launchers.presets.rules import refused_flag
+from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.release_defaults import default_utilization
 
 
 class FlagKind(StrEnum):
-    """What a flag's value is."""
+    """The type of a flag's value."""
 
     BOOL = "on or off"
     INT = "whole number"
@@ -31,9 +33,8 @@ class FlagKind(StrEnum):
     JSON = "JSON object"
 
 
-@dataclass(frozen=True, slots=True)
-class CommonFlag:
-    """One flag. ``choices`` is all that vLLM takes, unless ``open_choices`` says that there are more."""
+class CommonFlag(msgspec.Struct, frozen=True):
+    """One flag. ``choices`` is all that vLLM accepts, unless ``open_choices`` is set."""
 
     name: str
     kind: FlagKind
@@ -47,7 +48,7 @@ class CommonFlag:
 def _f(
     name: str, kind: FlagKind, default: str, meaning: str, choices: str = "", *, low: float | None = None
 ) -> CommonFlag:
-    """A row of the table; choices that end in ``…`` are not all there are."""
+    """A row of the table; choices that end in ``…`` are incomplete."""
     words = choices.split()
     return CommonFlag(name, kind, default, meaning, tuple(w for w in words if w != "…"), "…" in words, low)
 
@@ -56,7 +57,8 @@ _B, _I, _L, _N, _S, _T, _J = FlagKind
 
 COMMON_FLAGS: tuple[CommonFlag, ...] = (
     # Memory and the KV cache
-    _f("gpu-memory-utilization", _S, "0.92", "Share of each GPU's memory that vLLM may take; the rest stays free"),
+    _f("gpu-memory-utilization", _S, f"{default_utilization()}",
+       "Share of each GPU's memory that vLLM may take; the rest stays free"),
     _f("max-model-len", _L, "the model's", "Longest prompt plus answer of one request, in tokens; 'auto': what fits",
        low=1),
     _f("kv-cache-dtype", _T, "auto", "Number format of the KV cache; fp8 holds about twice the tokens",
@@ -104,13 +106,13 @@ COMMON_FLAGS: tuple[CommonFlag, ...] = (
        "auto none embed classify"),
     _f("seed", _I, "0", "Seed of the random numbers"),
     # Several GPUs
-    _f("tensor-parallel-size", _I, "1", "Split each layer over so many GPUs; wants NVLink", low=1),
+    _f("tensor-parallel-size", _I, "1", "Split each layer over so many GPUs; NVLink is recommended", low=1),
     _f("pipeline-parallel-size", _I, "1", "Put the layers one after the other on so many groups of GPUs", low=1),
     _f("data-parallel-size", _I, "1", "Run so many copies of the model behind one port", low=1),
     _f("decode-context-parallel-size", _I, "1", "Split the KV cache of long contexts over so many GPUs", low=1),
     _f("enable-expert-parallel", _B, "off", "Spread the experts of a mixture model over the GPUs, each one whole"),
     _f("distributed-executor-backend", _T, "by size", "How worker processes are run", "mp ray uni external_launcher …"),
-    _f("disable-custom-all-reduce", _B, "off", "Use NCCL alone; mends hangs on GPUs without peer access"),
+    _f("disable-custom-all-reduce", _B, "off", "Use NCCL alone; fixes hangs on GPUs without peer access"),
     _f("api-server-count", _I, "1 or by copies", "HTTP processes in front of the engine", low=1),
     # Execution
     _f("enforce-eager", _B, "off", "No compilation, no CUDA graphs: starts sooner, answers slower"),
@@ -129,7 +131,7 @@ COMMON_FLAGS: tuple[CommonFlag, ...] = (
     _f("enable-auto-tool-choice", _B, "off", "Let the model call tools by itself; needs tool-call-parser"),
     _f("tool-call-parser", _T, "none", "How tool calls are read from the model's text",
        "hermes llama3_json mistral qwen3_coder qwen3_xml deepseek_v3 openai pythonic …"),
-    _f("reasoning-parser", _T, "none", "How thinking is told apart from the answer",
+    _f("reasoning-parser", _T, "none", "How reasoning is separated from the answer",
        "deepseek_r1 qwen3 openai_gptoss mistral glm45 …"),
     _f("structured-outputs-config", _J, "{}", "Backend and settings of JSON and grammar-bound answers"),
     _f("max-logprobs", _I, "20", "Most log probabilities a request may ask for; -1 for no limit", low=-1),
@@ -145,12 +147,12 @@ COMMON_FLAGS: tuple[CommonFlag, ...] = (
     _f("limit-mm-per-prompt", _J, "by model", "Most images, videos, … per prompt, such as {\"image\": 2}"),
     _f("mm-processor-cache-gb", _N, "4", "GiB of main memory for prepared images", low=0),
     # Log and metrics
-    _f("disable-log-stats", _B, "off", "No metrics at all: this console would see nothing"),
+    _f("disable-log-stats", _B, "off", "No metrics: this console would see nothing"),
     _f("enable-log-requests", _B, "off", "Write every request to the log, its prompt too at debug level"),
     _f("disable-uvicorn-access-log", _B, "off", "No line in the log for each HTTP request"),
     _f("disable-access-log-for-endpoints", _T, "none", "Paths that leave no line in the log, such as /health,/metrics"),
     _f("uvicorn-log-level", _T, "info", "How much the HTTP server logs", "trace debug info warning error critical"),
-    _f("enable-server-load-tracking", _B, "off", "Make /load tell how many requests run"),
+    _f("enable-server-load-tracking", _B, "off", "Report the number of running requests at /load"),
     _f("kv-cache-metrics", _B, "off", "Also report how long KV blocks live and lie idle"),
 )  # fmt: skip
 
@@ -159,15 +161,15 @@ _TRUE, _FALSE = ("true", "on", "yes"), ("false", "off", "no")
 
 
 def common_flag(name: str) -> CommonFlag | None:
-    """What is known of a flag, or None."""
+    """The table's entry for a flag, or None."""
     return _BY_NAME.get(name)
 
 
 def flag_name(text: str) -> str:
-    """A flag's name as the program holds it: ``--Max_Num_Seqs`` is ``max-num-seqs``, ``-tp`` ``tensor-parallel-size``.
+    """A flag's name in the program's form: ``--Max_Num_Seqs`` is ``max-num-seqs``, ``-tp`` ``tensor-parallel-size``.
 
     Raises:
-        FlagError: it cannot be a flag's name, or is one that is chosen elsewhere.
+        FlagError: it is not a valid name, or is chosen elsewhere.
     """
     name = normalise(text.strip().lower() if "." not in text else text)
     if refusal := refused_flag(name):
@@ -176,20 +178,20 @@ def flag_name(text: str) -> str:
 
 
 def name_warning(name: str, others: Iterable[str] = ()) -> str:
-    """A sentence when a flag is not a common one, with the nearest that is; empty when all is well."""
+    """A sentence if a flag is not a common one, with the nearest that is; empty if it is."""
     if name.partition(".")[0] in _BY_NAME or name in others:
         return ""
     near = get_close_matches(name, _BY_NAME, 1, 0.75)
     if near:
-        return f"{name} is not a flag known here; did you mean {near[0]}?"
-    return f"{name} is not a flag known here; vLLM will refuse it if it does not know it either"
+        return f"{name} is unknown here; did you mean {near[0]}?"
+    return f"{name} is unknown here; vLLM will refuse it if it is unknown there too"
 
 
 def parse_flag_value(name: str, text: str) -> FlagValue:
-    """What a person typed for a flag, as a value of the flag's own type; of an unknown flag the most likely one.
+    """Typed text as a value of the flag's own type; for an unknown flag the most likely type.
 
     Raises:
-        FlagError: the value is of the wrong type, out of range or not a choice.
+        FlagError: the value has the wrong type, is out of range or not a choice.
     """
     flag, text = _BY_NAME.get(name), text.strip()
     if flag is None:
@@ -207,7 +209,7 @@ def parse_flag_value(name: str, text: str) -> FlagValue:
 
 
 def flag_text(value: FlagValue | None, unset: str = "–") -> str:
-    """A flag's value as people read and type it: ``on``, ``off``, or the value; ``unset`` where it has none."""
+    """A flag's value in display form: ``on``, ``off``, or the value; ``unset`` if it has none."""
     if value is None:
         return unset
     if isinstance(value, bool):
@@ -215,7 +217,7 @@ def flag_text(value: FlagValue | None, unset: str = "–") -> str:
     return str(value)
 
 
-def _convert(flag: CommonFlag, text: str) -> FlagValue:
+def _convert(flag: CommonFlag, text: str) -> FlagValue:  # noqa: C901 (one branch per type)
     match flag.kind:
         case FlagKind.BOOL:
             if text.lower() in _TRUE + _FALSE:
@@ -243,7 +245,7 @@ def _number(flag: CommonFlag, text: str) -> float:
         raise FlagError(f"{flag.name} must be a {flag.kind.value}, not '{text}'")
     value = float(text)
     if flag.kind is FlagKind.SHARE and not 0 < value <= 1:
-        raise FlagError(f"{flag.name} must lie above 0 and up to 1, not {text}")
+        raise FlagError(f"{flag.name} must be above 0 and at most 1, not {text}")
     return value
 
 

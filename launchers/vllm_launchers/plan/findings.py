@@ -1,4 +1,4 @@
-"""What a plan says of itself before it runs: what stands in the way, what will hurt, what could be better.
+"""A plan's findings before it runs: what blocks it, what will hurt, what could be better.
 
 Codes are stable: scripts and presets may name them.
 """
@@ -6,26 +6,26 @@ Codes are stable: scripts and presets may name them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 
-from vllm_launchers.plan.model import Changes
+import msgspec
+
+from vllm_launchers.vllm.flags.changes import Changes
 
 
 class Level(StrEnum):
-    """How much a finding weighs: vLLM would end on an error; a warning hurts; advice could be better."""
+    """A finding's severity: vLLM would end on an error; a warning hurts; advice could be better."""
 
     ERROR = "error"
     WARNING = "warning"
     ADVICE = "advice"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """``message`` is one sentence: what, where, and what to do. ``fix`` is the change of flags that mends it, if any.
+class Finding(msgspec.Struct, frozen=True):
+    """``message`` is one sentence: what, where, and what to do. ``fix`` is the flag change that fixes it, if any.
 
-    ``surely`` is False for an error that rests on an estimate or on a state that may pass, so that ``--force`` may go
-    over it; never for what vLLM itself would end on.
+    ``surely`` is False for an error that rests on an estimate or on a state that may pass, so ``--force`` may override
+    it; never for what vLLM itself would end on.
     """
 
     code: str
@@ -36,10 +36,21 @@ class Finding:
 
 
 def by_weight(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, then warnings, then advice; otherwise in the order they came; nothing twice."""
+    """Errors first, then warnings, then advice; otherwise in the given order; without duplicates."""
     order = list(Level)
     once: list[Finding] = []
-    for finding in findings:  # a change of flags holds a mapping and cannot be hashed
+    for finding in findings:  # a change of flags contains a mapping and cannot be hashed
         if finding not in once:
             once.append(finding)
     return tuple(sorted(once, key=lambda finding: order.index(finding.level)))
+
+
+# -- errors of a plan -------------------------------------------------------------------------------------------------
+
+
+class PlanError(Exception):
+    """An invalid launch request; the message is one clear sentence."""
+
+
+class FlagError(PlanError):
+    """A flag that cannot be set this way."""

@@ -1,4 +1,4 @@
-"""Flags of ``vllm serve`` as people write them, as the program holds them, and as argv takes them. Pure."""
+"""Flags of ``vllm serve`` as users write them, as the program holds them, and as argv. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Mapping
 
-from vllm_launchers.plan.errors import FlagError
-from vllm_launchers.plan.model import Flags, FlagValue
+from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.rules import FLAG_NAME, LENGTH, refused_flag, refused_value
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+from vllm_launchers.vllm.flags.values import human_int
 
 __all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_set", "parse_value", "token_count"]
 
@@ -39,7 +40,7 @@ TRUE_ONLY: frozenset[str] = frozenset(
         "enable-multimodal-encoder-data-parallel",
     }
 )
-"""Flags without a ``--no-`` form: false means that they are left out (vLLM 0.8.5 to 0.33)."""
+"""Flags without a ``--no-`` form: false means that they are omitted (vLLM 0.8.5 to 0.33)."""
 
 TEXT_FLAGS: frozenset[str] = frozenset(
     {
@@ -54,44 +55,43 @@ TEXT_FLAGS: frozenset[str] = frozenset(
         "device-ids",
     }
 )
-"""Flags whose value stays text though it may look like a number: a model may be called ``1.10``."""
+"""Flags whose value stays text though it may look like a number: a model may be named ``1.10``."""
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"-?[0-9]{1,30}\.[0-9]{1,30}(?:[eE][+-]?[0-9]{1,3})?|-?[0-9]{1,30}[eE][+-]?[0-9]{1,3}")
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def normalise(name: str) -> str:
-    """A flag's name as the program holds it: no leading dashes, ``-`` for ``_``, no ``no-``, no alias.
+    """A flag's name in the program's form: no leading dashes, ``-`` for ``_``, no ``no-``, no alias.
 
     ``--enable_prefix_caching``, ``no-enable-prefix-caching`` → ``enable-prefix-caching``; ``-tp`` →
-    ``tensor-parallel-size``. What follows a dot is a key of a JSON flag and stays as it is.
+    ``tensor-parallel-size``. What follows a dot is a key of a JSON flag and stays unchanged.
 
     Raises:
-        FlagError: it is no flag's name.
+        FlagError: it is not a valid flag name.
     """
     return _split(name)[0]
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """The names under which a flag to leave out may be held: ``no-x`` is ``x``, unless it was set to a value.
+    """The names under which a flag to unset may be stored: ``no-x`` is ``x``, unless it was set to a value.
 
     Raises:
-        FlagError: it is no flag's name.
+        FlagError: it is not a valid flag name.
     """
     plain, negated = _split(name)
     return (plain, f"no-{plain}") if negated else (plain,)
 
 
 def _split(name: str) -> tuple[str, bool]:
-    """Normalised name, and whether it was written in its ``no-`` form."""
+    """Normalized name, and whether it was written in its ``no-`` form."""
     head, dot, tail = name.strip().partition(".")
     head = head.lstrip("-").replace("_", "-")
     negated = head.startswith("no-")
     plain = head.removeprefix("no-") if negated else head
     plain = SHORT_NAMES.get(plain, plain) + dot + tail
     if not FLAG_NAME.fullmatch(plain) or plain.startswith("no-"):
-        raise FlagError(f"{_quoted(name)} is no name of a flag; write it as in 'max-num-seqs'")
+        raise FlagError(f"{_quoted(name)} is not a flag name; write it like 'max-num-seqs'")
     return plain, negated
 
 
@@ -99,7 +99,7 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
     """Name and value of a flag to set; ``no-x`` = true is ``x`` = false.
 
     Raises:
-        FlagError: no flag's name, a flag that is chosen elsewhere, a secret, or a number that is none.
+        FlagError: an invalid flag name, a flag chosen elsewhere, a secret, or an invalid number.
     """
     plain, negated = _split(name)
     if refusal := refused_flag(plain):
@@ -107,15 +107,15 @@ def normalise_setting(name: str, value: FlagValue) -> tuple[str, FlagValue]:
     if negated and isinstance(value, bool):
         value = not value
     elif negated:
-        plain = f"no-{plain}"  # a flag that is really called so, or a mistake for vLLM to name
+        plain = f"no-{plain}"  # a flag with that actual name, or a mistake for vLLM to report
     if plain == "max-model-len" and value == -1:
-        value = "-1"  # no length but another word for auto, and `rules` has it as a word
+        value = "-1"  # not a length but another word for auto, and `rules` has it as a word
     if isinstance(value, float) and not math.isfinite(value):
-        raise FlagError(f"--{plain}: {value} is no number that vLLM can use")
+        raise FlagError(f"--{plain}: {value} is not a number vLLM can use")
     if refusal := refused_value(value):
         raise FlagError(f"--{plain} cannot have this value: {refusal}")
     if isinstance(value, str) and "\0" in value:
-        raise FlagError(f"--{plain}: a value cannot hold a zero byte")
+        raise FlagError(f"--{plain}: a value cannot contain a NUL byte")
     return plain, value
 
 
@@ -123,19 +123,19 @@ def parse_set(word: str) -> tuple[str, FlagValue]:
     """Read ``flag=value`` as given to ``--set``.
 
     Raises:
-        FlagError: it is not of that form, or the flag cannot be set this way.
+        FlagError: it does not have that form, or the flag cannot be set this way.
     """
     name, equals, text = word.partition("=")
     if not equals or not text.strip():
         plain = name.strip().lstrip("-")
         example = f"{plain}={'…' if equals else 'true'}" if FLAG_NAME.fullmatch(plain) else "max-num-seqs=128"
-        hint = " (to leave a flag of the preset out: --unset FLAG)" if equals else ""
+        hint = " (to drop a flag of the preset: --unset FLAG)" if equals else ""
         raise FlagError(f"--set {_quoted(word)}: expected FLAG=VALUE, such as {example}{hint}")
     return normalise_setting(name, parse_value(text.strip(), name=normalise(name)))
 
 
 def parse_value(text: str, *, name: str = "") -> FlagValue:
-    """A typed value: ``true`` and ``false``, whole numbers and decimals; all else, such as ``4k`` or JSON, is text."""
+    """A typed value: ``true`` and ``false``, integers and decimals; all else, such as ``4k`` or JSON, is text."""
     if name in TEXT_FLAGS:
         return text
     if text.lower() in ("true", "false"):
@@ -148,18 +148,18 @@ def parse_value(text: str, *, name: str = "") -> FlagValue:
 
 
 def token_count(value: object) -> int | None:
-    """A length in tokens as vLLM reads it (``4k`` 4,000, ``4K`` 4,096), or None for ``auto`` and what is no length."""
+    """A length in tokens as vLLM reads it (``4k`` 4,000, ``4K`` 4,096), or None for ``auto`` and invalid text."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
         return value if value > 0 else None
     if not isinstance(value, str) or value in ("auto", "-1") or not LENGTH.fullmatch(value):
         return None
-    return int(float(value[:-1]) * _UNITS[value[-1]]) if value[-1] in _UNITS else int(value)
+    return human_int(value)
 
 
 def flag_words(flags: Flags) -> tuple[str, ...]:
-    """Flags as words of argv, in their order."""
+    """Flags as argv words, in order."""
     words: list[str] = []
     for name, value in flags.items():
         if isinstance(value, bool) and "." in name:
@@ -170,7 +170,7 @@ def flag_words(flags: Flags) -> tuple[str, ...]:
             if name not in TRUE_ONLY:
                 words.append(f"--no-{name}")
         elif str(value).startswith("-"):
-            words.append(f"--{name}={value}")  # else the parser takes the value for a flag, a negative number too
+            words.append(f"--{name}={value}")  # otherwise the parser takes the value for a flag, even a negative number
         else:
             words += [f"--{name}", str(value)]
     return tuple(words)

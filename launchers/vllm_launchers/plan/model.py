@@ -1,50 +1,32 @@
-"""What a plan is made of and what it comes to."""
+"""A plan and its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vllm_launchers.machine.model import Engine, EngineKind
-from vllm_launchers.presets.model import FlagValue
+import msgspec
+
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
 
 if TYPE_CHECKING:
-    from vllm_launchers.plan.budget.model import MemoryBudget
-    from vllm_launchers.plan.choices.model import Choice
+    from vllm_launchers.plan.alternatives import Alternative
+    from vllm_launchers.plan.budget.budget import MemoryBudget
+    from vllm_launchers.plan.choices.inputs import Choice
     from vllm_launchers.plan.findings import Finding
+    from vllm_launchers.plan.pace import Paces
     from vllm_launchers.plan.placement import Placement
+    from vllm_launchers.plan.verdict import Verdict
 
 __all__ = ["Changes", "Engine", "EngineKind", "FlagValue", "Flags", "Plan", "same_value"]
 
-Flags = Mapping[str, FlagValue]
-"""Flags without leading dashes, words joined by ``-``: ``{"max-num-seqs": 256}``."""
 
+class Plan(msgspec.Struct, frozen=True):
+    """A launch, resolved: everything the keeper needs and everything a user is shown before it runs.
 
-def same_value(one: FlagValue | None, other: FlagValue | None) -> bool:
-    """Whether two values are one to vLLM: ``1`` is not ``True``."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """A difference of flags: what a person staged, or gave as ``--set``/``--unset``."""
-
-    set: Flags = field(default_factory=dict)
-    unset: tuple[str, ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is changed."""
-        return not self.set and not self.unset
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A launch, resolved: everything the keeper needs and everything a person is shown before it runs.
-
-    ``flags`` are the effective ones (without model, host and port, which stand in their own fields);
-    ``reasons`` gives, per flag, why it is set. ``secrets`` are *names* of environment variables only.
+    ``flags`` are the effective ones (without model, host and port, which have their own fields); ``reasons`` says, per
+    flag, why it is set. ``secrets`` are only *names* of environment variables.
     """
 
     preset: str
@@ -61,12 +43,18 @@ class Plan:
     placement: str = ""
     """Why it gets these GPUs, in one line."""
     sets: tuple[Placement, ...] = ()
-    """The sets of GPUs that there are to choose from, the best first; none where GPUs are not known."""
+    """The candidate sets of GPUs, best first; empty if GPUs are unknown."""
     choices: tuple[Choice, ...] = ()
-    """Every flag that is set, with reason, price and source."""
+    """Every flag that is set, with reason, trade-off and source."""
     memory: MemoryBudget | None = None
-    """What it will hold; None where too little is known of model or GPU."""
+    """Its memory budget; None if too little is known about model or GPU."""
     estimated: MemoryBudget | None = None
-    """What was estimated before an earlier start's report corrected it, or took its place."""
+    """The estimate before an earlier start's report corrected or replaced it."""
+    paces: Paces | None = None
+    """Its expected speed; None if too little is known about model or GPU."""
+    alternatives: tuple[Alternative, ...] = ()
+    """It and other ways to launch the model here, itself first; empty if there is only one way."""
     findings: tuple[Finding, ...] = ()
-    """What stands in its way, will hurt it or could be better, the worst first."""
+    """What blocks it, will hurt it or could be better, worst first."""
+    verdict: Verdict | None = None
+    """The engine's own verdict on the flags; None if it was not asked."""

@@ -1,66 +1,66 @@
-"""Which GPUs to give a server: ranks the sets for a tensor-parallel size and says why. Pure.
+"""Which GPUs to give a server: ranks the sets for a tensor-parallel size, with reasons. Pure.
 
-First what is free now, then how near the GPUs of a set are to each other: one NVLink island before one PCIe switch
-before one NUMA node before across sockets. A GPU that somebody else's process fills is never taken in silence.
+Ranked by what is free now, then by how near a set's GPUs are to each other: one NVLink island before one PCIe switch
+before one NUMA node before across sockets. A GPU filled by another user's process is never used silently.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations
 
-from vllm_launchers.machine.gpu.host import Gpu, Host, Link, MigInstance, connected
-from vllm_launchers.machine.gpu.links import Level, level_of, nvlinks_in, pcie_groups
-from vllm_launchers.machine.gpu.matrix import spans
-from vllm_launchers.machine.gpu.sharing import Share, available_gib, is_held, is_held_by_others, share_words
-from vllm_launchers.plan.placement_words import crossing, held_by, need_words, reason_for
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.host.gpu.host import Gpu, Host, Link, MigInstance, connected
+from vllm_launchers.host.gpu.mig_slices import slice_gpu
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, format_share, holdings, is_held, is_held_by_others
+from vllm_launchers.host.gpu.topology import LinkLevel, level_of, nvlinks_in, pcie_groups, spans
 
 MOST_SETS = 20_000
-"""Up to so many sets are all looked at (16 GPUs, 8 of them: 12,870); beyond that, sets are grown from each GPU."""
+"""Up to this many sets are all evaluated (16 GPUs, 8 of them: 12,870); beyond that, sets are grown from each GPU."""
 
 IDLE_SHARE = 0.1
-"""A GPU with no more than this share of its memory held is taken for free when no need was stated."""
+"""A GPU with no more than this share of its memory in use counts as free if no need was given."""
 
 FREE_STEPS = 4
 """Free memory is compared in quarters of a GiB, so that the order does not flicker."""
 
 BESIDES = 100
-"""So many GPUs behind one's PCIe switch count as much as one of an NVLink island."""
+"""This many GPUs behind one's PCIe switch count as much as one in an NVLink island."""
 
 ALIKE = 2
-"""Of sets that are equally good so many are offered, to leave room for other kinds."""
+"""At most this many equally good sets are offered, to leave room for other kinds."""
 
 ALIKE_BY = 6
-"""By so many leading parts of their keys sets are alike: all but what they leave behind, memory and indices."""
+"""Sets are alike if this many leading parts of their keys are equal: all but what they leave behind, memory,
+indices."""
 
 Need = float | Callable[[Gpu], float | None] | None
-"""GiB that a server takes: the same of each GPU, or depending on the GPU; None where it is not known."""
+"""GiB that a server takes: the same on each GPU, or depending on the GPU; None if unknown."""
 
 UUID_SINCE = (0, 32, 0)
-"""vLLM 0.32 looks UUIDs up; of earlier ones 0.9 to 0.20 are known to end in a ValueError, those between are unknown."""
+"""vLLM 0.32 resolves UUIDs; 0.9 to 0.20 are known to end in a ValueError, those in between are unknown."""
 
 
 def takes_uuids(release: tuple[int, int, int] | None) -> bool:
-    """Whether a release of vLLM starts with UUIDs in ``CUDA_VISIBLE_DEVICES``; an unknown one is taken for old."""
+    """Whether a release of vLLM starts with UUIDs in ``CUDA_VISIBLE_DEVICES``; an unknown one counts as old."""
     return release is not None and release >= UUID_SINCE
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """A set of GPUs for one server, in the order in which the server should see them.
 
-    ``free_gib`` is what the fullest of them has to give; ``bandwidth_gbs`` what the slowest pair exchanges. ``tier``
-    is 0 where all are free (or have what was asked for with nobody else on them), 1 where somebody is on them, 2 where
-    it does not fit. ``fits`` is whether it may be taken: what was asked for is free on each, or, where no amount was
-    asked for, nobody is on them. ``needs_gib`` is what is taken of each of ``gpus``; empty where it is not known.
-    ``mig`` is set for a slice of a GPU.
+    ``free_gib`` is what the fullest of them can give; ``bandwidth_gbs`` that of the slowest pair. ``tier`` is 0 if all
+    are free (or have what is needed with nobody else on them), 1 if others use them, 2 if it does not fit. ``fits`` is
+    whether it may be used: what is needed is free on each, or, without a given need, nobody is on them. ``needs_gib``
+    is what is taken of each of ``gpus``; empty if unknown. ``mig`` is set for a slice of a GPU.
     """
 
     gpus: tuple[int, ...]
     uuids: tuple[str | None, ...]
-    level: Level | None
+    level: LinkLevel | None
     bandwidth_gbs: float | None
     free_gib: float | None
     tier: int
@@ -73,8 +73,8 @@ class Placement:
     def visible_devices(self, *, by_uuid: bool = False) -> str:
         """The value for ``CUDA_VISIBLE_DEVICES``: indices in bus order, or UUIDs.
 
-        Indices mean the same to CUDA only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``. A MIG slice has a UUID only; so has
-        none a GPU whose driver reported none.
+        Indices mean the same to CUDA only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``. A MIG slice has only a UUID; a GPU
+        whose driver reported none has no UUID.
         """
         if self.mig is not None:
             return self.mig.uuid
@@ -82,13 +82,12 @@ class Placement:
         return ",".join(known if by_uuid and len(known) == len(self.gpus) else map(str, self.gpus))
 
     def environment(self, *, by_uuid: bool = False) -> dict[str, str]:
-        """What a server's environment needs so that it gets these GPUs and no others."""
+        """The variables that restrict a server to these GPUs."""
         return {"CUDA_VISIBLE_DEVICES": self.visible_devices(by_uuid=by_uuid), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """The sets, the best first. ``problem`` says in one sentence why none fits, or nothing."""
+class Ranking(msgspec.Struct, frozen=True):
+    """The sets, best first. ``problem`` says in one sentence why none fits, or nothing."""
 
     placements: tuple[Placement, ...]
     problem: str = ""
@@ -100,9 +99,8 @@ class Ranking:
         return first if first is not None and first.fits else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The question, and what is looked up again and again to answer it: all but the rest by GPU index."""
+class _Asked(msgspec.Struct, frozen=True):
+    """The request, and cached lookups by GPU index."""
 
     host: Host
     gpus: Mapping[int, Gpu]
@@ -111,28 +109,27 @@ class _Asked:
     frees: Mapping[int, float | None]
     needs: Mapping[int, float | None]
     held: frozenset[int]
-    shares: tuple[Share, ...]
+    shares: tuple[GpuShare, ...]
 
     def link(self, a: int, b: int) -> Link | None:
         return self.links.get((a, b) if a < b else (b, a))
 
-    def level(self, a: int, b: int) -> Level:
+    def level(self, a: int, b: int) -> LinkLevel:
         link = self.link(a, b)
         if link is not None:
             return level_of(link.kind)
         together = any(a in island and b in island for island in self.host.islands)
-        return Level.NVLINK if together else Level.UNKNOWN
+        return LinkLevel.NVLINK if together else LinkLevel.UNKNOWN
 
 
 def rank_placements(
-    host: Host, size: int, *, need_gib: Need = None, shares: Iterable[Share] = (), most: int = 8
+    host: Host, size: int, *, need_gib: Need = None, shares: Iterable[GpuShare] = (), most: int = 8
 ) -> Ranking:
     """The best sets of ``size`` GPUs for one tensor-parallel server, at most ``most`` of them.
 
-    ``need_gib`` is what the server takes of each GPU, or says so for a GPU (for a MIG slice it is given a GPU of the
-    slice's size); without it a GPU counts as free when nearly all of it is.
-    Lost GPUs, and those that somebody else has claimed, are left out; GPUs in MIG mode give their slices to servers on
-    one GPU only.
+    ``need_gib`` is what the server takes of each GPU, or a function of the GPU (for a MIG slice it gets a GPU of the
+    slice's size); without it a GPU counts as free if nearly all of it is. Lost GPUs, and those claimed by other users,
+    are left out; GPUs in MIG mode provide their slices only to servers on one GPU.
     """
     if size < 1:
         return Ranking((), "a server needs at least one GPU")
@@ -155,7 +152,7 @@ _Key = tuple[float, ...]
 def _different(
     asked: _Asked, ranked: Sequence[tuple[_Key, Placement | Sequence[int]]], most: int
 ) -> list[Placement | Sequence[int]]:
-    """The first ``most`` choices, of those that differ in nothing but which GPUs they name `ALIKE` each."""
+    """The first ``most`` choices, at most `ALIKE` of those that differ only in which GPUs they name."""
     chosen: list[Placement | Sequence[int]] = []
     seen: dict[tuple[object, ...], int] = {}
     for key, choice in ranked:
@@ -173,7 +170,7 @@ def _needed(need: Need, gpu: Gpu) -> float | None:
     return need(gpu) if callable(need) else need
 
 
-def _ask(host: Host, need: Need, shares: tuple[Share, ...]) -> _Asked:
+def _ask(host: Host, need: Need, shares: tuple[GpuShare, ...]) -> _Asked:
     usable = {gpu.index: gpu for gpu in host.gpus if not (gpu.lost or gpu.mig_mode or gpu.claimed)}
     frees = {index: available_gib(gpu, shares) for index, gpu in usable.items()}
     needs = {index: _needed(need, gpu) for index, gpu in usable.items()}
@@ -189,11 +186,11 @@ def _ask(host: Host, need: Need, shares: tuple[Share, ...]) -> _Asked:
     )
 
 
-def _tier(need: float | None, gpu: Gpu, free: float | None, shares: Iterable[Share] = ()) -> int:
-    """0 where it is free (or has what is needed, and nobody else is on it), 1 where it is shared, 2 where too full."""
+def _tier(need: float | None, gpu: Gpu, free: float | None, shares: Iterable[GpuShare] = ()) -> int:
+    """0 if it is free (or has what is needed, and nobody else is on it), 1 if it is shared, 2 if too full."""
     if need is not None:
         return 2 if free is not None and free < need else int(is_held_by_others(gpu))
-    # Within a share the rest of the GPU is not ours to count.
+    # Within a share, the rest of the GPU is not available to us.
     limit = min((value for s in shares if s.gpu == gpu.index and (value := s.limit(gpu)) is not None), default=None)
     whole = limit if limit is not None else gpu.memory_gib
     if free is None or whole is None:
@@ -204,7 +201,7 @@ def _tier(need: float | None, gpu: Gpu, free: float | None, shares: Iterable[Sha
 
 
 def _all_known(needs: Iterable[float | None]) -> tuple[float, ...]:
-    """The needs, or none where one is not known."""
+    """The needs, or none if one is unknown."""
     found = tuple(needs)
     return tuple(need for need in found if need is not None) if None not in found else ()
 
@@ -214,7 +211,7 @@ def _fits(needs: Sequence[float], tier: int) -> bool:
 
 
 def _key(asked: _Asked, indices: Sequence[int]) -> _Key:
-    """A set's place in the order: free now, alike, near, wide; then what leaves most to the next server."""
+    """A set's sort key: free now, alike, near, wide; then what leaves most to the next server."""
     level, bandwidth = set_level(asked.level, indices), _bandwidth(asked, indices)
     return (
         max(asked.tiers[index] for index in indices),
@@ -230,7 +227,7 @@ def _key(asked: _Asked, indices: Sequence[int]) -> _Key:
 
 
 def _placement(asked: _Asked, indices: Sequence[int]) -> Placement:
-    """What is said of a set."""
+    """A set's description."""
     gpus = [asked.gpus[index] for index in indices]
     level, bandwidth = set_level(asked.level, indices), _bandwidth(asked, indices)
     frees = [asked.frees[index] for index in indices]
@@ -240,11 +237,11 @@ def _placement(asked: _Asked, indices: Sequence[int]) -> Placement:
     order = _in_groups(asked, indices)
     needs = _all_known(asked.needs[index] for index in order)
     sentences = held_by(gpus)
-    sentences += [words for gpu in gpus if (words := share_words(gpu, asked.shares))]
-    if level is not None and level >= Level.SYS:
+    sentences += [words for gpu in gpus if (words := format_share(gpu, asked.shares))]
+    if level is not None and level >= LinkLevel.SYS:
         sentences.append(crossing(order, _near_groups(asked, indices), level))
     if len({gpu.name for gpu in gpus if gpu.name}) > 1:
-        sentences.append("the GPUs differ: the slowest sets the pace, the smallest sets the memory")
+        sentences.append("mixed GPUs: the slowest limits speed, the smallest limits memory")
     return Placement(
         gpus=tuple(order),
         uuids=tuple(asked.gpus[index].uuid for index in order),
@@ -259,20 +256,20 @@ def _placement(asked: _Asked, indices: Sequence[int]) -> Placement:
     )
 
 
-def set_level(level: Callable[[int, int], Level], indices: Sequence[int]) -> Level | None:
+def set_level(level: Callable[[int, int], LinkLevel], indices: Sequence[int]) -> LinkLevel | None:
     """The level of the farthest pair of a set; None for one GPU.
 
-    Where NVLinks connect all of them though not every pair directly, it is a mesh: NCCL's rings stay on NVLink.
+    If NVLinks connect all of them though not every pair directly, it is a mesh: NCCL's rings stay on NVLink.
     """
     pairs = list(combinations(indices, 2))
     if not pairs:
         return None
     levels = {pair: level(*pair) for pair in pairs}
     farthest = max(levels.values())
-    if farthest is not Level.NVLINK:
-        groups = connected(indices, [pair for pair, found in levels.items() if found is Level.NVLINK])
+    if farthest is not LinkLevel.NVLINK:
+        groups = connected(indices, [pair for pair, found in levels.items() if found is LinkLevel.NVLINK])
         if len(groups) == 1:
-            return Level.MESH
+            return LinkLevel.MESH
     return farthest
 
 
@@ -281,16 +278,16 @@ def _pair_links(asked: _Asked, indices: Sequence[int]) -> list[Link]:
 
 
 def _bandwidth(asked: _Asked, indices: Sequence[int]) -> float | None:
-    """What the slowest pair exchanges; of a mesh, the slowest NVLink."""
+    """The bandwidth of the slowest pair; for a mesh, the slowest NVLink."""
     links = _pair_links(asked, indices)
-    if set_level(asked.level, indices) is Level.MESH:
+    if set_level(asked.level, indices) is LinkLevel.MESH:
         links = [link for link in links if nvlinks_in(link.kind)]
     known = [link.bandwidth_gbs for link in links]
     return min((value for value in known if value is not None), default=None) if None not in known else None
 
 
 def _fewest_nvlinks(asked: _Asked, indices: Sequence[int]) -> float:
-    """NVLinks of the pair with the fewest, where nobody knows what one carries; 0 where a pair has none."""
+    """NVLinks of the pair with the fewest, if their bandwidth is unknown; 0 if a pair has none."""
     return float(min((nvlinks_in(link.kind) for link in _pair_links(asked, indices)), default=0))
 
 
@@ -302,19 +299,19 @@ def _broken(asked: _Asked, indices: Sequence[int]) -> float:
     chosen = set(indices)
     island = {i for found in asked.host.islands if chosen & set(found) for i in found}
     left = [i for i in asked.gpus if i not in chosen and asked.tiers[i] == 0 and i not in asked.held]
-    switch = [i for i in left if i not in island and any(asked.level(i, c) <= Level.PXB for c in chosen)]
+    switch = [i for i in left if i not in island and any(asked.level(i, c) <= LinkLevel.PXB for c in chosen)]
     return sum(1.0 for i in left if i in island) + len(switch) / BESIDES
 
 
 def _near_groups(asked: _Asked, indices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The set's parts that do not cross the CPU interconnect, or its NVLink islands where these are finer."""
-    nvlink = connected(indices, [p for p in combinations(indices, 2) if asked.level(*p) is Level.NVLINK])
+    """The set's parts that do not cross the CPU interconnect, or its NVLink islands if these are finer."""
+    nvlink = connected(indices, [p for p in combinations(indices, 2) if asked.level(*p) is LinkLevel.NVLINK])
     groups = pcie_groups(indices, asked.host.links)
     return groups if len(nvlink) == len(indices) else nvlink
 
 
 def _in_groups(asked: _Asked, indices: Sequence[int]) -> list[int]:
-    """The order for the server: neighbours side by side, so that tensor-parallel ranks of a pipeline stage are near."""
+    """The order for the server: neighbors side by side, so that tensor-parallel ranks of a pipeline stage are near."""
     return [index for group in _near_groups(asked, indices) for index in group]
 
 
@@ -334,14 +331,10 @@ def _sets(asked: _Asked, usable: Sequence[int], size: int) -> Iterator[Sequence[
 
 
 def _slice(asked: _Asked, need: Need, gpu: Gpu, part: MigInstance) -> tuple[_Key, Placement]:
-    """A MIG slice as a place for a server on one GPU; a share of the GPU holds for its slices together."""
-    holders = tuple(h for h in gpu.holders if h.instance is not None and h.instance == part.gpu_instance)
-    # What no process is seen to hold is held all the same.
-    used = part.memory_gib - part.free_gib if part.memory_gib is not None and part.free_gib is not None else None
-    seen = Gpu(gpu.index, name=gpu.name, memory_gib=part.memory_gib, free_gib=part.free_gib, used_by=holders,
-               used_gib=used)  # fmt: skip
+    """A MIG slice as a placement for a server on one GPU; a GPU's share applies to its slices together."""
+    seen = slice_gpu(gpu, part)
     within = replace(gpu, free_gib=part.free_gib)
-    limited, give = share_words(within, asked.shares), available_gib(within, asked.shares)
+    limited, give = format_share(within, asked.shares), available_gib(within, asked.shares)
     needs = _all_known([_needed(need, seen)])
     tier = _tier(needs[0] if needs else None, seen, give)
     title = f"{gpu.index}: MIG slice {part.profile or part.uuid}"
@@ -366,22 +359,109 @@ def _problem(asked: _Asked, size: int, placements: Sequence[Placement]) -> str:
     """Why nothing fits, in one sentence."""
     host = asked.host
     if not host.gpus:
-        return host.problem or "this machine has no GPU"
+        return host.problem or "no GPU on this machine"
     if not placements:
         lost = [gpu.index for gpu in host.gpus if gpu.lost]
         sliced = [gpu.index for gpu in host.gpus if gpu.mig_mode and not gpu.lost]
         why = [f"GPU {spans(lost)} lost"] if lost else []
         why += [f"GPU {gpu.index} {gpu.claimed}" for gpu in host.gpus if gpu.claimed]
-        why += [f"GPU {spans(sliced)} in MIG mode, whose slices serve one GPU's servers only"] if sliced else []
-        return f"{size} GPUs are wanted and {len(asked.gpus)} can be used" + (f" ({'; '.join(why)})" if why else "")
+        why += [f"GPU {spans(sliced)} in MIG mode (slices serve single-GPU servers only)"] if sliced else []
+        return f"{size} GPUs needed, {len(asked.gpus)} usable" + (f" ({'; '.join(why)})" if why else "")
     if placements[0].fits:
         return ""
     nearest = placements[0]
     free = "unknown" if nearest.free_gib is None else f"{nearest.free_gib:.1f} GiB"
-    wanted = f"{need_words(nearest.needs_gib)} free on each" if nearest.needs_gib else "free"
+    wanted = f"{format_needs(nearest.needs_gib)} free on each" if nearest.needs_gib else "enough free memory"
     held = f": {nearest.warnings[0]}" if nearest.warnings else ""
     claimed = "".join(f"; GPU {gpu.index} {gpu.claimed}" for gpu in host.gpus if gpu.claimed)
     best = spans(nearest.gpus)
     if nearest.mig is not None:
         best += f" (MIG slice {nearest.mig.profile or nearest.mig.uuid})"
-    return f"no set of {size} is {wanted}; the best, {best}, has {free} to give{held}{claimed}"
+    return f"no set of {size} has {wanted}; the best, {best}, has {free} available{held}{claimed}"
+
+
+# -- descriptions of a set of GPUs ------------------------------------------------------------------------------------
+
+
+MOST_NAMED = 3
+IDLE_PERCENT = 10
+"""A GPU with lower utilization draws at most a desktop."""
+
+
+def reason_for(
+    gpus: Sequence[Gpu],
+    level: LinkLevel | None,
+    links: Sequence[Link],
+    bandwidth: float | None,
+    free: float | None,
+    tier: int,
+) -> str:
+    """One line: ``0,1: NVLink ×4, 112 GB/s, both idle``."""
+    parts = [] if level is None else [format_link(level, links)]
+    if bandwidth is not None:
+        # Rounded down: a link never carries more than displayed.
+        parts.append(f"{int(bandwidth)} GB/s")
+    return f"{spans([gpu.index for gpu in gpus])}: " + ", ".join([*parts, _state(gpus, free, tier)])
+
+
+def format_link(level: LinkLevel, links: Sequence[Link]) -> str:
+    """``NVLink ×4``, ``NVSwitch ×18``, ``one PCIe switch (PIX)``."""
+    if level is LinkLevel.NVLINK:
+        counts = [nvlinks_in(link.kind) for link in links]
+        name = "NVSwitch" if links and all(link.switch for link in links) else "NVLink"
+        fewest = min(counts, default=0)
+        return f"{name} ×{fewest}" if fewest else name
+    kind = f" ({level.name})" if LinkLevel.PIX <= level <= LinkLevel.SYS else ""
+    return f"{level.words}{kind}"
+
+
+def _state(gpus: Sequence[Gpu], free: float | None, tier: int) -> str:
+    held = any(is_held(gpu) for gpu in gpus)
+    working = any((gpu.utilization or 0) > IDLE_PERCENT for gpu in gpus)
+    if free is None:
+        return "free memory unknown"
+    if not held and tier == 0 and not working:
+        many = {1: "idle", 2: "both idle"}.get(len(gpus), "all idle")
+        return f"{many}, {free:.1f} GiB free" if len(gpus) == 1 else many
+    each = "" if len(gpus) == 1 else "at least "
+    return f"{each}{free:.1f} GiB free" + ("" if tier < 2 else ", not enough")
+
+
+def format_needs(needs: Sequence[float]) -> str:
+    """What is taken of each GPU: ``43.2 GiB``, or ``21.6 to 43.2 GiB`` if they differ."""
+    return " to ".join(f"{need:g}" for need in sorted({min(needs), max(needs)})) + " GiB"
+
+
+def held_by(gpus: Sequence[Gpu]) -> list[str]:
+    """A sentence per GPU that is not empty: ``GPU 1: anna holds 38.2 GiB``."""
+    return [text for gpu in gpus if is_held(gpu) and (text := format_held(gpu))]
+
+
+def format_held(gpu: Gpu) -> str:
+    """Who holds a GPU now, largest first; empty if no one does."""
+    held = holdings(gpu)
+    named = [(f"{user} holds {gib:.1f} GiB", gib) for user, gib in held.others.items()]
+    named += [(f"{server} (yours) holds {gib:.1f} GiB", gib) for server, gib in held.ours.items()]
+    if held.unseen:
+        named.append((f"hidden processes hold {held.unseen:.1f} GiB", held.unseen))
+    named.sort(key=lambda pair: -pair[1])
+    if not named:
+        return ""
+    more = f", and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return f"GPU {gpu.index}: " + ", ".join(text for text, _ in named[:MOST_NAMED]) + more
+
+
+def crossing(indices: Sequence[int], groups: Sequence[Sequence[int]], level: LinkLevel) -> str:
+    """Why tensor parallelism over this set is slow, and the fix."""
+    where = spans(sorted(indices))
+    if level is LinkLevel.UNKNOWN:
+        return f"links between {where} unknown; tensor parallelism is fast only over NVLink or one PCIe switch"
+    problem = f"tensor parallelism over {where} crosses the CPU interconnect at every layer"
+    sizes = {len(group) for group in groups}
+    inner, stages = len(groups[0]), len(groups)
+    if len(sizes) == 1 and stages > 1:
+        flags = f"--tensor-parallel-size {inner} --pipeline-parallel-size {stages}"
+        apart = " and ".join(spans(group) for group in groups) if stages <= 4 else f"{inner} GPU each"
+        return f"{problem}; use {flags}, or {stages} servers on {apart} if the model fits"
+    flags = f"--tensor-parallel-size 1 --pipeline-parallel-size {len(indices)}"
+    return f"{problem}; use {flags}, or several smaller servers if the model fits"

@@ -1,1 +1,1 @@
-"""Presets: what a server is for, which flags that wants, and why. Reads the shipped ones and the person's own."""
+"""Presets: a server's purpose, its flags, and the reasons for them. Reads the shipped ones and the user's own."""

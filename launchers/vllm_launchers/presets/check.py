@@ -1,4 +1,4 @@
-"""Checks a preset's document key by key, so that each mistake ends in a sentence. Pure."""
+"""Validates a preset's document key by key, so that each mistake gets a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 from vllm_launchers.presets.model import EnvironmentSetting, FlagSetting, Objectives, Preset, Workload
 from vllm_launchers.presets.rules import ENVIRONMENT_NAME, FLAG_NAME, FLAG_RULES, refused_flag, refused_value
 from vllm_launchers.secrets import holds_secret, is_secret_name
+from vllm_launchers.typed_decoding import convert
 
 TEXTS = ("title", "summary", "model")
 TABLES = ("flags", "environment", "workload", "objectives")
@@ -25,11 +26,11 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class Problem(Exception):  # noqa: N818 - it becomes a PresetError once the file is known
-    """What is wrong in a document: dotted key and what was expected."""
+    """A mistake in a document: dotted key and what was expected."""
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """Text from a file, safe and short enough to stand in a sentence."""
+    """Text from a file, sanitized and short enough for a sentence."""
     safe = (
         text
         if text.isprintable()
@@ -40,7 +41,7 @@ def shown(text: str, limit: int = 60) -> str:
 
 def near(word: str, known: Iterable[str], otherwise: str) -> str:
     """``; did you mean 'x'?``, or the known names after the words ``otherwise``."""
-    import difflib  # only wanted when something is wrong
+    import difflib  # only needed if something is wrong
 
     names = list(known)
     close = difflib.get_close_matches(word[:100].lower(), names, 1)
@@ -50,7 +51,7 @@ def near(word: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
-    """Check the document of one file; with ``complete`` it must hold everything itself.
+    """Validate the document of one file; with ``complete`` it must have every required key itself.
 
     Raises:
         Problem: the first mistake.
@@ -79,7 +80,7 @@ def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
 
 
 def merge(base: Mapping[str, Any], document: Mapping[str, Any], base_name: str) -> dict[str, Any]:
-    """``document`` laid over what it extends: texts replace, tables are merged key by key, ``drop`` takes out.
+    """Lay ``document`` over what it extends: texts replace, tables are merged key by key, ``drop`` removes.
 
     Raises:
         Problem: ``drop`` names something that is not inherited.
@@ -103,30 +104,30 @@ def merge(base: Mapping[str, Any], document: Mapping[str, Any], base_name: str) 
 
 
 def to_preset(document: Mapping[str, Any], *, name: str, source: str, shipped: bool) -> Preset:
-    """The preset of a checked and merged document.
+    """The preset of a validated and merged document.
 
     Raises:
-        Problem: something is missing even with what it inherits.
+        Problem: something is missing even with inherited keys.
     """
     missing = [key for key in REQUIRED if key not in document]
     if missing:
         raise Problem(f"'{missing[0]}' is missing")
     _check_struct("workload", document["workload"], Workload, complete=True)
     _check_struct("objectives", document["objectives"], Objectives, complete=True)
-    said = f"set in {name}.toml"
+    origin = f"set in {name}.toml"
     return Preset(
         name=name,
         title=document["title"],
         summary=document["summary"],
         model=document["model"],
         flags={
-            flag: FlagSetting(**setting) if isinstance(setting, dict) else FlagSetting(setting, said)
+            flag: FlagSetting(**setting) if isinstance(setting, dict) else FlagSetting(setting, origin)
             for flag, setting in document["flags"].items()
         },
-        workload=msgspec.convert(document["workload"], Workload),
-        objectives=msgspec.convert(document["objectives"], Objectives),
+        workload=convert(document["workload"], Workload),
+        objectives=convert(document["objectives"], Objectives),
         environment={
-            key: EnvironmentSetting(**setting) if isinstance(setting, dict) else EnvironmentSetting(setting, said)
+            key: EnvironmentSetting(**setting) if isinstance(setting, dict) else EnvironmentSetting(setting, origin)
             for key, setting in document.get("environment", {}).items()
         },
         source=source,
@@ -222,13 +223,13 @@ def _check_text(where: str, value: object, *, empty: bool = False) -> None:
 
 
 def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *, complete: bool) -> None:
-    """Check each key by the ranges of the struct's own fields."""
+    """Check each key against the ranges of the struct's own fields."""
     fields = _fields(shape)
     for key, value in table.items():
         if key not in fields:
             raise Problem(f"{where}: unknown key '{shown(key)}'{near(key, fields, 'known are: ')}")
         try:
-            msgspec.convert(value, fields[key])
+            convert(value, fields[key])
         except msgspec.ValidationError as error:
             raise Problem(f"{where}.{key}: {_sentence(str(error), value)}") from None
         if isinstance(value, float) and not math.isfinite(value):
@@ -238,7 +239,7 @@ def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *,
 
 @cache
 def _fields(shape: type[msgspec.Struct]) -> Mapping[str, Any]:
-    """Names and annotated types; msgspec works them out anew each time."""
+    """Names and annotated types; cached, since msgspec recomputes them each time."""
     return {field.name: field.type for field in msgspec.structs.fields(shape)}
 
 
@@ -252,7 +253,7 @@ _TYPE_NAMES = {"int": "a whole number", "float": "a number", "str": "text", "boo
 
 
 def _sentence(message: str, value: object) -> str:
-    """msgspec's message for people: ``Expected `int` >= 1`` becomes ``expected a whole number >= 1, not 0``."""
+    """msgspec's message, rephrased: ``Expected `int` >= 1`` becomes ``expected a whole number >= 1, not 0``."""
     wanted = re.sub(r"`(\w+)`", lambda match: _TYPE_NAMES.get(match[1], match[1]), message.partition(", got")[0])
     given = shown(str(value)) if isinstance(value, int | float) and not isinstance(value, bool) else _kind(value)
     return f"{wanted[:1].lower()}{wanted[1:]}, not {given}"

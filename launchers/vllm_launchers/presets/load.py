@@ -1,4 +1,4 @@
-"""Reads presets: the shipped ones and a person's own, which may extend others. One wrong file breaks no other."""
+"""Reads presets: shipped ones and the user's own, which may extend others. An invalid file affects no other."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from vllm_launchers.presets.check import Problem, check_document, merge, near, s
 from vllm_launchers.presets.model import Preset
 
 MAX_BYTES = 64 * 1024
-"""A larger file is no preset; shipped ones have 2 KB."""
+"""A larger file is not a preset; shipped ones have 2 KB."""
 
 MAX_DOTS = 200
-"""In one line: tomllib's time grows with the square of a dotted key's length (60 KB of ``a.a.a…`` take 12 s)."""
+"""Per line: tomllib's time grows with the square of a dotted key's length (60 KB of ``a.a.a…`` take 12 s)."""
 
 MAX_FILES = 500
 MAX_DEPTH = 8
-"""How many presets may extend one another in a row."""
+"""Maximum length of a chain of presets that extend one another."""
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
 
 
 class PresetError(Exception):
-    """A preset that cannot be used; the text is one sentence that names file, key and what was expected."""
+    """An unusable preset; the message is one sentence that names file, key and what was expected."""
 
     def __init__(self, path: Path | None, message: str) -> None:
         super().__init__(f"{shown(str(path), 500)}: {message}" if path else message)
@@ -35,7 +35,7 @@ class PresetError(Exception):
 
 
 def shipped_folder() -> Path:
-    """Where the shipped presets lie: inside an installed package, or beside the sources in a checkout."""
+    """Where the shipped presets are: inside an installed package, or beside the sources in a checkout."""
     packaged = Path(__file__).parents[1] / "shipped_presets"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "presets"
 
@@ -43,8 +43,8 @@ def shipped_folder() -> Path:
 def read_presets(own: Path | None = None) -> tuple[dict[str, Preset], list[PresetError]]:
     """All usable presets by name, shipped ones first, and what is wrong with the others.
 
-    ``own`` is the person's folder; it need not exist. A preset there replaces the shipped one of its name, also
-    when it is wrong: nobody gets other flags than they wrote without being told.
+    ``own`` is the user's folder; it need not exist. A preset there replaces the shipped one of its name, even if it is
+    invalid: no one silently gets other flags than they wrote.
     """
     problems: list[PresetError] = []
     shelf = _Shelf(_read_folder(shipped_folder(), problems), _read_folder(own, problems) if own else {}, problems)
@@ -61,7 +61,7 @@ def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[Pre
     """The preset of that name.
 
     Raises:
-        PresetError: there is none, or its file is wrong; the text says which names come near.
+        PresetError: it does not exist, or its file is invalid; the message suggests similar names.
     """
     if name in presets:
         return presets[name]
@@ -72,7 +72,7 @@ def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[Pre
 
 
 class _Shelf:
-    """All documents that could be read, and the way from a document to a preset."""
+    """All documents that could be read, and how to make presets of them."""
 
     def __init__(
         self,
@@ -85,15 +85,15 @@ class _Shelf:
         self._broken = {error.path.stem for error in problems if error.path is not None}
 
     def names(self) -> list[str]:
-        """Shipped names first, each group sorted; without those whose own file could not be read at all."""
+        """Shipped names first, each group sorted; without the user's files that could not be read at all."""
         names = [*self._shipped, *(name for name in self._own if name not in self._shipped)]
         return [name for name in names if name in self._own or name not in self._broken]
 
     def preset(self, name: str) -> Preset:
-        """The finished preset.
+        """The complete preset.
 
         Raises:
-            PresetError: its document, or one that it extends, is wrong.
+            PresetError: its document, or one that it extends, is invalid.
         """
         own = name in self._own
         path = (self._own if own else self._shipped)[name][0]
@@ -109,9 +109,9 @@ class _Shelf:
         if "extends" not in document:
             return document
         base = document["extends"]
-        base_own = base in self._own and base != name  # one's own 'chatbot' extends the shipped one
+        base_own = base in self._own and base != name  # the user's own 'chatbot' extends the shipped one
         if base in via or (base == name and base not in self._shipped):
-            raise Problem(f"extends: goes round in a circle: {' → '.join((*via, name, base))}")
+            raise Problem(f"extends: refers to itself in a circle: {' → '.join((*via, name, base))}")
         if len(via) >= MAX_DEPTH:
             raise Problem(f"extends: more than {MAX_DEPTH} presets in a row")
         if not base_own and (base in self._broken and base != name):
@@ -152,7 +152,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not _NAME.fullmatch(path.stem):
         raise PresetError(path, "a preset's file name is its name: letters, digits, '-', '_' and '.', 64 at most")
     try:
-        if not path.is_file():  # also keeps from waiting on a pipe
+        if not path.is_file():  # also avoids blocking on a pipe
             raise PresetError(path, "is not a file")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -169,6 +169,6 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise PresetError(path, f"is not UTF-8 text (line {line})") from None
     except RecursionError:
         raise PresetError(path, "is nested too deeply; a preset has three levels") from None
-    except ValueError as error:  # also TOMLDecodeError, and a number of thousands of digits
+    except ValueError as error:  # also TOMLDecodeError, and a number with thousands of digits
         end = f"(at its end, line {len(data.splitlines()) or 1})"
         raise PresetError(path, f"is not TOML: {shown(str(error), 200).replace('(at end of document)', end)}") from None

@@ -1,6 +1,7 @@
 """The shape of a preset file, as decoded and checked by msgspec.
 
-Ranges and descriptions stand here once: the loader checks by them, and the JSON Schema is made from them.
+Ranges and descriptions are defined once, here: the loader validates with them, and the JSON Schema is generated from
+them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-FlagValue = bool | int | float | str
-"""A flag's value: a boolean becomes ``--flag`` or ``--no-flag``, all else ``--flag VALUE``."""
+from vllm_launchers.vllm.flags.changes import FlagValue
 
 MAX_TOKENS = 100_000_000
 _Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
@@ -37,8 +37,8 @@ class EnvironmentSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The traffic a preset is made for. Lengths in tokens; ``prefix_reuse`` is a share from 0 to 1."""
 
-    input_tokens_p95: Annotated[_Tokens, Meta(description="95 % of prompts are no longer, in tokens")]
-    output_tokens_p95: Annotated[_Tokens, Meta(description="95 % of answers are no longer, in tokens")]
+    input_tokens_p95: Annotated[_Tokens, Meta(description="95% of prompts are no longer, in tokens")]
+    output_tokens_p95: Annotated[_Tokens, Meta(description="95% of answers are no longer, in tokens")]
     prefix_reuse: Annotated[_Share, Meta(description="share of a prompt that other requests begin with too, 0 to 1")]
     concurrency: Annotated[int, Meta(ge=1, le=100_000, description="requests in flight at the same time")]
 
@@ -46,14 +46,14 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Objectives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What good service means: latencies in seconds, usage and rate as shares from 0 to 1."""
 
-    ttft_p99_seconds: Annotated[_Seconds, Meta(description="99 % of requests get their first token within this time")]
-    itl_p99_seconds: Annotated[_Seconds, Meta(description="99 % of gaps between two tokens are no longer")]
+    ttft_p99_seconds: Annotated[_Seconds, Meta(description="99% of requests get their first token within this time")]
+    itl_p99_seconds: Annotated[_Seconds, Meta(description="99% of gaps between two tokens are no longer")]
     kv_cache_usage: Annotated[_Share, Meta(description="the KV cache should stay below this share, 0 to 1")]
     preemption_rate: Annotated[_Share, Meta(description="preemptions per finished request should stay below, 0 to 1")]
 
 
 class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A preset as the rest of the program sees it: complete, checked, `extends` already resolved."""
+    """A preset as the rest of the program sees it: complete, validated, `extends` already resolved."""
 
     name: str
     title: str

@@ -1,17 +1,18 @@
-"""What a flag in a preset may be called and hold. One table for the loader and for the JSON Schema."""
+"""Valid names and values of flags in a preset. One table for the loader and for the JSON Schema."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from vllm_launchers.presets.model import MAX_TOKENS
 from vllm_launchers.secrets import SECRET_FLAGS, holds_secret, is_secret_flag
 
 FLAG_NAME_PATTERN = r"^[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_.-]+)?$"
-"""vLLM's flags are words joined by ``-``; a dotted tail (``compilation-config.mode``) sets one key of a JSON flag."""
+"""vLLM's flags are words joined by ``-``; a dotted suffix (``compilation-config.mode``) sets one key of a JSON flag."""
 
 ENVIRONMENT_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LENGTH_PATTERN = r"^(auto|-1|[0-9]{1,18}[kKmMgGtT]?|[0-9]{1,18}\.[0-9]{1,18}[kmgt])$"
@@ -27,18 +28,17 @@ MANAGED_FLAGS: Mapping[str, str] = {
     "port": "the port is chosen at launch, with --port, and is the first free one from 8000 by default",
     "uds": "servers are watched over TCP, so they cannot listen on a Unix socket",
 }
-"""Flags that the program sets itself, and where they are chosen instead."""
+"""Flags that the program sets itself, and where to choose their values instead."""
 
 SECRET_ON_A_COMMAND_LINE = (
     "every user of this machine can read a key or a password there; "
     "write the flag into a file that only you can read, and name that file with the flag 'config'"
 )
-"""vLLM reads flags from a YAML file too."""
+"""vLLM also reads flags from a YAML file."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlagRule:
-    """What a known flag holds. Bounds are inclusive unless ``above`` says otherwise."""
+class FlagRule(msgspec.Struct, frozen=True):
+    """The valid values of a known flag. Bounds are inclusive unless ``above`` is set."""
 
     kind: type[bool] | type[int] | type[float] | type[str]
     description: str
@@ -46,11 +46,11 @@ class FlagRule:
     above: float | None = None
     maximum: float | None = None
     also: re.Pattern[str] | None = None
-    """Texts that are right as well."""
+    """Texts that are also valid."""
 
     @property
     def expected(self) -> str:
-        """What is expected, in words."""
+        """A description of what is expected."""
         if self.kind is bool:
             return "true or false"
         if self.kind is str:
@@ -65,7 +65,7 @@ class FlagRule:
         return noun + (", or a length such as 16k, 16K or auto" if self.also is LENGTH else "")
 
     def allows(self, value: object) -> bool:
-        """Whether vLLM can take the value."""
+        """Whether vLLM can accept the value."""
         if isinstance(value, str):
             return self.kind is str or (self.also is not None and self.also.fullmatch(value) is not None)
         if self.kind is bool or isinstance(value, bool):
@@ -116,11 +116,11 @@ FLAG_RULES: Mapping[str, FlagRule] = {
     "seed": FlagRule(int, "seed of the random numbers"),
     "swap-space": FlagRule(float, "GiB of memory for swapped requests (vLLM before 0.18)", minimum=0),
 }
-"""Flags whose values are checked before a launch. All others are passed on as they are."""
+"""Flags whose values are checked before a launch. All others are passed on unchanged."""
 
 
 def refused_flag(name: str) -> str | None:
-    """Why a flag of that name cannot stand in a preset or among changes, or None. ``name`` is normalised."""
+    """Why a flag of that name is not allowed in a preset or among changes, or None. ``name`` is normalized."""
     if name in SECRET_FLAGS:
         return (
             f"every user of this machine can read it on the command line; "
@@ -130,5 +130,5 @@ def refused_flag(name: str) -> str | None:
 
 
 def refused_value(value: object) -> str | None:
-    """Why a flag cannot have that value, or None: it holds a key or a password, which is not repeated."""
+    """Why a flag cannot have that value, or None: it contains a key or a password, which is not repeated."""
     return SECRET_ON_A_COMMAND_LINE if isinstance(value, str) and holds_secret(value) else None

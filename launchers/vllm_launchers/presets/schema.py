@@ -1,6 +1,6 @@
 """The JSON Schema of preset files, for editors: ``python -m vllm_launchers.presets.schema [--check]``.
 
-Made from the same structs and rules that the loader checks by; a test says when the file is stale.
+Generated from the same structs and rules that the loader validates with; a test detects a stale file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vllm_launchers.presets.rules import (
 )
 from vllm_launchers.secrets import SECRET_FLAGS
 
-# A line break or a control character; the loader refuses what is not printable.
+# A line break or a control character; the loader rejects unprintable text.
 _TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT, "pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
 _SECRET_VARIABLE = (
     r"(^|_)([Aa][Pp][Ii]_?[Kk][Ee][Yy]|[Kk][Ee][Yy]|[Tt][Oo][Kk][Ee][Nn]|[Ss][Ee][Cc][Rr][Ee][Tt]"
@@ -108,7 +108,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _table(shape: type[msgspec.Struct]) -> dict[str, Any]:
-    """A struct's schema without its required keys: with ``extends`` a part of them is enough."""
+    """A struct's schema without its required keys: with ``extends`` a subset is enough."""
     _, components = msgspec.json.schema_components([shape])
     component: dict[str, Any] = dict(components[shape.__name__])
     component.pop("required", None)
@@ -121,7 +121,7 @@ def text() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write ``presets/schema.json``; with ``--check`` only say whether it is current."""
+    """Write ``presets/schema.json``; with ``--check`` only report whether it is current."""
     path: Path = shipped_folder() / "schema.json"
     if "--check" not in arguments:
         path.write_text(text(), encoding="utf-8")

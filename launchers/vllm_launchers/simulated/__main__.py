@@ -1,7 +1,9 @@
 """``python -m vllm_launchers.simulated serve MODEL [flags]``: vLLM's server without a GPU.
 
-The environment says what is simulated: ``SIMULATED_GPU`` (a name from ``hardware.GPUS``, by default an RTX A6000),
-``SIMULATED_STARTUP_SECONDS`` (4 by default, 0 for tests) and ``SIMULATED_SPEED`` (2 halves every iteration's time).
+The environment says what is simulated: ``SIMULATED_GPU`` (a name in `engine_model.gpus`, by default an RTX A6000),
+``SIMULATED_STARTUP_SECONDS`` (4 by default, 0 for tests), ``SIMULATED_SPEED`` (2 halves every iteration's time),
+``SIMULATED_HOST_GIB`` (host memory for the weights of a server that sleeps; enough by default) and ``SIMULATED_TOTALS``
+(a file with a body of ``/metrics``: it counts on from there, and is up at once).
 """
 
 from __future__ import annotations
@@ -15,38 +17,46 @@ from typing import NoReturn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the server and serve until it is told to stop; the exit codes are vLLM's."""
+    """Start the server and serve until it is stopped; the exit codes are vLLM's."""
+    from vllm_launchers.private import open_standard_streams
     from vllm_launchers.simulated.flags import parse
 
+    open_standard_streams()
     args = parse(sys.argv[1:] if argv is None else argv)
     try:
-        return _serve(args)
+        return serve(args)
     except KeyboardInterrupt:
-        _die_of(signal.SIGINT)
+        die_of(signal.SIGINT)
 
 
-def _serve(args: argparse.Namespace) -> int:
+def serve(args: argparse.Namespace) -> int:
+    """Serve until it is stopped; returns the exit code."""
     import asyncio
     import gc
 
-    from vllm_launchers.simulated.log import Log
+    from vllm_launchers.simulated.memory import plan_memory
     from vllm_launchers.simulated.server import bind, run
     from vllm_launchers.simulated.settings import Simulated, resolve
-    from vllm_launchers.simulated.startup import Startup, announce
+    from vllm_launchers.simulated.startup import Log, Startup, announce, announce_resumed
 
     log = Log()
     simulated = Simulated.from_environment(os.environ)
-    announce(log, args, simulated.gpu.name)
+    if simulated.totals is None:
+        announce(log, args, simulated.gpu.name)
     sock = bind(args.host, args.port)
     settings = resolve(args, simulated)
-    plan = Startup(log, settings, simulated.startup_seconds).run()
+    if simulated.totals is None:
+        plan, totals = Startup(log, settings, simulated.startup_seconds).run(), ""
+    else:
+        plan, totals = plan_memory(settings), simulated.totals.read_text()
+        announce_resumed(log)
     gc.freeze()  # what is loaded by now stays: later collections need not look at it
-    asyncio.run(run(args, settings, plan, simulated.speed, sock, log))
+    asyncio.run(run(args, settings, plan, simulated.speed, sock, log, totals, simulated.host_bytes))
     return 0
 
 
-def _die_of(number: signal.Signals) -> NoReturn:
-    """End by the signal itself, so that whoever waits sees how it ended."""
+def die_of(number: signal.Signals) -> NoReturn:
+    """End by the signal itself, so that the parent sees how it ended."""
     sys.stdout.flush()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

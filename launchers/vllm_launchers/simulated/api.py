@@ -1,74 +1,218 @@
-"""The HTTP API of a server: the routes that vLLM always has."""
+"""The HTTP API of a server: the routes of ``vllm serve`` 0.32 for a model that generates text."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import msgspec
+from prometheus_client import make_asgi_app
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from vllm_launchers.simulated.engine import Engine, Engines, Stream
-from vllm_launchers.simulated.log import Log
+from vllm_launchers.simulated.completions import DONE, Events, Style, error_event, whole_answer
+from vllm_launchers.simulated.engine import Engines, SimulatedEngine, Stream
+from vllm_launchers.simulated.messages import (
+    COUNTED_FIELDS,
+    MESSAGES_FIELDS,
+    AnthropicError,
+    MessageWriter,
+    as_chat,
+    count_tokens,
+    late_error,
+    read_messages,
+)
 from vllm_launchers.simulated.metrics import Metrics
-from vllm_launchers.simulated.protocol import ApiError, Ask, Chunks, bad_request, read_ask, usage_of, whole_answer
+from vllm_launchers.simulated.requests import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    Answer,
+    GenerationRequest,
+    Served,
+    chat_text,
+    check_continued,
+    check_model,
+    read_chat,
+    read_completion,
+)
+from vllm_launchers.simulated.responses import RESPONSES_FIELDS, ResponseWriter, not_found, read_response
 from vllm_launchers.simulated.settings import SIMULATED_VERSION
-from vllm_launchers.simulated.words import tokenize
+from vllm_launchers.simulated.sleep import GARBAGE, SleepMode, WorkerError
+from vllm_launchers.simulated.startup import Log
+from vllm_launchers.simulated.validation import (
+    INT64_MAX,
+    ApiError,
+    Errors,
+    Field,
+    bad_request,
+    body_missing,
+    body_not_json,
+    boolean,
+    integer,
+    listing,
+    optional,
+    read_body,
+    record,
+    string,
+)
 
 GUARDED = ("/v1", "/v2", "/inference")
-"""Path prefixes that ``--api-key`` guards; all others stay open."""
+"""Path prefixes that require ``--api-key``; all others stay open."""
+
+Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
-@dataclass(frozen=True, slots=True)
-class ApiOptions:
-    """What the API takes from the flags."""
+class ApiOptions(msgspec.Struct, frozen=True):
+    """The API's settings from the flags."""
 
-    names: tuple[str, ...]
+    served: Served
     root: str
-    max_model_len: int
+    style: Style
     api_keys: tuple[str, ...] = ()
-    usage_details: bool = False
     track_load: bool = False
     developing: bool = False
-    """Whether ``/pause`` and ``/resume`` are there, as with ``VLLM_SERVER_DEV_MODE=1``."""
+    """Whether the routes for sleeping, pausing and resetting exist, as with ``VLLM_SERVER_DEV_MODE=1``."""
     log_requests: bool = False
 
 
-class Api:
-    """The handlers, and what they share."""
+@dataclass(slots=True)
+class Running:
+    """The sequences of one request on their engines."""
 
-    def __init__(self, options: ApiOptions, engines: Engines, metrics: Metrics, log: Log) -> None:
+    parts: list[tuple[Answer, SimulatedEngine, Stream]]
+    news: asyncio.Event
+
+    @classmethod
+    def start(cls, engines: Engines, outputs: Sequence[Answer]) -> Running:
+        """Queue them all. Raises ValueError if one can never run; then none does."""
+        running = cls([], asyncio.Event())
+        try:
+            for output in outputs:
+                running.parts.append((output, *engines.submit(output.request, running.news)))
+        except ValueError:
+            running.abort()
+            raise
+        return running
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of them have ended."""
+        return all(output.request.finished is not None for output, _engine, _stream in self.parts)
+
+    @property
+    def outputs(self) -> list[Answer]:
+        """Their output texts."""
+        return [output for output, _engine, _stream in self.parts]
+
+    async def read(self, sent: set[int]) -> list[tuple[Answer, int, int]]:
+        """Wait for news; yields each sequence with new tokens, from and to. Ended ones are added to ``told``."""
+        while True:
+            self.news.clear()
+            found = []
+            for output, _engine, stream in self.parts:
+                start, end = stream.take()
+                ended = output.request.finished is not None and output.index not in sent
+                if end > start or ended:
+                    found.append((output, start, end))
+                if ended:
+                    sent.add(output.index)
+            if found:
+                return found
+            await self.news.wait()
+
+    async def finish(self) -> None:
+        """Wait until all of them have ended."""
+        while not self.ended:
+            self.news.clear()
+            await self.news.wait()
+
+    def abort(self) -> None:
+        """Abort those that have not ended and free their blocks."""
+        for _output, engine, stream in self.parts:
+            engine.abort(stream)
+
+
+class Api:
+    """The handlers and their shared state."""
+
+    def __init__(self, options: ApiOptions, engines: Engines, metrics: Metrics, log: Log, sleep: SleepMode) -> None:
         self._options = options
+        self._sleep = sleep
+        self._served = options.served
         self._engines = engines
         self._metrics = metrics
         self._log = log
         self._created = int(time.time())
+        self._load = 0
 
     def application(self) -> ASGIApp:
         """The ASGI application with all routes, behind the API key if there is one."""
-        routes = [
-            Route("/health", self.health),
-            Route("/ping", self.health, methods=["GET", "POST"]),
-            Route("/version", self.version),
-            Route("/load", self.load),
-            Route("/metrics", self.metrics),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/v1/models", self.models),
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+        documented: list[tuple[str, str, Handler, Mapping[str, Field] | None]] = [
+            ("GET", "/load", self.load, None),
+            ("GET", "/version", self.version, None),
+            ("GET", "/health", self.health, None),
+            ("GET", "/metrics", self.metrics, None),
+            ("POST", "/tokenize", self.tokenize, _TOKENIZE),
+            ("POST", "/detokenize", self.detokenize, _DETOKENIZE),
+            ("GET", "/v1/models", self.models, None),
+            ("GET", "/ping", self.health, None),
+            ("POST", "/ping", self.health, None),
+            ("POST", "/invocations", self.invocations, None),
+            ("POST", "/v1/chat/completions", self.chat, CHAT_FIELDS),
+            ("POST", "/v1/chat/completions/batch", _not_simulated("batches of conversations"), None),
+            ("POST", "/v1/responses", self.responses, RESPONSES_FIELDS),
+            ("GET", "/v1/responses/{response_id}", self.stored_response, None),
+            ("POST", "/v1/responses/{response_id}/cancel", self.stored_response, None),
+            ("POST", "/v1/completions", self.completions, COMPLETION_FIELDS),
+            ("POST", "/v1/messages", self.messages, MESSAGES_FIELDS),
+            ("POST", "/v1/messages/count_tokens", self.count_tokens, COUNTED_FIELDS),
+        ]
+        document = openapi_document([(method, path, fields) for method, path, _handler, fields in documented])
+        routes: list[BaseRoute] = [_route(method, path, handler) for method, path, handler, _fields in documented]
+        routes += [
+            _route("POST", "/v1/completions/render", _scale_out),
+            _route("POST", "/v1/chat/completions/render", _scale_out),
+            _route("POST", "/inference/v1/generate", _scale_out),
+            _route("GET", "/openapi.json", _fixed(lambda: JSONResponse(document))),
+            _route("GET", "/docs", _fixed(lambda: HTMLResponse(SWAGGER))),
+            _route("GET", "/docs/oauth2-redirect", _fixed(lambda: HTMLResponse(OAUTH2))),
+            _route("GET", "/redoc", _fixed(lambda: HTMLResponse(REDOC))),
+            Mount("/metrics/", make_asgi_app(self._metrics.registry)),
         ]
         if self._options.developing:
-            routes += [Route("/pause", self.pause, methods=["POST"]), Route("/resume", self.resume, methods=["POST"])]
-        app = Starlette(routes=routes, exception_handlers={ApiError: _refuse})
+            routes += [
+                _route("POST", "/pause", self.pause),
+                _route("POST", "/resume", self.resume),
+                _route("POST", "/sleep", self.sleep),
+                _route("POST", "/wake_up", self.wake_up),
+                _route("GET", "/is_sleeping", self.is_sleeping),
+                _route("POST", "/collective_rpc", self.collective_rpc),
+                _route("POST", "/reset_prefix_cache", self.reset_prefix_cache),
+            ]
+        app = Starlette(
+            routes=routes,
+            exception_handlers={
+                ApiError: _refuse,
+                AnthropicError: _refuse,
+                HTTPException: _http_error,
+                ValueError: _value_error,
+            },
+            middleware=[Middleware(CORSMiddleware, allow_methods=["*"], allow_headers=["*"])],
+        )
         return _Guard(app, self._options.api_keys) if self._options.api_keys else app
 
     async def health(self, _request: HttpRequest) -> Response:
@@ -76,7 +220,7 @@ class Api:
         return Response()
 
     async def pause(self, request: HttpRequest) -> Response:
-        """Stop the engines: requests end (``mode=abort``) or stay as they are (``keep``), and new ones wait."""
+        """Pause the engines: requests end (``mode=abort``) or freeze (``keep``), and new ones wait."""
         mode = request.query_params.get("mode", "abort")
         if mode not in ("abort", "keep"):
             raise bad_request("mode must be abort or keep here.", "mode")
@@ -87,61 +231,201 @@ class Api:
         return JSONResponse({"status": "paused"})
 
     async def resume(self, _request: HttpRequest) -> Response:
-        """Let the engines go on."""
+        """Resume the engines."""
         for engine in self._engines.ranks:
             engine.resume()
         return JSONResponse({"status": "resumed"})
 
+    async def sleep(self, request: HttpRequest) -> Response:
+        """Put the engines to sleep; requests end (``mode=abort``, the only one here)."""
+        level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "abort")
+        if level not in ("0", "1", "2"):
+            raise bad_request("Input should be 0, 1 or 2", "level")
+        if mode != "abort":
+            raise bad_request("mode must be abort here.", "mode")
+        try:
+            await self._sleep.sleep(int(level))
+        except WorkerError as error:
+            raise ApiError(500, "InternalServerError", str(error)) from error
+        return JSONResponse({"status": "sleeping", "level": int(level)})
+
+    async def wake_up(self, request: HttpRequest) -> Response:
+        """Wake the engines up, or the part that ``tags`` name."""
+        tags = request.query_params.getlist("tags")
+        awake = await self._sleep.wake(tags)
+        return JSONResponse({"status": "awake" if awake else "sleeping", "tags": tags or None})
+
+    async def is_sleeping(self, _request: HttpRequest) -> Response:
+        """Whether they sleep."""
+        return JSONResponse({"is_sleeping": self._sleep.sleeping})
+
+    async def collective_rpc(self, request: HttpRequest) -> Response:
+        """Call a method of the workers: only ``reload_weights`` here."""
+        body = await _json(request)
+        method = body.get("method") if isinstance(body, dict) else None
+        if method != "reload_weights":
+            raise bad_request(f"The simulated workers have no method {method!r}.", "method")
+        try:
+            await self._sleep.reload_weights()
+        except WorkerError as error:
+            raise ApiError(500, "InternalServerError", str(error)) from error
+        return JSONResponse({"results": [None]})
+
+    async def reset_prefix_cache(self, _request: HttpRequest) -> Response:
+        """Empty the prefix cache."""
+        return JSONResponse({"success": self._sleep.forget_prefixes()})
+
     async def version(self, _request: HttpRequest) -> Response:
-        """Tell the version, marked as simulated."""
+        """The version, marked as simulated."""
         return JSONResponse({"version": SIMULATED_VERSION})
 
     async def load(self, _request: HttpRequest) -> Response:
-        """Tell requests in flight; always 0 without ``--enable-server-load-tracking``, as in vLLM."""
-        return JSONResponse({"server_load": self._engines.in_flight if self._options.track_load else 0})
+        """Requests in flight; always 0 without ``--enable-server-load-tracking``, as in vLLM."""
+        return JSONResponse({"server_load": self._load if self._options.track_load else 0})
 
     async def metrics(self, _request: HttpRequest) -> Response:
-        """Show all metrics."""
+        """All metrics."""
         return Response(self._metrics.render(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     async def tokenize(self, request: HttpRequest) -> Response:
-        """Count a prompt's tokens."""
+        """Turn a text or a conversation into tokens."""
         body = await _json(request)
-        prompt = body.get("prompt") if isinstance(body, dict) else None
-        if not isinstance(prompt, str):
-            raise bad_request("prompt must be a text.", "prompt")
-        tokens = tokenize(prompt)
-        length = self._options.max_model_len
-        return JSONResponse({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": None})
+        errors = Errors()
+        fields: dict[str, Any] = {}
+        for schema in (_TOKENIZE, _TOKENIZE_CHAT):
+            tried = Errors()
+            fields = record(schema)(body, ("body",), tried)
+            if not tried.found:
+                break
+            errors.found += tried.found
+            if isinstance(body, dict):
+                check_continued(body)
+        else:
+            errors.refuse()
+        check_model(fields, self._served)
+        text = fields["prompt"] if "prompt" in fields else chat_text(fields["messages"], fields, self._served)
+        vocabulary = self._served.vocabulary
+        tokens = vocabulary.encode(text)
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": self._served.max_model_len,
+                "tokens": tokens,
+                "token_strs": [vocabulary.decode(token) for token in tokens] if fields["return_token_strs"] else None,
+            }
+        )
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        """Turn tokens into their text."""
+        fields = read_body(await _json(request), _DETOKENIZE)
+        check_model(fields, self._served)
+        return JSONResponse({"prompt": self._served.vocabulary.text(fields["tokens"])})
 
     async def models(self, _request: HttpRequest) -> Response:
         """List the served names."""
-        cards = [self._card(name) for name in self._options.names]
+        cards = [self._card(name) for name in self._served.names]
         return JSONResponse({"object": "list", "data": cards})
 
     async def completions(self, request: HttpRequest) -> Response:
-        """Complete a prompt."""
-        return await self._answer(request, chat=False)
+        """Complete prompts."""
+        return await self._complete(request, await _json(request))
 
     async def chat(self, request: HttpRequest) -> Response:
         """Answer a conversation."""
-        return await self._answer(request, chat=True)
+        return await self._converse(request, await _json(request))
 
-    async def _answer(self, http: HttpRequest, *, chat: bool) -> Response:
-        options = self._options
-        ask = read_ask(await _json(http), chat=chat, names=options.names, max_model_len=options.max_model_len)
+    async def invocations(self, request: HttpRequest) -> Response:
+        """SageMaker's single path for all kinds of requests."""
+        body = await _json(request)
+        chat = isinstance(body, dict) and "messages" in body
+        return await (self._converse if chat else self._complete)(request, body)
+
+    async def responses(self, request: HttpRequest) -> Response:
+        """Answer in the format of OpenAI's newer API."""
+        ask = read_response(await _json(request), self._served)
+        running = self._start(ask)
+        writer = ResponseWriter(ask, running.outputs[0])
+        if ask.stream:
+            return EventStream(self, running, _SingleEvents(writer))
+        if not await self._finished(request, running):
+            return Response(status_code=499)
+        return JSONResponse(writer.whole())
+
+    async def messages(self, request: HttpRequest) -> Response:
+        """Answer in the format of Anthropic's API."""
+        fields = read_messages(await _json(request))
+        try:
+            ask = as_chat(fields, self._served, request.headers.get("x-request-id"))
+            if ask.late is not None:
+                return StreamingResponse(iter([late_error(ask.late)]), headers=STREAM_HEADERS)
+            running = self._start(ask)
+        except ApiError as error:
+            raise AnthropicError(error) from error
+        writer = MessageWriter(ask, running.outputs[0], self._options.style)
+        if ask.stream:
+            return EventStream(self, running, _SingleEvents(writer))
+        if not await self._finished(request, running):
+            return Response(status_code=499)
+        return JSONResponse(writer.whole())
+
+    async def count_tokens(self, request: HttpRequest) -> Response:
+        """Count the tokens of a conversation in Anthropic's format."""
+        return JSONResponse(count_tokens(await _json(request), self._served))
+
+    async def stored_response(self, request: HttpRequest) -> Response:
+        """Nothing is ever stored."""
+        raise not_found(request.path_params["response_id"])
+
+    async def _complete(self, http: HttpRequest, body: Any) -> Response:
+        return await self._answer(http, read_completion(body, self._served, http.headers.get("x-request-id")))
+
+    async def _converse(self, http: HttpRequest, body: Any) -> Response:
+        return await self._answer(http, read_chat(body, self._served, http.headers.get("x-request-id")))
+
+    async def _answer(self, http: HttpRequest, ask: GenerationRequest) -> Response:
+        style = self._options.style
+        if ask.late is not None:
+            return StreamingResponse(iter([error_event(ask.late), DONE]), headers=STREAM_HEADERS)
+        running = self._start(ask)
+        if ask.stream:
+            return EventStream(self, running, _ChoiceEvents(Events(ask, style), running))
+        if not await self._finished(http, running):
+            return Response(status_code=499)
+        return JSONResponse(whole_answer(ask, running.outputs, style))
+
+    def _start(self, ask: GenerationRequest) -> Running:
         if self._engines.closing:
             raise ApiError(503, "ServiceUnavailableError", "The server is shutting down.")
-        engine, stream = self._engines.submit(ask.request())
-        request = stream.request
-        if options.log_requests:
-            self._log.api("logger.py:76", f"Received request {request.id}: max_tokens={ask.max_tokens}.")
-        if ask.stream:
-            return EventStream(ask, engine, stream, details=options.usage_details)
-        if not await _wait(http, stream):
-            engine.abort(stream)
-            return Response(status_code=499)
-        return JSONResponse(whole_answer(ask, request, details=options.usage_details))
+        sequences = ask.sequences()
+        if self._sleep.garbage:
+            for one in sequences:
+                one.request.seed ^= GARBAGE
+        running = Running.start(self._engines, sequences)
+        if self._options.log_requests:
+            self._log.api("logger.py:76", f"Received request {ask.id}: max_tokens={ask.max_tokens}.")
+        return running
+
+    async def _finished(self, http: HttpRequest, running: Running) -> bool:
+        """Wait for a request's end; False if its client disconnected first, which ends it."""
+        watch = asyncio.ensure_future(_disconnected(http.receive))
+        end = asyncio.ensure_future(running.finish())
+        with self.counted():
+            try:
+                await asyncio.wait((watch, end), return_when=asyncio.FIRST_COMPLETED)
+                return end.done()
+            finally:
+                watch.cancel()
+                end.cancel()
+                running.abort()
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request as in flight."""
+        self._load += 1
+        try:
+            yield
+        finally:
+            self._load -= 1
 
     def _card(self, name: str) -> dict[str, object]:
         permission = {
@@ -165,62 +449,109 @@ class Api:
             "owned_by": "vllm",
             "root": self._options.root,
             "parent": None,
-            "max_model_len": self._options.max_model_len,
+            "max_model_len": self._served.max_model_len,
             "permission": [permission],
         }
 
 
+class Writer(Protocol):
+    """Writes one stream's events."""
+
+    def begin(self) -> bytes:
+        """The data before the first token's event."""
+
+    def tokens(self, output: Answer, start: int, end: int) -> bytes:
+        """The event of some tokens."""
+
+    def end(self) -> bytes:
+        """The data after the last one's."""
+
+
+@dataclass(slots=True)
+class _ChoiceEvents:
+    """The events of a completion or a chat. A chat's first ones wait for the first token, as in vLLM."""
+
+    events: Events
+    running: Running
+
+    def begin(self) -> bytes:
+        return self.events.begin(self.running.outputs)
+
+    def tokens(self, output: Answer, start: int, end: int) -> bytes:
+        return self.events.tokens(output, start, end)
+
+    def end(self) -> bytes:
+        return self.events.end(self.running.outputs)
+
+
+@dataclass(slots=True)
+class _SingleEvents:
+    """The events of an API whose requests have one answer."""
+
+    writer: ResponseWriter | MessageWriter
+
+    def begin(self) -> bytes:
+        return self.writer.begin()
+
+    def tokens(self, _output: Answer, _start: int, end: int) -> bytes:
+        return self.writer.tokens(end)
+
+    def end(self) -> bytes:
+        return self.writer.end()
+
+
+STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8"}
+
+
 class EventStream(Response):
-    """Server-sent events of one request, sent as its tokens come; a client that leaves ends the request."""
+    """Server-sent events of one request, sent as its tokens arrive; a disconnect ends all its sequences."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, ask: Ask, engine: Engine, stream: Stream, *, details: bool) -> None:
+    def __init__(self, api: Api, running: Running, writer: Writer) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
-        self.init_headers({"content-type": "text/event-stream; charset=utf-8"})
-        del self.raw_headers[1:]  # no content-length: the stream's end is not known
-        self._ask = ask
-        self._engine = engine
-        self._stream = stream
-        self._details = details
+        self.init_headers(STREAM_HEADERS)
+        # no content-length: the stream's end is unknown
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self._api = api
+        self._running = running
+        self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI calls it so
         """Send the stream."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         watch = asyncio.ensure_future(self._watch(receive))
         try:
-            await self._send(send)
+            with self._api.counted():
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._send(send)
         finally:
             watch.cancel()
-            self._engine.abort(self._stream)
+            self._running.abort()
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._engine.abort(self._stream)
+        await _disconnected(receive)
+        self._running.abort()
 
     async def _send(self, send: Send) -> None:
-        ask, stream = self._ask, self._stream
-        chunks = Chunks(ask, stream.request)
-        held = chunks.role() if ask.chat else b""
-        reason = None
-        while reason is None:
-            start, end, reason = await stream.read()
-            usage = self._usage() if ask.continuous_usage else ""
-            held += chunks.tokens(start, end, reason, usage)
-            if reason is not None:
-                held += (chunks.usage(self._usage()) if ask.include_usage else b"") + b"data: [DONE]\n\n"
-            await send({"type": "http.response.body", "body": held, "more_body": reason is None})
-            held = b""
-
-    def _usage(self) -> str:
-        return json.dumps(usage_of(self._stream.request, details=self._details))
+        running, writer = self._running, self._writer
+        sent: set[int] = set()
+        written = b""
+        begun = False
+        while len(sent) < len(running.parts):
+            news = await running.read(sent)
+            if not begun:
+                begun, written = True, writer.begin()
+            written += b"".join(writer.tokens(*part) for part in news)
+            if len(sent) == len(running.parts):
+                written += writer.end()
+            await send({"type": "http.response.body", "body": written, "more_body": len(sent) < len(running.parts)})
+            written = b""
 
 
 class _Guard:
-    """Asks for ``Authorization: Bearer KEY`` on guarded paths."""
+    """Requires ``Authorization: Bearer KEY`` on guarded paths."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -241,36 +572,153 @@ class _Guard:
         return scheme.lower() == b"bearer" and any(matches)
 
 
+_TOKENIZE = {
+    "model": Field(optional(string)),
+    "prompt": Field(string, required=True),
+    "add_special_tokens": Field(boolean, True),
+    "return_token_strs": Field(optional(boolean), False),
+}
+_TOKENIZE_CHAT = {
+    "model": Field(optional(string)),
+    "messages": CHAT_FIELDS["messages"],
+    "add_generation_prompt": Field(boolean, True),
+    "return_token_strs": Field(optional(boolean), False),
+    "continue_final_message": Field(boolean, False),
+}
+_DETOKENIZE = {
+    "model": Field(optional(string)),
+    "tokens": Field(listing(integer(0, INT64_MAX)), required=True),
+}
+
+
+def _route(method: str, path: str, handler: Handler) -> Route:
+    """A route of one method: unlike Starlette's, FastAPI's ``GET`` does not include ``HEAD``."""
+    route = Route(path, handler, methods=[method])
+    route.methods = {method}
+    return route
+
+
+def _fixed(response: Callable[[], Response]) -> Handler:
+    async def answer(_request: HttpRequest) -> Response:
+        return response()
+
+    return answer
+
+
+def _not_simulated(what: str) -> Handler:
+    async def answer(_request: HttpRequest) -> Response:
+        raise bad_request(f"The simulated engine does not model {what}.")
+
+    return answer
+
+
+async def _scale_out(_request: HttpRequest) -> Response:
+    raise ApiError(
+        403,
+        "PermissionDeniedError",
+        "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
+    )
+
+
 async def _refuse(_request: HttpRequest, error: Exception) -> Response:
-    if not isinstance(error, ApiError):
+    if not isinstance(error, ApiError | AnthropicError):
         raise error
     return JSONResponse(error.body, status_code=error.status)
 
 
+async def _http_error(_request: HttpRequest, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=error.headers)
+
+
+async def _value_error(_request: HttpRequest, error: Exception) -> Response:
+    return JSONResponse(bad_request(str(error)).body, status_code=400)
+
+
 async def _json(request: HttpRequest) -> object:
+    """The body, which must be JSON and be declared as such."""
+    content = await request.body()
+    kind = request.headers.get("content-type", "").lower().partition(";")[0].strip()
+    if kind != "application/json":
+        raise ApiError(
+            400,
+            "Bad Request",
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
+        )
+    if not content:
+        raise body_missing()
     try:
-        return json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"The body is not JSON: {error}") from None
+        body = json.loads(content)
+    except json.JSONDecodeError as error:
+        raise body_not_json(error.pos, error.msg) from None
+    except (ValueError, RecursionError):
+        raise ApiError(400, "Bad Request", "There was an error parsing the body") from None
+    if body is None:
+        raise body_missing()
+    return body
 
 
-async def _wait(http: HttpRequest, stream: Stream) -> bool:
-    """Wait for a request's end; False when its client left first."""
-    watch = asyncio.ensure_future(_disconnected(http))
-    end = asyncio.ensure_future(_finished(stream))
-    try:
-        await asyncio.wait((watch, end), return_when=asyncio.FIRST_COMPLETED)
-        return end.done()
-    finally:
-        watch.cancel()
-        end.cancel()
-
-
-async def _disconnected(http: HttpRequest) -> None:
-    while (await http.receive())["type"] != "http.disconnect":
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _finished(stream: Stream) -> None:
-    while (await stream.read())[2] is None:
-        pass
+# -- the API's description --------------------------------------------------------------------------------------------
+
+
+Operation = tuple[str, str, Mapping[str, Field] | None]
+"""Method, path, and the fields of the body if it takes one."""
+
+
+def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """An OpenAPI document. Bodies are described by the names of their fields and by which are required."""
+    paths: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, Any] = {}
+    for method, path, fields in operations:
+        name = "".join(part.capitalize() for part in path.strip("/").replace("{", "").replace("}", "").split("/"))
+        operation: dict[str, Any] = {
+            "operationId": f"{name}_{method.lower()}",
+            "responses": {
+                "200": {"description": "Successful Response", "content": {"application/json": {"schema": {}}}}
+            },
+        }
+        if "{" in path:
+            key = path.partition("{")[2].partition("}")[0]
+            operation["parameters"] = [{"name": key, "in": "path", "required": True, "schema": {"type": "string"}}]
+        if fields is not None:
+            schemas[f"{name}Request"] = {
+                "type": "object",
+                "properties": {field: {"title": field} for field in fields},
+                "required": [field for field, entry in fields.items() if entry.required],
+            }
+            content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}Request"}}}
+            operation["requestBody"] = {"required": True, "content": content}
+        paths.setdefault(path, {})[method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "FastAPI", "version": "0.1.0"},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+_ANY: dict[str, Any] = {"application/json": {"schema": {}}}
+_PAGE = "<!DOCTYPE html>\n<html>\n<head>\n<title>{title}</title>\n{head}</head>\n<body>\n{body}\n</body>\n</html>\n"
+_CDN = "https://cdn.jsdelivr.net/npm"
+
+SWAGGER = _PAGE.format(
+    title="Simulated vLLM - Swagger UI",
+    head=f'<link rel="stylesheet" href="{_CDN}/swagger-ui-dist@5/swagger-ui.css">\n',
+    body='<div id="swagger-ui"></div>\n'
+    f'<script src="{_CDN}/swagger-ui-dist@5/swagger-ui-bundle.js"></script>\n'
+    "<script>SwaggerUIBundle({url: '/openapi.json', dom_id: '#swagger-ui'})</script>",
+)
+"""The page at ``/docs``; like vLLM's, it renders with an external script."""
+REDOC = _PAGE.format(
+    title="Simulated vLLM - ReDoc",
+    head="",
+    body='<redoc spec-url="/openapi.json"></redoc>\n'
+    f'<script src="{_CDN}/redoc@2/bundles/redoc.standalone.js"></script>',
+)
+OAUTH2 = _PAGE.format(title="OAuth2 redirect", head="", body="<script>window.close()</script>")

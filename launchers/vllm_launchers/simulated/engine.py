@@ -1,4 +1,4 @@
-"""The engine against the clock: iterations paced in real time, tokens handed to whoever waits for them."""
+"""The engine in real time: paces the iterations of a `Core` and delivers tokens to waiting streams."""
 
 from __future__ import annotations
 
@@ -12,36 +12,44 @@ from vllm_launchers.simulated.metrics import EngineMetrics
 from vllm_launchers.simulated.scheduler import FinishReason, Request
 
 CACHE_WINDOW = 1000
-"""The hit rate in the log is over this many requests."""
+"""The hit rate in the log covers this many requests."""
 
 
 class Stream:
-    """What comes out of one request. Tokens that nobody fetched in time come together, none is lost."""
+    """The output of one sequence. Tokens that were not fetched in time arrive together; none is lost.
+
+    ``news`` may be shared, to wait for several sequences with one event.
+    """
 
     __slots__ = ("_news", "_sent", "request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, news: asyncio.Event | None = None) -> None:
         self.request = request
         self._sent = 0
-        self._news = asyncio.Event()
+        self._news = news or asyncio.Event()
 
     def notify(self) -> None:
         """Wake the reader: there are tokens, or the end."""
         self._news.set()
 
+    def take(self) -> tuple[int, int]:
+        """The from and to positions of the tokens since the last call."""
+        start, self._sent = self._sent, self.request.generated
+        return start, self._sent
+
     async def read(self) -> tuple[int, int, FinishReason | None]:
-        """Wait for news; return the positions from and to of the new tokens, and the reason of the end if it came."""
+        """Wait for news; return the from and to positions of the new tokens, and the finish reason if it ended."""
         request = self.request
         while request.generated == self._sent and request.finished is None:
             self._news.clear()
             await self._news.wait()
-        start, self._sent = self._sent, request.generated
-        return start, self._sent, request.finished
+        start, end = self.take()
+        return start, end, request.finished
 
 
 @dataclass(slots=True)
 class Throughput:
-    """What happened since the last line in the log."""
+    """Counts since the last log line."""
 
     prompt_tokens: int = 0
     generated: int = 0
@@ -63,14 +71,14 @@ class Throughput:
         return sum(hits for _queried, hits in self.cache) / queries if queries else 0.0
 
 
-class Engine:
+class SimulatedEngine:
     """One data-parallel rank in real time. ``speed`` 2 makes every iteration take half its time."""
 
     def __init__(self, core: Core, metrics: EngineMetrics | None, *, speed: float = 1.0) -> None:
         self.core = core
         self.throughput = Throughput()
         self._metrics = metrics
-        self._speed = speed
+        core.speed = speed
         self._streams: dict[str, Stream] = {}
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
@@ -80,7 +88,7 @@ class Engine:
 
     @property
     def load(self) -> int:
-        """How much there is to do, as vLLM balances data-parallel ranks: waiting requests count four times."""
+        """The load by which vLLM balances data-parallel ranks: waiting requests count four times."""
         return 4 * len(self.core.scheduler.waiting) + len(self.core.scheduler.running)
 
     @property
@@ -88,39 +96,42 @@ class Engine:
         """Requests that have not ended."""
         return len(self._streams)
 
-    def submit(self, request: Request) -> Stream:
-        """Queue a request now."""
+    def submit(self, request: Request, news: asyncio.Event | None = None) -> Stream:
+        """Queue a sequence now; ``news`` is set whenever it has new tokens or ends."""
         request.arrival = asyncio.get_running_loop().time()
         self.core.scheduler.add(request)
-        stream = self._streams[request.id] = Stream(request)
+        stream = self._streams[request.id] = Stream(request, news)
         self._drained.clear()
         self._wake.set()
         self._publish()
         return stream
 
-    def abort(self, stream: Stream) -> None:
-        """End a request now and free its blocks; one that has ended is left alone."""
+    def abort(self, stream: Stream) -> bool:
+        """End a sequence now and free its blocks; False if it has already ended.
+
+        vLLM does not count a client that disconnects among finished requests.
+        """
         if self._streams.pop(stream.request.id, None) is None:
-            return
+            return False
         self.core.scheduler.abort(stream.request)
-        if self._metrics is not None:
-            self._metrics.aborted()
         stream.notify()
         self._publish()
+        return True
 
     def abort_all(self) -> int:
-        """End every request; return how many there were."""
+        """Abort every sequence, as the engine itself does, and count them; return how many there were."""
         streams = list(self._streams.values())
         for stream in streams:
-            self.abort(stream)
+            if self.abort(stream) and self._metrics is not None:
+                self._metrics.aborted()
         return len(streams)
 
     def pause(self) -> None:
-        """Begin no iteration from now on: what runs stays as it is, and what comes waits."""
+        """Start no more iterations: running requests freeze, new ones wait."""
         self._going.clear()
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Resume after a pause."""
         self._going.set()
 
     async def drained(self) -> None:
@@ -128,7 +139,7 @@ class Engine:
         await self._drained.wait()
 
     async def run(self) -> None:
-        """Run iterations for ever; sleep while there is nothing to do."""
+        """Run iterations forever; sleep while there is nothing to do."""
         clock: Callable[[], float] = asyncio.get_running_loop().time
         start = clock()
         while True:
@@ -139,10 +150,10 @@ class Engine:
             if not self._going.is_set():
                 await self._going.wait()
                 start = clock()
-                continue  # what it had to do may have been ended meanwhile
-            seconds = self.core.begin(start) / self._speed
+                continue  # its work may have been aborted meanwhile
+            seconds = self.core.begin(start)
             due = start + seconds
-            # When this process cannot keep up, the pace drops; a timer's usual lateness does not add up.
+            # If this process can't keep up, the pace drops; normal timer delays do not add up.
             await asyncio.sleep(max(0.0, due - clock()))
             now = clock()
             report = self.core.finish(seconds, now)
@@ -171,20 +182,20 @@ class Engine:
 class Engines:
     """All data-parallel ranks of a server."""
 
-    def __init__(self, engines: list[Engine]) -> None:
+    def __init__(self, engines: list[SimulatedEngine]) -> None:
         self.ranks = engines
         self.closing = False
-        """Set once the server is shutting down: nothing new is taken."""
+        """Set once the server is shutting down: no new requests are accepted."""
 
     @property
     def in_flight(self) -> int:
         """Requests that have not ended, over all ranks."""
         return sum(engine.in_flight for engine in self.ranks)
 
-    def submit(self, request: Request) -> tuple[Engine, Stream]:
-        """Give a request to the rank that has least to do."""
+    def submit(self, request: Request, news: asyncio.Event | None = None) -> tuple[SimulatedEngine, Stream]:
+        """Submit a sequence to the rank with the least load."""
         engine = min(self.ranks, key=lambda rank: rank.load)
-        return engine, engine.submit(request)
+        return engine, engine.submit(request, news)
 
     def abort_all(self) -> int:
         """End every request; return how many there were."""

@@ -1,4 +1,4 @@
-"""The command line of ``vllm serve``: as far as simulated, refused in the same words and with the same codes."""
+"""The command line of ``vllm serve``: its simulated part, with vLLM's own error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,130 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_launchers.simulated import ignored_flags
 from vllm_launchers.simulated.settings import SIMULATED_VERSION
+from vllm_launchers.vllm.flags.values import UNITS
+from vllm_launchers.vllm.release_defaults import default_utilization
 
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
-"""The KV cache types that are modelled: two bytes or one per element."""
+"""The KV cache types that are modeled: two bytes or one per element."""
 QUANTIZATIONS = (
     "awq", "auto_awq", "fp8", "fbgemm_fp8", "modelopt", "modelopt_fp4", "auto_gptq", "gptq", "gptq_marlin",
     "awq_marlin", "compressed-tensors", "experts_int8", "quark", "moe_wna16", "torchao", "inc", "mxfp4", "online",
     "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8",
 )  # fmt: skip
 
-_SCALES = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# Flags of ``vllm serve`` 0.33 that are accepted and ignored, by how many values they take.
+
+
+IGNORED_SWITCHES = _split(
+    """
+allow-credentials allow-deprecated-quantization async-scheduling cohere-is-reasoning-model cudagraph-metrics
+data-parallel-external-lb data-parallel-hybrid-lb dcp-q-replicate disable-cascade-attn disable-chunked-mm-input
+disable-custom-all-reduce disable-fastapi-docs disable-hybrid-kv-cache-manager disable-nccl-for-dp-synchronization
+disable-sliding-window enable-auto-tool-choice enable-batch-sharded-sampling enable-cumem-allocator enable-dbo
+enable-elastic-ep enable-ep-weight-filter enable-eplb enable-expert-parallel enable-fault-tolerance
+enable-flash-late-interaction enable-flashinfer-autotune enable-force-include-usage enable-hc-sp
+enable-layerwise-nvtx-tracing enable-log-deltas enable-log-outputs enable-logging-iteration-details enable-lora
+enable-mamba-cache-stochastic-rounding enable-mamba-shared-prefix-checkpoint enable-mfu-metrics
+enable-mixed-moe-lora-format enable-mm-embeds enable-moe-shared-loras enable-nccl-comm-suspend enable-offline-docs
+enable-per-request-metrics enable-prompt-embeds enable-request-id-headers enable-return-routed-experts
+enable-scale-out enable-shm-tensor-arena enable-ssl-refresh enable-tokenizer-info-endpoint
+enable-tower-connector-lora enable-trace-replay exclude-tools-when-tool-choice-none fail-on-environ-validation
+fully-sharded-loras interleave-mm-strings jit-monitor-verbose kv-cache-metrics kv-sharing-fast-prefill
+language-model-only log-error-stack long-prefill-token-threshold-adaptive mm-device-do-normalize mm-encoder-only
+monokernel numa-bind ray-workers-use-nsight return-sampling-mask return-tokens-as-token-ids
+scheduler-reserve-full-isl skip-mm-profiling skip-tokenizer-init sleep-mode-offload-cudagraph specialize-active-lora
+swa-bounded-replay tokens-only trust-remote-code trust-request-chat-template trust-request-mm-kwargs use-fp64-gumbel
+use-replayssm use-tqdm-on-load
+"""
+)
+"""``--flag`` and ``--no-flag``."""
+
+IGNORED_PRESENT = _split(
+    """
+aggregate-engine-logging data-parallel-multi-port-external-lb grpc headless
+"""
+)
+"""``--flag`` alone."""
+
+IGNORED_VALUES = _split(
+    """
+additional-config all2all-backend allowed-headers allowed-local-media-path allowed-methods allowed-origins
+anthropic-disabled-thinking-effort api-server-count attention-backend attention-config aux-output-config
+chat-template chat-template-content-format code-revision cohere-format compilation-config config config-format
+convert cp-kv-cache-interleave-size cpu-distributed-timeout-seconds cpu-offload-gb custom-histogram-buckets
+data-parallel-address data-parallel-backend data-parallel-rank data-parallel-rpc-port data-parallel-size-local
+data-parallel-start-rank data-parallel-supervisor-port dbo-decode-token-threshold dbo-prefill-token-threshold
+dcp-comm-backend dcp-kv-cache-interleave-size decode-context-parallel-size default-chat-template-kwargs
+default-mm-loras device-ids diffusion-config distributed-executor-backend distributed-timeout-seconds download-dir
+dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s dp-sync-interval
+ec-manager-config ec-transfer-config elastic-ep-max-dp-size engram-config eplb-config expert-placement-strategy
+fault-tolerance-config fingerprint-mode fingerprint-value gdn-prefill-backend generation-config grpc-port
+h11-max-header-count h11-max-incomplete-event-size hf-config-path hf-overrides hf-token io-processor-plugin
+ir-op-priority jit-monitor-mode kda-decode-backend kda-prefill-backend kernel-config kv-cache-metrics-sample
+kv-events-config kv-offloading-backend kv-offloading-size kv-transfer-config limit-mm-per-prompt linear-backend
+load-format log-config-file log-level logging-config logprobs-mode long-prefill-token-threshold lora-dtype
+mamba-backend mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype
+mamba-ssu-algorithm master-addr master-port max-cpu-loras max-cudagraph-capture-size max-log-len
+max-lora-cls-labels max-lora-rank max-loras max-num-active-seqs max-num-queued-reqs max-num-queued-tokens
+max-num-scheduled-tokens max-parallel-loading-workers media-io-kwargs mm-encoder-attn-backend mm-encoder-attn-dtype
+mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin mm-encoder-fp8-scale-save-path mm-encoder-tp-mode
+mm-hasher-algorithm mm-ipc-gpu-memory-gb mm-processor-cache-gb mm-processor-cache-type mm-processor-device
+mm-processor-kwargs mm-shm-cache-max-object-size-mb mm-tensor-ipc model-class-overrides model-impl
+model-loader-extra-config moe-backend nnodes node-rank offload-backend offload-group-size offload-num-in-group
+offload-prefetch-step optimization-level otlp-traces-endpoint override-generation-config
+per-request-spec-decode-metrics performance-mode pooler-config prefill-context-parallel-size
+prefill-schedule-interval prefix-cache-retention-interval prefix-caching-hash-algo prefix-match-unit profiler-config
+pt-load-map-location quantization-config reasoning-config reasoning-effort-map reasoning-parser
+reasoning-parser-plugin renderer-num-workers replayssm-buffer-len response-role revision root-path runner
+safetensors-load-strategy safetensors-prefetch-block-size safetensors-prefetch-num-threads scheduler-cls
+scheduling-policy seed show-hidden-metrics-for-version sleep-mode-backend sparse-indexer-topk-backend spec-method
+spec-model spec-tokens speculative-config sse-keep-alive-interval ssl-ca-certs ssl-cert-reqs
+ssl-ciphers stream-interval structured-outputs-config tokenizer tokenizer-mode tokenizer-revision
+tool-call-parser tool-parser-plugin tool-server tool-strict-level ubatch-size uds video-pruning-method
+video-pruning-rate watchdog-config watermark watermark-config weight-transfer-config worker-cls worker-extension-cls
+"""
+)
+"""``--flag VALUE``."""
+
+IGNORED_LISTS = _split(
+    """
+allowed-media-domains collect-detailed-traces cpu-offload-params cudagraph-capture-sizes ignore-patterns
+kv-cache-dtype-skip-layers logits-processors lora-modules lora-target-modules middleware numa-bind-cpus
+numa-bind-nodes offload-params sleep-preserve-parameter-names
+"""
+)
+"""``--flag VALUE…``."""
+
+IGNORED_SHORT: dict[str, str] = {
+    "api-server-count": "-asc",
+    "attention-config": "-ac",
+    "compilation-config": "-cc",
+    "data-parallel-address": "-dpa",
+    "data-parallel-backend": "-dpb",
+    "data-parallel-external-lb": "-dpe",
+    "data-parallel-hybrid-lb": "-dph",
+    "data-parallel-multi-port-external-lb": "-dpm",
+    "data-parallel-rank": "-dpn",
+    "data-parallel-rpc-port": "-dpp",
+    "data-parallel-size-local": "-dpl",
+    "data-parallel-start-rank": "-dpr",
+    "decode-context-parallel-size": "-dcp",
+    "diffusion-config": "-dc",
+    "enable-expert-parallel": "-ep",
+    "nnodes": "-n",
+    "node-rank": "-r",
+    "prefill-context-parallel-size": "-pcp",
+    "speculative-config": "-sc",
+}
+"""Their alternative spellings."""
+
 _MAIN_USAGE = "vllm [-h] [-v]\n            {serve}\n            ..."
 _SERVE_USAGE = "vllm serve [model_tag] [options]"
 
@@ -33,17 +144,17 @@ def human_int(text: str) -> int:
     if "." in number:
         if suffix not in "kmgt" or not suffix:
             raise argparse.ArgumentTypeError(f"Decimals are not allowed with binary suffixes like {suffix or 'none'}.")
-        return int(float(number) * _SCALES[suffix])
-    return int(number) * _SCALES.get(suffix, 1)
+        return int(float(number) * UNITS[suffix])
+    return int(number) * UNITS.get(suffix, 1)
 
 
 def human_int_or_auto(text: str) -> int:
-    """As :func:`human_int`; ``auto`` is -1."""
+    """Like :func:`human_int`; ``auto`` is -1."""
     return -1 if text == "auto" else human_int(text)
 
 
 class _Noted(argparse.Action):
-    """Takes a flag that is not modelled and notes that it was given."""
+    """Accepts a flag that is not modeled and records that it was given."""
 
     def __call__(
         self,
@@ -56,10 +167,10 @@ class _Noted(argparse.Action):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the words after the program's name. Ends the process with code 2 where vLLM does.
+    """Parse the arguments after the program's name. Ends the process with code 2 where vLLM does.
 
-    The namespace also has ``ignored``, the flags given that are not modelled, and ``given``, the destinations of all
-    modelled flags that differ from their defaults.
+    The namespace also has ``ignored``, the flags given that are not modeled, and ``given``, the destinations of all
+    modeled flags that differ from their defaults.
     """
     main = argparse.ArgumentParser(prog="vllm", usage=_MAIN_USAGE)
     main.add_argument("-v", "--version", action="version", version=SIMULATED_VERSION)
@@ -70,7 +181,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         usage=_SERVE_USAGE,
         description="A simulated engine that speaks as vLLM does. No GPU is used.",
     )
-    _add_modelled(serve)
+    _add_modeled(serve)
     _add_ignored(serve)
     serve.set_defaults(ignored=[])
     args = main.parse_args(normalize(argv))
@@ -82,7 +193,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def normalize(argv: Sequence[str]) -> list[str]:
-    """Spell long flags with ``-``, as vLLM's parser does: ``--max_num_seqs=4`` becomes ``--max-num-seqs=4``."""
+    """Normalize long flags to ``-``, as vLLM's parser does: ``--max_num_seqs=4`` becomes ``--max-num-seqs=4``."""
     words: list[str] = []
     for word in argv:
         if word.startswith("--"):
@@ -92,7 +203,7 @@ def normalize(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _add_modelled(parser: argparse.ArgumentParser) -> None:
+def _add_modeled(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     switch = argparse.BooleanOptionalAction
     add("model_tag", nargs="?", default=None)
@@ -110,18 +221,20 @@ def _add_modelled(parser: argparse.ArgumentParser) -> None:
     add("--enable-prompt-tokens-details", action=switch, default=False)
     add("--enable-log-requests", action=switch, default=False)
     add("--disable-log-stats", action="store_true")
+    add("--max-logprobs", type=int, default=20)
     add("--shutdown-timeout", type=int, default=0)
     add("--dtype", choices=DTYPES, default="auto")
     add("--quantization", "-q", choices=QUANTIZATIONS, default=None)
     add("--enforce-eager", action=switch, default=False)
     add("--max-model-len", type=human_int_or_auto, default=None)
-    add("--gpu-memory-utilization", "--device-memory-utilization", type=float, default=0.92)
+    add("--gpu-memory-utilization", "--device-memory-utilization", type=float, default=default_utilization())
     add("--kv-cache-memory-bytes", type=human_int, default=None)
     add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     add("--block-size", type=int, default=None)
     add("--num-gpu-blocks-override", type=int, default=None)
     add("--enable-prefix-caching", action=switch, default=None)
     add("--enable-chunked-prefill", action=switch, default=None)
+    add("--enable-sleep-mode", action=switch, default=False)
     add("--max-num-seqs", type=human_int, default=None)
     add("--max-num-batched-tokens", type=human_int, default=None)
     add("--tensor-parallel-size", "-tp", type=int, default=1)
@@ -130,19 +243,19 @@ def _add_modelled(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ignored(parser: argparse.ArgumentParser) -> None:
-    for name in ignored_flags.SWITCHES:
+    for name in IGNORED_SWITCHES:
         _note(parser, name, nargs=0)
         parser.add_argument(f"--no-{name}", action=_Noted, nargs=0, dest="unused")
-    for name in ignored_flags.PRESENT:
+    for name in IGNORED_PRESENT:
         _note(parser, name, nargs=0)
-    for name in ignored_flags.VALUES:
+    for name in IGNORED_VALUES:
         _note(parser, name)
-    for name in ignored_flags.LISTS:
+    for name in IGNORED_LISTS:
         _note(parser, name, nargs="+")
 
 
 def _note(parser: argparse.ArgumentParser, name: str, nargs: int | str | None = None) -> None:
     spellings = [f"--{name}"]
-    if name in ignored_flags.SHORT:
-        spellings.append(ignored_flags.SHORT[name])
+    if name in IGNORED_SHORT:
+        spellings.append(IGNORED_SHORT[name])
     parser.add_argument(*spellings, action=_Noted, nargs=nargs, dest="unused", default=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""What goes where in a GPU's memory, and how many KV cache blocks are left: vLLM's own sum, with estimated parts.
+"""A GPU's memory layout, and how many KV cache blocks are left: vLLM's own sum, with estimated parts.
 
 available = total × utilization − weights/(TP·PP) − non-torch − peak activation − CUDA graphs.
 """
@@ -6,26 +6,36 @@ available = total × utilization − weights/(TP·PP) − non-torch − peak act
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from enum import Enum
 
-from vllm_launchers.simulated.hardware import GIB
-from vllm_launchers.simulated.settings import Settings
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.simulated.settings import EngineSettings
+from vllm_launchers.units import GIB
 
 CUDA_CONTEXT = int(0.45 * GIB)
-"""Bytes that the driver takes before vLLM starts; they are missing from the free memory."""
+"""Bytes that the driver takes before vLLM starts; they are not part of the free memory."""
+
+
+class MemoryStage(Enum):
+    """The stage at which vLLM runs out of memory."""
+
+    LOADING = "loading the weights"
+    CACHE = "making the KV cache"
 
 
 class MemoryBudgetError(Exception):
-    """The model does not fit. ``kind`` is the class of the exception that vLLM raises."""
+    """The model does not fit. ``kind`` is the class of vLLM's exception, raised at ``stage``."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, stage: MemoryStage = MemoryStage.CACHE) -> None:
         super().__init__(message)
         self.kind = kind
+        self.stage = stage
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes on each GPU, and the block pool that comes of them."""
+class MemoryPlan(msgspec.Struct, frozen=True):
+    """Bytes on each GPU, and the resulting block pool."""
 
     total: int
     requested: int
@@ -50,15 +60,15 @@ class MemoryPlan:
         return self.blocks / math.ceil(self.max_model_len / self.block_size)
 
 
-def plan_memory(settings: Settings) -> MemoryPlan:
-    """Work out the block pool. Raises :class:`MemoryBudgetError` with vLLM's words when something does not fit."""
+def plan_memory(settings: EngineSettings) -> MemoryPlan:
+    """Compute the block pool. Raises :class:`MemoryBudgetError` with vLLM's message if something does not fit."""
     gpu, model = settings.gpu, settings.model
     split = settings.tensor_parallel * settings.pipeline_parallel
     requested = int(gpu.memory_bytes * settings.utilization)
     weights = int(model.weight_bytes / split)
     if weights + CUDA_CONTEXT > gpu.memory_bytes:
         raise _out_of_memory(settings, weights)
-    non_torch = int((0.12 if settings.tensor_parallel == 1 else 0.6) * GIB)
+    non_torch = non_torch_bytes(settings.tensor_parallel)
     activation = _activation(settings)
     graphs = 0 if settings.eager else _graphs(settings)
     available = settings.kv_cache_bytes
@@ -89,6 +99,16 @@ def plan_memory(settings: Settings) -> MemoryPlan:
     return plan
 
 
+def non_torch_bytes(tensor_parallel: int) -> int:
+    """Bytes that CUDA's libraries take on each GPU, those of NCCL with several ranks."""
+    return int((0.12 if tensor_parallel == 1 else 0.6) * GIB)
+
+
+def bytes_asleep(tensor_parallel: int) -> int:
+    """Bytes that a sleeping server still holds of each GPU: the driver's context and the libraries."""
+    return CUDA_CONTEXT + non_torch_bytes(tensor_parallel)
+
+
 _NO_MEMORY = (
     "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine "
     "(this flag also controls CPU memory reservation on the CPU backend, despite its name). "
@@ -96,7 +116,7 @@ _NO_MEMORY = (
 )
 
 
-def _activation(settings: Settings) -> int:
+def _activation(settings: EngineSettings) -> int:
     """Peak bytes of a full batch: the widest layer's activations, and the sampler's logits in float32."""
     model, limits = settings.model, settings.limits
     per_token = 2 * (2 * model.intermediate / settings.tensor_parallel + 4 * model.hidden)
@@ -104,21 +124,27 @@ def _activation(settings: Settings) -> int:
     return int(limits.max_num_batched_tokens * per_token + sampler)
 
 
-def _graphs(settings: Settings) -> int:
+def _graphs(settings: EngineSettings) -> int:
     """Bytes of the captured CUDA graphs: they grow with depth and with the largest batch captured."""
     captured = min(512, 2 * settings.limits.max_num_seqs)
     return int((0.08 + 0.4 * captured / 512 * settings.model.layers / 36) * GIB)
 
 
-def _out_of_memory(settings: Settings, weights: int) -> MemoryBudgetError:
-    gpu = settings.gpu
-    layer = max(2, weights // (settings.model.layers * 2**20))
+def _out_of_memory(settings: EngineSettings, weights: int) -> MemoryBudgetError:
+    """torch's message: layers are created one by one until the next one's largest matrix does not fit."""
+    gpu, model = settings.gpu, settings.model
+    wanted = max(2, round(weights * 0.35 / model.layers / 2**20 / 2) * 2)
+    free = max(1, wanted * 3 // 5)
+    in_use = (gpu.memory_bytes - CUDA_CONTEXT) / GIB - free / 1024
+    torch_own = in_use - 0.3
     return MemoryBudgetError(
         "torch.OutOfMemoryError",
-        f"CUDA out of memory. Tried to allocate {layer}.00 MiB. GPU 0 has a total capacity of {gpu.memory_gib:.2f} GiB "
-        f"of which {max(1, layer - 1)}.00 MiB is free. Including non-PyTorch memory, this process has "
-        f"{gpu.memory_gib - 0.02:.2f} GiB memory in use. (The weights of {settings.model.name} take "
-        f"{weights / GIB:.2f} GiB on each GPU.)",
+        f"CUDA out of memory. Tried to allocate {wanted}.00 MiB. GPU 0 has a total capacity of "
+        f"{gpu.memory_bytes / GIB:.2f} GiB of which {free}.00 MiB is free. Including non-PyTorch memory, this process "
+        f"has {in_use:.2f} GiB memory in use. Of the allocated memory {torch_own:.2f} GiB is allocated by PyTorch, and "
+        "48.10 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
+        MemoryStage.LOADING,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import (
@@ -15,11 +15,14 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from vllm_launchers.simulated.core import Core, StepReport
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.scheduler import FinishReason, Request
-from vllm_launchers.simulated.settings import Settings
+from vllm_launchers.simulated.settings import EngineSettings
 
 LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
            1920.0, 7680.0)  # fmt: skip
@@ -76,7 +79,7 @@ def _histograms(max_model_len: int) -> Mapping[str, tuple[str, Sequence[float]]]
         "request_prompt_tokens": ("Prompt tokens per request.", lengths),
         "request_generation_tokens": ("Generated tokens per request.", lengths),
         "iteration_tokens_total": ("Tokens per engine step.", ITERATION_TOKENS),
-        "request_max_num_generation_tokens": ("Most tokens that a request asked for.", lengths),
+        "request_max_num_generation_tokens": ("Tokens of the longest of a request's choices.", lengths),
         "request_params_n": ("The request parameter n.", CHOICES),
         "request_params_max_tokens": ("The request parameter max_tokens.", lengths),
         "time_to_first_token_seconds": ("Time to the first token.", FIRST_TOKEN),
@@ -93,10 +96,16 @@ def _histograms(max_model_len: int) -> Mapping[str, tuple[str, Sequence[float]]]
 
 
 class Metrics:
-    """The registry of one server. With ``statistics`` false it has no ``vllm:*`` family, as ``--disable-log-stats``."""
+    """The registry of one server. With ``statistics`` false it has no ``vllm:*`` family, as ``--disable-log-stats``.
 
-    def __init__(self, settings: Settings, plan: MemoryPlan, *, statistics: bool = True) -> None:
+    ``totals`` is a body of ``/metrics``: what it counted is added to every counter and histogram of vLLM's.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, plan: MemoryPlan, *, statistics: bool = True, totals: str = ""
+    ) -> None:
         self.registry = CollectorRegistry()
+        self._rendered = _CountedOn(self.registry, totals) if totals else self.registry
         GCCollector(self.registry)
         PlatformCollector(self.registry)
         ProcessCollector(registry=self.registry)
@@ -118,7 +127,39 @@ class Metrics:
 
     def render(self) -> bytes:
         """The body of ``/metrics`` in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._rendered)
+
+
+_TOTALS = ("counter", "histogram")
+
+
+class _CountedOn(CollectorRegistry):
+    """A registry whose totals began before it: they are added when it is collected."""
+
+    def __init__(self, registry: CollectorRegistry, body: str) -> None:
+        super().__init__()
+        self._registry = registry
+        self._before = {
+            _series(sample): sample.value
+            for family in text_string_to_metric_families(body)
+            if family.type in _TOTALS
+            for sample in family.samples
+            if not sample.name.endswith("_created")  # a time, no total
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """What the registry has, with what was counted before."""
+        for family in self._registry.collect():
+            if family.type in _TOTALS and family.name.startswith("vllm:"):
+                family.samples = [
+                    sample._replace(value=sample.value + self._before.get(_series(sample), 0.0))
+                    for sample in family.samples
+                ]
+            yield family
+
+
+def _series(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:
+    return sample.name, frozenset(sample.labels.items())
 
 
 class _Families:
@@ -155,8 +196,8 @@ class EngineMetrics:
         self._success = {name: families.success.labels(*labels, name) for name in _FINISHED}
         self._waiting = families.waiting.labels(*labels, "capacity")
         families.waiting.labels(*labels, "deferred")
-        for state in ("awake", "weights_offloaded", "discard_all"):
-            families.sleep.labels(*labels, state).set(1.0 if state == "awake" else 0.0)
+        self._sleep = [families.sleep.labels(*labels, state) for state in ("awake", "weights_offloaded", "discard_all")]
+        self.slept(None)
 
     def state(self, core: Core) -> None:
         """Set the gauges."""
@@ -165,6 +206,11 @@ class EngineMetrics:
         self._gauges["num_requests_waiting"].set(waiting)
         self._waiting.set(waiting)
         self._gauges["kv_cache_usage_perc"].set(core.scheduler.pool.usage)
+
+    def slept(self, level: int | None) -> None:
+        """Set the sleep state; None is awake. Level 0 is neither of them, as in vLLM."""
+        for gauge, shown in zip(self._sleep, (None, 1, 2), strict=True):
+            gauge.set(1.0 if level == shown else 0.0)
 
     def step(self, report: StepReport) -> None:
         """Count one iteration."""
@@ -182,7 +228,10 @@ class EngineMetrics:
             counters["prompt_tokens_cached"].inc(cached)
             self._sources["local_compute"].inc(request.prompt_length - cached)
             self._sources["local_cache_hit"].inc(cached)
-        histograms["iteration_tokens_total"].observe(report.tokens)
+        if report.advanced:
+            # As vLLM counts: a prompt's tokens, cached ones left out, all when its first token comes.
+            computed = sum(request.prompt_length - (request.cached or 0) for request in report.prefilled)
+            histograms["iteration_tokens_total"].observe(computed + len(report.advanced))
         for seconds in report.ttfts:
             histograms["time_to_first_token_seconds"].observe(seconds)
         between = histograms["inter_token_latency_seconds"]
@@ -192,15 +241,28 @@ class EngineMetrics:
             self._finished(request)
 
     def aborted(self) -> None:
-        """Count a request that its client gave up."""
+        """Count a request that the engine gave up."""
         self._success[FinishReason.ABORT].inc()
 
     def _finished(self, request: Request) -> None:
         observed = request_values(request)
         for name, value in observed.items():
             self._histograms[name].observe(value)
+        parent = request.parent
+        if parent is None:
+            self._params(1, request.generated)
+        else:
+            parent.left -= 1
+            parent.most_generated = max(parent.most_generated, request.generated)
+            if not parent.left:
+                self._params(parent.n, parent.most_generated)
         if request.finished is not None:
             self._success[request.finished].inc()
+
+    def _params(self, n: int, most_generated: int) -> None:
+        """Count a request with all its choices, once the last of them has ended."""
+        self._histograms["request_params_n"].observe(n)
+        self._histograms["request_max_num_generation_tokens"].observe(most_generated)
 
 
 def request_values(request: Request) -> dict[str, float]:
@@ -211,8 +273,6 @@ def request_values(request: Request) -> dict[str, float]:
     return {
         "request_prompt_tokens": request.prompt_length,
         "request_generation_tokens": request.generated,
-        "request_max_num_generation_tokens": request.max_tokens,
-        "request_params_n": 1,
         "request_params_max_tokens": request.max_tokens,
         "request_time_per_output_token_seconds": decode / max(1, request.generated - 1),
         "e2e_request_latency_seconds": last - request.arrival,
@@ -225,7 +285,7 @@ def request_values(request: Request) -> dict[str, float]:
     }
 
 
-def _cache_info(registry: CollectorRegistry, settings: Settings, plan: MemoryPlan) -> None:
+def _cache_info(registry: CollectorRegistry, settings: EngineSettings, plan: MemoryPlan) -> None:
     ranks = settings.data_parallel
     values: dict[str, Any] = {
         "block_size": plan.block_size,

@@ -5,13 +5,143 @@ Pure: no clock of its own and no I/O. Times are seconds on whatever clock the ca
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from vllm_launchers.simulated.blocks import BlockPool, extend_chain
-from vllm_launchers.simulated.words import output_token
+import msgspec
+
+from vllm_launchers.simulated.vocabulary import VOCABULARY, output_token
+
+
+class NoFreeBlocksError(Exception):
+    """More blocks were asked for than are free."""
+
+
+def extend_chain(parent: int, tokens: Sequence[int]) -> int:
+    """Hash one full block of ``tokens`` after the chain ``parent``, so that equal hashes mean equal prefixes."""
+    return hash((parent, tuple(tokens)))
+
+
+class BlockPool:
+    """Blocks of one KV cache, each free, held by one request, or shared by several through a common prefix.
+
+    ``total`` counts blocks as vLLM reports them; one of them is its null block and never allocated. A freed block with
+    a hash stays findable until it is reused: the least recently freed goes first.
+    """
+
+    def __init__(self, total: int, *, caching: bool) -> None:
+        if total < 2:
+            raise ValueError(f"a block pool needs at least 2 blocks, got {total}")
+        self.total = total
+        self.caching = caching
+        self._fresh = 0
+        self._free: OrderedDict[int, None] = OrderedDict()
+        self._references: dict[int, int] = {}
+        self._hash_of: dict[int, int] = {}
+        self._by_hash: dict[int, int] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that can be allocated."""
+        return self.total - 1
+
+    @property
+    def used(self) -> int:
+        """Blocks held by requests."""
+        return len(self._references)
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be allocated now, including cached ones."""
+        return self.capacity - len(self._references)
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool in use, 0 to 1, as ``vllm:kv_cache_usage_perc`` has it."""
+        return len(self._references) / self.capacity
+
+    @property
+    def cached(self) -> int:
+        """Blocks that can be found by hash, held or free."""
+        return len(self._by_hash)
+
+    def references(self, block: int) -> int:
+        """How many requests hold ``block``."""
+        return self._references.get(block, 0)
+
+    def match(self, hashes: Iterable[int]) -> list[int]:
+        """Return the blocks of the longest cached prefix of ``hashes``, without taking them."""
+        found: list[int] = []
+        if not self.caching:
+            return found
+        for value in hashes:
+            block = self._by_hash.get(value)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def free_among(self, blocks: Iterable[int]) -> int:
+        """How many of ``blocks`` are free, and so would leave the free list in :meth:`share`."""
+        return sum(1 for block in blocks if block not in self._references)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Take one more reference on each of ``blocks``, which :meth:`match` returned."""
+        for block in blocks:
+            held = self._references.get(block, 0)
+            if not held:
+                del self._free[block]
+            self._references[block] = held + 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take ``count`` empty blocks; their cached content is dropped.
+
+        Raises :class:`NoFreeBlocksError`, and then takes none.
+        """
+        if count > self.free:
+            raise NoFreeBlocksError(f"{count} blocks wanted, {self.free} free")
+        taken: list[int] = []
+        for _ in range(count):
+            if self._fresh < self.capacity:
+                block = self._fresh
+                self._fresh += 1
+            else:
+                block, _nothing = self._free.popitem(last=False)
+                self._forget(block)
+            self._references[block] = 1
+            taken.append(block)
+        return taken
+
+    def remember(self, block: int, value: int) -> None:
+        """Make the held ``block`` findable by its chain hash; the first block with a hash keeps it."""
+        if self.caching and value not in self._by_hash and block not in self._hash_of:
+            self._by_hash[value] = block
+            self._hash_of[block] = value
+
+    def forget(self) -> bool:
+        """Empty the prefix cache; False, with nothing done, while blocks are held."""
+        if self._references:
+            return False
+        self._hash_of.clear()
+        self._by_hash.clear()
+        return True
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Release one reference on each block, tails first, so that the ends of prefixes are evicted first."""
+        for block in reversed(blocks):
+            held = self._references[block]
+            if held > 1:
+                self._references[block] = held - 1
+                continue
+            del self._references[block]
+            self._free[block] = None
+
+    def _forget(self, block: int) -> None:
+        value = self._hash_of.pop(block, None)
+        if value is not None:
+            del self._by_hash[value]
 
 
 class FinishReason(StrEnum):
@@ -22,11 +152,22 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+@dataclass(slots=True)
+class Parent:
+    """Shared by the sequences of one request with ``n`` choices: how many there are and have yet to end."""
+
+    n: int
+    left: int
+    most_generated: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request and how far it has come. ``tokens`` grows by each generated token.
+    """A request and its progress. ``tokens`` grows by each generated token.
 
-    ``output_length`` is how many tokens it will generate; it ends with ``LENGTH`` when that is ``max_tokens``.
+    ``output_length`` is how many tokens it will generate; it ends with ``LENGTH`` when that is ``max_tokens``, unless
+    it is ``stopped`` there by a stop string or token. ``vocabulary`` is the size of the model's. A request for several
+    choices has one of these for each, with a ``parent`` in common.
     """
 
     id: str
@@ -35,8 +176,13 @@ class Request:
     output_length: int
     arrival: float = 0.0
     seed: int = 0
+    vocabulary: int = VOCABULARY
+    stopped: bool = False
+    parent: Parent | None = None
     prompt_length: int = 0
     computed: int = 0
+    under_way: int = 0
+    """Tokens of iterations in flight: several may be in a pipeline."""
     generated: int = 0
     cached: int | None = None
     preemptions: int = 0
@@ -53,22 +199,25 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens whose keys and values are still to be computed before the next token comes out."""
-        return len(self.tokens) - self.computed
+        """Tokens to compute before the next token comes out."""
+        return len(self.tokens) - self.computed - self.under_way
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A request's part of one iteration: ``count`` tokens computed behind ``context`` ones already in the cache."""
+class Share(msgspec.Struct, frozen=True):
+    """A request's part of one iteration: ``count`` tokens computed after ``context`` cached ones.
+
+    ``preemptions`` is how often the request had been preempted by then: a stale share counts for nothing.
+    """
 
     request: Request
     count: int
     context: int
+    preemptions: int = 0
 
 
 @dataclass(slots=True)
 class Batch:
-    """One iteration's work, and what happened while it was put together."""
+    """One iteration's work, and what happened while it was scheduled."""
 
     shares: list[Share] = field(default_factory=list)
     preempted: int = 0
@@ -81,9 +230,8 @@ class Batch:
         return sum(share.count for share in self.shares)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What the flags come to. ``max_num_batched_tokens`` is the budget of one iteration."""
+class SchedulerLimits(msgspec.Struct, frozen=True):
+    """The scheduler's settings from the flags. ``max_num_batched_tokens`` is the budget of one iteration."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -107,7 +255,7 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def add(self, request: Request) -> None:
-        """Put a request at the end of the queue. Raises ValueError when it could never fit."""
+        """Append a request to the queue. Raises ValueError if it could never fit."""
         length = request.prompt_length + request.output_length
         if request.prompt_length < 1 or request.output_length < 1 or length > self.limits.max_model_len:
             raise ValueError(f"request of {length} tokens does not fit in {self.limits.max_model_len}")
@@ -138,11 +286,12 @@ class Scheduler:
         advanced: list[Request] = []
         for share in batch.shares:
             request = share.request
-            if request.finished is not None:
-                continue  # aborted while the iteration ran
+            if request.finished is not None or share.preemptions != request.preemptions:
+                continue  # aborted, or preempted by an iteration behind this one
             request.computed += share.count
+            request.under_way -= share.count
             self._remember(request)
-            if request.remaining:
+            if request.computed < len(request.tokens):
                 continue
             self._emit(request, now)
             advanced.append(request)
@@ -156,12 +305,16 @@ class Scheduler:
         while index < len(self.running) and budget > 0:
             request = self.running[index]
             count = min(request.remaining, budget)
+            if not count:
+                index += 1  # its token is still in the pipeline
+                continue
             while not self._grow(request, count):
                 victim = self.running.pop()
                 self._preempt(victim, batch)
                 if victim is request:
                     return budget
-            batch.shares.append(Share(request, count, request.computed))
+            batch.shares.append(Share(request, count, request.computed + request.under_way, request.preemptions))
+            request.under_way += count
             budget -= count
             index += 1
         return budget
@@ -176,7 +329,7 @@ class Scheduler:
                 if not self.limits.chunked_prefill:
                     return
                 count = budget
-            # The whole input must fit before any of it is computed, else it would be preempted half-way.
+            # The whole input must fit before any of it is computed, otherwise it would be preempted half-way.
             needed = self._blocks_for(len(request.tokens)) - len(reused)
             if needed > self.pool.free - self.pool.free_among(reused):
                 return
@@ -193,19 +346,20 @@ class Scheduler:
                 request.scheduled_at = now
             self._grow(request, count)
             self.running.append(request)
-            batch.shares.append(Share(request, count, start))
+            batch.shares.append(Share(request, count, start, request.preemptions))
+            request.under_way = count
             budget -= count
 
     def _find_prefix(self, request: Request) -> list[int]:
         if not self.pool.caching:
             return []
         self._hash(request, len(request.tokens))
-        # The last token is always computed: it is what the next one comes from.
+        # The last token is always computed: the next one is sampled from it.
         usable = (len(request.tokens) - 1) // self.limits.block_size
         return self.pool.match(request.hashes[:usable])
 
     def _grow(self, request: Request, count: int) -> bool:
-        missing = self._blocks_for(request.computed + count) - len(request.blocks)
+        missing = self._blocks_for(request.computed + request.under_way + count) - len(request.blocks)
         if missing > self.pool.free:
             return False
         if missing > 0:
@@ -230,19 +384,19 @@ class Scheduler:
             hashes.append(extend_chain(parent, request.tokens[index * size : (index + 1) * size]))
 
     def _emit(self, request: Request, now: float) -> None:
-        request.tokens.append(output_token(request.seed, request.generated))
+        request.tokens.append(output_token(request.seed, request.generated) % request.vocabulary)
         request.generated += 1
         if request.first_token_at is None:
             request.first_token_at = now
         request.last_token_at = now
         if request.generated >= request.output_length:
-            hit_limit = request.generated >= request.max_tokens
+            hit_limit = request.generated >= request.max_tokens and not request.stopped
             self._end(request, FinishReason.LENGTH if hit_limit else FinishReason.STOP)
 
     def _preempt(self, request: Request, batch: Batch) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
-        request.computed = 0
+        request.computed = request.under_way = 0
         request.remembered = 0
         request.preemptions += 1
         batch.preempted += 1

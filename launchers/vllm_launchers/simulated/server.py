@@ -5,26 +5,33 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import signal
 import socket
 from collections.abc import Generator
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import uvicorn
+from msgspec.structs import replace
 from uvicorn.config import LOGGING_CONFIG
 
+from vllm_launchers.addresses import family_of
+from vllm_launchers.engine_model.roofline import Roofline
 from vllm_launchers.simulated.api import Api, ApiOptions
+from vllm_launchers.simulated.completions import Style
 from vllm_launchers.simulated.core import Core
-from vllm_launchers.simulated.engine import Engine, Engines
-from vllm_launchers.simulated.log import Log
+from vllm_launchers.simulated.engine import Engines, SimulatedEngine
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
-from vllm_launchers.simulated.roofline import Roofline
-from vllm_launchers.simulated.settings import Settings
+from vllm_launchers.simulated.requests import Served
+from vllm_launchers.simulated.settings import SIMULATED_VERSION, EngineSettings
+from vllm_launchers.simulated.sleep import SleepMode
+from vllm_launchers.simulated.startup import Log
+from vllm_launchers.simulated.vocabulary import Vocabulary
 
 STATS_INTERVAL = 10.0
 """Seconds between two stats lines."""
@@ -33,22 +40,32 @@ CLOSE_SECONDS = 2
 
 
 async def run(
-    args: argparse.Namespace, settings: Settings, plan: MemoryPlan, speed: float, sock: socket.socket, log: Log
+    args: argparse.Namespace,
+    settings: EngineSettings,
+    plan: MemoryPlan,
+    speed: float,
+    sock: socket.socket,
+    log: Log,
+    totals: str = "",
+    host_bytes: int | None = None,
 ) -> None:
-    """Put engines, metrics and API together on ``sock``, and serve until told to stop."""
+    """Put engines, metrics and API together on ``sock``, and serve until told to stop.
+
+    ``totals`` is a body of ``/metrics`` to count on from; ``host_bytes`` is what the host has for weights that sleep.
+    """
     statistics = not args.disable_log_stats
-    metrics = Metrics(settings, plan, statistics=statistics)
+    metrics = Metrics(settings, plan, statistics=statistics, totals=totals)
     ranks = [
-        Engine(build_core(settings, plan), metrics.engines[rank] if statistics else None, speed=speed)
+        SimulatedEngine(build_core(settings, plan), metrics.engines[rank] if statistics else None, speed=speed)
         for rank in range(settings.data_parallel)
     ]
     engines = Engines(ranks)
+    size = settings.model.vocabulary
     api = ApiOptions(
-        names=settings.served_names,
+        served=Served(settings.served_names, plan.max_model_len, Vocabulary(size), size, args.max_logprobs),
         root=args.model,
-        max_model_len=plan.max_model_len,
+        style=Style(fingerprint(args, settings), usage_details=args.enable_prompt_tokens_details),
         api_keys=tuple(args.api_key or filter(None, [os.environ.get("VLLM_API_KEY")])),
-        usage_details=args.enable_prompt_tokens_details,
         track_load=args.enable_server_load_tracking,
         developing=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
         log_requests=args.enable_log_requests,
@@ -65,10 +82,28 @@ async def run(
     host, port = sock.getsockname()[:2]
     scheme = "https" if args.ssl_certfile or args.ssl_keyfile else "http"
     log.api("entry.py:140", f"Starting vLLM server on {scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-    await serve(Api(api, engines, metrics, log).application(), sock, engines, log, options)
+    sleep = SleepMode(
+        engines,
+        metrics,
+        plan,
+        log,
+        enabled=args.enable_sleep_mode,
+        ranks=settings.tensor_parallel * settings.pipeline_parallel,
+        host_bytes=host_bytes,
+        speed=speed,
+    )
+    await serve(Api(api, engines, metrics, log, sleep).application(), sock, engines, log, options)
 
 
-def build_core(settings: Settings, plan: MemoryPlan) -> Core:
+def fingerprint(args: argparse.Namespace, settings: EngineSettings) -> str:
+    """``system_fingerprint`` in vLLM's format: version, parallel sizes, and a hash of the configuration."""
+    sizes = (("tp", settings.tensor_parallel), ("pp", settings.pipeline_parallel), ("dp", settings.data_parallel))
+    parts = [f"{name}{size}" for name, size in sizes if size > 1]
+    given = repr(sorted((key, value) for key, value in args.given.items() if key not in ("host", "port", "api_key")))
+    return "-".join(("vllm", SIMULATED_VERSION, *parts, hashlib.sha256(given.encode()).hexdigest()[:8]))
+
+
+def build_core(settings: EngineSettings, plan: MemoryPlan) -> Core:
     """Build one data-parallel rank's engine, in virtual time, from resolved flags and memory plan."""
     roofline = Roofline(
         gpu=settings.gpu,
@@ -82,8 +117,7 @@ def build_core(settings: Settings, plan: MemoryPlan) -> Core:
     return Core(limits, plan.blocks, roofline, prefix_caching=settings.prefix_caching)
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
+class ServeOptions(msgspec.Struct, frozen=True):
     """How to serve. ``shutdown_timeout`` is in seconds; 0 cuts what runs."""
 
     shutdown_timeout: int = 0
@@ -97,12 +131,11 @@ class ServeOptions:
 
 
 def bind(host: str | None, port: int) -> socket.socket:
-    """Take the port without listening yet, so that clients are refused until the engine is up.
+    """Bind the port without listening yet, so that clients are refused until the engine is up.
 
     Raises OSError when it is taken.
     """
-    family = socket.AF_INET6 if host and ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family_of(host or ""), socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host or "0.0.0.0", port))
@@ -113,7 +146,7 @@ def bind(host: str | None, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the engines must end before the connections do."""
+    """uvicorn without its own signal handlers: the engines must end before the connections do."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -134,7 +167,7 @@ class _Quiet(logging.Filter):
 
 
 async def serve(app: Any, sock: socket.socket, engines: Engines, log: Log, options: ServeOptions) -> None:
-    """Serve until a SIGTERM or SIGINT; end what runs, or let it finish within the shutdown timeout."""
+    """Serve until a SIGTERM or SIGINT; abort running requests, or let them finish within the shutdown timeout."""
     config = uvicorn.Config(
         app,
         log_level=options.log_level,
@@ -166,7 +199,9 @@ async def serve(app: Any, sock: socket.socket, engines: Engines, log: Log, optio
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((serving, stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
-    await _shut_down(engines, log, options.shutdown_timeout)
+    if stop.is_set():
+        await _shut_down(engines, log, options.shutdown_timeout)
+    engines.closing = True
     server.should_exit = True
     await serving
     for task in (stopping, *tasks):
@@ -198,7 +233,7 @@ async def _shut_down(engines: Engines, log: Log, timeout: int) -> None:
 
 
 async def _stats(engines: Engines, log: Log) -> None:
-    """Write each rank's line every ten seconds while it has anything to tell, and once more when it ends."""
+    """Write each rank's line every ten seconds while it has news, and once more when it ends."""
     while True:
         await asyncio.sleep(STATS_INTERVAL)
         for rank, engine in enumerate(engines.ranks):
@@ -207,7 +242,7 @@ async def _stats(engines: Engines, log: Log) -> None:
                 log.api("loggers.py:335", line)
 
 
-def stats_line(rank: int, engine: Engine, seconds: float) -> str:
+def stats_line(rank: int, engine: SimulatedEngine, seconds: float) -> str:
     """The stats line for the last ``seconds``; empty when this interval and the one before were idle."""
     seen = engine.throughput
     scheduler = engine.core.scheduler

@@ -4,15 +4,163 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 
-from vllm_launchers.simulated.hardware import DEFAULT_GPU, Gpu, find_gpu
-from vllm_launchers.simulated.models import Geometry, ModelNotFoundError, quantized_in_flight, resolve_model
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.engine_model.gpus import DEFAULT_GPU, GpuModel, batch_defaults, find_gpu
+from vllm_launchers.engine_model.roofline import Geometry
 from vllm_launchers.simulated.scheduler import SchedulerLimits
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.modelfacts.facts import (
+    LayerKind,
+    ModelFacts,
+    ModelFactsError,
+    Quantization,
+    parameters_in,
+    split_name,
+)
+from vllm_launchers.vllm.modelfacts.known import known_facts
+from vllm_launchers.vllm.modelfacts.read import facts_of_files
+
+
+class ModelNotFoundError(Exception):
+    """The model is neither known, nor a local folder, nor named in a way that tells its size."""
+
+
+_LLAMA = "LlamaForCausalLM"
+
+
+def resolve_model(name: str) -> Geometry:
+    """Find a model's geometry by hub id or folder.
+
+    A folder is read; a known name is looked up, whoever published it; an unknown hub id whose name carries a size is
+    given a Llama's proportions at that size. Raises :class:`ModelNotFoundError`, in vLLM's own words where it has any.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return _from_folder(name, folder)
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or not re.fullmatch(r"[\w.\-]+/[\w.\-]+", name):
+        raise ModelNotFoundError(
+            f"Repo id must be in the form 'repo_name' or 'namespace/repo_name': {name!r}. "
+            "Use `repo_type` argument if needed."
+        )
+    facts = known_facts(name)
+    if facts is not None:
+        return _from_facts(facts)
+    base, quantization = split_name(name)
+    size = parameters_in(base)
+    if size is None:
+        raise ModelNotFoundError(
+            f"The simulated engine knows no model {name!r}, and its name tells no size as '-7B' does. "
+            "Give a folder with a config.json, or a well-known model."
+        )
+    return replace(
+        _interpolated(name, size, quantization), note=f"geometry interpolated from the {size / 1e9:g}B in the name"
+    )
+
+
+def quantized_in_flight(model: Geometry, method: str) -> Geometry:
+    """Return a 16-bit ``model`` as vLLM holds it when it quantizes the layers to 8 bits while loading."""
+    embeddings = 2 * model.vocabulary * model.hidden
+    return replace(model, quantization=method, weight_bytes=(model.weight_bytes + embeddings) / 2)
+
+
+def _from_folder(name: str, folder: Path) -> Geometry:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"Invalid repository ID or local directory specified: {name!r}. There is no config.json in it."
+        )
+    try:
+        facts = facts_of_files(name, folder)
+    except ModelFactsError as error:
+        raise ModelNotFoundError(f"{path} is not a decoder's configuration: {error}") from error
+    if not (facts.layers and facts.heads and facts.hidden_size):
+        raise ModelNotFoundError(f"{path} is not a decoder's configuration: it tells no layers, heads or hidden size")
+    geometry = _from_facts(facts)
+    sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
+    return replace(geometry, weight_bytes=float(sum(sizes)) or geometry.weight_bytes)
+
+
+def _from_facts(facts: ModelFacts) -> Geometry:
+    """The geometry of a model whose layers, heads and hidden size are known. Embeddings are not quantized."""
+    layers, heads, hidden = len(facts.layers), facts.heads or 1, facts.hidden_size or 1
+    kv_heads, head_dim = facts.kv_heads or heads, facts.head_dim or hidden // heads
+    intermediate, vocabulary = facts.intermediate_size or 4 * hidden, facts.vocabulary or 32000
+    experts, picked = facts.experts or 0, facts.experts_per_token or 0
+    width = facts.expert_intermediate_size or intermediate
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    each = 3.0 * hidden * (width if experts else intermediate)
+    linear = layers * (attention + each * (experts or 1))
+    parameters = float(facts.parameters or facts.counted or linear + 2 * vocabulary * hidden)
+    linear = min(linear, parameters)
+    bits = _bits(facts.quantization)
+    weight_bytes = linear * bits / 8 + (parameters - linear) * 2
+    return Geometry(
+        name=facts.model,
+        architecture=facts.architecture or _LLAMA,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=hidden,
+        intermediate=intermediate,
+        vocabulary=vocabulary,
+        max_len=facts.max_context or 2048,
+        parameters=parameters,
+        active=parameters - layers * each * (experts - picked if experts else 0),
+        weight_bytes=weight_bytes,
+        quantization=facts.quantization.method if facts.quantization is not None else None,
+        experts=experts,
+        experts_per_token=picked,
+        expert_share=layers * each * experts * bits / 8 / weight_bytes,
+        kv_bytes_16=2.0 * layers * ((facts.kv_lora_rank or 0) + (facts.qk_rope_head_dim or 0)) if facts.mla else None,
+    )
+
+
+def _bits(quantization: Quantization | None) -> float:
+    """Bits per weight, with the scales that 4-bit formats keep per group."""
+    if quantization is None:
+        return 16.0
+    bits = quantization.bits or 4
+    return bits + (0.25 if bits <= 4 else 0.0)
+
+
+def _interpolated(name: str, size: float, quantization: Quantization | None) -> Geometry:
+    """A Llama-like shape of about ``size`` parameters: layers and width grow with its cube root."""
+    ratio = (size / 8.03e9) ** (1 / 3)
+    heads = max(4, round(32 * ratio / 4) * 4)
+    hidden = heads * 128
+    kv_heads = 8 if heads % 8 == 0 else 4
+    layers = max(4, round(32 * ratio))
+    vocabulary, tables = (128256, 2) if size >= 2e9 else (32000, 1)
+    attention = hidden * 128 * (2 * heads + 2 * kv_heads)
+    left = (size - vocabulary * hidden * tables) / layers - attention
+    intermediate = max(hidden, round(left / (3 * hidden)))
+    return _from_facts(
+        ModelFacts(
+            name,
+            layers=(LayerKind.FULL,) * layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=128,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            vocabulary=vocabulary,
+            max_context=32768,
+            parameters=round(layers * (attention + 3 * hidden * intermediate) + vocabulary * hidden * tables),
+            quantization=quantization,
+        )
+    )
+
 
 VERSION = "0.33.0"
 """The vLLM release that is imitated."""
+RELEASE = (0, 33, 0)
 SIMULATED_VERSION = f"{VERSION}+simulated"
 """What ``/version`` says: nobody should take the simulation for the real thing."""
 DEFAULT_BLOCK_SIZE = 16
@@ -44,13 +192,17 @@ def invalid(config: str, message: str, kind: str = "value_error", field: str | N
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """The simulation's own environment: ``SIMULATED_GPU``, ``SIMULATED_STARTUP_SECONDS``, ``SIMULATED_SPEED``."""
+class Simulated(msgspec.Struct, frozen=True):
+    """The simulation's own environment: ``SIMULATED_GPU``, ``SIMULATED_STARTUP_SECONDS``, ``SIMULATED_SPEED``,
+    ``SIMULATED_HOST_GIB`` and ``SIMULATED_TOTALS``."""
 
-    gpu: Gpu
+    gpu: GpuModel
     startup_seconds: float
     speed: float
+    host_bytes: int | None = None
+    """What the host has for the weights of a server that sleeps; None: enough."""
+    totals: Path | None = None
+    """A body of ``/metrics`` whose totals it goes on from, as if it had been serving before."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Simulated:
@@ -59,6 +211,8 @@ class Simulated:
             gpu=find_gpu(environment.get("SIMULATED_GPU") or DEFAULT_GPU),
             startup_seconds=_number(environment, "SIMULATED_STARTUP_SECONDS", DEFAULT_STARTUP_SECONDS, 0.0),
             speed=_number(environment, "SIMULATED_SPEED", 1.0, 1e-3),
+            host_bytes=int(_number(environment, "SIMULATED_HOST_GIB", 0.0, 0.0) * GIB) or None,
+            totals=Path(environment["SIMULATED_TOTALS"]) if environment.get("SIMULATED_TOTALS") else None,
         )
 
 
@@ -75,12 +229,11 @@ def _number(environment: Mapping[str, str], name: str, default: float, least: fl
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class EngineSettings(msgspec.Struct, frozen=True):
     """Everything the engine runs by. ``limits`` are the scheduler's; sizes in bytes; ``kv_element_bytes`` 1 or 2."""
 
     model: Geometry
-    gpu: Gpu
+    gpu: GpuModel
     limits: SchedulerLimits
     served_names: tuple[str, ...]
     utilization: float
@@ -98,7 +251,7 @@ class Settings:
     """``--max-model-len auto``: shorten the context until it fits."""
 
 
-def resolve(args: argparse.Namespace, simulated: Simulated) -> Settings:
+def resolve(args: argparse.Namespace, simulated: Simulated) -> EngineSettings:
     """Work out what the flags come to.
 
     Raises :class:`ValidationError` or :class:`HFValidationError` as vLLM does, before any engine is started.
@@ -117,7 +270,7 @@ def resolve(args: argparse.Namespace, simulated: Simulated) -> Settings:
             f"Total number of attention heads ({model.heads}) must be divisible by tensor parallel size "
             f"({args.tensor_parallel_size}).",
         )
-    return Settings(
+    return EngineSettings(
         model=model,
         gpu=simulated.gpu,
         limits=_limits(args, model, simulated.gpu),
@@ -197,18 +350,19 @@ def _quantization(asked: str | None, model: Geometry) -> str | None:
     )
 
 
-def _limits(args: argparse.Namespace, model: Geometry, gpu: Gpu) -> SchedulerLimits:
+def _limits(args: argparse.Namespace, model: Geometry, gpu: GpuModel) -> SchedulerLimits:
     length = _max_model_len(args.max_model_len, model)
     chunked = args.enable_chunked_prefill is not False
     tokens, seqs = args.max_num_batched_tokens, args.max_num_seqs
+    default_seqs, default_tokens = batch_defaults(gpu.name, gpu.usable_gib, RELEASE)
     if tokens is None:
-        tokens = 8192 if gpu.large_defaults else 2048
+        tokens = default_tokens
         if not chunked:
             tokens = max(tokens, length)
         if seqs is not None:
             tokens = max(seqs, min(tokens, seqs * length))
     if seqs is None:
-        seqs = min(1024 if gpu.large_defaults else 256, tokens)
+        seqs = min(default_seqs, tokens)
     if tokens < length and not chunked:
         raise invalid(
             "SchedulerConfig",

@@ -1,20 +1,63 @@
-"""The way up, as vLLM 0.33 logs it: stage by stage, in about the proportions that a GPU takes."""
+"""The startup, as logged by vLLM 0.33: stage by stage, in about the proportions of a real GPU."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
 import time
-import traceback
 from dataclasses import dataclass
+from enum import StrEnum
 
-from vllm_launchers.simulated.hardware import GIB
-from vllm_launchers.simulated.log import Log, Process
-from vllm_launchers.simulated.memory import MemoryBudgetError, MemoryPlan, gib, plan_memory
-from vllm_launchers.simulated.settings import VERSION, Settings
+from vllm_launchers.simulated.memory import MemoryBudgetError, MemoryPlan, MemoryStage, gib, plan_memory
+from vllm_launchers.simulated.settings import VERSION, EngineSettings
+from vllm_launchers.units import GIB
+
+_LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
+
+
+class Process(StrEnum):
+    """The process that a line claims to come from. The simulation is one process, so all share its pid."""
+
+    API = "APIServer"
+    ENGINE = "EngineCore"
+
+
+class Log:
+    """Writes lines to stdout, progress bars to stderr, as vLLM does."""
+
+    def __init__(self, level: str | None = None) -> None:
+        name = (level or os.environ.get("VLLM_LOGGING_LEVEL") or "INFO").upper()
+        self._threshold = _LEVELS.get(name, 20)
+        self._pid = os.getpid()
+
+    def write(self, process: Process | str, level: str, where: str, message: str) -> None:
+        """Write one record, a prefix before each of its lines. ``where`` is vLLM's ``file.py:LINE``."""
+        if _LEVELS[level] < self._threshold:
+            return
+        stamp = time.strftime("%m-%d %H:%M:%S")
+        prefix = f"({process} pid={self._pid}) {level} {stamp} [{where}] "
+        sys.stdout.write("".join(f"{prefix}{line}\n" for line in message.split("\n")))
+        sys.stdout.flush()
+
+    def api(self, where: str, message: str, level: str = "INFO") -> None:
+        """Write a line of the API server."""
+        self.write(Process.API, level, where, message)
+
+    def engine(self, where: str, message: str, level: str = "INFO", rank: int | None = None) -> None:
+        """Write a line of the engine process, or of one data-parallel rank of several."""
+        process = Process.ENGINE if rank is None else f"{Process.ENGINE}_DP{rank}"
+        self.write(process, level, where, message)
+
+    def progress(self, text: str) -> None:
+        """Write a step of a progress bar, control characters and all."""
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
 
 SHARD_BYTES = 4.6 * GIB
-"""About how large the files of a checkpoint are."""
+"""Approximate size of a checkpoint's files."""
 
 _SHARES = {
     "config": 0.10,
@@ -48,15 +91,56 @@ def announce(log: Log, args: argparse.Namespace, gpu: str) -> None:
     log.api("api_utils.py:286", f"non-default args: {given}")
     if args.ignored:
         flags = ", ".join(dict.fromkeys(args.ignored))
-        log.api("simulated.py:2", f"simulated engine: accepted and not modelled: {flags}")
+        log.api("simulated.py:2", f"simulated engine: accepted and not modeled: {flags}")
+
+
+def announce_resumed(log: Log) -> None:
+    """Write in place of a start-up what an engine is that goes on from a recording."""
+    log.api("simulated.py:4", "simulated engine: goes on from a recording; the lines above were simulated earlier")
+
+
+_Frame = tuple[str, int, str, str]
+"""A frame of a traceback: the file within vLLM, the line, the function, and its source line."""
+_CORE = "v1/engine/core.py"
+_BEGUN: tuple[_Frame, ...] = (
+    (_CORE, 1476, "run_engine_core", "engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)"),
+    (_CORE, 1050, "__init__", "super().__init__("),
+)
+_LOADING: tuple[_Frame, ...] = (
+    *_BEGUN,
+    (_CORE, 146, "__init__", "self.model_executor = executor_class(vllm_config)"),
+    ("v1/executor/abstract.py", 126, "__init__", "self._init_executor()"),
+    ("v1/executor/uniproc_executor.py", 52, "_init_executor", "self.driver_worker.load_model()"),
+    ("v1/worker/gpu_worker.py", 370, "load_model", "self.model_runner.load_model(load_dummy_weights=dummy_weights)"),
+    ("v1/worker/gpu_model_runner.py", 5062, "load_model", "self.model = model_loader.load_model("),
+    ("model_executor/model_loader/base_loader.py", 54, "load_model", "model = initialize_model("),
+    ("model_executor/model_loader/utils.py", 57, "initialize_model", "model = model_class(vllm_config=vllm_config)"),
+    ("model_executor/layers/linear.py", 496, "__init__", "self.quant_method.create_weights("),
+    ("model_executor/layers/linear.py", 217, "create_weights", "data=torch.empty("),
+)
+_CACHE: tuple[_Frame, ...] = (
+    *_BEGUN,
+    (_CORE, 158, "__init__", "kv_cache_config = self._initialize_kv_caches(vllm_config)"),
+    (_CORE, 289, "_initialize_kv_caches", "kv_cache_configs = get_kv_cache_configs("),
+    ("v1/core/kv_cache_utils.py", 2290, "get_kv_cache_configs", "_check_enough_kv_cache_memory("),
+)
+_FRAMES = {MemoryStage.LOADING: _LOADING, MemoryStage.CACHE: _CACHE}
+"""Where vLLM is when a start fails, as in its traceback: log readers search for these names."""
+
+
+def _traceback(stage: MemoryStage) -> str:
+    lines = ["Traceback (most recent call last):"]
+    for file, number, function, source in _FRAMES[stage]:
+        lines += [f'  File "/opt/simulated/vllm/{file}", line {number}, in {function}', f"    {source}"]
+    return "\n".join(lines)
 
 
 @dataclass(slots=True)
 class Startup:
-    """One start-up. ``seconds`` is how long it takes in all; 0 is allowed."""
+    """One startup. ``seconds`` is its total duration; 0 is allowed."""
 
     log: Log
-    settings: Settings
+    settings: EngineSettings
     seconds: float
 
     def run(self) -> MemoryPlan:
@@ -214,13 +298,18 @@ class Startup:
         )
 
     def _report(self, error: MemoryBudgetError) -> None:
-        trace = "".join(traceback.format_tb(error.__traceback__))
-        self.log.write(
-            Process.ENGINE,
-            "ERROR",
-            "core.py:1510",
-            f"EngineCore failed to start.\nTraceback (most recent call last):\n{trace}{error.kind}: {error}",
-        )
+        """Log why the engine fails, with the lines that vLLM leaves behind: its cause, then where it was."""
+        if error.stage is MemoryStage.LOADING:
+            self.log.engine(
+                "model_runner.py:470",
+                "Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free memory "
+                "for weights, increasing --tensor-parallel-size, or using --quantization. See "
+                "https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more tips. "
+                f"(original error: {error})",
+                "ERROR",
+            )
+        text = f"EngineCore failed to start.\n{_traceback(error.stage)}\n{error.kind}: {error}"
+        self.log.engine("core.py:1510", text, "ERROR")
 
     def _config(self) -> str:
         settings = self.settings

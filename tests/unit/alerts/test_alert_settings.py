@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_console.config import Alerts, ConfigError, read_settings
+from vllm_console.settings import Alerts, ConfigError, read_settings
 
 
 def read(folder: Path, text: str) -> Alerts:
@@ -48,8 +48,8 @@ def test_a_secret_may_go_to_oneself_or_over_https(tmp_path: Path, url: str) -> N
         ('webhook = "https://[bad"', "alerts.webhook: expected a URL"),
         ('webhook = "https://example.org:port/"', "alerts.webhook: expected a URL"),
         ('webhook = "https://example.org/a b"', "alerts.webhook: expected a URL"),
-        ('webhook = "https://example.org"\nwebhook_header = "a: b"', "no name of an HTTP header"),
-        ('webhook = "http://example.org"\nwebhook_header_env = "KEY"', "needs https"),
+        ('webhook = "https://example.org"\nwebhook_header = "a: b"', "not an HTTP header name"),
+        ('webhook = "http://example.org"\nwebhook_header_env = "KEY"', "requires https"),
         ('webhook_header_env = "KEY"', "alerts.webhook is not"),
     ],
 )

@@ -12,17 +12,32 @@ import jsonschema
 import pytest
 import yaml
 
-from vllm_console.alerts.grafana import dashboard
-from vllm_console.alerts.prometheus import MatchError, Target, checked_match, model_match, rules, rules_yaml
-from vllm_console.telemetry import families
+from vllm_console.alerts.grafana import dashboard, rows
+from vllm_console.alerts.prometheus import (
+    AlertTarget,
+    MatchError,
+    Scrape,
+    checked_match,
+    job_of,
+    model_match,
+    rules,
+    rules_yaml,
+    scrape_document,
+    scrape_yaml,
+)
+from vllm_console.cli.export import served_model
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.metrics import parse
+from vllm_console.metrics.sample import Sample
+from vllm_launchers.keeper.records import State
 from vllm_launchers.presets.model import Objectives
 
-GOALS = Objectives(ttft_p99_seconds=1.5, itl_p99_seconds=0.08, kv_cache_usage=0.85, preemption_rate=0.02)
-ALL = Target(GOALS, "our default")
-CHAT = Target(GOALS, "objectives of preset chatbot", "chat", 'model_name="Qwen/Qwen3-8B"')
+OBJECTIVES = Objectives(ttft_p99_seconds=1.5, itl_p99_seconds=0.08, kv_cache_usage=0.85, preemption_rate=0.02)
+ALL = AlertTarget(OBJECTIVES, "our default")
+CHAT = AlertTarget(OBJECTIVES, "objectives of preset chatbot", "chat", 'model_name="Qwen/Qwen3-8B"')
 
 PRESENT = {
-    *(names[0] for names in (*families.GAUGES.values(), *families.COUNTERS.values(), *families.HISTOGRAMS.values())),
+    *(names[0] for names in (*parse.GAUGES.values(), *parse.COUNTERS.values(), *parse.HISTOGRAMS.values())),
     "vllm:request_time_per_output_token_seconds",
     "vllm:request_max_num_generation_tokens",
     "vllm:iteration_tokens_total",
@@ -89,12 +104,12 @@ def balanced(expr: str) -> bool:
     return not still_open
 
 
-def rule(name: str, target: Target = ALL) -> str:
+def rule(name: str, target: AlertTarget = ALL) -> str:
     return next(one.expr for one in rules(target) if one.alert == name)
 
 
 @pytest.mark.parametrize("target", [ALL, CHAT])
-def test_the_rule_file_is_one_and_says_what_the_rules_say(target: Target) -> None:
+def test_the_rule_file_is_one_and_says_what_the_rules_say(target: AlertTarget) -> None:
     document = yaml.safe_load(rules_yaml(target))
     jsonschema.validate(document, RULE_FILE)
     written = document["groups"][0]["rules"]
@@ -181,7 +196,7 @@ EXPECTED = {
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @pytest.mark.parametrize("target", [ALL, CHAT])
-def test_promtool_takes_the_rules_and_they_fire_when_they_should(target: Target, tmp_path: Path) -> None:
+def test_promtool_takes_the_rules_and_they_fire_when_they_should(target: AlertTarget, tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(rules_yaml(target))
     checked = subprocess.run(
         ["promtool", "check", "rules", "rules.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -208,7 +223,7 @@ def test_promtool_takes_the_rules_and_they_fire_when_they_should(target: Target,
 # -- Grafana -----------------------------------------------------------------------------------------------------------
 
 
-def panels(target: Target = ALL) -> list[dict[str, Any]]:
+def panels(target: AlertTarget = ALL) -> list[dict[str, Any]]:
     return [panel for panel in dashboard(target)["panels"] if panel["type"] != "row"]
 
 
@@ -267,7 +282,78 @@ def test_data_source_model_and_instance_can_be_chosen() -> None:
 
 def test_the_uid_is_stable_short_and_of_its_own() -> None:
     names = ["", "chat", "chat-2", "a b", "a.b", "x" * 80, "x" * 81]
-    uids = [dashboard(Target(GOALS, "", name))["uid"] for name in names]
+    uids = [dashboard(AlertTarget(OBJECTIVES, "", name))["uid"] for name in names]
     assert uids[:2] == ["vllm-console", "vllm-console-chat"]
     assert len(set(uids)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,40}", uid) for uid in uids)
+
+
+SCRAPES = [
+    Scrape(),
+    Scrape("gpubox:8001", "inference", tls=True),
+    Scrape("[::1]:8000", 'odd "job": é\\'),
+]
+
+
+@pytest.mark.parametrize("scrape", SCRAPES)
+def test_a_scrape_section_is_what_prometheus_reads(scrape: Scrape) -> None:
+    document = yaml.safe_load(scrape_yaml(scrape))
+    assert document == scrape_document(scrape)
+    (job,) = document["scrape_configs"]
+    assert job["job_name"] == scrape.job
+    assert job["static_configs"] == [{"targets": [scrape.target]}]
+    assert job["metrics_path"] == "/metrics"
+    assert job.get("scheme", "http") == ("https" if scrape.tls else "http")
+    assert set(job) <= {"job_name", "metrics_path", "scrape_interval", "scheme", "static_configs"}
+
+
+@pytest.mark.parametrize("scrape", SCRAPES)
+def test_the_rules_bring_their_scrape_section_as_a_comment(scrape: Scrape) -> None:
+    text = rules_yaml(CHAT, scrape)
+    assert "scrape_configs" not in yaml.safe_load(text)
+    lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
+    section = "\n".join(lines[lines.index("scrape_configs:") :])
+    assert yaml.safe_load(section) == scrape_document(scrape)
+
+
+@pytest.mark.parametrize(
+    ("match", "job"),
+    [("", "vllm"), ('model_name="x"', "vllm"), ('job="llm"', "llm"), ('model_name="x", job = "a b"', "a b"),
+     ('job=~"a.*"', "vllm"), ('myjob="x"', "vllm"), ('job=""', "vllm")],
+)  # fmt: skip
+def test_the_job_is_the_one_that_the_rules_select(match: str, job: str) -> None:
+    assert job_of(match) == job
+
+
+def test_an_alert_rests_on_no_quantile_interpolated_from_zero() -> None:
+    """In the first bucket, which ends at 10 ms for ITL, histogram_quantile makes values up."""
+    strict = Objectives(ttft_p99_seconds=0.0005, itl_p99_seconds=0.004, kv_cache_usage=0.85, preemption_rate=0.02)
+    target = AlertTarget(strict, "test")
+    assert rule("VllmSlowTokens", target).endswith("> 0.01")
+    assert rule("VllmSlowFirstToken", target).endswith("> 0.001")
+
+
+def test_the_dashboard_draws_no_latency_below_the_end_of_the_first_bucket() -> None:
+    panels = {panel.title: panel for row in rows(OBJECTIVES) for panel in row.panels}
+    e2e = panels["E2E Request Latency"]
+    quantiles = [query.expr for query in e2e.queries if "histogram_quantile" in query.expr]
+    assert quantiles
+    assert all(expr.startswith("clamp_min(histogram_quantile(") and expr.endswith(", 0.3)") for expr in quantiles)
+    assert "at most that" in e2e.description
+    assert not any("clamp_min" in query.expr for query in panels["Input Token Size"].queries)
+    assert panels["Preemptions per request"].unit == "short"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reported", "expected"),
+    [
+        ({}, None, "/models/tiny"),
+        ({"served-model-name": "tiny"}, None, "tiny"),
+        ({"served-model-name": "my model"}, None, "my model"),  # one word of the command line, so one name
+        ({"served-model-name": "tiny"}, "as reported", "as reported"),
+    ],
+)
+def test_a_servers_series_are_those_of_the_name_it_serves(flags: dict[str, str], reported: str | None, expected: str):
+    sample = None if reported is None else Sample(0.0, {}, model_name=reported)
+    server = ServerView("chat", State.STOPPED, 0.0, model="/models/tiny", flags=flags, sample=sample)
+    assert model_match(served_model(server)) == f'model_name="{expected}"'

@@ -4,114 +4,124 @@ from __future__ import annotations
 
 import json
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.alerts.findings import Book, Event, Finding, Told, replayed
-from vllm_console.alerts.log import MOST_BYTES, FindingsLog
-from vllm_console.alerts.notifier import Notifier
-from vllm_console.alerts.terminal import Ringer, Way, ring
-from vllm_console.config import Alerts
-from vllm_console.diagnosis.model import Condition, Severity
-from vllm_console.fleet.model import FleetSnapshot, ServerView, State
+from vllm_console.alerts.findings import ENDS_AFTER_SECONDS, Alert, Event, FindingTracker, OpenFinding, replayed
+from vllm_console.alerts.notifier import MOST_BYTES, FindingsLog, Notifier, Ringer, Way, ring
+from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
+from vllm_console.settings import Alerts
 
 NOW = 1_000_000.0
-PRESSURE = Condition("kv_cache_pressure", Severity.WARNING, NOW - 30, "91% is used.", "Full.")
-PREEMPTING = Condition("preempting", Severity.CRITICAL, NOW - 20, "18 a minute.", "Full.")
-UNUSED = Condition("context_unused", Severity.NOTE, NOW - 20, "Short.", "Long.")
-HEALTHY = Condition("healthy", Severity.GOOD, NOW - 100, "Healthy.", "")
-CHAT = ServerView("chat", State.READY, NOW - 3600, preset="chatbot", conditions=(HEALTHY,))
+PRESSURE = Finding("kv_cache_pressure", Severity.WARNING, NOW - 30, "91% is used.", "Full.")
+PREEMPTING = Finding("preempting", Severity.CRITICAL, NOW - 20, "18 a minute.", "Full.")
+UNUSED = Finding("context_unused", Severity.NOTE, NOW - 20, "Short.", "Long.")
+HEALTHY = Finding("healthy", Severity.GOOD, NOW - 100, "Healthy.", "")
+CHAT = ServerView("chat", State.READY, NOW - 3600, preset="chatbot", findings=(HEALTHY,))
 
 
-def with_(*conditions: Condition, **more: object) -> ServerView:
-    return replace(CHAT, conditions=conditions, **more)  # type: ignore[arg-type]
+def with_(*findings: Finding, **more: object) -> ServerView:
+    return replace(CHAT, findings=findings, **more)  # type: ignore[arg-type]
 
 
-def told_by(book: Book, server: ServerView | None, at: float) -> list[tuple[str, str]]:
+def told_by(tracker: FindingTracker, server: ServerView | None, at: float) -> list[tuple[str, str]]:
     servers = [server] if server is not None else []
-    return [(str(one.event), one.finding.condition.code) for one in book.look(servers, at)]
+    return [(str(one.event), one.finding.finding.code) for one in tracker.update(servers, at)]
 
 
 def test_a_condition_is_told_when_it_begins_and_when_it_ends() -> None:
-    book = Book()
-    assert told_by(book, CHAT, NOW) == []
-    assert told_by(book, with_(PRESSURE), NOW + 5) == [("began", "kv_cache_pressure")]
-    assert told_by(book, with_(PRESSURE), NOW + 10) == []
-    assert told_by(book, CHAT, NOW + 15) == []
-    assert told_by(book, CHAT, NOW + 80) == [("ended", "kv_cache_pressure")]
-    assert told_by(book, CHAT, NOW + 200) == []
-    assert told_by(book, with_(PRESSURE), NOW + 300) == [("began", "kv_cache_pressure")]
+    tracker = FindingTracker()
+    assert told_by(tracker, CHAT, NOW) == []
+    assert told_by(tracker, with_(PRESSURE), NOW + 5) == [("began", "kv_cache_pressure")]
+    assert told_by(tracker, with_(PRESSURE), NOW + 10) == []
+    assert told_by(tracker, CHAT, NOW + 15) == []
+    assert told_by(tracker, CHAT, NOW + 80) == [("ended", "kv_cache_pressure")]
+    assert told_by(tracker, CHAT, NOW + 200) == []
+    assert told_by(tracker, with_(PRESSURE), NOW + 300) == [("began", "kv_cache_pressure")]
 
 
 def test_one_that_comes_and_goes_is_told_once() -> None:
-    book = Book()
-    told = [one for step in range(60) for one in told_by(book, with_(PRESSURE) if step % 4 else CHAT, NOW + step * 10)]
+    tracker = FindingTracker()
+    told = [
+        one for step in range(60) for one in told_by(tracker, with_(PRESSURE) if step % 4 else CHAT, NOW + step * 10)
+    ]
     assert told == [("began", "kv_cache_pressure")]
 
 
 def test_it_ends_when_it_was_seen_last() -> None:
-    book = Book()
-    book.look([with_(PRESSURE)], NOW)
-    book.look([with_(PRESSURE)], NOW + 50)
-    book.look([CHAT], NOW + 60)
-    (told,) = book.look([CHAT], NOW + 130)
+    tracker = FindingTracker()
+    tracker.update([with_(PRESSURE)], NOW)
+    tracker.update([with_(PRESSURE)], NOW + 50)
+    tracker.update([CHAT], NOW + 60)
+    (told,) = tracker.update([CHAT], NOW + 130)
     assert (told.event, told.at) == (Event.ENDED, NOW + 50)
 
 
 def test_a_restart_ends_nothing_that_comes_back() -> None:
-    book = Book()
-    told_by(book, with_(PRESSURE), NOW)
-    assert told_by(book, with_(state=State.STOPPING), NOW + 10) == []
-    assert told_by(book, with_(state=State.STARTING), NOW + 100) == []
-    assert told_by(book, with_(state_since=NOW + 200), NOW + 250) == []
-    assert told_by(book, with_(PRESSURE, state_since=NOW + 200), NOW + 300) == []
+    tracker = FindingTracker()
+    told_by(tracker, with_(PRESSURE), NOW)
+    assert told_by(tracker, with_(state=State.STOPPING), NOW + 10) == []
+    assert told_by(tracker, with_(state=State.STARTING), NOW + 100) == []
+    assert told_by(tracker, with_(state_since=NOW + 200), NOW + 250) == []
+    assert told_by(tracker, with_(PRESSURE, state_since=NOW + 200), NOW + 300) == []
 
 
 def test_a_restart_that_cured_it_ends_it() -> None:
-    book = Book()
-    told_by(book, with_(PRESSURE), NOW)
-    assert told_by(book, with_(state_since=NOW + 100), NOW + 150) == []
-    assert told_by(book, with_(state_since=NOW + 100), NOW + 165) == []
-    assert told_by(book, with_(state_since=NOW + 100), NOW + 230) == [("ended", "kv_cache_pressure")]
+    tracker = FindingTracker()
+    told_by(tracker, with_(PRESSURE), NOW)
+    assert told_by(tracker, with_(state_since=NOW + 100), NOW + 150) == []
+    assert told_by(tracker, with_(state_since=NOW + 100), NOW + 165) == []
+    assert told_by(tracker, with_(state_since=NOW + 100), NOW + 230) == [("ended", "kv_cache_pressure")]
 
 
-@pytest.mark.parametrize("gone", [None, with_(state=State.STOPPED)])
-def test_a_server_that_was_stopped_or_removed_has_no_findings(gone: ServerView | None) -> None:
-    book = Book()
-    told_by(book, with_(PRESSURE), NOW)
-    assert told_by(book, gone, NOW + 5) == [("ended", "kv_cache_pressure")]
+def test_a_server_that_was_stopped_has_no_findings() -> None:
+    tracker = FindingTracker()
+    told_by(tracker, with_(PRESSURE), NOW)
+    assert told_by(tracker, with_(state=State.STOPPED), NOW + 5) == [("ended", "kv_cache_pressure")]
+    assert tracker.open == ()
+
+
+def test_findings_of_a_removed_server_end_and_not_where_it_is_missing_for_one_look() -> None:
+    tracker = FindingTracker()
+    told_by(tracker, with_(PRESSURE), NOW)
+    assert told_by(tracker, None, NOW + 5) == []
+    assert told_by(tracker, with_(PRESSURE), NOW + 6) == []
+    assert told_by(tracker, None, NOW + 7) == []
+    assert told_by(tracker, None, NOW + 8 + ENDS_AFTER_SECONDS) == [("ended", "kv_cache_pressure")]
+    assert tracker.open == ()
 
 
 def test_a_failure_is_told_once_over_its_retries_and_ends_when_it_serves() -> None:
-    book = Book()
+    tracker = FindingTracker()
     failed = with_(state=State.FAILED, reason="CUDA out of memory", next_attempt_at=NOW + 20)
-    (told,) = book.look([failed], NOW)
-    assert told.finding.condition.severity is Severity.CRITICAL
+    (told,) = tracker.update([failed], NOW)
+    assert told.finding.finding.severity is Severity.CRITICAL
     assert "CUDA out of memory" in told.sentence
-    assert told_by(book, with_(state=State.STARTING), NOW + 20) == []
-    assert told_by(book, failed, NOW + 30) == []
-    assert told_by(book, CHAT, NOW + 60) == [("ended", "failed")]
+    assert told_by(tracker, with_(state=State.STARTING), NOW + 20) == []
+    assert told_by(tracker, failed, NOW + 30) == []
+    assert told_by(tracker, CHAT, NOW + 60) == [("ended", "failed")]
 
 
 def test_a_failure_for_good_closes_what_was_the_matter_before() -> None:
-    book = Book()
-    told_by(book, with_(PRESSURE), NOW)
-    assert told_by(book, with_(state=State.FAILED), NOW + 5) == [("ended", "kv_cache_pressure"), ("began", "failed")]
+    tracker = FindingTracker()
+    told_by(tracker, with_(PRESSURE), NOW)
+    assert told_by(tracker, with_(state=State.FAILED), NOW + 5) == [("ended", "kv_cache_pressure"), ("began", "failed")]
 
 
 def test_a_short_silence_is_no_finding_and_a_long_one_is() -> None:
     silent = with_(state=State.UNRESPONSIVE, state_since=NOW)
-    book = Book()
-    assert told_by(book, silent, NOW + 5) == []
-    assert told_by(book, silent, NOW + 20) == [("began", "unresponsive")]
-    dead = Condition("engine_dead", Severity.CRITICAL, NOW, "/health answers 503.", "")
-    assert told_by(Book(), replace(silent, conditions=(dead,)), NOW + 20) == [("began", "engine_dead")]
+    tracker = FindingTracker()
+    assert told_by(tracker, silent, NOW + 5) == []
+    assert told_by(tracker, silent, NOW + 20) == [("began", "unresponsive")]
+    dead = Finding("engine_dead", Severity.CRITICAL, NOW, "/health answers 503.", "")
+    assert told_by(FindingTracker(), replace(silent, findings=(dead,)), NOW + 20) == [("began", "engine_dead")]
 
 
 def test_servers_of_others_are_none_of_our_business() -> None:
-    assert told_by(Book(), with_(PRESSURE, ours=False), NOW) == []
+    assert told_by(FindingTracker(), with_(PRESSURE, ours=False), NOW) == []
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
@@ -141,8 +151,8 @@ def test_a_long_text_is_cut() -> None:
     assert len(ring("x" * 5000, (Way.OSC9,), {})) < 200
 
 
-def began(condition: Condition, server: str = "chat") -> Told:
-    return Told(Event.BEGAN, Finding(server, "chatbot", condition, NOW), condition.since)
+def began(finding: Finding, server: str = "chat") -> Alert:
+    return Alert(Event.BEGAN, OpenFinding(server, "chatbot", finding, NOW), finding.since)
 
 
 def test_it_rings_at_most_every_ten_seconds_and_loses_nothing() -> None:
@@ -188,7 +198,7 @@ def test_a_log_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     log = FindingsLog(tmp_path)
     log.path.mkdir()
     log.append({"event": "began"})
-    assert "findings.log: cannot be written" in log.trouble
+    assert "findings.log: can't be written" in log.trouble
     nowhere = FindingsLog(tmp_path / "findings.log" / "x" / "y")
     (tmp_path / "findings.log" / "x").write_text("")
     assert not nowhere.mine()
@@ -225,8 +235,8 @@ def lines(folder: Path) -> list[dict[str, object]]:
 def test_a_finding_goes_to_the_log_and_the_terminal(tmp_path: Path) -> None:
     written: list[bytes] = []
     notifier = Notifier(tmp_path, Alerts(terminal=("bell",)), environ={}, write=written.append)
-    notifier.look(snapshot(with_(PRESSURE)))
-    notifier.look(snapshot(with_(PRESSURE), at=NOW + 1))
+    notifier.update(snapshot(with_(PRESSURE)))
+    notifier.update(snapshot(with_(PRESSURE), at=NOW + 1))
     notifier.close()
     (line,) = lines(tmp_path)
     assert (line["event"], line["server"], line["preset"]) == ("began", "chat", "chatbot")
@@ -238,22 +248,22 @@ def test_a_finding_goes_to_the_log_and_the_terminal(tmp_path: Path) -> None:
 def test_below_the_severity_the_log_alone_is_told(tmp_path: Path) -> None:
     written: list[bytes] = []
     notifier = Notifier(tmp_path, Alerts(severity="critical", terminal=("bell",)), environ={}, write=written.append)
-    notifier.look(snapshot(with_(PRESSURE, UNUSED)))
+    notifier.update(snapshot(with_(PRESSURE, UNUSED)))
     assert [line["code"] for line in lines(tmp_path)] == ["kv_cache_pressure", "context_unused"]
     assert written == []
-    notifier.look(snapshot(with_(PRESSURE, PREEMPTING)))
+    notifier.update(snapshot(with_(PRESSURE, PREEMPTING)))
     assert written == [b"\x07"]
     notifier.close()
 
 
 def test_the_next_console_tells_nothing_again_and_tells_the_end(tmp_path: Path) -> None:
     first = Notifier(tmp_path, Alerts(), environ={})
-    first.look(snapshot(with_(PRESSURE)))
+    first.update(snapshot(with_(PRESSURE)))
     first.close()
     second = Notifier(tmp_path, Alerts(), environ={})
-    assert second.look(snapshot(with_(PRESSURE), at=NOW + 500)) == ()
-    second.look(snapshot(CHAT, at=NOW + 505))
-    assert [told.event for told in second.look(snapshot(CHAT, at=NOW + 600))] == [Event.ENDED]
+    assert second.update(snapshot(with_(PRESSURE), at=NOW + 500)) == ()
+    second.update(snapshot(CHAT, at=NOW + 505))
+    assert [told.event for told in second.update(snapshot(CHAT, at=NOW + 600))] == [Event.ENDED]
     second.close()
     assert [line["event"] for line in lines(tmp_path)] == ["began", "ended"]
 
@@ -264,7 +274,7 @@ def test_two_consoles_at_once_write_each_finding_once(tmp_path: Path) -> None:
     consoles = [Notifier(tmp_path, wanted, environ={}, write=written.append) for _ in range(2)]
     for server in (CHAT, with_(PREEMPTING)):
         for console in consoles:
-            console.look(snapshot(server))
+            console.update(snapshot(server))
     assert len(lines(tmp_path)) == 1
     assert written == [b"\x07", b"\x07"]
     for console in consoles:
@@ -274,6 +284,6 @@ def test_two_consoles_at_once_write_each_finding_once(tmp_path: Path) -> None:
 def test_a_missing_secret_is_said_and_not_sent_without(tmp_path: Path) -> None:
     wanted = Alerts(webhook="https://example.org/hook", webhook_header_env="NOT_THERE")
     notifier = Notifier(tmp_path, wanted, environ={})
-    assert notifier.trouble == "alerts: NOT_THERE is not set, so the webhook is not asked"
-    notifier.look(snapshot(with_(PREEMPTING)))
+    assert notifier.trouble == "alerts: NOT_THERE is not set, so the webhook is not used"
+    notifier.update(snapshot(with_(PREEMPTING)))
     notifier.close()

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_console.alerts.check import check, report_document
 from vllm_console.alerts.check import look as check_history
-from vllm_console.alerts.objectives import judge, served
-from vllm_console.diagnosis.model import Condition, Severity
-from vllm_console.fleet.model import ServerView, State
-from vllm_console.fleet.watched import HISTORY
-from vllm_console.telemetry.history import Writer
-from vllm_console.telemetry.history_file import Entry
-from vllm_console.telemetry.model import EngineSample, Histogram, Sample
+from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.diagnosis.objectives import judge, judge_window, served
+from vllm_console.fleet.own_server import HISTORY
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.history.frames import Frames
+from vllm_console.history.store import Entry, Writer
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample, Window
+from vllm_console.metrics.window import window
+from vllm_console.runs.windows import Windows
 from vllm_launchers.presets.model import Objectives
 
 NOW = 1_000_000.0
 INF = float("inf")
-GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
-SERVER = ServerView("chat", State.READY, NOW - 900, preset="chatbot", objectives=GOALS, generation=2)
+OBJECTIVES = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+SERVER = ServerView("chat", State.READY, NOW - 900, preset="chatbot", objectives=OBJECTIVES, generation=2)
 
 
 def engine(
@@ -54,7 +58,7 @@ def looks(*engines: EngineSample, generation: int = 2) -> list[Entry]:
 
 
 def values(*engines: EngineSample) -> dict[str, float | None]:
-    judged = judge(served([entry.sample for entry in looks(*engines)]), GOALS, "chatbot")
+    judged = judge(served([entry.sample for entry in looks(*engines)]), OBJECTIVES, "chatbot")
     return {one.name: one.value for one in judged}
 
 
@@ -66,7 +70,7 @@ def test_steady_service_holds_every_objective() -> None:
     assert report.ok
     assert report.problems == ()
     document = report_document(report)
-    assert set(document) >= {"name", "ok", "objectives", "conditions"}
+    assert set(document) >= {"name", "ok", "objectives", "findings"}
     assert [one["name"] for one in document["objectives"]] == [
         "kv_cache_usage", "preemption_rate", "ttft_p99_seconds", "itl_p99_seconds",
     ]  # fmt: skip
@@ -82,7 +86,7 @@ def test_each_broken_objective_is_one_sentence_with_figure_limit_and_source() ->
     report = check(SERVER, looks(*full, broken), NOW, 300)
     assert not report.ok
     assert [problem.split(" is ")[0] for problem in report.problems] == [
-        "chat: KV cache usage", "chat: share of requests preempted", "chat: TTFT p99",
+        "chat: KV cache usage", "chat: preemptions per request", "chat: TTFT p99",
     ]  # fmt: skip
     assert report.problems[0] == (
         "chat: KV cache usage is 95.0%, above its limit of 85.0% (objectives of preset chatbot)"
@@ -123,7 +127,7 @@ def test_a_window_of_many_hours_is_judged_by_the_part_that_is_known_by_ten_secon
     report = check_history(server, NOW, 40_000)
     assert report.problems == ()
     assert (report.objectives[0].value, report.objectives[0].seconds) == (0.3, 610.0)
-    assert report.objectives[0].sentence.endswith("; it is known for 10m10s of the window")
+    assert report.objectives[0].sentence.endswith("; known for 10m10s of the window")
     assert [one["window_seconds"] for one in report_document(report)["objectives"]] == [610.0, *[40_000.0] * 3]
 
 
@@ -177,10 +181,10 @@ def test_idle_and_full_is_broken_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        (State.STARTING, "does not serve: it has been starting"),
-        (State.FAILED, "does not serve: it has been failed for 15m00s: out of memory"),
-        (State.STOPPED, "it has been stopped"),
-        (State.UNRESPONSIVE, "it has been unresponsive"),
+        (State.STARTING, "is not serving: starting"),
+        (State.FAILED, "is not serving: failed for 15m00s: out of memory"),
+        (State.STOPPED, "is not serving: stopped"),
+        (State.UNRESPONSIVE, "is not serving: unresponsive"),
     ],
 )
 def test_a_server_that_does_not_serve_is_broken_even_where_idle_is_well(state: State, told: str) -> None:
@@ -193,33 +197,33 @@ def test_a_server_that_does_not_serve_is_broken_even_where_idle_is_well(state: S
 
 @pytest.mark.parametrize("code", ["engine_dead", "engine_hung"])
 def test_a_broken_engine_breaks_the_check_whatever_was_measured(code: str) -> None:
-    condition = Condition(code, Severity.CRITICAL, NOW - 60, "3 requests run, and no token has come.", "It hangs.")
-    report = check(replace(SERVER, conditions=(condition,)), looks(*STEADY), NOW, 300)
+    finding = Finding(code, Severity.CRITICAL, NOW - 60, "3 requests run, and no token has come.", "It hangs.")
+    report = check(replace(SERVER, findings=(finding,)), looks(*STEADY), NOW, 300)
     assert report.problems == ("chat: 3 requests run, and no token has come. It hangs.",)
-    assert report_document(report)["conditions"][0]["code"] == code
+    assert report_document(report)["findings"][0]["code"] == code
 
 
 def test_other_conditions_are_told_and_break_nothing() -> None:
-    condition = Condition("context_unused", Severity.NOTE, NOW - 60, "Short.", "Long context.")
-    report = check(replace(SERVER, conditions=(condition,)), looks(*STEADY), NOW, 300)
+    finding = Finding("context_unused", Severity.NOTE, NOW - 60, "Short.", "Long context.")
+    report = check(replace(SERVER, findings=(finding,)), looks(*STEADY), NOW, 300)
     assert report.ok
-    assert report.conditions == (condition,)
+    assert report.findings == (finding,)
 
 
 def test_requests_that_run_without_a_token_are_a_hang() -> None:
     stuck = [engine(50, running=3, usage=0.5) for _ in range(90)]
     report = check(SERVER, looks(*stuck), NOW, 300, allow_idle=True)
     assert not report.ok
-    assert "gives no token: requests have run for 1m29s" in report.problems[0]
+    assert "produces no tokens: requests have run for 1m29s" in report.problems[0]
 
 
 @pytest.mark.parametrize(
     ("entries", "now", "trouble", "told"),
     [
-        ([], NOW, "", "nothing was recorded"),
+        ([], NOW, "", "nothing recorded"),
         (looks(*STEADY), NOW + 120, "", "last read 2m00s ago"),
-        (looks(engine(1)), NOW, "", "looked at only once"),
-        ([], NOW, "it is damaged", "cannot be judged: it is damaged"),
+        (looks(engine(1)), NOW, "", "only one sample"),
+        ([], NOW, "it is damaged", "can't be judged: it is damaged"),
         (looks(*(EngineSample() for _ in range(30))), NOW, "", "--disable-log-stats"),
     ],
 )
@@ -232,9 +236,79 @@ def test_without_data_it_is_broken_and_says_why(entries: list[Entry], now: float
 def test_a_server_without_a_preset_is_judged_by_our_defaults_and_says_so() -> None:
     report = check(replace(SERVER, objectives=None, preset=""), looks(*STEADY), NOW, 300)
     assert report.ok
-    assert {one.source for one in report.objectives} == {"our default, as it has no preset"}
+    assert {one.source for one in report.objectives} == {"default objectives, no preset"}
 
 
 def test_a_figure_just_above_its_limit_does_not_read_as_the_limit() -> None:
-    (judged,) = [one for one in judge(served([]), GOALS, "x") if one.name == "ttft_p99_seconds"]
+    (judged,) = [one for one in judge(served([]), OBJECTIVES, "x") if one.name == "ttft_p99_seconds"]
     assert "1.004s, above its limit of 1.0s" in replace(judged, value=1.004, ok=False).sentence
+
+
+def latency(limit: float, counts: tuple[float, ...], bounds: tuple[float, ...] = (0.3, 0.5, INF)) -> dict[str, object]:
+    """What ``check`` says of a TTFT objective; so many requests in each bucket, the rest of the service steady."""
+    objectives = Objectives(ttft_p99_seconds=limit, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+    ttft = Histogram(bounds, counts, 1.0)
+    last = engine(119, histograms={"ttft": ttft, "itl": STEADY[-1].histograms["itl"]})
+    none = Histogram(bounds, (0.0,) * len(bounds), 0.0)
+    before = [replace(one, histograms={**one.histograms, "ttft": none}) for one in STEADY[:-1]]
+    report = check(replace(SERVER, objectives=objectives), looks(*before, last), NOW, 300)
+    assert report.ok is (report.objectives[2].ok is not False)
+    return report_document(report)["objectives"][2] | {"sentence": report.objectives[2].sentence}
+
+
+def test_an_objective_is_judged_by_a_bound_where_no_value_is_known() -> None:
+    met = latency(0.5, (100.0, 100.0, 100.0))
+    assert (met["value"], met["value_below"], met["ok"]) == (None, 0.3, True)
+    assert "TTFT p99 is <300ms, within its limit of 500ms" in str(met["sentence"])
+    missed = latency(0.4, (0.0, 0.0, 100.0))
+    assert (missed["value"], missed["value_above"], missed["ok"]) == (None, 0.5, False)
+    assert "TTFT p99 is >500ms, above its limit of 400ms" in str(missed["sentence"])
+
+
+def test_an_objective_within_the_first_bucket_is_neither_met_nor_broken() -> None:
+    unknown = latency(0.1, (100.0, 100.0, 100.0))
+    assert (unknown["value"], unknown["ok"]) == (None, None)
+    assert "TTFT p99 is <300ms, so it can't be judged against its limit of 100ms" in str(unknown["sentence"])
+    beyond = latency(9.0, (0.0, 0.0, 100.0))
+    assert (beyond["value"], beyond["value_above"], beyond["ok"]) == (None, 0.5, None)
+
+
+def test_a_ttft_that_leaves_out_those_that_wait_says_so() -> None:
+    waiting = Window(NOW - 60, NOW, requests_running=4.0, requests_waiting=36.0, longest_wait=49.0)
+    report = check(replace(SERVER, window=waiting), looks(*STEADY), NOW, 300)
+    told = "; 36 waiting requests are not included yet, the longest has waited at least 49s"
+    assert [one.sentence.endswith(told) for one in report.objectives] == [False, False, True, False]
+    assert "not included" not in check(SERVER, looks(*STEADY), NOW, 300).objectives[2].sentence
+
+
+@pytest.mark.parametrize(
+    ("running", "finished", "expected"),
+    [(8.0, 0.0, 5.0), (8.0, 1.0, 5.0), (8.0, 80.0, 0.5), (0.0, 0.0, None), (0.0, 4.0, 10.0)],
+)
+def test_preemptions_per_request_are_one_figure_everywhere(
+    running: float, finished: float, expected: float | None
+) -> None:
+    """`check`, the panes, a run's minutes and the finding: 40 preemptions in a minute."""
+    frozen = replace(engine(50), requests_waiting=4.0)
+    begun = [
+        Sample(
+            NOW + at,
+            {"0": replace(frozen, requests_running=running, preemptions_total=at * 2 / 3,
+                          requests_finished_total=50 + finished * at / 60)},
+        )
+        for at in range(0, 61, 5)
+    ]  # fmt: skip
+    checked = judge(served(begun), OBJECTIVES, "chatbot")[1]
+    shown = window(begun[0], begun[-1])
+    in_pane = judge_window(shown, begun, OBJECTIVES, "chatbot")[1]
+    minutes = Windows()
+    minute = next(found for found in map(minutes.append, begun) if found is not None)
+    frames = Frames()
+    for sample in begun:
+        frames.append(sample)
+    evidence = Evidence(now=NOW + 60, ready_at=NOW - 60, frames=frames.since(0.0), preset_objectives=OBJECTIVES)
+    finding = next(one for one in findings(evidence) if one.code == "preempting")
+    figures = [checked.value, in_pane.value, shown.preemption_share, minute.figures.get("preemption_share")]
+    assert figures == [None if expected is None else pytest.approx(expected)] * 4
+    assert checked.ok is in_pane.ok is (None if expected is None else False)
+    assert finding.measures[0].value == ("–" if expected is None else f"{expected:.2g}")

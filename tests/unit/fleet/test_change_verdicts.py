@@ -6,15 +6,14 @@ import time
 
 import pytest
 
-from vllm_console.fleet.details import Details, pack
-from vllm_console.fleet.service import LocalFleet
-from vllm_console.telemetry.compare_words import brief
-from vllm_console.telemetry.comparison import Likeness, Verdict
-from vllm_console.telemetry.ledger import Ledger, RunHead
-from vllm_console.telemetry.ledger_file import write
-from vllm_console.telemetry.ledger_log import RunName, run_id, store_windows
-from vllm_launchers.keeper import client, store
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.verbs import NotFoundError
+from vllm_console.runs.compare import Likeness, Verdict
+from vllm_console.runs.store import RunHead, RunName, RunStore, run_id, store_windows, write
+from vllm_console.runs.text import brief, notes
+from vllm_launchers.keeper import client, folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.details import Details, pack
 
 FLAGS = {"max-num-seqs": 256, "max-model-len": 4096}
 OTHERS = {"max-num-seqs": 64, "max-model-len": 4096}
@@ -29,7 +28,7 @@ def state(tmp_path):
 @pytest.fixture
 def serve(state, made):
     """Enter a run of ``chat`` with two minutes of warm-up and so many more."""
-    ledger = Ledger(state / "runs.sqlite")
+    ledger = RunStore(state / "runs.sqlite")
 
     def enter(generation, flags, count=10, head=True, **more):
         begins = made.BEGAN + 10_000 * generation
@@ -55,8 +54,8 @@ def fleet(state):
     [
         ({"slower": 0.6}, OTHERS, Verdict.BETTER, "Better: "),
         ({"slower": 1.6, "preempted": 0.05}, OTHERS, Verdict.WORSE, "Worse: "),
-        ({}, OTHERS, Verdict.NO_DIFFERENCE, "No difference seen"),
-        ({"rate": 3.4}, OTHERS, Verdict.NOT_COMPARABLE, "Not comparable: the traffic was not alike"),
+        ({}, OTHERS, Verdict.NO_DIFFERENCE, "No significant difference"),
+        ({"rate": 3.4}, OTHERS, Verdict.NOT_COMPARABLE, "Not comparable: traffic differs"),
         ({"slower": 0.6}, {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}, Verdict.BETTER, "Better: "),
     ],
     ids=["helps", "harms", "nothing", "unlike traffic", "several flags"],
@@ -68,7 +67,7 @@ def test_each_change_gets_its_verdict(fleet, serve, change, flags, verdict, told
     assert found.verdict is verdict
     assert brief(found).startswith(told)
     assert (found.traffic is Likeness.DIFFERENT) is (verdict is Verdict.NOT_COMPARABLE)
-    assert any("cannot tell them apart" in note for note in found.notes) is (len(found.differences) > 1)
+    assert any("can't attribute" in note for note in notes(found)) is (len(found.differences) > 1)
     for figure in found.judged:
         assert figure.low <= figure.change <= figure.high
     assert fleet.last_change("chat") == found
@@ -80,7 +79,11 @@ def test_going_back_is_worse_where_going_there_was_better(fleet, serve):
     serve(3, FLAGS)
     assert fleet.compare("chat@1", "chat@2").verdict is Verdict.BETTER
     assert fleet.compare("chat").verdict is Verdict.WORSE
-    assert fleet.compare("chat@1", "chat@3").verdict is Verdict.NO_DIFFERENCE
+    found = fleet.compare("chat@1", "chat@3")
+    assert found.verdict is Verdict.NO_DIFFERENCE
+    assert fleet.compare_again(found.before.run.id, found.after.run.id) == found
+    with pytest.raises(NotFoundError, match="no run 99"):
+        fleet.compare_again(99, found.after.run.id)
 
 
 def test_runs_too_short_to_compare_with_are_passed_over_and_named(fleet, serve):
@@ -89,7 +92,7 @@ def test_runs_too_short_to_compare_with_are_passed_over_and_named(fleet, serve):
     serve(3, OTHERS, slower=0.6)
     found = fleet.compare("chat")
     assert (found.before.run.generation, found.verdict) == (1, Verdict.BETTER)
-    assert found.notes[0] == "chat@2 had too little traffic to compare with, and is passed over."
+    assert notes(found)[0] == "chat@2 was skipped: too little traffic to compare with."
     named = fleet.compare("chat@2", "chat@3")
     assert (named.before.run.generation, named.verdict) == (2, Verdict.TOO_LITTLE)
 
@@ -112,12 +115,12 @@ def record(state):
     """The record of ``chat``, whose second generation the ledger may not know of yet."""
     began = time.time() - 3600
     details = Details(preset="chatbot", model="m", flags=OTHERS)
-    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details), companion=("--run", "key2"))
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details), sidecar=("--run", "key2"))
     generation = Generation(2, spec, began, ready_at=began + 40, ended_at=began + 1800)
     record = ServerRecord("chat", State.STOPPED, began + 1800, began, (generation,))
     folder = client.folder(state, "chat")
     folder.mkdir(parents=True)
-    store.write_record(folder, record)
+    folders.write_record(folder, record)
     return record
 
 
@@ -133,7 +136,7 @@ def test_a_read_only_fleet_shows_what_the_records_know_and_enters_nothing(state,
     assert [change.flag for change in fleet.compare("chat").differences] == ["max-num-seqs"]
     assert fleet.judge_past() == ""
     fleet.close()
-    kept = Ledger(state / "runs.sqlite").runs("chat")
+    kept = RunStore(state / "runs.sqlite").runs("chat")
     assert [dict(run.flags) for run in kept] == [{}, FLAGS]
     assert all(run.judged_until is None for run in kept)
 
@@ -142,7 +145,7 @@ def test_the_past_of_the_server_that_is_named_is_judged(state, serve, record):
     serve(1, FLAGS)
     fleet = LocalFleet(state, observe=False, gpus=False)
     assert fleet.judge_past("nobody") == ""
-    assert all(run.judged_until is None for run in Ledger(state / "runs.sqlite").runs("chat"))
+    assert all(run.judged_until is None for run in RunStore(state / "runs.sqlite").runs("chat"))
     assert fleet.judge_past("chat") == ""
-    assert Ledger(state / "runs.sqlite").runs("chat")[0].judged_until == record.current.ended_at
+    assert RunStore(state / "runs.sqlite").runs("chat")[0].judged_until == record.current.ended_at
     fleet.close()

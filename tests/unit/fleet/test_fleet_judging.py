@@ -7,35 +7,41 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.config import Config, ConfigError, gpu_reserves, read_settings
-from vllm_console.diagnosis.model import Severity
-from vllm_console.fleet import one_token
+from vllm_console.cli.server_table import describe, status_document
+from vllm_console.diagnosis.finding import Severity
+from vllm_console.fleet import judge
 from vllm_console.fleet.board import SharedBoard
-from vllm_console.fleet.details import Details, pack
 from vllm_console.fleet.gpus import GpuSource
-from vllm_console.fleet.judging import Judge, slowest_link
-from vllm_console.fleet.one_token import OneToken
-from vllm_console.fleet.watched import HISTORY, Around, WatchedServer
-from vllm_console.telemetry.gpu_looks import GPU_LOOKS
-from vllm_console.telemetry.history import Writer
-from vllm_console.telemetry.model import EngineSample, Histogram, Sample
-from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
-from vllm_launchers.machine.board.model import Board, Claim
-from vllm_launchers.machine.gpu.host import Gpu, Host, Link
-from vllm_launchers.machine.gpu.sharing import Share
-from vllm_launchers.machine.model import Engine, EngineKind
+from vllm_console.fleet.judge import Judge, OneToken, _facts, slowest_link
+from vllm_console.fleet.own_server import HISTORY, JudgeContext, WatchedServer
+from vllm_console.history.gpu_samples import GPU_SAMPLES
+from vllm_console.history.store import Writer
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_console.settings import Config, ConfigError, gpu_reserves, read_settings
+from vllm_console.ui.screens.describe import describe_lines
+from vllm_launchers import values
+from vllm_launchers.host.board import Board, Claim
+from vllm_launchers.host.gpu.host import Gpu, Host, Link
+from vllm_launchers.host.gpu.sharing import GpuShare
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
+from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.listeners import Owner
 from vllm_launchers.presets.model import Objectives
+from vllm_launchers.vllm.engines import Engine, EngineKind
 
 NOW = 2_000_000.0
-GOALS = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.8, preemption_rate=0.02)
+ITSELF = Owner.of(os.getpid()) or Owner(0, 0)
+SERVER = ProcessIdentity(ITSELF.pid, ITSELF.start_time, "boot")
+"""What answers here is this process."""
+OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.8, preemption_rate=0.02)
 BOUNDS = (0.01, 0.1, 1.0, float("inf"))
 
 
@@ -53,10 +59,10 @@ def sample(at: float, *, usage: float = 0.5, tokens: float | None = None) -> Sam
 
 
 def record(port: int = 1, state: State = State.READY, reason: str = "", flags: Any = None) -> ServerRecord:
-    details = Details(preset="chatbot", model="Qwen/Qwen3-8B-AWQ", flags=flags or {}, objectives=GOALS, gpus=(0,))
+    details = Details(preset="chatbot", model="Qwen/Qwen3-8B-AWQ", flags=flags or {}, objectives=OBJECTIVES, gpus=(0,))
     spec = LaunchSpec(("vllm",), "127.0.0.1", port, details=pack(details))
     generation = Generation(1, spec, NOW - 3600, ready_at=NOW - 3500)
-    return ServerRecord("chat", state, NOW - 300, NOW - 3600, (generation,), reason=reason)
+    return ServerRecord("chat", state, NOW - 300, NOW - 3600, (generation,), reason=reason, server=SERVER)
 
 
 @pytest.fixture
@@ -70,12 +76,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_selected_server_is_judged_by_its_history_and_the_others_are_not(folder: Path) -> None:
-    watched = WatchedServer(folder, charts=False)
-    assert watched.view(record(), NOW, selected=False, load="", around=Around()).conditions == ()
-    (condition,) = watched.view(record(), NOW, selected=True, load="", around=Around()).conditions
-    assert condition.code == "kv_cache_pressure"
-    assert condition.measures[0].source == "objectives of preset chatbot"
-    assert condition.since <= NOW - 570
+    watched = WatchedServer(folder, interactive=False)
+    assert watched.view(record(), NOW, selected=False, load="", context=JudgeContext()).findings == ()
+    (finding,) = watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
+    assert finding.code == "kv_cache_pressure"
+    assert finding.measures[0].source == "objectives of preset chatbot"
+    assert finding.since <= NOW - 570
     watched.close()
 
 
@@ -87,59 +93,59 @@ def test_a_queue_that_came_long_before_the_first_look_and_stays_is_named(tmp_pat
         engine = replace(seen.engines["0"], requests_waiting=0 if second < 300 else 40)
         writer.append(replace(seen, engines={"0": engine}))
     writer.close()
-    watched = WatchedServer(tmp_path, charts=False)
-    (found,) = watched.view(record(), NOW, selected=True, load="", around=Around()).conditions
+    watched = WatchedServer(tmp_path, interactive=False)
+    (found,) = watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
     watched.close()
     assert found.code == "oversubscribed_compute"
     assert abs(found.since - (NOW - 900)) <= 10
 
 
 def test_a_console_judges_every_server(folder: Path) -> None:
-    watched = WatchedServer(folder, charts=True)
-    view = watched.view(record(), NOW, selected=False, load="", around=Around())
-    assert [condition.code for condition in view.conditions] == ["kv_cache_pressure"]
+    watched = WatchedServer(folder, interactive=True)
+    view = watched.view(record(), NOW, selected=False, load="", context=JudgeContext())
+    assert [finding.code for finding in view.findings] == ["kv_cache_pressure"]
     for state in (State.STOPPED, State.STARTING):
-        gone = watched.view(record(state=state), NOW, selected=True, load="", around=Around())
-        assert gone.conditions == ()
+        gone = watched.view(record(state=state), NOW, selected=True, load="", context=JudgeContext())
+        assert gone.findings == ()
     watched.close()
 
 
 def test_nothing_is_said_of_a_server_without_a_history(tmp_path: Path) -> None:
-    watched = WatchedServer(tmp_path, charts=True)
-    assert watched.view(record(), NOW, selected=True, load="", around=Around()).conditions == ()
+    watched = WatchedServer(tmp_path, interactive=True)
+    assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings == ()
 
 
 def test_health_503_is_a_dead_engine(tmp_path: Path) -> None:
-    watched = WatchedServer(tmp_path, charts=True)
-    dead = record(state=State.UNRESPONSIVE, reason="/health on port 1: answer 503, 3 times in a row")
-    (condition,) = watched.view(dead, NOW, selected=False, load="", around=Around()).conditions
-    assert condition.code == "engine_dead"
-    assert condition.since == NOW - 300
+    watched = WatchedServer(tmp_path, interactive=True)
+    dead = record(state=State.UNRESPONSIVE, reason="/health on port 1: HTTP 503 (3 times in a row)")
+    (finding,) = watched.view(dead, NOW, selected=False, load="", context=JudgeContext()).findings
+    assert finding.code == "engine_dead"
+    assert finding.since == NOW - 300
 
 
-def judged(gpu: Gpu, around: Around, *, flags: Any = None) -> dict[str, Any]:
+def judged(gpu: Gpu, around: JudgeContext, *, flags: Any = None) -> dict[str, Any]:
     """What is found of a server under pressure whose GPU is looked at for a minute."""
     judge = Judge("chat")
     for second in range(120):
         judge.append(sample(NOW - 120 + second, usage=0.9), 1)
-        judge.look(Host(gpus=(gpu,)), (0,), NOW - 120 + second)
-    details = Details(preset="chatbot", model="Qwen/Qwen3-8B-AWQ", flags=flags or {}, objectives=GOALS, gpus=(0,))
-    return {one.code: one for one in judge.conditions(record(), details, around, NOW)}
+        judge.add_gpus(Host(gpus=(gpu,)), (0,), NOW - 120 + second)
+    details = Details(preset="chatbot", model="Qwen/Qwen3-8B-AWQ", flags=flags or {}, objectives=OBJECTIVES, gpus=(0,))
+    return {one.code: one for one in judge.findings(record(), details, around, NOW)}
 
 
 CARD = Gpu(index=0, name="NVIDIA L40S", memory_gib=45.0, free_gib=6.0, used_gib=39.0, used_by=(), utilization=90.0)
 
 
 def test_remedies_are_those_that_the_gpu_can_do_and_the_tenants_leave() -> None:
-    def offered(around: Around, gpu: Gpu = CARD) -> list[dict[str, Any]]:
+    def offered(around: JudgeContext, gpu: Gpu = CARD) -> list[dict[str, Any]]:
         found = judged(gpu, around, flags={"gpu-memory-utilization": 0.8})
-        return [dict(remedy.changes.set) for remedy in found["kv_cache_pressure"].remedies]
+        return [dict(fix.changes.set) for fix in found["kv_cache_pressure"].fixes]
 
     more = {"gpu-memory-utilization": 0.83}
-    assert offered(Around())[:2] == [{"kv-cache-dtype": "fp8"}, more]
-    assert more not in offered(Around(reserves=(Share(0, gib=5.0),)))
-    assert more not in offered(Around(shares=(Share(0, gib=1.0),)))
-    assert {"kv-cache-dtype": "fp8"} not in offered(Around(), replace(CARD, name="Tesla T4"))
+    assert offered(JudgeContext())[:2] == [{"kv-cache-dtype": "fp8"}, more]
+    assert more not in offered(JudgeContext(reserves=(GpuShare(0, gib=5.0),)))
+    assert more not in offered(JudgeContext(shares=(GpuShare(0, gib=1.0),)))
+    assert {"kv-cache-dtype": "fp8"} not in offered(JudgeContext(), replace(CARD, name="Tesla T4"))
 
 
 def test_a_simulated_server_has_the_gpu_that_it_simulates() -> None:
@@ -148,25 +154,44 @@ def test_a_simulated_server_has_the_gpu_that_it_simulates() -> None:
         for second in range(120):
             judge.append(sample(NOW - 120 + second, usage=0.9), 1)
         simulated = Engine(EngineKind.SIMULATED, (), "0.33.0", "simulated", "")
-        details = Details(model="Qwen/Qwen3-8B", engine=simulated, environment=environment, objectives=GOALS)
-        (found,) = judge.conditions(record(), details, Around(), NOW)
-        return [dict(remedy.changes.set) for remedy in found.remedies]
+        details = Details(model="Qwen/Qwen3-8B", engine=simulated, environment=environment, objectives=OBJECTIVES)
+        (found,) = judge.findings(record(), details, JudgeContext(), NOW)
+        return [dict(fix.changes.set) for fix in found.fixes]
 
     fp8_cache, fp8_weights = {"kv-cache-dtype": "fp8"}, {"quantization": "fp8"}
-    assert offered()[0] == fp8_cache  # an A6000, which does not compute in FP8
+    assert fp8_cache not in offered()  # an A6000, where vLLM refuses it
+    assert offered(SIMULATED_GPU="L40S")[:2] == [fp8_weights, fp8_cache]
     assert offered(SIMULATED_GPU="H100 80GB")[:2] == [fp8_weights, fp8_cache]
     assert fp8_cache not in offered(SIMULATED_GPU="Tesla T4")
 
 
+@pytest.mark.parametrize(
+    ("gpu", "flags", "release", "sizes"),
+    [
+        ("RTX A6000", {}, "0.33.0", (256, 2048)),
+        ("H100 80GB", {}, "0.33.0", (1024, 8192)),
+        ("B200", {}, "0.33.0", (1024, 16384)),
+        ("B200", {}, "0.27.1", (1024, 8192)),
+        ("B200", {"performance-mode": "throughput"}, "0.33.0", (2048, 32768)),
+    ],
+)
+def test_limits_that_are_not_set_are_those_that_the_plan_takes(
+    gpu: str, flags: Any, release: str, sizes: tuple[int, int]
+) -> None:
+    engine = Engine(EngineKind.VLLM, (), release, "cuda", "")
+    details = Details(model="Qwen/Qwen3-8B", engine=engine, gpu_kind=gpu, flags=flags)
+    assert _facts(details, None).batch_sizes == sizes
+
+
 def test_the_reserve_comes_from_the_settings() -> None:
-    assert "gpu_memory_below_reserve" in judged(CARD, Around(reserves=(Share(0, fraction=0.2),)))
-    assert "gpu_memory_below_reserve" not in judged(CARD, Around(reserves=(Share(0, fraction=0.1),)))
+    assert "gpu_memory_below_reserve" in judged(CARD, JudgeContext(reserves=(GpuShare(0, fraction=0.2),)))
+    assert "gpu_memory_below_reserve" not in judged(CARD, JudgeContext(reserves=(GpuShare(0, fraction=0.1),)))
 
 
 def test_nothing_is_concluded_from_the_gpus_of_a_recorded_host() -> None:
     source = GpuSource(Path("4xa6000"))
     assert source.host() is not None
-    assert Around(source).host is None
+    assert JudgeContext(source).host is None
 
 
 def hot_since(at: float, until: float = NOW) -> list[str]:
@@ -190,14 +215,14 @@ def served(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("charts", [False, True], ids=["command", "console"])
-def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_look_on(served: Path, charts: bool) -> None:
+@pytest.mark.parametrize("interactive", [False, True], ids=["command", "console"])
+def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_look_on(served: Path, interactive: bool) -> None:
     def found(*lines: str, gpus: GpuSource | None = None, board: SharedBoard | None = None) -> dict[str, float]:
-        (served.parents[1] / GPU_LOOKS).write_text("\n".join(lines))
-        watched = WatchedServer(served, charts=charts)
-        view = watched.view(record(), NOW, selected=True, load="", around=Around(gpus, board=board))
+        (served.parents[1] / GPU_SAMPLES).write_text("\n".join(lines))
+        watched = WatchedServer(served, interactive=interactive)
+        view = watched.view(record(), NOW, selected=True, load="", context=JudgeContext(gpus, board=board))
         watched.close()
-        return {one.code: one.since for one in view.conditions}
+        return {one.code: one.since for one in view.findings}
 
     assert "gpu_throttled" not in found()
     told = found(*hot_since(NOW - 300), "", '{"at":', "no json")
@@ -215,8 +240,8 @@ def test_gpus_as_they_were_before_the_driver_hung_say_nothing_of_now() -> None:
     hot = replace(CARD, throttle=("too hot (hardware)",))
     for second in range(120):
         judge.append(sample(NOW - 120 + second), 1)
-        judge.look(Host(gpus=(hot,), problem="driver not answering since 12:00:00"), (0,), NOW - 120 + second)
-    found = judge.conditions(record(), Details(objectives=GOALS, gpus=(0,)), Around(), NOW)
+        judge.add_gpus(Host(gpus=(hot,), problem="driver not answering since 12:00:00"), (0,), NOW - 120 + second)
+    found = judge.findings(record(), Details(objectives=OBJECTIVES, gpus=(0,)), JudgeContext(), NOW)
     assert [one.code for one in found] == ["healthy"]
 
 
@@ -270,7 +295,7 @@ def test_an_answer_counts_only_when_it_comes_from_the_engine(answering: Answerin
     seen = answering(status)
     request = OneToken()
     assert request.silent_seconds is None
-    request.ask("0.0.0.0", seen.port, "m")
+    request.ask(ITSELF, seen.port, "m")
     request.wait(10)
     assert request.silent_seconds == silent
 
@@ -280,20 +305,21 @@ def test_one_token_is_asked_for_once_a_minute_with_the_key(answering: Answering,
     seen = answering(200)
     request = OneToken()
     for _ in range(3):
-        request.ask("127.0.0.1", seen.port, "m")
+        request.ask(ITSELF, seen.port, "m")
         request.wait(10)
         request.forget()
     ((path, headers, body),) = seen.requests
     assert path == "/v1/completions"
     assert headers["authorization"] == "Bearer secret"
     assert b'"max_tokens": 1' in body
+    assert len(json.loads(body)["prompt"].split()) >= 32, "a short prompt must not be the first that a server sees"
 
 
 def test_a_request_without_an_answer_is_silence_that_grows(answering: Answering, monkeypatch: Any) -> None:
-    monkeypatch.setattr(one_token, "DEADLINE_SECONDS", 0.2)
+    monkeypatch.setattr(judge, "DEADLINE_SECONDS", 0.2)
     seen = answering(0)
     request = OneToken()
-    request.ask("127.0.0.1", seen.port, "m")
+    request.ask(ITSELF, seen.port, "m")
     request.wait(10)
     first = request.silent_seconds
     assert first is not None
@@ -304,7 +330,7 @@ def test_a_request_without_an_answer_is_silence_that_grows(answering: Answering,
 
 def test_nobody_is_asked_where_nothing_listens() -> None:
     request = OneToken()
-    request.ask("127.0.0.1", 1, "m")
+    request.ask(ITSELF, 1, "m")
     request.wait(10)
     assert request.silent_seconds is None
     assert "refused" in request.refused
@@ -313,7 +339,7 @@ def test_nobody_is_asked_where_nothing_listens() -> None:
 def test_a_key_that_no_header_can_hold_is_said(answering: Answering, monkeypatch: Any) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sec\nret")
     request = OneToken()
-    request.ask("127.0.0.1", answering(200).port, "m")
+    request.ask(ITSELF, answering(200).port, "m")
     request.wait(10)
     assert request.silent_seconds is None
     assert request.refused.startswith("it could not be sent: VLLM_API_KEY")
@@ -326,13 +352,13 @@ def silent(judge: Judge, seconds: int = 120) -> None:
 
 
 def test_a_hang_is_named_only_when_the_request_confirms_it(answering: Answering, monkeypatch: Any) -> None:
-    monkeypatch.setattr("vllm_console.fleet.judging.HUNG_AFTER_SECONDS", 0.3)
-    monkeypatch.setattr("vllm_console.diagnosis.conditions.engine.HUNG_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr("vllm_console.fleet.judge.HUNG_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr("vllm_console.diagnosis.live.engine.HUNG_AFTER_SECONDS", 0.3)
     hung, busy = answering(0), answering(200)
     for seen, expected in ((hung, ["engine_hung"]), (busy, [])):
         judge = Judge("chat")
         silent(judge)
-        found = judge.conditions(record(seen.port), Details(objectives=GOALS), Around(), NOW, wait=True)
+        found = judge.findings(record(seen.port), Details(objectives=OBJECTIVES), JudgeContext(), NOW, wait=True)
         assert [one.code for one in found] == expected
         assert len(seen.requests) == 1
 
@@ -348,14 +374,11 @@ def test_one_engine_that_hangs_is_named_without_a_request_that_another_would_ans
         return judge
 
     seen = answering(200)
-    (found,) = in_part(60).conditions(record(seen.port), Details(objectives=GOALS), Around(), NOW, wait=True)
+    (found,) = in_part(60).findings(record(seen.port), Details(objectives=OBJECTIVES), JudgeContext(), NOW, wait=True)
     assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
-    assert (
-        found.symptom
-        == "Part of it seems to hang: requests run on engine 1, and no token has come for 2m00s from there."
-    )
+    assert found.symptom == "Some engines seem to hang: requests run on engine 1, and no token for 2m00s from there."
     assert seen.requests == []
-    well = in_part(150).conditions(record(seen.port), Details(objectives=GOALS), Around(), NOW, wait=True)
+    well = in_part(150).findings(record(seen.port), Details(objectives=OBJECTIVES), JudgeContext(), NOW, wait=True)
     assert [one.code for one in well] == ["healthy"], "half a minute may be one long step"
 
 
@@ -363,13 +386,13 @@ def test_a_server_that_moves_and_a_read_only_console_ask_nothing(answering: Answ
     seen = answering(200)
     judge = Judge("chat")
     silent(judge)
-    (found,) = judge.conditions(record(seen.port), Details(), Around(may_ask=False), NOW, wait=True)
+    (found,) = judge.findings(record(seen.port), Details(), JudgeContext(may_ask=False), NOW, wait=True)
     assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
-    assert found.cause == ("Not confirmed by a request for one token, which would tell: read-only sends none.")
+    assert found.cause == ("Not confirmed by a one-token test request: read-only sends none.")
     moving = Judge("chat")
     for second in range(120):
         moving.append(sample(NOW - 120 + second), 1)
-    found = moving.conditions(record(seen.port), Details(objectives=GOALS), Around(), NOW, wait=True)
+    found = moving.findings(record(seen.port), Details(objectives=OBJECTIVES), JudgeContext(), NOW, wait=True)
     assert [one.code for one in found] == ["healthy"]
     assert seen.requests == []
 
@@ -377,9 +400,125 @@ def test_a_server_that_moves_and_a_read_only_console_ask_nothing(answering: Answ
 def test_reserves_in_the_config_file(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('[reserve]\n0 = "4 GiB"\n1 = "10 %"\n')
-    assert gpu_reserves(read_settings(path)) == (Share(0, gib=4.0), Share(1, fraction=0.1))
+    assert gpu_reserves(read_settings(path)) == (GpuShare(0, gib=4.0), GpuShare(1, fraction=0.1))
     assert gpu_reserves(Config()) == ()
     for line in ('0 = "much"', 'first = "4 GiB"'):
         path.write_text(f"[reserve]\n{line}\n")
         with pytest.raises(ConfigError, match="reserve"):
             read_settings(path)
+
+
+def test_one_peak_is_neither_a_mark_nor_against_healthy(tmp_path: Path) -> None:
+    """Marks, findings and figures come from one judgement of the last minute."""
+    writer = Writer(tmp_path / HISTORY)
+    for second in range(600):
+        writer.append(sample(NOW - 600 + second, usage=0.91 if second >= 596 else 0.5))
+    writer.close()
+    watched = WatchedServer(tmp_path, interactive=True)
+    view = watched.view(record(), NOW, selected=True, load="", context=JudgeContext())
+    watched.close()
+    assert view.window is not None
+    assert view.window.kv_cache_usage == 0.91
+    assert not view.missed("kv_cache_usage")
+    (healthy,) = [one for one in view.findings if one.code == "healthy"]
+    usage = next(one for one in view.judged if one.name == "kv_cache_usage")
+    assert (healthy.measures[0].value, healthy.measures[0].limit) == (usage.text, usage.limit_text)
+
+
+def test_what_is_missed_now_is_not_called_healthy(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / HISTORY)
+    for second in range(600):
+        writer.append(sample(NOW - 600 + second, usage=0.91 if second >= 575 else 0.5))
+    writer.close()
+    watched = WatchedServer(tmp_path, interactive=True)
+    view = watched.view(record(), NOW, selected=True, load="", context=JudgeContext())
+    watched.close()
+    assert view.missed("kv_cache_usage")
+    assert "healthy" not in [one.code for one in view.findings]
+
+
+def test_the_command_line_has_the_variables_that_it_needs_and_no_secret(tmp_path: Path) -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": "1", "NOTE": "a b", "SOME_API_KEY": "hf_abcdefghijklmnopqrstuv"}
+    spec = LaunchSpec(("vllm", "serve", "m"), "127.0.0.1", 1, details=pack(Details(environment=variables)))
+    launched = values.replace(record(), generations=(Generation(1, spec, NOW - 3600, ready_at=NOW - 3500),))
+    watched = WatchedServer(tmp_path, interactive=False)
+    view = watched.view(launched, NOW, selected=True, load="")
+    watched.close()
+    hidden = "SOME_API_KEY='•••'"
+    assert view.command == ("CUDA_VISIBLE_DEVICES=1", "NOTE='a b'", hidden, "vllm", "serve", "m")
+    assert f"  command     CUDA_VISIBLE_DEVICES=1 NOTE='a b' {hidden} vllm serve m" in describe(view, NOW)
+    assert status_document(view)["env"]["CUDA_VISIBLE_DEVICES"] == "1"
+    assert any("CUDA_VISIBLE_DEVICES=1" in strip.text for strip in describe_lines(view, NOW, 80))
+
+
+def test_right_after_a_restart_nothing_is_missed_by_the_figures_of_the_run_before(folder: Path) -> None:
+    before = record()
+    again = Generation(2, before.current.spec, NOW - 5, ready_at=NOW - 1)
+    watched = WatchedServer(folder, interactive=True)
+    restarted = values.replace(before, generations=(*before.generations, again), state_since=NOW - 1)
+    view = watched.view(restarted, NOW, selected=True, load="", context=JudgeContext())
+    watched.close()
+    assert (view.window, view.judged, view.missed("kv_cache_usage")) == (None, (), False)
+
+
+@pytest.mark.parametrize("state", [State.STOPPED, State.READY])
+def test_a_server_that_tells_no_more_keeps_its_last_frame(folder: Path, state: State) -> None:
+    """Also one that runs and is not recorded any more, and in a console that was opened only now."""
+    watched = WatchedServer(folder, interactive=True)
+    later = NOW + 7200
+    series = watched.view(record(state=state), later, selected=True, load="", context=JudgeContext()).series
+    watched.close()
+    assert series is not None
+    assert series.as_of == NOW - 1
+    assert series.values["kv_cache_usage"][-1] == 0.9
+    assert series.end == pytest.approx(NOW, abs=5)
+
+
+def test_a_new_generation_has_no_metrics_until_it_answers(tmp_path: Path) -> None:
+    """Those of the generation before were shown, and printed by ``status``."""
+    writer = Writer(tmp_path / HISTORY)
+    for second in range(60):
+        writer.append(sample(NOW - 100 + second), 1)
+    before = record()
+    second_start = values.replace(before.current, number=2, started_at=NOW - 30, ready_at=None)
+    starting = values.replace(
+        before, state=State.STARTING, state_since=NOW - 30, generations=(before.current, second_start)
+    )
+    watched = WatchedServer(tmp_path, interactive=True)
+    seen = watched.view(starting, NOW, selected=True, load="", context=JudgeContext())
+    assert (seen.sample, seen.window) == (None, None)
+    assert seen.series is not None, "charts go on over a restart"
+    assert status_document(seen)["metrics"] is None
+    writer.append(sample(NOW - 1), 2)
+    writer.close()
+    seen = watched.view(starting, NOW, selected=True, load="", context=JudgeContext())
+    assert seen.sample is not None
+    assert seen.sample.at == NOW - 1
+    assert status_document(seen)["metrics"]["requests_running"] is not None
+    watched.close()
+
+
+def test_an_automatic_restart_shows_nothing_of_the_process_before(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / HISTORY)
+    for second in range(60):
+        writer.append(sample(NOW - 100 + second), 1)
+    writer.close()
+    again = values.replace(record(state=State.STARTING), attempt=1, state_since=NOW - 20)
+    watched = WatchedServer(tmp_path, interactive=True)
+    assert watched.view(again, NOW, selected=True, load="", context=JudgeContext()).sample is None
+    assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).sample is not None
+    watched.close()
+
+
+def test_findings_end_with_the_traffic(folder: Path) -> None:
+    """Half a minute after the last request nothing is said of the queue, the cache or latencies any more."""
+    watched = WatchedServer(folder, interactive=False)
+    assert watched.view(record(), NOW, selected=True, load="", context=JudgeContext()).findings
+    writer = Writer(folder / HISTORY)
+    last = sample(NOW - 1, usage=0.9).engines["0"]
+    over = replace(last, requests_running=0.0, requests_waiting=0.0)
+    for second in range(40):
+        writer.append(Sample(NOW + second, {"0": over}), 1)
+    writer.close()
+    assert watched.view(record(), NOW + 39, selected=True, load="", context=JudgeContext()).findings == ()
+    watched.close()

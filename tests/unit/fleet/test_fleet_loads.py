@@ -12,7 +12,9 @@ import pytest
 
 from vllm_console.fleet.loads import Loads
 
-REPORT = {"sent": 1035, "completed": 11, "ttft_seconds": {"p99": 0.5}, "itl_seconds": {"p99": 0.024}}
+REPORT = {"sent": 1035, "completed": 11, "failed": 1000, "ttft_seconds": {"p99": 0.5}, "itl_seconds": {"p99": 0.024}}
+
+DONE = "load done: 11 of 1035 answered, 1000 failed, 24 unfinished when it ended"
 
 
 @pytest.fixture
@@ -31,17 +33,40 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def ended(loads: Loads, name: str) -> str:
     deadline = time.monotonic() + 20
-    while loads.describe(name).endswith((" left", "last answers")):
+    while not (result := loads.result(name)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return loads.describe(name)
+    assert loads.describe(name) == "", "nothing is being sent"
+    return result
 
 
 def test_a_report_counts_although_some_requests_failed(pretend: Callable[[str], Path], tmp_path: Path) -> None:
     pretend(f"echo 'vllm-console: 1024 of 1035 requests failed: timeout' >&2; echo '{json.dumps(REPORT)}'; exit 0")
     loads = Loads()
     loads.start("chat", tmp_path, 5, 10)
-    assert ended(loads, "chat") == "load done: 11/1035 answered, TTFT99 500ms, ITL99 24ms"
+    assert ended(loads, "chat") == f"{DONE}, TTFT p99 500ms, ITL p99 24ms"
+    loads.close()
+
+
+def test_a_quantile_that_is_only_a_bound_is_told_as_one(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+    ttft = {"p99": None, "p99_above": 60.0}
+    pretend(f"echo '{json.dumps(REPORT | {'ttft_seconds': ttft, 'itl_seconds': {'p99': None}})}'; exit 1")
+    loads = Loads()
+    loads.start("chat", tmp_path, 5, 10)
+    assert ended(loads, "chat") == f"{DONE}, TTFT p99 >60s, ITL p99 –"
+    loads.close()
+
+
+def test_the_result_is_told_for_a_while_only(
+    pretend: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(f"echo '{json.dumps(REPORT)}'")
+    loads = Loads()
+    loads.start("chat", tmp_path, 5, 10)
+    ended(loads, "chat")
+    monkeypatch.setattr("vllm_console.fleet.loads.RESULT_SECONDS", 0.0)
+    assert (loads.describe("chat"), loads.result("chat")) == ("", "")
+    assert len(loads.spans("chat")) == 1
     loads.close()
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.fleet.releases import Releases
-from vllm_launchers.machine.gpu.document import read_host
-from vllm_launchers.machine.gpu.host import Gpu, Holder, Host
+from vllm_console.fleet.memory_release import Releases
+from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 
 CHAT = Holder(pid=10, user="ben", gib=40.0, server="chat")
 BARE = read_host(Path("1xrtx4090"))
@@ -29,7 +29,7 @@ class Machine:
     def __init__(self) -> None:
         self.host: Host | None = on_gpu(7.5, CHAT)
         self.ended = threading.Event()
-        self.releases = Releases(lambda: self.host, patience=0.0)
+        self.releases = Releases(lambda: self.host, timeout=0.0)
 
     def stop(self) -> None:
         self.releases.watch("chat", self.ended.is_set)
@@ -63,7 +63,7 @@ def test_memory_that_stays_names_who_holds_it_until_it_is_free(machine: Machine)
     machine.ended.set()
     machine.until(lambda: machine.releases.notice("chat"))
     assert machine.releases.notice("chat") == (
-        "it has ended, but GPU 0: 39.5 GiB did not come back; pid 10 of ben still holds 40.0 GiB"
+        "ended, but GPU 0: 39.5 GiB did not come back; pid 10 of ben still holds 40.0 GiB"
     )
     machine.host = on_gpu(47.5)
     machine.until(lambda: not machine.threads())
@@ -105,7 +105,7 @@ def test_memory_that_is_missing_beside_a_process_that_grew_is_not_laid_to_its_ch
     machine.ended.set()
     machine.until(lambda: machine.releases.notice("chat"))
     assert machine.releases.notice("chat") == (
-        "it has ended, but GPU 0: 29.5 GiB did not come back, and no process is seen that holds them"
+        "ended, but GPU 0: 29.5 GiB did not come back, and no process is seen that holds them"
     )
     machine.host = on_gpu(36.5, replace(other, gib=11.0))
     machine.until(lambda: not machine.threads())

@@ -1,4 +1,4 @@
-"""Conditions of hours that no console saw: judged from the stored history, entered once."""
+"""Findings of hours that no console saw: judged from the stored history, entered once."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_console.cli import check, restart
-from vllm_console.cli.run_lines import run_lines
-from vllm_console.fleet.afterwards import judge_past
-from vllm_console.fleet.details import Details, pack
-from vllm_console.fleet.model import Changes, FleetSnapshot
-from vllm_console.fleet.runs import RunBook
-from vllm_console.fleet.watched import HISTORY
-from vllm_console.telemetry.history import Writer
-from vllm_console.telemetry.model import EngineSample, Histogram, Sample
+from vllm_console.cli.runs_text import run_lines
+from vllm_console.fleet.backfill import judge_past
+from vllm_console.fleet.own_server import HISTORY
+from vllm_console.fleet.runs import RunRecorder
+from vllm_console.fleet.snapshot import Changes, FleetSnapshot
+from vllm_console.history.store import Writer
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.presets.model import Objectives
 
-GOALS = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.8, preemption_rate=0.02)
+OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.8, preemption_rate=0.02)
 HOUR = 3600
 
 
@@ -39,10 +39,10 @@ def look(at: float, begun: float, usage: float) -> Sample:
 
 
 @pytest.fixture
-def night(tmp_path: Path) -> tuple[RunBook, ServerRecord]:
+def night(tmp_path: Path) -> tuple[RunRecorder, ServerRecord]:
     """Two hours that ended an hour ago: the first under pressure, the second at ease."""
     begun = time.time() - 3 * HOUR
-    details = Details(preset="chatbot", model="m", flags={"max-num-seqs": 8}, objectives=GOALS)
+    details = Details(preset="chatbot", model="m", flags={"max-num-seqs": 8}, objectives=OBJECTIVES)
     spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details))
     generation = Generation(1, spec, begun - 60, ready_at=begun, ended_at=begun + 2 * HOUR)
     record = ServerRecord("chat", State.STOPPED, begun + 2 * HOUR, begun - 60, (generation,))
@@ -52,36 +52,36 @@ def night(tmp_path: Path) -> tuple[RunBook, ServerRecord]:
     for second in range(0, 2 * HOUR, 10):
         writer.append(look(begun + second, begun, 0.95 if second < HOUR else 0.2))
     writer.close()
-    book = RunBook(tmp_path, 0.0, read_only=False)
+    book = RunRecorder(tmp_path, 0.0, read_only=False)
     book.enter(record)
     return book, record
 
 
 def test_a_night_without_a_console_is_in_the_ledger_in_the_morning(night):
     book, record = night
-    assert book.open().runs("chat")[0].conditions == {}
+    assert book.open().runs("chat")[0].findings == {}
     assert book.judge_past([record]) == ""
     (run,) = book.open().runs("chat")
-    assert run.conditions["kv_cache_pressure"] == pytest.approx(60, abs=3)
+    assert run.findings["kv_cache_pressure"] == pytest.approx(60, abs=3)
     assert run.judged_until == record.current.ended_at
-    assert not {"engine_hung", "healthy"} & set(run.conditions)
+    assert not {"engine_hung", "healthy"} & set(run.findings)
 
 
 def test_what_was_judged_is_not_counted_twice(night):
     book, record = night
     book.judge_past([record])
-    first = book.open().runs("chat")[0].conditions
+    first = book.open().runs("chat")[0].findings
     assert book.judge_past([record]) == ""
-    assert book.open().runs("chat")[0].conditions == first
+    assert book.open().runs("chat")[0].findings == first
     (run,) = book.open().runs("chat")
     since = record.current.ready_at
     name = client_name(run)
     book.open().note_past(name, {"kv_cache_pressure": [(since + 600, since + 1200)]}, since, run.judged_until)
-    assert book.open().runs("chat")[0].conditions == first
+    assert book.open().runs("chat")[0].findings == first
 
 
 def client_name(run):
-    from vllm_console.telemetry.ledger_log import RunName
+    from vllm_console.runs.store import RunName
 
     return RunName(run.key, run.server, run.generation)
 
@@ -95,13 +95,13 @@ def test_a_damaged_history_is_said_and_judged_when_it_can_be_read(night, tmp_pat
     assert book.open().runs("chat")[0].judged_until is None
     path.write_bytes(whole)
     assert book.judge_past([record]) == ""
-    assert "kv_cache_pressure" in book.open().runs("chat")[0].conditions
+    assert "kv_cache_pressure" in book.open().runs("chat")[0].findings
 
 
 def test_a_read_only_console_enters_nothing(night, tmp_path):
     _, record = night
-    RunBook(tmp_path, 0.0, read_only=True).judge_past([record])
-    assert RunBook(tmp_path, 0.0, read_only=True).open().runs("chat")[0].judged_until is None
+    RunRecorder(tmp_path, 0.0, read_only=True).judge_past([record])
+    assert RunRecorder(tmp_path, 0.0, read_only=True).open().runs("chat")[0].judged_until is None
 
 
 def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slow: float = 0.0) -> set[str]:
@@ -110,7 +110,9 @@ def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slo
     Of twenty requests a second the share ``slow`` has a TTFT of over two seconds.
     """
     begun = 1e9
-    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(flags={"max-num-seqs": 8}, objectives=GOALS)))
+    spec = LaunchSpec(
+        ("vllm",), "127.0.0.1", 1, details=pack(Details(flags={"max-num-seqs": 8}, objectives=OBJECTIVES))
+    )
     generation = Generation(1, spec, begun - 60, ready_at=begun, ended_at=begun + 2400)
     record = ServerRecord("chat", State.STOPPED, begun + 2400, begun - 60, (generation,))
     writer = Writer(folder / HISTORY)
@@ -143,8 +145,8 @@ def test_a_list_of_runs_says_what_held_and_how_that_is_known(night):
     book, record = night
     book.judge_past([record])
     text = "\n".join(run_lines(book.open().runs("chat"), time.time()))
-    assert "held: KV cache pressure" in text
-    assert "without GPUs" in text
+    assert "findings: KV cache pressure" in text
+    assert "(findings about GPUs not included)" in text
 
 
 class Looked:
@@ -179,4 +181,4 @@ def test_a_restart_with_several_changes_says_that_they_cannot_be_told_apart(caps
     restart.say_several(flags, Changes({"max-num-seqs": 32}, unset=("kv-cache-dtype", "max-model-len")))
     said = capsys.readouterr().err
     assert "2 changes at once (max-num-seqs, kv-cache-dtype)" in said
-    assert "will not tell them apart" in said
+    assert "can't attribute the effect" in said

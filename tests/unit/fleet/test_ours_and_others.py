@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.model import State as Seen
-from vllm_console.fleet.observing import ObservedWatch
-from vllm_console.fleet.records import Records
-from vllm_console.fleet.service import LocalFleet
-from vllm_launchers.keeper import store
+from vllm_console.fleet import other_servers
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ObservedWatch
+from vllm_console.fleet.snapshot import State as Seen
+from vllm_console.fleet.verbs import FleetError
+from vllm_launchers import procfs, values
+from vllm_launchers.host.processes import ObservedServer, ProcessScanner
+from vllm_launchers.keeper import folders
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
-from vllm_launchers.machine.processes import ObservedServer
+from vllm_launchers.launch.details import Records
 
 
 def record(name: str, port: int, state: State) -> ServerRecord:
@@ -26,14 +33,14 @@ def record(name: str, port: int, state: State) -> ServerRecord:
 
 def test_a_server_that_waits_to_start_again_keeps_its_name_and_its_port(tmp_path: Path) -> None:
     ended = record("chat", 8055, State.FAILED)
-    waits = replace(record("chat", 8055, State.FAILED), next_attempt_at=time.time() + 60)
+    waits = values.replace(record("chat", 8055, State.FAILED), next_attempt_at=time.time() + 60)
     lives = record("batch", 8056, State.READY)
     for one in (waits, lives):
-        store.write_record(store.prepare(tmp_path, one.name), one)
+        folders.write_record(folders.prepare(tmp_path, one.name), one)
     assert Records(tmp_path).taken_ports() == {8055, 8056}
     assert Records(tmp_path).taken_ports("chat") == {8056}, "its own is not somebody else's"
     assert Records(tmp_path).free_name("chat") == "chat-2"
-    store.write_record(store.prepare(tmp_path, "chat"), ended)
+    folders.write_record(folders.prepare(tmp_path, "chat"), ended)
     assert Records(tmp_path).taken_ports() == {8056}
     assert Records(tmp_path).free_name("chat") == "chat"
 
@@ -50,9 +57,130 @@ def test_a_folder_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
 def test_a_strange_address_in_somebodys_command_line_is_said_of_that_server_alone(host: str) -> None:
     """Any user of a machine can write such a command line."""
     watch = ObservedWatch(ObservedServer(1, 1, "anna", ("vllm", "serve", "m", "--host", host), 7999, host, "m"), 0.1)
-    assert watch.looked.wait(10)
+    assert watch.sampled.wait(10)
     view = watch.view(None, ())
-    assert view.state is Seen.UNRESPONSIVE
-    assert view.reason.endswith(("this is no address; write http://HOST:PORT.", "check host and port."))
+    assert view.state is not Seen.READY
+    assert view.reason.endswith(("not a valid address; write http://HOST:PORT.", "no server listens there (yet)."))
     assert "\x1b" not in view.reason
     watch.close()
+
+
+def test_a_server_of_others_is_as_old_as_its_process() -> None:
+    """Not as old as the console that looks at it."""
+    own = psutil.Process()
+    started = procfs.stat(own.pid)
+    assert started is not None
+    watch = ObservedWatch(ObservedServer(own.pid, started.start_time, "anna", ("vllm",), None, "0.0.0.0", "m"), 0.1)
+    assert watch.view(None, ()).state_since == pytest.approx(own.create_time(), abs=2)
+    watch.close()
+
+
+def test_a_command_waits_for_a_slow_answer_before_it_says_how_a_server_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks once: what it has not heard by then it never hears. A console looks again."""
+    page = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
+    listener = socket.create_server(("127.0.0.1", 0))
+    answered = threading.Event()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            answered.wait(FIRST_ANSWER_SECONDS + 0.2)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+
+    threading.Thread(target=answer, daemon=True).start()
+    own = procfs.stat(os.getpid())
+    assert own is not None
+    port = listener.getsockname()[1]
+    seen = ObservedServer(own.pid, own.start_time, "anna", ("vllm", "serve"), port, "127.0.0.1", "m")
+    monkeypatch.setattr(ProcessScanner, "scan", lambda *_: [seen])
+    for interactive, expected in ((False, (Seen.READY, True)), (True, (Seen.STARTING, False))):
+        fleet = LocalFleet(tmp_path, gpus=False, interactive=interactive)
+        (view,) = fleet.snapshot().servers
+        fleet.close()
+        assert (view.state, view.probed) == expected
+    answered.set()
+    listener.close()
+
+
+def test_a_server_that_is_slow_for_once_is_not_called_unresponsive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one that leaves three samples in a row without an answer."""
+    monkeypatch.setattr(other_servers, "ANSWER_SECONDS", 1.0)
+    page = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
+    listener = socket.create_server(("127.0.0.1", 0))
+    states: list[Seen] = []
+    done = threading.Event()
+
+    def answer() -> None:
+        for number in range(5):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                if number == 0:
+                    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(page)
+                    connection.sendall(head + page)
+                    continue
+                states.append(watch.view(None, ()).state)
+                connection.recv(1)  # until it is given up
+        done.set()
+
+    own = procfs.stat(os.getpid())
+    assert own is not None
+    threading.Thread(target=answer, daemon=True).start()
+    port = listener.getsockname()[1]
+    seen = ObservedServer(own.pid, own.start_time, "anna", ("vllm", "serve"), port, "127.0.0.1", "m")
+    watch = ObservedWatch(seen, 0.05)
+    assert done.wait(60)
+    watch.close()
+    listener.close()
+    assert states == [Seen.READY, Seen.READY, Seen.READY, Seen.UNRESPONSIVE]
+
+
+def test_a_server_whose_port_is_not_known_was_not_probed() -> None:
+    watch = ObservedWatch(ObservedServer(1, 1, "anna", ("VLLM::APIServer",), None, "0.0.0.0", None), 0.1)
+    assert not watch.view(None, ()).probed
+    watch.close()
+
+
+def test_a_server_in_a_container_is_not_asked_on_this_machines_port() -> None:
+    """Whoever answers there is another server: its figures must not be shown as the container's."""
+    script = "print(flush=True); import sys; sys.stdin.read()"
+    words = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", script]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as contained,
+    ):
+        assert contained.stdout is not None
+        if not contained.stdout.readline():
+            pytest.skip("this machine lets nobody make a network namespace")
+        found = procfs.stat(contained.pid)
+        assert found is not None
+        port = listener.getsockname()[1]
+        seen = ObservedServer(contained.pid, found.start_time, "anna", ("vllm", "serve"), port, "0.0.0.0", "m")
+        watch = ObservedWatch(seen, 0.05)
+        view = watch.view(None, ())
+        watch.close()
+        assert not any(thread.name == f"observe-{contained.pid}" for thread in threading.enumerate())
+        assert (view.name, view.port, view.probed, view.sample) == (f"vllm@pid-{contained.pid}", 0, False, None)
+        assert view.reason == "in a container: its port is not reachable from here"
+        assert not view.exposed
+        contained.communicate()
+
+
+def test_the_line_that_shows_a_failure_is_counted_from_the_beginning_of_the_log(tmp_path: Path) -> None:
+    """The log holds earlier generations too, and progress bars that are drawn over."""
+    before = "INFO all well\n" * 40 + "1 %\r50 %\r100 %\n"
+    failed = values.replace(record("chat", 8055, State.FAILED), log_offset=len(before))
+    folder = folders.prepare(tmp_path, "chat")
+    folders.write_record(folder, failed)
+    (folder / "server.log").write_text(before + "INFO hello\nvllm: error: unrecognized arguments: --nonsense\n")
+    fleet = LocalFleet(tmp_path, observe=False, gpus=False)
+    try:
+        view = fleet.snapshot().server("chat")
+        assert view is not None
+        assert view.diagnosis is not None
+        assert view.diagnosis.line == 43
+    finally:
+        fleet.close()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from vllm_launchers.keeper import adoption
-from vllm_launchers.keeper.inherited import brought_back, written_down
+from vllm_launchers.keeper import location, processes
+from vllm_launchers.keeper.context import inherited_from, restored_environment
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ProcessIdentity, ServerRecord, State
+from vllm_launchers.keeper.supervisor import missed_exit
+from vllm_launchers.values import replace
 
 SPEC = LaunchSpec(("vllm", "serve"), "127.0.0.1", 8000)
-HERE, ELSEWHERE = ProcessIdentity(5, 5, "this"), ProcessIdentity(5, 5, "earlier")
+HERE, ELSEWHERE = ProcessIdentity(5, 5, processes.boot_id()), ProcessIdentity(5, 5, "earlier")
 RECORD = ServerRecord("one", State.STARTING, 1.0, 1.0, (Generation(2, SPEC, 1.0),), keeper=HERE)
 
 
@@ -32,34 +32,51 @@ RECORD = ServerRecord("one", State.STARTING, 1.0, 1.0, (Generation(2, SPEC, 1.0)
     ],
 )
 def test_a_value_is_written_down_only_where_it_matters_and_is_no_secret(name, value, written):
-    kept = written_down({name: value}, 0o022)
+    kept = inherited_from({name: value}, 0o022)
     assert dict(kept.values) == ({name: value} if written else {})
     assert kept.others == (() if written else (name,))
 
 
 def test_another_shell_brings_only_what_the_launch_had_too():
-    kept = written_down({"CUDA_VISIBLE_DEVICES": "0", "PLUGIN": "a", "GONE": "a"}, 0o027)
+    kept = inherited_from({"CUDA_VISIBLE_DEVICES": "0", "PLUGIN": "a", "GONE": "a"}, 0o027)
     now = {"CUDA_VISIBLE_DEVICES": "7", "NCCL_DEBUG": "INFO", "PLUGIN": "b", "HF_TOKEN": "t", "OTHER_TOKEN": "u"}
-    assert brought_back(kept, ["HF_TOKEN"], now) == {"CUDA_VISIBLE_DEVICES": "0", "PLUGIN": "b", "HF_TOKEN": "t"}
+    assert restored_environment(kept, ["HF_TOKEN"], now) == {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "PLUGIN": "b",
+        "HF_TOKEN": "t",
+    }
 
 
 def test_a_name_that_is_no_text_is_left_out():
-    assert written_down({"X\udcff": "1"}, 0).others == ()
+    assert inherited_from({"X\udcff": "1"}, 0).others == ()
 
 
 @pytest.mark.parametrize(
-    ("change", "owed", "then", "retry", "reason"),
+    ("change", "start_pending", "next_spec", "retry", "reason"),
     [
-        ({}, False, None, False, "its keeper died before it was started"),
-        ({"owed": True}, True, None, False, "its keeper died before it was started"),
-        ({"owed": True, "server": HERE}, True, None, False, "it ended while no keeper watched"),
-        ({"owed": True, "keeper": ELSEWHERE}, False, None, False, "it was to start again, which was not done"),
-        ({"state": State.STOPPING, "server": HERE, "then": SPEC}, False, SPEC, False, "stopped as asked"),
-        ({"state": State.STOPPING, "server": ELSEWHERE, "then": SPEC}, False, None, False, "again with other flags"),
+        ({}, False, None, False, "its keeper died before starting it"),
+        ({"start_pending": True}, True, None, False, "its keeper died before starting it"),
+        (
+            {"start_pending": True, "server": HERE},
+            True,
+            None,
+            False,
+            "ended, exit code unknown: no keeper was watching",
+        ),
+        ({"start_pending": True, "keeper": ELSEWHERE}, False, None, False, "its pending restart was dropped"),
+        ({"state": State.STOPPING, "server": HERE, "next_spec": SPEC}, False, SPEC, False, "stopped as requested"),
+        (
+            {"state": State.STOPPING, "server": ELSEWHERE, "next_spec": SPEC},
+            False,
+            None,
+            False,
+            "restart with other flags was dropped",
+        ),
     ],
 )
-def test_what_follows_from_a_server_that_does_not_run(change, owed, then, retry, reason):
-    found = adoption.ended(replace(RECORD, **change), "this", 9.0)
-    assert (found.owed, found.then, found.retry) == (owed, then, retry)
+def test_what_follows_from_a_server_that_does_not_run(change, start_pending, next_spec, retry, reason):
+    found = missed_exit(replace(RECORD, **change), location.ended_with(replace(RECORD, **change)), 9.0)
+    assert (found.start_pending, found.next_spec, found.retry) == (start_pending, next_spec, retry)
     assert reason in found.exit.reason
+    assert "exited by itself" not in found.exit.reason, "nobody knows"
     assert (found.exit.at, found.exit.code) == (9.0, None)

@@ -13,10 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_launchers.keeper.events import LogLost, LogMended
-from vllm_launchers.keeper.logfile import LogPump, RotatingLog
-from vllm_launchers.keeper.logpipe import CHUNK, open_pipe
-from vllm_launchers.keeper.records import State
+from vllm_launchers.keeper.lifecycle import LogLost, LogRecovered
+from vllm_launchers.keeper.log_forwarder import LogForwarder, RotatingLog
+from vllm_launchers.keeper.output import (
+    CHUNK,
+    OldPipe,
+    OutputFile,
+    OutputPosition,
+    Position,
+    bound,
+    open_for_server,
+    open_output,
+)
 
 
 def everything(path):
@@ -36,17 +44,6 @@ class Disk:
         written = os.write(fd, data[: self.room])
         self.room -= written
         return written
-
-
-def test_a_flood_arrives_whole_over_many_files(bench):
-    lines = 300_000
-    bench.launch(bench.spec("--lines", str(lines), "--exit-after", "0", log_bytes=200_000, log_files=100))
-    bench.wait(State.FAILED)
-    expected = "".join(f"line {number}\n" for number in range(lines)) + "fatal: made to fail\n"
-    assert bench.log() == expected
-    files = list(bench.file("").glob("server.log*"))
-    assert len(files) > 10
-    assert all(file.stat().st_size <= 200_000 and file.read_bytes().endswith(b"\n") for file in files)
 
 
 def test_the_oldest_file_goes_when_there_are_too_many(tmp_path):
@@ -198,78 +195,204 @@ def test_the_pump_goes_on_draining_while_the_disk_is_full(tmp_path):
 
     def post(event):
         events.append(event)
-        if isinstance(event, LogMended):
+        if isinstance(event, LogRecovered):
             mended.set()
 
-    pipe, writer = open_pipe(tmp_path, blocking=False), open_pipe(tmp_path, blocking=True)
+    writer = open_for_server(tmp_path)
     log = RotatingLog(tmp_path / "server.log", 1 << 30, 2, write=disk.write)
-    pump = LogPump(pipe, log, post)
-    pump.start()
+    forwarder = LogForwarder(tmp_path, log, post)
+    forwarder.start()
     disk.room = 0
     chunk = b"y" * 99 + b"\n"
-    for _ in range(40_000):  # four times what the pipe holds: this would block if nobody drained
+    for _ in range(40_000):
         os.write(writer, chunk)
-    assert pump.drain(10.0)
+    assert forwarder.drain(10.0)
     assert log.lost == 4_000_000
     disk.room = 1 << 30
     os.write(writer, b"again\n")
-    assert pump.drain(10.0)
+    assert forwarder.drain(10.0)
     assert mended.wait(10.0)
     assert isinstance(events[0], LogLost)
-    assert events[-1] == LogMended(4_000_000)
+    assert events[-1] == LogRecovered(4_000_000)
     assert (tmp_path / "server.log").read_bytes().endswith(b"on device\nagain\n")
 
 
-def test_what_waits_in_the_pipe_is_there_for_the_next_reader(tmp_path):
-    first, server = open_pipe(tmp_path, blocking=False), open_pipe(tmp_path, blocking=True)
-    os.write(server, b"written while a keeper was there\n")
-    os.close(first)
-    os.write(server, b"written while none was\n")
-    second = open_pipe(tmp_path, blocking=False)
-    assert os.read(second, 1000) == b"written while a keeper was there\nwritten while none was\n"
-    with pytest.raises(BlockingIOError):
-        os.read(second, 1)
-
-
 def test_what_a_server_says_twice_is_written_twice_over_a_change_of_keepers(tmp_path):
-    server, path = open_pipe(tmp_path, blocking=True), tmp_path / "server.log"
+    server, path = open_for_server(tmp_path), tmp_path / "server.log"
     for times in range(1, 4):
         os.write(server, b"tick\n")
-        LogPump(open_pipe(tmp_path, blocking=False), RotatingLog(path, 1 << 20, 2), print)._pump()
+        LogForwarder(tmp_path, RotatingLog(path, 1 << 20, 2), print)._forward()
         assert path.read_bytes() == b"tick\n" * times
 
 
 def test_a_line_that_may_hold_a_secret_waits_for_its_end_where_nothing_of_it_is_lost(tmp_path):
     """In the pipe: a keeper that is killed meanwhile has not taken it out."""
-    server, path = open_pipe(tmp_path, blocking=True), tmp_path / "server.log"
+    server, path = open_for_server(tmp_path), tmp_path / "server.log"
 
-    def pump():
-        return LogPump(open_pipe(tmp_path, blocking=False), RotatingLog(path, 1 << 20, 2), print)
+    def forwarder():
+        return LogForwarder(tmp_path, RotatingLog(path, 1 << 20, 2), print)
 
     os.write(server, b"first\nwith api_key=very-se")
-    pump()._pump()
+    forwarder()._forward()
     assert path.read_bytes() == b"first\n"
     os.write(server, b"cret-indeed\nlast")
-    pump()._pump()
+    forwarder()._forward()
     assert path.read_text() == "first\nwith api_key=•••\nlast"
 
 
-def test_a_line_that_may_hold_a_secret_does_not_stop_a_server_whose_pipe_is_full(tmp_path):
-    server, path = open_pipe(tmp_path, blocking=True), tmp_path / "server.log"
-    assert fcntl.fcntl(server, fcntl.F_SETPIPE_SZ, 4096) == 4096
-    pipe = os.open(tmp_path / "server.pipe", os.O_RDWR | os.O_NONBLOCK)
-    pump = LogPump(pipe, RotatingLog(path, 1 << 20, 2), print)
-    os.write(server, (b"api_key=very-secret" + b" " * 4096)[:4096])
-    pump._pump()
+@pytest.fixture
+def old_pipe(tmp_path):
+    """What a server has as its output that an earlier version of the program started."""
+    os.mkfifo(tmp_path / "server.pipe", 0o600)
+    fd = os.open(tmp_path / "server.pipe", os.O_RDWR)
+    yield fd
+    os.close(fd)
+
+
+def test_a_line_that_may_hold_a_secret_does_not_stop_a_server_whose_pipe_is_full(tmp_path, old_pipe):
+    path = tmp_path / "server.log"
+    assert fcntl.fcntl(old_pipe, fcntl.F_SETPIPE_SZ, 4096) == 4096
+    forwarder = LogForwarder(tmp_path, RotatingLog(path, 1 << 20, 2), print)
+    os.write(old_pipe, (b"api_key=very-secret" + b" " * 4096)[:4096])
+    forwarder._forward()
     assert path.read_text().rstrip() == "api_key=•••"
+
+
+def test_a_pipe_of_an_earlier_version_is_read_and_its_successor_is_a_file(tmp_path, old_pipe):
+    path = tmp_path / "server.log"
+    os.write(old_pipe, b"from the pipe\n")
+    assert isinstance(open_output(tmp_path, None), OldPipe)
+    forwarder = LogForwarder(tmp_path, RotatingLog(path, 1 << 20, 2), print)
+    forwarder.start()
+    assert forwarder.drain(10.0)
+    assert forwarder.begin_anew(10.0)
+    assert not (tmp_path / "server.pipe").exists()
+    os.write(open_for_server(tmp_path), b"from the file\n")
+    assert forwarder.drain(10.0)
+    assert path.read_text() == "from the pipe\nfrom the file\n"
+
+
+def test_a_server_never_waits_for_a_reader_and_nothing_of_it_is_lost(tmp_path):
+    """Forty times what a pipe can hold, with nobody there."""
+    server, path = open_for_server(tmp_path), tmp_path / "server.log"
+    line = b"z" * 1023 + b"\n"
+    for _ in range(40_000):
+        assert os.write(server, line) == len(line)
+    LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)._forward()
+    assert path.read_bytes() == line * 40_000
+
+
+def test_what_was_read_takes_up_no_room(tmp_path):
+    server = open_for_server(tmp_path)
+    forwarder = LogForwarder(tmp_path, RotatingLog(tmp_path / "server.log", 1 << 20, 2), print)
+    for _ in range(40):
+        os.write(server, b"z" * (1 << 20))
+        forwarder._forward()
+        assert (tmp_path / "server.output").stat().st_blocks * 512 <= 3 << 20
+    assert (tmp_path / "server.output").stat().st_size == 40 << 20
+
+
+def test_a_secret_is_gone_from_the_output_as_soon_as_it_was_hidden(tmp_path):
+    server, output = open_for_server(tmp_path), tmp_path / "server.output"
+    forwarder = LogForwarder(tmp_path, RotatingLog(tmp_path / "server.log", 1 << 20, 2), print)
+    os.write(server, b"with api_key=very-secret-indeed\n")
+    assert b"very-secret" in output.read_bytes()
+    forwarder._forward()
+    assert b"very-secret" not in output.read_bytes()
+
+
+def test_where_a_file_can_have_no_holes_it_is_emptied_once_all_was_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("vllm_launchers.keeper.output._punch", lambda *_: False)
+    server, path = open_for_server(tmp_path), tmp_path / "server.log"
+    forwarder, line = LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print), b"z" * 1023 + b"\n"
+    for _ in range(4):
+        for _ in range(1024):
+            os.write(server, line)
+        forwarder._forward()
+        assert (tmp_path / "server.output").stat().st_size <= 1 << 20
+    assert path.read_bytes() == line * 4096
+
+
+def test_what_waits_for_a_keeper_in_vain_is_bounded_and_the_next_one_says_what_is_missing(tmp_path):
+    server, path, lines = open_for_server(tmp_path), tmp_path / "server.log", 12_000
+    LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)._forward()
+    os.write(server, b"".join(b"line %08d %s\n" % (number, b"z" * 1000) for number in range(lines)))
+    assert bound(tmp_path, 16 << 20) == 0
+    assert bound(tmp_path, 8 << 20) > 0
+    assert (tmp_path / "server.output").stat().st_blocks * 512 < 8 << 20
+    LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)._forward()
+    first = path.read_text().splitlines()[0]
+    assert "bytes of log were lost here: the backlog for the keeper was too large" in first
+    lost = int(first.split()[1])
+    whole = b"".join(b"line %08d %s\n" % (number, b"z" * 1000) for number in range(lines))
+    assert path.read_bytes() == first.encode() + b"\n" + whole[lost:]
+
+
+LINES = [b"line %08d %s\n" % (number, b"z" * 85) for number in range(30_000)]
+
+
+@pytest.mark.parametrize("unread", [0, 1000])
+def test_where_it_is_unknown_how_far_keepers_came_no_loss_is_claimed(tmp_path, unread):
+    """Of 3,000,000 bytes some were read and given back; what is there since comes out, with nothing before it."""
+    server, whole = open_for_server(tmp_path), b"".join(LINES)
+    os.write(server, whole)
+    read = len(whole) - 100 * unread
+    before = OutputFile(tmp_path)
+    before.take(read)
+    before.trim(now=True)
+    before.close()
+    after = OutputFile(tmp_path, None)
+    assert (after.waiting(), after.peek(), after.missing) == (100 * unread, whole[read:], 0)
+    os.write(server, b"more\n")
+    after.take(100 * unread)
+    assert after.peek() == b"more\n"
+    after.close()
+
+
+def test_a_log_whose_position_is_lost_says_nothing_of_a_loss(tmp_path):
+    server, path = open_for_server(tmp_path), tmp_path / "server.log"
+    os.write(server, b"".join(LINES))
+    forwarder = LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)
+    forwarder._forward()
+    forwarder._output.trim(now=True)
+    (tmp_path / "log.position").unlink()
+    os.write(server, b"more\n")
+    LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)._forward()
+    assert b"lost" not in path.read_bytes()
+    assert path.read_bytes() == b"".join(LINES) + b"more\n"
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_position_that_was_deleted_is_written_again(tmp_path, replaced):
+    file, there = tmp_path / "log.position", OutputPosition(1, 2, 3, 4)
+    position = Position(tmp_path)
+    position.write(there)
+    assert not position.restore(), "it is there"
+    file.unlink()
+    if replaced:
+        file.touch()
+    assert position.restore()
+    assert Position(tmp_path).read() == there
+    position.write(OutputPosition(1, 2, 3, 5))
+    assert Position(tmp_path).read() == OutputPosition(1, 2, 3, 5)
+
+
+def test_what_is_no_file_in_the_place_of_a_position_is_left_alone(tmp_path):
+    position, precious = Position(tmp_path), tmp_path / "precious"
+    position.write(OutputPosition(1, 2, 3, 4))
+    precious.write_bytes(b"mine")
+    (tmp_path / "log.position").unlink()
+    (tmp_path / "log.position").symlink_to(precious)
+    assert not position.restore()
+    assert precious.read_bytes() == b"mine"
 
 
 def test_a_chunk_that_ends_within_a_line_is_cut_where_the_line_begins(tmp_path):
     """So no secret is missed because a look at a full pipe ended in the middle of its name."""
-    server, path = open_pipe(tmp_path, blocking=True), tmp_path / "server.log"
+    server, path = open_for_server(tmp_path), tmp_path / "server.log"
     line = b"x" * 90 + b" api_key=very-secret\n"
     count = 3 * CHUNK // len(line)
     for _ in range(count):
         os.write(server, line)
-    LogPump(open_pipe(tmp_path, blocking=False), RotatingLog(path, 1 << 30, 2), print)._pump()
+    LogForwarder(tmp_path, RotatingLog(path, 1 << 30, 2), print)._forward()
     assert path.read_text() == line.decode().replace("very-secret", "•••") * count

@@ -1,44 +1,49 @@
-"""The keeper's parts by themselves: ladder, transitions, probes, processes, the wire."""
+"""The keeper's parts by themselves: sequence, transitions, probes, processes, the wire."""
 
 from __future__ import annotations
 
 import errno
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_launchers.keeper import prober, processes, spawn, wire
-from vllm_launchers.keeper.events import Asked, HelperFailed
-from vllm_launchers.keeper.ladder import Ladder, Patience
-from vllm_launchers.keeper.lifecycle import TRANSITIONS, Transition, exit_of, next_state, retry_delay
-from vllm_launchers.keeper.members import listening_sockets, port_is_theirs
+from vllm_launchers.keeper import health, processes, wire
+from vllm_launchers.keeper.context import StopTimeouts, Tuning
+from vllm_launchers.keeper.errors import SilentError
+from vllm_launchers.keeper.keeper import Keeper
+from vllm_launchers.keeper.lifecycle import TRANSITIONS, Asked, HelperFailed, Probed, Transition, exit_of, next_state
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
+from vllm_launchers.keeper.retry import retry_delay
+from vllm_launchers.keeper.stop_sequence import StopSequence
+from vllm_launchers.keeper.supervisor import Supervisor
+from vllm_launchers.listeners import Owner, StrangerError
+from vllm_launchers.values import replace
 
-PATIENCE = Patience(interrupt=10, terminate=8, rest=5, kill=3)
+TIMEOUTS = StopTimeouts(interrupt=10, terminate=8, rest=5, kill=3)
 
 
-def climb(ladder, times):
-    return [(ladder.rung(now).number.name, ladder.rung(now).everybody) for now in times]
+def climb(sequence, times):
+    return [(sequence.current(now).number.name, sequence.current(now).whole_group) for now in times]
 
 
 def test_a_starting_server_is_interrupted_twice_then_all_terminated_then_killed():
-    ladder = Ladder.starting(100.0, PATIENCE)
+    sequence = StopSequence.starting(100.0, TIMEOUTS)
     steps = []
     for now in (100, 109.9, 110, 119.9):
-        ladder.rung(now)
-        steps.append(ladder.step)
+        sequence.current(now)
+        steps.append(sequence.index)
     assert steps == [0, 0, 1, 1]
-    assert climb(ladder, [110, 119.9, 120, 124.9, 125, 500]) == [
+    assert climb(sequence, [110, 119.9, 120, 124.9, 125, 500]) == [
         ("SIGINT", False),
         ("SIGINT", False),
         ("SIGTERM", True),
@@ -46,34 +51,34 @@ def test_a_starting_server_is_interrupted_twice_then_all_terminated_then_killed(
         ("SIGKILL", True),
         ("SIGKILL", True),
     ]
-    assert ladder.stuck(500)
+    assert sequence.stuck(500)
 
 
 def test_a_serving_server_has_its_drain_time_on_top():
-    ladder = Ladder.serving(0.0, PATIENCE, drain_seconds=60)
-    assert climb(ladder, [0, 67.9, 68]) == [("SIGTERM", False), ("SIGTERM", False), ("SIGTERM", True)]
+    sequence = StopSequence.serving(0.0, TIMEOUTS, drain_seconds=60)
+    assert climb(sequence, [0, 67.9, 68]) == [("SIGTERM", False), ("SIGTERM", False), ("SIGTERM", True)]
 
 
 def test_when_the_server_has_ended_the_rest_is_asked_at_once():
-    ladder = Ladder.serving(0.0, PATIENCE, drain_seconds=60)
-    ladder.server_ended(2.0)
-    assert climb(ladder, [2, 6.9, 7]) == [("SIGTERM", True), ("SIGTERM", True), ("SIGKILL", True)]
-    assert not ladder.stuck(9.9)
-    assert ladder.stuck(10)
+    sequence = StopSequence.serving(0.0, TIMEOUTS, drain_seconds=60)
+    sequence.server_ended(2.0)
+    assert climb(sequence, [2, 6.9, 7]) == [("SIGTERM", True), ("SIGTERM", True), ("SIGKILL", True)]
+    assert not sequence.stuck(9.9)
+    assert sequence.stuck(10)
 
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=50), st.booleans())
-def test_a_ladder_never_climbs_down_and_ends_in_sigkill(steps, serving):
-    ladder = Ladder.serving(0.0, PATIENCE, 0.0) if serving else Ladder.starting(0.0, PATIENCE)
+def test_a_stop_sequence_never_goes_back_and_ends_in_sigkill(steps, serving):
+    sequence = StopSequence.serving(0.0, TIMEOUTS, 0.0) if serving else StopSequence.starting(0.0, TIMEOUTS)
     order, now, before = ["SIGINT", "SIGTERM", "SIGKILL"], 0.0, -1
     for step in steps:
         now += step
-        at = order.index(ladder.rung(now).number.name)
+        at = order.index(sequence.current(now).number.name)
         assert at >= before
         before = at
     for later in (20, 40, 60):
-        ladder.rung(now + later)
-    assert ladder.rung(now + 80).number is signal.SIGKILL
+        sequence.current(now + later)
+    assert sequence.current(now + 80).number is signal.SIGKILL
 
 
 def test_every_state_can_be_left_and_reached():
@@ -88,11 +93,11 @@ def test_every_state_can_be_left_and_reached():
 @pytest.mark.parametrize(
     ("status", "requested", "killed", "code", "name", "reason"),
     [
-        (0, False, False, 0, None, "ended by itself with exit code 0"),
-        (2 << 8, False, False, 2, None, "ended by itself with exit code 2"),
+        (0, False, False, 0, None, "exited by itself with code 0"),
+        (2 << 8, False, False, 2, None, "exited by itself with code 2"),
         (9, False, False, None, "SIGKILL", "killed by signal SIGKILL (9), not by this console"),
-        (0, True, False, 0, None, "stopped as asked, exit code 0"),
-        (9, True, True, None, "SIGKILL", "stopped as asked, SIGKILL (9); it had to be killed"),
+        (0, True, False, 0, None, "stopped as requested, exit code 0"),
+        (9, True, True, None, "SIGKILL", "stopped as requested, SIGKILL (9); it had to be killed"),
     ],
 )
 def test_how_it_ended_in_words(status, requested, killed, code, name, reason):
@@ -104,6 +109,11 @@ def test_back_off_doubles_up_to_its_cap_and_ends():
     policy = RestartPolicy(RestartMode.ON_FAILURE, limit=6, backoff_seconds=2, backoff_cap_seconds=20)
     assert [retry_delay(policy, attempt) for attempt in range(7)] == [2, 4, 8, 16, 20, 20, None]
     assert retry_delay(replace(policy, mode=RestartMode.NEVER), 0) is None
+
+
+def itself() -> Owner:
+    """This process, which answers for a server here."""
+    return Owner.of(os.getpid())
 
 
 def serve_once(answer, delay=0.0):
@@ -129,29 +139,29 @@ def serve_once(answer, delay=0.0):
     [
         ([b"HTTP/1.1 200 OK\r\n\r\n"], 0, ""),
         ([b"HTTP/1.", b"1 200 OK\r\n\r\n"], 0.05, ""),
-        ([b"HTTP/1.1 503 Service Unavailable\r\n\r\n"], 0, "answer 503"),
-        ([b"SSH-2.0-OpenSSH_9.6\r\n"], 0, "an answer that is not HTTP"),
-        ([], 0, "an answer that is not HTTP"),
-        ([b"H"] * 100, 0.05, "no answer within 0.3 s"),
+        ([b"HTTP/1.1 503 Service Unavailable\r\n\r\n"], 0, "HTTP 503"),
+        ([b"SSH-2.0-OpenSSH_9.6\r\n"], 0, "not an HTTP response"),
+        ([], 0, "not an HTTP response"),
+        ([b"H"] * 100, 0.05, "no response within 0.3s"),
     ],
 )
 def test_a_probe_says_what_went_wrong(answer, delay, expected):
     port = serve_once(answer, delay)
-    assert prober.probe("0.0.0.0", port, deadline_seconds=0.3 if len(answer) > 2 else 5.0) == expected
+    assert health.probe(itself(), "0.0.0.0", port, deadline_seconds=0.3 if len(answer) > 2 else 5.0) == expected
 
 
 def test_a_probe_of_a_closed_port(port):
-    assert prober.probe("127.0.0.1", port) == "connection refused"
+    assert health.probe(itself(), "127.0.0.1", port) == "connection refused"
 
 
-def test_whose_port_it_is():
-    me = processes.identity(os.getpid())
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        assert len(listening_sockets(port)) == 1
-        assert port_is_theirs(port, [me]) is True
-        assert port_is_theirs(port, []) is False
-    assert port_is_theirs(port, [me]) is None
+def test_a_stranger_on_the_port_is_sent_nothing(wait_until):
+    server = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as stranger, pytest.raises(StrangerError):
+            health.probe(Owner.of(server.pid), "localhost", stranger.getsockname()[1])
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_a_process_is_known_beyond_its_pid(wait_until):
@@ -189,24 +199,35 @@ def test_a_name_full_of_parentheses_is_read_right(tmp_path, wait_until):
 
 
 @pytest.mark.parametrize("call", ["fork", "pipe"])
-def test_a_process_that_cannot_be_forked_leaves_no_descriptor_behind(monkeypatch, call):
-    """It is tried again and again: each failure would take four descriptors with it."""
-    real, calls = getattr(os, call), []
+def test_a_process_that_cannot_be_forked_leaves_no_descriptor_behind(call):
+    """It is tried again and again: each failure would take four descriptors with it.
 
-    def refused():
-        calls.append(call)
-        if call == "pipe" and len(calls) % 2:
-            return real()
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    command = spawn.Command((sys.executable, "-c", "pass"), {}, "/", 1)
-    before = sorted(Path("/proc/self/fd").iterdir())
-    monkeypatch.setattr(spawn.os, call, refused)
-    for _ in range(3):
-        with pytest.raises(OSError, match="temporarily unavailable"):
-            spawn.start(command, lambda child: None)
-    assert calls
-    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    It runs in a process of its own, since other threads of this one open and close descriptors too.
+    """
+    script = """
+import errno, os, sys
+from vllm_launchers.keeper import spawn
+call = sys.argv[1]
+real, calls = getattr(os, call), []
+def refused():
+    calls.append(call)
+    if call == "pipe" and len(calls) % 2:
+        return real()
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+command = spawn.Command((sys.executable, "-c", "pass"), {}, "/", 1)
+before = os.listdir("/proc/self/fd")
+setattr(os, call, refused)
+for _ in range(3):
+    try:
+        spawn.start(command, lambda child: None)
+    except BlockingIOError:
+        continue
+    raise SystemExit("it was started")
+assert calls
+assert os.listdir("/proc/self/fd") == before, os.listdir("/proc/self/fd")
+"""
+    done = subprocess.run([sys.executable, "-c", script, call], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 class NoDescriptors:
@@ -234,7 +255,7 @@ def test_a_listener_that_cannot_take_a_connection_says_so_once_and_goes_on(tmp_p
         if isinstance(event, Asked):
             event.reply({"heard": True})
 
-    listener = wire.Listener(tmp_path, post)
+    listener = wire.RequestListener(tmp_path, post)
     short = listener._socket = NoDescriptors(listener._socket, 5)
     listener.start()
     try:
@@ -249,6 +270,23 @@ def test_a_listener_that_cannot_take_a_connection_says_so_once_and_goes_on(tmp_p
     assert len(posted) == 2, "its end is no fault"
 
 
+def test_what_nobody_waits_for_any_more_is_not_executed_by_a_keeper_that_was_busy(tmp_path):
+    posted, stopped = queue.SimpleQueue(), []
+    listener = wire.RequestListener(tmp_path, posted.put)
+    listener.start()
+    try:
+        with pytest.raises(SilentError):
+            wire.ask(tmp_path, {"do": "stop"}, 0.1)
+        event = posted.get(timeout=10)
+        assert event.abandoned.wait(10)
+    finally:
+        listener.close()
+    listener.join(10)
+    server = SimpleNamespace(stop=lambda: stopped.append(1))
+    Keeper._asked(SimpleNamespace(supervisor=server), event)
+    assert stopped == []
+
+
 def test_the_wire_works_below_a_path_longer_than_a_socket_name(tmp_path):
     folder = tmp_path / ("long" * 30) / ("longer" * 20)
     folder.mkdir(parents=True)
@@ -259,7 +297,7 @@ def test_the_wire_works_below_a_path_longer_than_a_socket_name(tmp_path):
         assert isinstance(event, Asked)
         event.reply({"heard": event.request})
 
-    listener = wire.Listener(folder, post)
+    listener = wire.RequestListener(folder, post)
     listener.start()
     assert (folder / "keeper.sock").stat().st_mode & 0o777 == 0o600
     assert wire.ask(folder, {"do": "x" * 100_000}) == {"heard": {"do": "x" * 100_000}}
@@ -273,3 +311,25 @@ def test_the_wire_works_below_a_path_longer_than_a_socket_name(tmp_path):
     assert not listener.is_alive()
     with pytest.raises(wire.UnreachableError):
         wire.ask(folder, {"do": "stop"})
+
+
+def test_the_warning_of_another_process_on_the_port_goes_when_the_server_answers_again():
+    reasons, record = [], SimpleNamespace(state=State.READY, adopted=False, reason="")
+    record.current = SimpleNamespace(spec=SimpleNamespace(port=8000))
+
+    def change(reason):
+        record.reason = reason
+        reasons.append(reason)
+
+    keeper = SimpleNamespace(
+        _epoch=1, _ended=None, _stop=None, _warm_up=None, _health=health.Health(Tuning()), record=record,
+        note=lambda text: None, record_writer=SimpleNamespace(change=change),
+    )  # fmt: skip
+    for event in (
+        Probed(1, healthy=True),
+        Probed(1, healthy=False, detail="pid 7 answers at port 8000", stranger=True),
+        Probed(1, healthy=True),
+        Probed(1, healthy=True),
+    ):
+        Supervisor.probed(keeper, event)
+    assert reasons == ["pid 7 answers at port 8000", ""]

@@ -5,27 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import replace
 
 import pytest
 
 from vllm_launchers.keeper import processes
-from vllm_launchers.keeper.blanking import Blanking
-from vllm_launchers.keeper.events import Probed
-from vllm_launchers.keeper.lifecycle import Tuning
-from vllm_launchers.keeper.logfile import RotatingLog
+from vllm_launchers.keeper.context import KeeperContext, Tuning
+from vllm_launchers.keeper.lifecycle import Probed
+from vllm_launchers.keeper.log_forwarder import Redaction, RotatingLog
 from vllm_launchers.keeper.records import Generation, ProcessIdentity, ServerRecord, State
-from vllm_launchers.keeper.server import Server, Surroundings
+from vllm_launchers.keeper.supervisor import Supervisor
+from vllm_launchers.values import replace
 
 
-class QuietPump:
+class QuietForwarder:
     """Stands in for the log's thread."""
 
     def __init__(self, folder):
         self.log = RotatingLog(folder / "server.log", 1 << 20, 2)
-        self.blanking = Blanking()
+        self.redaction = Redaction()
 
-    def drain(self, seconds):
+    def begin_anew(self, seconds):
         return True
 
 
@@ -33,8 +32,8 @@ class QuietPump:
 def server(bench, tmp_path):
     """A started server whose helper threads never run: the test posts what they would."""
     record = ServerRecord("one", State.STARTING, 1.0, 1.0, (Generation(1, bench.spec("--never-ready"), 1.0),))
-    around = Surroundings(tmp_path, dict(os.environ), 0o022, Tuning())
-    it = Server(around, record, {}, QuietPump(tmp_path), lambda event: None)
+    context = KeeperContext(tmp_path, dict(os.environ), 0o022, Tuning())
+    it = Supervisor(context, record, {}, QuietForwarder(tmp_path), lambda event: None)
     it.start()
     process = it.record.server
     try:
@@ -65,7 +64,7 @@ def test_only_silence_without_a_break_counts(server):
     assert server.record.state is State.READY
     server.probed(silent)
     assert server.record.state is State.UNRESPONSIVE
-    assert "no answer, 3 times in a row" in server.record.reason
+    assert "no answer (3 times in a row)" in server.record.reason
 
 
 def test_an_answer_during_a_stop_changes_nothing(server):
@@ -74,7 +73,7 @@ def test_an_answer_during_a_stop_changes_nothing(server):
     server.probed(Probed(epoch=1, healthy=True))
     server.probed(Probed(epoch=1, healthy=False))
     assert server.record.state is State.STOPPING
-    assert server.record.reason == "stopping as asked"
+    assert server.record.reason == "stopping as requested"
 
 
 def test_a_restart_that_cannot_be_written_down_leaves_a_server_that_can_be_stopped(server):
@@ -94,20 +93,20 @@ def test_a_restart_that_cannot_be_written_down_leaves_a_server_that_can_be_stopp
 
 
 class Unkillable:
-    """Stands in for a household with a process that the kernel holds."""
+    """Stands in for a group with a process that the kernel holds."""
 
     proven, left = False, (ProcessIdentity(1 << 30, 1, "another boot"),)
 
-    def look(self, companion_pid):
+    def refresh(self, apart):
         return list(self.left)
 
 
 def test_what_does_not_end_by_sigkill_is_looked_at_less_often(server):
     """It may stay for days, and each look reads all of /proc."""
-    server._household = held = Unkillable()
+    server._group = held = Unkillable()
     server.stop()
     now, pauses = time.monotonic(), []
-    while "cannot be ended even by SIGKILL" not in server.record.reason:
+    while "survives SIGKILL" not in server.record.reason:
         assert len(pauses) < 10
         now += 100
         server.tick(now)

@@ -5,27 +5,29 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import threading
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_launchers.keeper import client, codec, errors, store
-from vllm_launchers.keeper.ledger import Ledger, Notes
+from vllm_launchers.keeper import client, errors, folders, wire
+from vllm_launchers.keeper.record_writer import NOTES_BYTES, Notes, RecordWriter
 from vllm_launchers.keeper.records import (
     RECORD_VERSION,
     Exit,
     Generation,
-    Hopeless,
     LaunchSpec,
+    NotRetryable,
     ProcessIdentity,
     RestartMode,
     RestartPolicy,
     ServerRecord,
     State,
 )
+from vllm_launchers.values import replace
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.binary(max_size=20).map(os.fsdecode)
 times = st.floats(0, 4e9)
@@ -43,7 +45,7 @@ policies = st.builds(
     limit=counts,
     backoff_seconds=times,
     backoff_cap_seconds=times,
-    hopeless=st.lists(st.builds(Hopeless, pattern=texts, reason=texts), max_size=2).map(tuple),
+    not_retryable=st.lists(st.builds(NotRetryable, pattern=texts, reason=texts), max_size=2).map(tuple),
 )
 specs = st.builds(
     LaunchSpec,
@@ -55,7 +57,7 @@ specs = st.builds(
     cwd=texts,
     restart=policies,
     drain_seconds=times,
-    companion=words,
+    sidecar=words,
     tls=st.booleans(),
     details=st.dictionaries(texts, plain, max_size=3),
 )
@@ -82,13 +84,13 @@ records = st.builds(
     reason=texts,
     server=st.none() | identities,
     keeper=st.none() | identities,
-    companion=st.none() | identities,
+    sidecar=st.none() | identities,
     adopted=st.booleans(),
     next_attempt_at=st.none() | times,
     downtime_seconds=st.none() | times,
     log_inode=st.none() | counts,
     log_offset=counts,
-    then=st.none() | specs,
+    next_spec=st.none() | specs,
 )
 
 
@@ -98,34 +100,65 @@ def a_record(name="one", state=State.STOPPED):
 
 
 def put(root, name, data):
-    folder = store.prepare(root, name)
+    folder = folders.prepare(root, name)
     (folder / "record.json").write_bytes(data)
 
 
 @settings(max_examples=80, deadline=None)
 @given(record=records)
 def test_a_record_comes_back_as_it_was_written(record):
-    assert codec.loads(codec.dumps(record)) == record
+    assert wire.loads(wire.dumps(record)) == record
 
 
 def test_a_record_is_ascii_for_whoever_else_reads_it():
     record = replace(a_record(), reason=os.fsdecode("schöner Pfad ".encode() + b"\xff"))
-    assert codec.dumps(record).isascii()
-    assert codec.loads(codec.dumps(record)) == record
+    assert wire.dumps(record).isascii()
+    assert wire.loads(wire.dumps(record)) == record
 
 
 def test_what_a_later_minor_version_adds_is_passed_over():
-    raw = json.loads(codec.dumps(a_record()))
+    raw = json.loads(wire.dumps(a_record()))
     raw["mood"] = "good"
     raw["generations"][0]["spec"]["nice"] = 5
-    assert codec.loads(json.dumps(raw).encode()) == a_record()
+    assert wire.loads(json.dumps(raw).encode()) == a_record()
 
 
 def test_a_record_from_before_these_fields_is_read():
-    raw = json.loads(codec.dumps(a_record()))
-    del raw["then"], raw["unwritten"], raw["generations"][0]["spec"]["tls"]
-    del raw["generations"][0]["spec"]["restart"]["hopeless"]
-    assert codec.loads(json.dumps(raw).encode()) == a_record()
+    raw = json.loads(wire.dumps(a_record()))
+    del raw["next_spec"], raw["unwritten"], raw["generations"][0]["spec"]["tls"]
+    del raw["generations"][0]["spec"]["restart"]["not_retryable"]
+    assert wire.loads(json.dumps(raw).encode()) == a_record()
+
+
+def renamed(raw, names):
+    if isinstance(raw, dict):
+        return {names.get(key, key): renamed(value, names) for key, value in raw.items()}
+    return [renamed(value, names) for value in raw] if isinstance(raw, list) else raw
+
+
+@settings(max_examples=40, deadline=None)
+@given(record=records)
+def test_a_record_of_the_first_version_is_read(record):
+    record = replace(
+        record,
+        generations=tuple(
+            replace(one, spec=replace(one.spec, details={}, environment={})) for one in record.generations
+        ),
+        next_spec=None,
+        inherited=None,
+    )
+    raw = renamed(json.loads(wire.dumps(record)), wire.FORMER_NAMES) | {"version": 1}
+    assert "companion" in raw
+    assert wire.loads(json.dumps(raw).encode()) == record
+    assert json.loads(wire.dumps(wire.loads(json.dumps(raw).encode())))["version"] == RECORD_VERSION
+
+
+def test_a_keeper_of_the_first_version_is_sent_the_names_that_it_knows():
+    policy = RestartPolicy(not_retryable=(NotRetryable("a", "b"),))
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, sidecar=("beside",), restart=policy)
+    sent = wire.spec_for_keeper(spec)
+    assert (sent["companion"], sent["restart"]["hopeless"]) == (["beside"], [{"pattern": "a", "reason": "b"}])
+    assert wire.from_plain(LaunchSpec, sent) == spec
 
 
 @pytest.mark.parametrize(
@@ -145,33 +178,37 @@ def test_a_record_from_before_these_fields_is_read():
     ],
 )
 def test_a_wrong_record_names_the_place(change, expected):
-    raw = json.loads(codec.dumps(a_record())) | change
+    raw = json.loads(wire.dumps(a_record())) | change
     with pytest.raises(errors.RecordError, match=expected):
-        codec.loads(json.dumps(raw).encode())
+        wire.loads(json.dumps(raw).encode())
 
 
 def test_a_broken_record_is_a_problem_of_its_own_only(tmp_path):
-    put(tmp_path, "good", codec.dumps(a_record("good")))
-    put(tmp_path, "cut", codec.dumps(a_record("cut"))[:50])
+    put(tmp_path, "good", wire.dumps(a_record("good")))
+    put(tmp_path, "cut", wire.dumps(a_record("cut"))[:50])
     put(tmp_path, "newer", json.dumps({"version": 99}).encode())
-    store.prepare(tmp_path, "beginning")
+    folders.prepare(tmp_path, "beginning")
+    (folders.prepare(tmp_path, "folded") / "record.json").mkdir()
+    os.mkfifo(folders.prepare(tmp_path, "piped") / "record.json")
     found, problems = client.list_records(tmp_path)
     assert [record.name for record in found] == ["good"]
-    assert len(problems) == 2
+    assert len(problems) == 4
+    assert all("record.json: it is not a regular file" in problem for problem in problems[1::2])
+    problems = problems[::2]
     assert "cut/record.json is not JSON" in problems[0]
     assert "newer/record.json was written by a newer vllm-console" in problems[1]
     assert client.adopt_orphans(tmp_path) == []
 
 
 def test_readers_meet_whole_records_only(tmp_path):
-    folder = store.prepare(tmp_path, "one")
+    folder = folders.prepare(tmp_path, "one")
     small, large = a_record(), replace(a_record(), reason="x" * 50_000)
-    store.write_record(folder, small)
+    folders.write_record(folder, small)
     done = threading.Event()
 
     def write():
         for turn in range(200):
-            store.write_record(folder, large if turn % 2 else small)
+            folders.write_record(folder, large if turn % 2 else small)
         done.set()
 
     thread = threading.Thread(target=write)
@@ -183,29 +220,29 @@ def test_readers_meet_whole_records_only(tmp_path):
 
 
 def test_a_write_that_fails_leaves_the_old_record(tmp_path, monkeypatch):
-    folder = store.prepare(tmp_path, "one")
-    store.write_record(folder, a_record())
+    folder = folders.prepare(tmp_path, "one")
+    folders.write_record(folder, a_record())
 
     def full(_fd):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(folders.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        store.write_record(folder, replace(a_record(), reason="new"))
+        folders.write_record(folder, replace(a_record(), reason="new"))
     assert client.read(tmp_path, "one") == a_record()
     assert [path.name for path in folder.iterdir()] == ["record.json"]
 
 
 def test_a_record_that_cannot_be_made_into_json_changes_nothing(tmp_path):
-    folder = store.prepare(tmp_path, "one")
-    ledger = Ledger(folder, a_record(), Notes(folder))
+    folder = folders.prepare(tmp_path, "one")
+    record_writer = RecordWriter(folder, a_record(), Notes(folder))
     unheard_of = replace(a_record().current.spec, details={"x": object()})
     for insist in (True, False):
         with pytest.raises(TypeError, match="not JSON serializable"):
-            ledger.change(insist=insist, then=unheard_of, reason="new")
-        assert ledger.record == a_record()
-    ledger.change(reason="newer")
-    assert client.read(tmp_path, "one") == ledger.record == replace(a_record(), reason="newer")
+            record_writer.change(insist=insist, next_spec=unheard_of, reason="new")
+        assert record_writer.record == a_record()
+    record_writer.change(reason="newer")
+    assert client.read(tmp_path, "one") == record_writer.record == replace(a_record(), reason="newer")
 
 
 def test_a_note_of_a_path_that_is_not_utf8_is_written(tmp_path):
@@ -213,19 +250,41 @@ def test_a_note_of_a_path_that_is_not_utf8_is_written(tmp_path):
     assert "/opt/ä/caf\\udce9 cannot be run\n" in (tmp_path / "keeper.log").read_text()
 
 
+def test_notes_are_bounded_with_what_python_itself_writes_there(tmp_path):
+    """As in a keeper: standard error is the file of the notes."""
+    program = """
+import os, sys
+from pathlib import Path
+from vllm_launchers.keeper.record_writer import Notes
+folder = Path(sys.argv[1])
+os.dup2(os.open(folder / "keeper.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), 2)
+note = Notes(folder)
+note("x" * 10_000_000)
+for number in range(200):
+    os.write(2, b"Exception ignored in a thread" * 1000)
+    note.bound() if number % 2 else note(f"note {number}")
+os.write(2, b"the end\\n")
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["keeper.log", "keeper.log.1"]
+    assert all((tmp_path / name).stat().st_size < 2 * NOTES_BYTES for name in files)
+    assert "the end" in (tmp_path / "keeper.log").read_text(), "standard error goes where the notes go"
+
+
 def test_the_stamp_changes_with_the_record(tmp_path):
-    folder = store.prepare(tmp_path, "one")
+    folder = folders.prepare(tmp_path, "one")
     assert client.stamp(tmp_path, "one") is None
     seen = set()
     for turn in range(3):
-        store.write_record(folder, replace(a_record(), attempt=turn))
+        folders.write_record(folder, replace(a_record(), attempt=turn))
         seen.add(client.stamp(tmp_path, "one"))
     assert len(seen) == 3
 
 
 def test_everything_is_its_users_alone(tmp_path):
-    folder = store.prepare(tmp_path / "state", "one")
-    store.write_record(folder, a_record())
+    folder = folders.prepare(tmp_path / "state", "one")
+    folders.write_record(folder, a_record())
     for path in (tmp_path / "state", tmp_path / "state" / "servers", folder):
         assert path.stat().st_mode & 0o777 == 0o700
     assert (folder / "record.json").stat().st_mode & 0o777 == 0o600
@@ -233,7 +292,7 @@ def test_everything_is_its_users_alone(tmp_path):
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "-x", ".x", "x" * 64, "a b", "a\n", "ä"])
 def test_names_that_could_lead_elsewhere_are_refused(tmp_path, name):
-    with pytest.raises(errors.BadNameError, match="cannot be a server's name"):
+    with pytest.raises(errors.BadNameError, match="invalid server name"):
         client.folder(tmp_path, name)
 
 
@@ -267,21 +326,21 @@ def test_what_the_file_system_refuses_is_a_sentence(tmp_path):
 
 
 def test_one_lock_for_one_folder_even_when_it_was_replaced(tmp_path):
-    folder = store.prepare(tmp_path, "one")
-    first = store.take_lock(folder)
-    assert store.take_lock(folder, patience=0.0) is None
-    assert store.lock_is_held(folder)
+    folder = folders.prepare(tmp_path, "one")
+    first = folders.take_lock(folder)
+    assert folders.take_lock(folder, timeout=0.0) is None
+    assert folders.lock_is_held(folder)
     (folder / "keeper.lock").unlink()
-    second = store.take_lock(folder, patience=0.0)
+    second = folders.take_lock(folder, timeout=0.0)
     assert second is not None
     os.close(first)
-    assert store.lock_is_held(folder)
+    assert folders.lock_is_held(folder)
     os.close(second)
-    assert not store.lock_is_held(folder)
+    assert not folders.lock_is_held(folder)
 
 
 def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
-    folder = store.prepare(tmp_path, "one")
+    folder = folders.prepare(tmp_path, "one")
     lock, real, calls = folder / "keeper.lock", fcntl.flock, []
 
     def flock(fd, operation):
@@ -290,13 +349,13 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypat
             lock.unlink()
         real(fd, operation)
 
-    monkeypatch.setattr(store.fcntl, "flock", flock)
-    fd = store.take_lock(folder)
+    monkeypatch.setattr(folders.fcntl, "flock", flock)
+    fd = folders.take_lock(folder)
     assert os.path.samestat(os.fstat(fd), lock.stat())
     os.close(fd)
 
 
 def test_where_records_live():
-    assert str(store.default_root({"VLLMCONSOLE_STATE": "/x", "XDG_STATE_HOME": "/y"})) == "/x"
-    assert str(store.default_root({"XDG_STATE_HOME": "/y"})) == "/y/vllm-console"
-    assert store.default_root({"XDG_STATE_HOME": "relative"}).parts[-3:] == (".local", "state", "vllm-console")
+    assert str(folders.default_root({"VLLMCONSOLE_STATE": "/x", "XDG_STATE_HOME": "/y"})) == "/x"
+    assert str(folders.default_root({"XDG_STATE_HOME": "/y"})) == "/y/vllm-console"
+    assert folders.default_root({"XDG_STATE_HOME": "relative"}).parts[-3:] == (".local", "state", "vllm-console")

@@ -36,6 +36,14 @@ class Stub:
     needs_key: str | None = None
     tokens_per_event: int = 1
     usage: bool = True
+    vocabulary: Any = None
+    most_tokens: int = 1_000_000
+    prompt_extra: int = 0
+    refuse_every: int = 0
+    hang_after: int | None = None
+    gate: asyncio.Event | None = None
+    tokenized: list[dict[str, Any]] = field(default_factory=list)
+    loop: asyncio.AbstractEventLoop | None = None
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
@@ -56,6 +64,8 @@ class Stub:
         self.bodies.append(body)
         if (refusal := self.refused(request)) is not None:
             return refusal
+        if self.refuse_every and len(self.bodies) % self.refuse_every == 0:
+            return JSONResponse({"error": {"message": "refused"}}, 500)
         if self.status != 200:
             return JSONResponse({"error": {"message": self.error}}, self.status)
         return StreamingResponse(self.events(body), media_type="text/event-stream")
@@ -64,16 +74,32 @@ class Stub:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            async for line in self.tokens(body["max_tokens"]):
+            async for line in self.tokens(min(self.most_tokens, body["max_tokens"]), len(body["prompt"])):
                 yield line
         finally:
             self.in_flight -= 1
 
-    async def tokens(self, count: int) -> AsyncIterator[str]:
+    async def tokenize(self, request: Request) -> Response:
+        self.tokenized.append(json.loads(await request.body()))
+        if self.vocabulary is None:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        return JSONResponse({"count": len(self.vocabulary), "max_model_len": 512, "tokens": self.vocabulary})
+
+    def open_gate(self) -> None:
+        assert self.gate is not None
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.gate.set)
+
+    async def tokens(self, count: int, prompt: int) -> AsyncIterator[str]:
+        if self.gate is not None:
+            self.loop = asyncio.get_running_loop()
+            await self.gate.wait()
         while self.hang:
             await asyncio.sleep(0.01)
         for start in range(0, count, self.tokens_per_event):
             await asyncio.sleep(self.token_seconds)
+            while self.hang_after is not None and start >= self.hang_after:
+                await asyncio.sleep(0.01)
             last = start + self.tokens_per_event >= count
             finish = ("abort" if self.abort else "length") if last else None
             choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": finish}
@@ -81,7 +107,8 @@ class Stub:
                 return
             yield f"data: {json.dumps({'id': 'cmpl-1', 'choices': [choice], 'usage': None})}\n\n"
         if self.usage:
-            yield f"data: {json.dumps({'id': 'cmpl-1', 'choices': [], 'usage': {'completion_tokens': count}})}\n\n"
+            usage = {"prompt_tokens": prompt + self.prompt_extra, "completion_tokens": count}
+            yield f"data: {json.dumps({'id': 'cmpl-1', 'choices': [], 'usage': usage})}\n\n"
         yield "data: [DONE]\n\n"
 
     @contextmanager
@@ -89,6 +116,7 @@ class Stub:
         app = Starlette(
             routes=[
                 Route("/v1/models", self.list_models),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/v1/completions", self.complete, methods=["POST"]),
             ]
         )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_console.load.client import Answer, AnswerError, message_of
 from vllm_console.load.report import Tally
-from vllm_console.load.stream import Answer, AnswerError, message_of
 
 
 def token(finish: str | None = None) -> bytes:
@@ -31,8 +31,7 @@ WHOLE = token() + token() + token("length") + usage(3) + DONE
 
 def test_first_token_gaps_and_tokens() -> None:
     tally = Tally()
-    answer = Answer(tally)
-    answer.begin(10.0)
+    answer = Answer(tally, 10.0)
     for at, data in ((10.5, token()), (10.6, token()), (10.9, token("length") + usage(3) + DONE)):
         answer.feed(data, at)
     answer.end()

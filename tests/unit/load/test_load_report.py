@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from vllm_console.load.report import KINDS_KEPT, Latency, Samples, Tally, quantile
 
+NOTHING = {"count": 0, "sum": 0.0, "mean": None, "unfinished": 0, "p50": None, "p90": None, "p99": None}
+
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.floats(0, 1))
 @settings(deadline=None)
@@ -40,7 +42,7 @@ def test_more_samples_than_are_kept_leave_count_and_sum_exact() -> None:
 
 def test_nothing_seen_is_null_not_zero() -> None:
     document = Tally().report(1.0, 0).document()
-    assert document["ttft_seconds"] == {"count": 0, "sum": 0.0, "p50": None, "p90": None, "p99": None}
+    assert document["ttft_seconds"] == NOTHING
 
 
 def test_the_document_is_the_contract() -> None:
@@ -52,17 +54,68 @@ def test_the_document_is_the_contract() -> None:
     tally.ttft.add(0.5)
     document = json.loads(json.dumps(tally.report(2.0, 3).document()))
     assert list(document) == [
-        "sent",
-        "completed",
-        "failed",
-        "duration_s",
-        "output_tokens",
-        "ttft_seconds",
-        "itl_seconds",
-        "e2e_seconds",
+        *("sent", "completed", "failed", "unfinished", "not_sent", "held_back", "failures", "shape", "duration_s"),
+        *("prompt_tokens", "output_tokens", "output_tokens_per_s", "other_length"),
+        *("ttft_seconds", "tpot_seconds", "itl_seconds", "e2e_seconds", "send_delay_seconds"),
     ]
+    assert document["failures"] == {"connection refused": 1}
+    assert document["output_tokens_per_s"] == 20.0
     assert (document["sent"], document["completed"], document["failed"]) == (3, 2, 1)
-    assert set(document["ttft_seconds"]) == {"count", "sum", "p50", "p90", "p99"}
+    assert document["ttft_seconds"] == {
+        "count": 1, "sum": 0.5, "mean": 0.5, "unfinished": 0, "p50": 0.5, "p90": 0.5, "p99": 0.5,
+    }  # fmt: skip
+
+
+def test_what_is_unfinished_counts_as_longer_than_it_lasted() -> None:
+    samples = Samples()
+    for value in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
+        samples.add(value)
+    for _ in range(4):
+        samples.add_unfinished(60.0)
+    found = samples.latency()
+    assert (found.count, found.unfinished, found.mean) == (7, 4, None)
+    assert found.p50 == pytest.approx(0.6), "six of eleven took no longer, whatever the unfinished come to"
+    assert (found.p90, found.p99) == (None, None)
+    assert found.above == {"p90": 60.0, "p99": 60.0}
+    assert found.document()["p99_above"] == 60.0
+    assert (found.cell("p50"), found.cell("p99")) == ("600ms", ">60s")
+
+
+def test_what_is_unfinished_since_a_moment_leaves_every_quantile_unknown() -> None:
+    samples = Samples()
+    for value in (1.0, 2.0, 3.0):
+        samples.add(value)
+    for _ in range(3):
+        samples.add_unfinished(0.01)  # each of these may yet be the longest
+    found = samples.latency()
+    assert (found.p50, found.p90, found.p99) == (None, None, None)
+    assert found.above["p50"] == pytest.approx(0.505)
+
+
+def test_unfinished_samples_are_bounded_too() -> None:
+    samples = Samples(limit=400, seed=2)
+    for value in range(5_000):
+        samples.add(value / 5_000)
+        samples.add_unfinished(10.0)
+    found = samples.latency()
+    assert (found.count, found.unfinished) == (5_000, 5_000)
+    assert (found.p99, found.above["p99"]) == (None, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "share"), [(False, 6 / 12), (True, 1 / 7)], ids=["out of time", "stopped by a person"]
+)
+def test_the_share_that_failed(stopped: bool, share: float) -> None:
+    tally = Tally()
+    tally.sent, tally.completed = 10, 6
+    for kind in ("refused", "unfinished", "unfinished", "unfinished"):
+        tally.fail(kind)
+    tally.cut_off = 3
+    tally.never_sent([1.0, 2.0])
+    report = tally.report(10.0, 12, stopped=stopped)
+    assert report.failed_share == pytest.approx(share)
+    assert report.unfinished == 5
+    assert report.ttft.unfinished == 2
 
 
 def test_failures_are_told_most_frequent_first() -> None:

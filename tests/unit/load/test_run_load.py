@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 from vllm_console.load import client
 from vllm_console.load.client import LoadError
 from vllm_console.load.run import LoadProgress, run_load, run_load_sync
+from vllm_console.load.shape import ANY_VOCABULARY, Exact
 from vllm_launchers.presets.model import Workload
 
 if TYPE_CHECKING:
@@ -40,6 +42,116 @@ async def test_requests_have_the_shape_that_vllm_wants(stub: Stub, workload: Wor
     assert body["ignore_eos"] is True
     assert all(isinstance(token, int) for token in body["prompt"])
     assert all(len(body["prompt"]) + body["max_tokens"] <= 512 for body in stub.bodies)
+
+
+async def test_exact_lengths_are_what_the_server_counts(stub: Stub, workload: Workload) -> None:
+    report = await run_load(stub.url, None, workload, 40, 0.5, exact=Exact(120, 7))
+    assert {(len(body["prompt"]), body["max_tokens"]) for body in stub.bodies} == {(120, 7)}
+    assert (report.prompt_tokens, report.output_tokens) == (20 * 120, 20 * 7)
+    assert (report.other_prompt, report.other_output) == (0, 0)
+    assert report.tpot.count == 20
+
+
+async def test_answers_of_another_length_are_counted_and_said(stub: Stub, workload: Workload) -> None:
+    stub.most_tokens, stub.prompt_extra = 5, 1
+    report = await run_load(stub.url, None, workload, 40, 0.5, exact=Exact(120, 7))
+    assert (report.completed, report.other_prompt, report.other_output) == (20, 20, 20)
+    assert "20 answers had another length than asked" in report.summary()
+
+
+async def test_exact_lengths_that_do_not_fit_are_refused_before_anything_is_sent(
+    stub: Stub, workload: Workload
+) -> None:
+    with pytest.raises(LoadError, match="context of 512"):
+        await run_load(stub.url, None, workload, 40, 0.5, exact=Exact(500, 13))
+    assert stub.bodies == []
+
+
+async def test_prompts_use_tokens_that_the_servers_tokenizer_makes_of_text(stub: Stub, workload: Workload) -> None:
+    stub.vocabulary = list(range(5000, 5100))
+    await run_load(stub.url, None, workload, 40, 0.5)
+    assert {token for body in stub.bodies for token in body["prompt"]} <= set(stub.vocabulary)
+    assert stub.tokenized[0]["add_special_tokens"] is False
+
+
+@pytest.mark.parametrize("vocabulary", [None, [1, 2, 3], "no list", [-4] * 99])
+async def test_without_a_useful_tokenizer_ordinary_ids_are_sent(
+    stub: Stub, workload: Workload, vocabulary: Any
+) -> None:
+    stub.vocabulary = vocabulary
+    report = await run_load(stub.url, None, workload, 40, 0.5)
+    assert report.completed == 20
+    assert {token for body in stub.bodies for token in body["prompt"]} <= set(ANY_VOCABULARY)
+
+
+async def test_a_closed_loop_keeps_as_many_in_flight_as_asked(stub: Stub, workload: Workload) -> None:
+    stub.token_seconds = 0.005
+    report = await run_load(stub.url, None, workload, None, 60, requests=30, max_in_flight=3, exact=Exact(20, 4))
+    assert (report.sent, report.completed, report.not_sent, report.held_back) == (30, 30, 0, 0)
+    assert stub.most_in_flight == 3
+    assert report.duration_s < 60
+
+
+async def test_a_closed_loop_ends_with_its_time(stub: Stub, workload: Workload) -> None:
+    stub.token_seconds = 0.005
+    report = await run_load(stub.url, None, workload, None, 0.4, max_in_flight=2, exact=Exact(20, 4))
+    assert report.completed == report.sent > 2
+    assert report.not_sent == 0
+
+
+async def test_a_closed_loop_does_not_flood_a_server_that_refuses_all(stub: Stub, workload: Workload) -> None:
+    stub.status, stub.error = 500, "no"
+    report = await run_load(stub.url, None, workload, None, 0.5, max_in_flight=2)
+    assert 0 < report.failed <= 2 * 6
+
+
+async def test_a_closed_loop_of_so_many_requests_ends_when_nothing_comes_any_more(
+    stub: Stub, workload: Workload
+) -> None:
+    stub.hang_after = 2
+    report = await run_load(
+        stub.url, None, workload, None, 1, requests=9, max_in_flight=2, exact=Exact(20, 5), grace_seconds=0.3
+    )
+    assert (report.sent, report.unfinished, report.not_sent) == (2, 2, 7)
+    assert "nothing came for 0.3s" in report.failure
+
+
+async def test_latency_counts_from_the_scheduled_arrival(stub: Stub, workload: Workload) -> None:
+    stub.gate = asyncio.Event()
+    load = asyncio.create_task(
+        run_load(stub.url, None, workload, 1000, 1, requests=4, max_in_flight=1, exact=Exact(20, 1))
+    )
+    async with asyncio.timeout(20):
+        while not stub.in_flight:
+            await asyncio.sleep(0.01)
+        held = time.perf_counter()
+        await asyncio.sleep(0.3)
+        held = time.perf_counter() - held
+        stub.open_gate()
+        report = await load
+    assert report.completed == 4
+    assert report.ttft.p50 is not None
+    assert report.ttft.p50 >= held, "three of four were due at once and waited for the first"
+    assert report.send_delay.p50 is not None
+    assert report.send_delay.p50 >= held - 0.05
+    assert report.e2e.sum >= report.ttft.sum
+
+
+async def test_what_never_got_its_turn_counts_as_late_too(stub: Stub, workload: Workload) -> None:
+    stub.hang = True
+    report = await run_load(stub.url, None, workload, 20, 0.5, max_in_flight=4, grace_seconds=0.3)
+    assert (report.sent, report.failed, report.unfinished, report.not_sent) == (4, 4, 10, 6)
+    assert (report.ttft.count, report.ttft.unfinished, report.ttft.p50) == (0, 10, None)
+    assert report.ttft.above["p99"] >= 0.3
+    assert report.failed_share == 1.0
+
+
+async def test_an_answer_that_stops_midway_counts_in_e2e_and_itl(stub: Stub, workload: Workload) -> None:
+    stub.hang_after = 2
+    report = await run_load(stub.url, None, workload, 20, 0.2, grace_seconds=0.3, exact=Exact(20, 5))
+    assert (report.completed, report.failed, report.unfinished) == (0, 4, 4)
+    assert (report.ttft.count, report.ttft.unfinished) == (4, 0)
+    assert (report.itl.count, report.itl.unfinished, report.e2e.unfinished) == (4, 4, 4)
 
 
 async def test_never_more_in_flight_than_allowed(stub: Stub, workload: Workload) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from vllm_console.load.client import LoadError
-from vllm_console.load.scenario import Phase, demo_phases, run_scenario
+from vllm_console.load.run import Phase, demo_phases, run_scenario
 from vllm_launchers.presets.model import Workload
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_console.load.shape import (
-    FIRST_TOKEN_ID,
-    Shape,
+    ANY_VOCABULARY,
+    Exact,
+    TrafficShape,
     arrivals,
     draw_length,
     fit,
@@ -36,8 +37,8 @@ def test_ninety_five_percent_of_the_lengths_are_within_the_given_percentile() ->
 
 
 def test_arrivals_are_as_many_as_the_rate_says_and_spread_as_a_poisson_process() -> None:
-    times = arrivals(random.Random(2), 50, 100)
-    assert len(times) == request_count(50, 100) == 5000
+    times = arrivals(random.Random(2), request_count(50, 100), 100)
+    assert len(times) == 5000
     assert times == sorted(times)
     assert times[0] >= 0
     assert times[-1] <= 100
@@ -54,7 +55,7 @@ def test_a_part_of_a_request_still_makes_one() -> None:
 
 
 def test_equal_seeds_draw_equal_requests_and_others_do_not() -> None:
-    first, again, other = (list(Shape(WORKLOAD, seed=seed).stream(5, 10)) for seed in (7, 7, 8))
+    first, again, other = (list(TrafficShape(WORKLOAD, seed=seed).stream(5, 10)) for seed in (7, 7, 8))
     assert first == again
     assert first != other
 
@@ -69,7 +70,7 @@ def cached_share(workload: Workload) -> float:
     """What a prefix cache of 16-token blocks that forgets nothing would answer for."""
     seen: set[int] = set()
     total = hits = 0
-    for request in Shape(workload, seed=3).stream(20, 50):
+    for request in TrafficShape(workload, seed=3).stream(20, 50):
         total += len(request.prompt)
         chain, hit = 0, True
         for start in range(0, len(request.prompt) - 15, 16):
@@ -81,16 +82,15 @@ def cached_share(workload: Workload) -> float:
 
 
 def test_token_ids_are_plain_ones_of_a_small_vocabulary() -> None:
-    ids = {token for request in Shape(WORKLOAD).stream(5, 10) for token in request.prompt}
-    assert min(ids) >= FIRST_TOKEN_ID
-    assert max(ids) < 300
+    ids = {token for request in TrafficShape(WORKLOAD).stream(5, 10) for token in request.prompt}
+    assert ids <= set(ANY_VOCABULARY)
 
 
 @given(st.integers(1, 300_000), st.integers(1, 20_000), st.floats(0, 1), st.one_of(st.none(), st.integers(2, 200_000)))
 @settings(max_examples=60, deadline=None)
 def test_every_request_fits_into_the_context(prompt: int, output: int, reuse: float, context: int | None) -> None:
     workload = Workload(input_tokens_p95=prompt, output_tokens_p95=output, prefix_reuse=reuse, concurrency=1)
-    for request in Shape(workload, max_model_len=context).stream(1, 3):
+    for request in TrafficShape(workload, max_model_len=context).stream(1, 3):
         assert len(request.prompt) >= 1
         assert request.output_tokens >= 1
         assert context is None or len(request.prompt) + request.output_tokens <= context
@@ -102,16 +102,63 @@ def test_what_fits_is_left_as_it_is() -> None:
     assert fit(5000, 5000, 4096) == (2048, 2048)
 
 
+def test_exact_lengths_are_the_same_for_all() -> None:
+    drawn = list(TrafficShape(WORKLOAD, exact=Exact(256, 64)).stream(20, 5))
+    assert {(len(request.prompt), request.output_tokens) for request in drawn} == {(256, 64)}
+
+
+@pytest.mark.parametrize("exact", [Exact(input_tokens=300), Exact(output_tokens=300)])
+def test_a_length_that_is_not_exact_is_still_drawn_and_gives_way_to_the_context(exact: Exact) -> None:
+    drawn = list(TrafficShape(WORKLOAD, exact=exact, max_model_len=400).stream(20, 5))
+    prompts, outputs = {len(request.prompt) for request in drawn}, {request.output_tokens for request in drawn}
+    assert max(prompts) + min(outputs) <= 400
+    assert (prompts if exact.input_tokens else outputs) == {300}
+    assert len(outputs if exact.input_tokens else prompts) > 1
+
+
+def test_exact_lengths_beyond_the_context_are_a_misfit_and_not_cut() -> None:
+    assert TrafficShape(WORKLOAD, exact=Exact(300, 212), max_model_len=512).misfit() == ""
+    assert TrafficShape(WORKLOAD, exact=Exact(300, 213)).misfit() == ""
+    assert TrafficShape(WORKLOAD, exact=Exact(300, 213), max_model_len=512).misfit() == (
+        "300 prompt tokens and 213 output tokens do not fit into the server's context of 512 tokens"
+    )
+    assert TrafficShape(WORKLOAD, exact=Exact(None, 512), max_model_len=512).misfit() == (
+        "512 output tokens do not fit into the server's context of 512 tokens"
+    )
+    assert TrafficShape(WORKLOAD, max_model_len=512).misfit() == ""
+
+
+def test_prompts_are_made_of_the_servers_own_tokens() -> None:
+    vocabulary = [1000 * n for n in range(1, 300)]
+    ids = {token for request in TrafficShape(WORKLOAD, vocabulary=vocabulary).stream(5, 10) for token in request.prompt}
+    assert ids <= set(vocabulary)
+    assert len(ids) > 200
+
+
 def test_the_suggested_rate_keeps_the_workloads_concurrency_busy() -> None:
-    outputs = [request.output_tokens for request in Shape(WORKLOAD).stream(50, 60)]
+    outputs = [request.output_tokens for request in TrafficShape(WORKLOAD).stream(50, 60)]
     mean_seconds = sum(outputs) / len(outputs) * 0.03
     assert suggested_rate(WORKLOAD) * mean_seconds == pytest.approx(WORKLOAD.concurrency, rel=0.1)
 
 
 def test_the_same_shape_keeps_its_prefixes_from_one_stream_to_the_next() -> None:
-    shape = Shape(WORKLOAD, seed=5)
+    shape = TrafficShape(WORKLOAD, seed=5)
     assert starts(shape) == starts(shape)
 
 
-def starts(shape: Shape) -> set[tuple[int, ...]]:
+def starts(shape: TrafficShape) -> set[tuple[int, ...]]:
     return {tuple(request.prompt[:8]) for request in shape.stream(10, 10)}
+
+
+def test_a_shape_says_what_is_sent_where_a_context_cuts_it() -> None:
+    told = TrafficShape(WORKLOAD, max_model_len=300).words()
+    assert "prompt tokens up to 299 (cut to the server's context; 1,000 for 95% without)" in told
+    assert "output tokens up to 150 (cut to the server's context; 200 for 95% without)" in told
+    told = TrafficShape(WORKLOAD, exact=Exact(output_tokens=100), max_model_len=300).words()
+    assert "prompt tokens up to 200 (cut" in told
+    assert "output tokens 100," in told
+    sent = list(TrafficShape(WORKLOAD, max_model_len=300).stream(20, 20))
+    assert max(len(request.prompt) for request in sent) <= 299
+    assert max(request.output_tokens for request in sent) <= 150
+    whole = "prompt tokens up to 1,000 (95%), output tokens up to 200 (95%), 60% of each prompt shared"
+    assert TrafficShape(WORKLOAD, max_model_len=100_000).words() == TrafficShape(WORKLOAD).words() == whole

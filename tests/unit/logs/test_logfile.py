@@ -93,7 +93,7 @@ def test_ten_megabyte_line_is_cut_with_a_mark(writer):
     log = LogFile(writer.path)
     lines = log.tail(3)
     assert [lines[0].text, lines[2].text] == ["a", "b"]
-    assert lines[1].text.endswith("… [cut: a line of 10.0 MiB]")
+    assert lines[1].text.endswith("… [cut: a line of 10 MiB]")
     assert len(lines[1].text) < 2100
 
 

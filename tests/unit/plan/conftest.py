@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 
+from fakes.nvml_stub import recorded
 from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.presets.model import Preset
+
+__all__ = ["engine", "plan", "presets", "recorded"]
 
 
 @pytest.fixture(scope="session")

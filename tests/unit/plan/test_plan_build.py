@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_launchers.plan.choices.model import Choice, Source
-from vllm_launchers.plan.errors import PlanError
+from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.findings import PlanError
 from vllm_launchers.plan.model import Plan
 
 MakePlan = Callable[..., Plan]
@@ -28,8 +28,8 @@ def test_argv_of_a_preset(plan: MakePlan) -> None:
 def test_changes_win_and_say_so(plan: MakePlan) -> None:
     made = plan(set={"--max_num_seqs": 128, "enforce-eager": True, "max-model-len": 4096}, unset=("kv-cache-dtype",))
     assert made.flags["max-num-seqs"] == 128
-    assert made.reasons["max-num-seqs"] == "you set it"
-    assert "you set it" not in made.reasons["max-model-len"]  # the same value as the preset's: its reason stays
+    assert made.reasons["max-num-seqs"] == "set by you"
+    assert "set by you" not in made.reasons["max-model-len"]  # the same value as the preset's: its reason stays
     assert "--enforce-eager" in made.argv
 
 

@@ -47,16 +47,16 @@ def test_parse_set(word: str, name: str, value: FlagValue) -> None:
     [
         ("enforce-eager", "such as enforce-eager=true"),
         ("max-num-seqs=", "--unset"),
-        ("=3", "is no name of a flag"),
-        ("a b=3", "is no name of a flag"),
-        ("MAX=3", "is no name of a flag"),
-        ("no-no-x=true", "is no name of a flag"),
+        ("=3", "is not a flag name"),
+        ("a b=3", "is not a flag name"),
+        ("MAX=3", "is not a flag name"),
+        ("no-no-x=true", "is not a flag name"),
         ("api-key=hunter2", "export VLLM_API_KEY"),
         ("--hf_token=hunter2", "export HF_TOKEN"),
         ("host=0.0.0.0", "--host"),
         ("port=1", "--port"),
         ("model=x", "--model"),
-        ("x=\x00", "zero byte"),
+        ("x=\x00", "NUL byte"),
     ],
 )
 def test_what_cannot_be_set(word: str, part: str) -> None:

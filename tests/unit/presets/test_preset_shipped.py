@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from vllm_launchers.presets.load import read_presets
-from vllm_launchers.presets.model import FlagValue
+from vllm_launchers.vllm.flags.changes import FlagValue
 
 FIELD_VALUES: dict[str, dict[str, FlagValue]] = {
     "chatbot": {
@@ -60,3 +62,12 @@ def test_every_flag_has_a_reason_and_the_workload_fits(name: str) -> None:
 def test_none_names_a_quantization_or_a_host() -> None:
     for preset in read_presets(None)[0].values():
         assert not {"quantization", "host", "port"} & set(preset.flags)
+
+
+@pytest.mark.parametrize("name", FIELD_VALUES)
+def test_reasons_hold_for_any_model(name: str) -> None:
+    """A preset can be planned with another model or other flags, and the reasons are shown there too."""
+    for flag, setting in read_presets(None)[0][name].flags.items():
+        numbers = {found.replace(",", "") for found in re.findall(r"\d[\d,]*\d{3}|\d{3,}(?! pages)", setting.why)}
+        assert numbers <= {str(setting.value)}, f"{flag}: {setting.why}"
+        assert not re.search(r"\b[GM]i?B\b|model (?:could|can)\b", setting.why), f"{flag}: {setting.why}"

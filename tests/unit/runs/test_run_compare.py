@@ -6,15 +6,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.telemetry.compare import FEWEST, JUDGED, Recorded, compare
-from vllm_console.telemetry.compare_document import comparison_document
-from vllm_console.telemetry.compare_words import brief, sentence, too_noisy
-from vllm_console.telemetry.comparison import Likeness, Verdict
-from vllm_console.telemetry.resample import difference, student, worth
+from vllm_console.runs.bootstrap import difference, student, worth
+from vllm_console.runs.compare import FEWEST, JUDGED, Likeness, Recorded, Verdict, compare, differences
+from vllm_console.runs.document import comparison_document
+from vllm_console.runs.text import brief, change_text, notes, plain_sentence, sentence, side_text
 
 
 def verdicts(made, seeds, count=10, before=None, after=None):
@@ -42,7 +41,7 @@ def test_a_change_of_30_percent_is_seen_in_ten_minutes_each(made, slower, verdic
 def test_figures_and_their_uncertainty_stand_beside_the_verdict(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=1.5)))
     assert found.verdict is Verdict.WORSE
-    assert found.sentence.startswith("Worse: ")
+    assert sentence(found).startswith("Worse: ")
     figures = {figure.key: figure for figure in found.figures}
     itl = figures["itl_mean"]
     assert itl.verdict is Verdict.WORSE
@@ -52,7 +51,7 @@ def test_figures_and_their_uncertainty_stand_beside_the_verdict(made):
     assert figures["itl_p50"].verdict is None, "shown, not judged"
     assert {figure.key for figure in found.judged} == set(JUDGED)
     assert figures["generation_tokens_per_second"].verdict is Verdict.NO_DIFFERENCE, "as much was asked for"
-    assert "(" in found.sentence, "never a bare difference"
+    assert "(" in sentence(found), "never a bare difference"
 
 
 def test_it_always_says_the_same_and_quickly(made):
@@ -72,8 +71,8 @@ def test_traffic_that_was_not_alike_is_not_compared(made, traffic, named):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5, **traffic)))
     assert found.verdict is Verdict.NOT_COMPARABLE
     assert found.traffic is Likeness.DIFFERENT
-    assert named in found.sentence
-    assert "%" in found.sentence
+    assert named in sentence(found)
+    assert "%" in sentence(found)
 
 
 def test_heavier_traffic_excuses_what_it_may_have_caused(made):
@@ -90,7 +89,7 @@ def test_where_clients_wait_for_answers_the_rate_is_a_result(made):
     assert found.verdict is Verdict.BETTER
     throughput = next(figure for figure in found.figures if figure.key == "generation_tokens_per_second")
     assert throughput.verdict is Verdict.BETTER
-    assert any("wait for answers" in note for note in found.notes)
+    assert any("wait for answers" in note for note in notes(found))
 
 
 def test_more_traffic_is_no_better_throughput(made):
@@ -107,14 +106,14 @@ def test_of_a_day_only_minutes_like_those_after_are_compared(made):
     found = compare(*made.pair(night + day, made.minutes(3, 20, rate=2.0, slower=1.5)))
     assert found.verdict is Verdict.WORSE
     assert found.before.compared < 40
-    assert any("alike are compared" in note for note in found.notes)
+    assert any("similar traffic are compared" in note for note in notes(found))
 
 
 def test_too_little_says_how_much_more_is_needed(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, 2, slower=2.0)))
     assert found.verdict is Verdict.TOO_LITTLE
     assert found.after.minutes_missing == pytest.approx(FEWEST - 2)
-    assert "3 more minutes" in found.sentence
+    assert "3 more minutes" in sentence(found)
     assert all(figure.verdict is Verdict.TOO_LITTLE for figure in found.judged)
 
 
@@ -129,7 +128,7 @@ def test_a_run_that_never_served_is_named_with_its_cause(made):
     before, after = made.pair(made.minutes(1), [], ready_at=None, cause="weights_do_not_fit")
     found = compare(before, replace(after, warm_at=None))
     assert found.verdict is Verdict.TOO_LITTLE
-    assert "never served (weights_do_not_fit)" in found.sentence
+    assert "never served a request (weights_do_not_fit)" in sentence(found)
 
 
 def test_the_minutes_after_a_start_and_at_the_edges_of_traffic_are_left_out(made):
@@ -170,14 +169,14 @@ def test_several_changes_cannot_be_told_apart(made):
     flags = {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}
     found = compare(*made.pair(made.minutes(1), made.minutes(2, slower=0.5), flags))
     assert found.verdict is Verdict.BETTER
-    assert any("cannot tell them apart" in note and "kv-cache-dtype" in note for note in found.notes)
+    assert any("can't attribute" in note and "kv-cache-dtype" in note for note in notes(found))
 
 
 def test_another_model_or_engine_is_a_change_too(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2), {"max-num-seqs": 256}, version="0.32.0"))
     assert [change.flag for change in found.differences] == ["engine"]
     same = compare(*made.pair(made.minutes(1), made.minutes(2), {"max-num-seqs": 256}))
-    assert any("same flags" in note for note in same.notes)
+    assert any("same flags" in note for note in notes(same))
 
 
 def test_some_figures_better_and_others_worse_is_mixed(made):
@@ -187,9 +186,9 @@ def test_some_figures_better_and_others_worse_is_mixed(made):
     ]
     found = compare(*made.pair(made.minutes(1), after))
     assert found.verdict is Verdict.MIXED
-    assert "is better" in found.sentence
-    assert "is worse" in found.sentence
-    assert any("No longer met: TTFT p99" in note for note in found.notes)
+    assert "is better" in sentence(found)
+    assert "is worse" in sentence(found)
+    assert any("Objectives no longer met: TTFT p99" in note for note in notes(found))
 
 
 def test_what_whole_requests_take_decides_where_no_objective_objects(made):
@@ -199,10 +198,10 @@ def test_what_whole_requests_take_decides_where_no_objective_objects(made):
     ]  # fmt: skip
     found = compare(*made.pair(made.minutes(1), after))
     assert found.verdict is Verdict.BETTER
-    assert "but ITL mean" in found.sentence
+    assert "but ITL mean" in sentence(found)
     back = compare(*made.pair(after, made.minutes(3)))
     assert back.verdict is Verdict.WORSE
-    assert "is better" in back.sentence
+    assert "is better" in sentence(back)
 
 
 def test_preemptions_count_from_half_a_percent_on(made):
@@ -210,7 +209,7 @@ def test_preemptions_count_from_half_a_percent_on(made):
     many = compare(*made.pair(made.minutes(1), made.minutes(2, preempted=0.05)))
     assert few.verdict is Verdict.NO_DIFFERENCE
     assert many.verdict is Verdict.WORSE
-    assert "preempted +5 pp" in many.sentence
+    assert "preemptions/req +0.05" in sentence(many)
 
 
 def test_a_p99_of_a_dozen_requests_is_not_judged(made):
@@ -221,7 +220,7 @@ def test_a_p99_of_a_dozen_requests_is_not_judged(made):
 def test_an_end_that_nobody_asked_for_comes_first(made):
     ended = {"ended_at": made.BEGAN + 9000.0, "ended": {"requested": False, "reason": "killed by SIGKILL"}}
     found = compare(*made.pair(made.minutes(1), made.minutes(2), cause="cuda_oom_runtime", **ended))
-    assert found.notes[0].startswith("The run after ended by itself (cuda_oom_runtime)")
+    assert notes(found)[0].startswith("The run after ended unexpectedly (cuda_oom_runtime)")
 
 
 def test_figures_that_were_not_reported_are_no_zeros(made):
@@ -239,7 +238,7 @@ def test_figures_that_were_not_reported_are_no_zeros(made):
 def test_nothing_recorded_at_all(made):
     found = compare(Recorded(made.run(1, windows=0), ()), Recorded(made.run(2, windows=0), ()))
     assert found.verdict is Verdict.TOO_LITTLE
-    assert comparison_document(found)["verdict"] == "too little data"
+    assert comparison_document(found)["verdict"] == "not enough data"
 
 
 def test_the_document_holds_what_a_script_needs(made):
@@ -249,7 +248,7 @@ def test_the_document_holds_what_a_script_needs(made):
     assert document["before"]["compared"] == 10
     figure = next(figure for figure in document["figures"] if figure["name"] == "itl_mean")
     assert figure["low"] <= figure["change"] <= figure["high"]
-    assert document["traffic"]["likeness"] == "alike"
+    assert document["traffic"]["likeness"] == "similar"
 
 
 def test_student_is_as_in_the_tables():
@@ -267,7 +266,7 @@ def test_values_that_hang_together_are_worth_less():
 
 
 def test_a_comparison_uses_no_clock_and_no_chance_of_its_own():
-    code = "import sys, vllm_console.telemetry.compare as c; print(*vars(c)); print(*sys.modules)"
+    code = "import sys, vllm_console.runs.compare as c; print(*vars(c)); print(*sys.modules)"
     own, _ = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -321,7 +320,127 @@ def test_minutes_too_wild_to_see_anything_are_no_proof_of_no_difference(made):
         found = compare(*made.pair(made.minutes(2 * seed, **wild), made.minutes(2 * seed + 1, **wild)))
         latencies = [replace(figure, verdict=None) if figure.unit != "s" else figure for figure in found.figures]
         found = replace(found, figures=tuple(latencies))
-        assert too_noisy(found)
-        assert "less than a doubling would not show in 10 + 10 minutes" in sentence(found)
-        assert brief(found) == "No difference seen: less than a doubling would not show"
-        assert not any("met:" in note for note in found.notes), "a goal that is met by chance is not told"
+        assert found.verdict is Verdict.INCONCLUSIVE
+        assert sentence(found).startswith("Inconclusive: ")
+        assert "may be noise: the 10 + 10 minutes vary too much" in sentence(found)
+        assert brief(found).endswith(" may be noise")
+        assert not any("met:" in note for note in notes(found)), "a goal that is met by chance is not told"
+
+
+def with_figures(windows, **figures):
+    """These windows with other figures, each given as values by turns."""
+
+    def at(index):
+        return {key: values[index % len(values)] for key, values in figures.items()}
+
+    return [replace(window, figures={**window.figures, **at(index)}) for index, window in enumerate(windows)]
+
+
+WILD = (0.9, 40.0, 350.0, 2.0, 40.0, 90.0, 1.0, 40.0, 200.0, 41.0)
+
+
+def test_shares_too_have_no_interval_that_says_nothing(made):
+    """It was +0.065 (−1.43 to +1.56), while a request can't be preempted less than never."""
+    before = with_figures(made.minutes(1), preemption_share=(0.0, 2.0, 0.0, 0.1, 1.5))
+    after = with_figures(made.minutes(2), preemption_share=(0.0, 0.1, 3.0, 1.2, 0.1))
+    figure = next(one for one in compare(*made.pair(before, after)).figures if one.key == "preemption_share")
+    assert (figure.low, figure.high, figure.variable) == (None, None, True)
+    assert change_text(figure) == "±0, too variable"
+
+
+def test_a_certain_change_keeps_its_interval_however_wide(made):
+    found = compare(*made.pair(made.minutes(1, slower=400.0), made.minutes(2)))
+    ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")
+    assert ttft.verdict is Verdict.BETTER
+    assert ttft.low is not None
+    assert not ttft.variable
+
+
+def test_a_large_change_that_may_be_chance_is_inconclusive_and_not_none(made):
+    """TTFT from 4.9 to 40 s with a huge interval was "none seen"."""
+    before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1))
+    found = compare(*made.pair(before, with_figures(made.minutes(2), ttft_mean=WILD)))
+    ttft = next(figure for figure in found.figures if figure.key == "ttft_mean")
+    assert ttft.verdict is Verdict.INCONCLUSIVE
+    assert (ttft.low, ttft.high, ttft.variable) == (None, None, True), "it spanned a factor of more than 20"
+    assert change_text(ttft).endswith(", too variable")
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert sentence(found).startswith("Inconclusive: TTFT mean 4.9s → 40s (too variable for an interval); may be noise")
+    assert brief(found) == "Inconclusive: TTFT mean 4.9s → 40s may be noise"
+    assert comparison_document(found)["verdict"] == "inconclusive"
+
+
+def test_the_headline_names_no_minor_figure_while_a_major_one_is_inconclusive(made):
+    itl = {"itl_mean": (0.0200, 0.0201), "itl_p99": (0.050, 0.051)}
+    before = with_figures(made.minutes(1), ttft_mean=(4.7, 4.9, 5.1), **itl)
+    slower = {key: tuple(1.2 * value for value in values) for key, values in itl.items()}
+    found = compare(*made.pair(before, with_figures(made.minutes(2), ttft_mean=WILD, **slower)))
+    assert next(figure for figure in found.figures if figure.key == "itl_mean").verdict is Verdict.WORSE
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "ITL" not in sentence(found)
+    assert "ITL" not in brief(found)
+    # Once a major figure is decided the verdict is its, and the other is named as open.
+    whole = with_figures(made.minutes(2), ttft_mean=WILD, e2e_mean=(9.0, 9.1), **slower)
+    found = compare(*made.pair(with_figures(before, e2e_mean=(4.6, 4.7)), whole))
+    assert found.verdict is Verdict.WORSE
+    assert sentence(found).startswith("Worse: end-to-end mean +9")
+    assert sentence(found).endswith("TTFT mean 4.9s → 40s is inconclusive.")
+    assert "ITL" not in sentence(found)
+
+
+def bounded(made, seed, value=None):
+    """Minutes whose end-to-end p99 is below 0.3 s, or that value in its bucket."""
+    windows = [replace(one, figures={key: figure for key, figure in one.figures.items() if key != "e2e_p99"})
+               for one in made.minutes(seed)]  # fmt: skip
+    if value is None:
+        return with_figures(windows, e2e_p99_below=(0.3,))
+    return with_figures(windows, e2e_p99=(value,), e2e_p99_above=(0.3,), e2e_p99_below=(0.5,))
+
+
+def test_two_quantiles_in_the_first_bucket_are_not_compared(made):
+    found = compare(*made.pair(bounded(made, 1), bounded(made, 2)))
+    figure = next(figure for figure in found.figures if figure.key == "e2e_p99")
+    assert (figure.verdict, side_text(figure, after=True), change_text(figure)) == (None, "<300ms", "–")
+    document = next(one for one in comparison_document(found)["figures"] if one["name"] == "e2e_p99")
+    assert (document["before"], document["before_below"], document["change"]) == (None, 0.3, None)
+
+
+def test_a_quantile_that_left_the_first_bucket_moved_by_more_than_to_its_end(made):
+    found = compare(*made.pair(bounded(made, 1), bounded(made, 2, 0.45)))
+    figure = next(figure for figure in found.figures if figure.key == "e2e_p99")
+    assert figure.verdict is Verdict.WORSE
+    assert (side_text(figure, after=False), side_text(figure, after=True)) == ("<300ms", "~450ms")
+    assert change_text(figure) == "over +50%"
+    assert comparison_document(found)["figures"][[one.key for one in found.figures].index("e2e_p99")]["low"] is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({"gpu_kind": "NVIDIA RTX A6000", "gpus": (0, 1)}, {"gpu_kind": "", "gpus": (0, 1)}, None),
+        ({"gpu_kind": "NVIDIA RTX A6000", "gpus": (0, 1)}, {"gpu_kind": "", "gpus": ()}, None),
+        ({"gpu_kind": "NVIDIA RTX A6000", "gpus": ()}, {"gpu_kind": "NVIDIA RTX A6000", "gpus": (0, 1)}, None),
+        ({"gpu_kind": "", "gpus": (0,)}, {"gpu_kind": "NVIDIA L40S", "gpus": (0, 1)}, ("0", "0,1")),
+        ({"gpu_kind": "NVIDIA L40S", "gpus": (0,)}, {"gpu_kind": "NVIDIA H100", "gpus": (0,)},
+         ("NVIDIA L40S 0", "NVIDIA H100 0")),
+    ],
+)  # fmt: skip
+def test_gpus_that_one_run_does_not_know_are_no_change(made, before, after, told):
+    found = [one for one in differences(made.run(1, **before), made.run(2, **after)) if one.flag == "GPUs"]
+    assert [(one.before, one.after) for one in found] == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({"slower": 0.6}, "The change helped: "),
+        ({"slower": 1.6}, "The change made it worse: "),
+        ({}, "The change made no measurable difference in these minutes."),
+        ({"rate": 3.4}, "These runs can't be compared: their traffic differed."),
+        ({"count": 2}, "It is too early to tell."),
+    ],
+)
+def test_a_plain_sentence_says_what_came_of_it(made, after, said):
+    found = compare(*made.pair(made.minutes(1), made.minutes(2, **after)))
+    assert plain_sentence(found).startswith(said)
+    assert "%" not in plain_sentence(found)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.telemetry.model import EngineSample, Histogram, Sample
-from vllm_console.telemetry.run_windows import Windows
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_console.runs.windows import Windows
 
 INF = float("inf")
 
@@ -66,7 +66,7 @@ def test_requests_that_came_count_also_when_they_still_wait():
 
 def test_idle_minutes_are_left_out_and_a_hang_is_not():
     idle = [look(float(s), running=0.0, waiting=0.0) for s in range(200)]
-    hung = [look(float(s), running=3.0) for s in range(61)]
+    hung = [look(float(s), finished=5.0, running=3.0) for s in range(61)]
     assert feed(Windows(), idle) == []
     (window,) = feed(Windows(), hung)
     assert window.figures["generation_tokens_per_second"] == 0
@@ -83,3 +83,16 @@ def test_an_engine_that_began_anew_has_counted_only_since():
     looks = [look(float(s), finished=50.0 + s if s < 30 else s - 30.0) for s in range(61)]
     (window,) = feed(Windows(), looks)
     assert window.figures["requests"] == pytest.approx(30, abs=2)
+
+
+def test_a_quantile_in_the_first_bucket_is_kept_as_its_bound_and_the_mean_is_exact():
+    counts = (30.0, 30.0, 30.0)
+    histograms = {"e2e": Histogram((0.3, 0.5, INF), counts, 30 * 0.02)}
+    idle = EngineSample(requests_running=1.0, requests_finished_total=0.0)
+    busy = EngineSample(requests_running=1.0, requests_finished_total=30.0, histograms=histograms)
+    (window,) = feed(Windows(), [Sample(0.0, {"0": idle}), Sample(60.0, {"0": busy})])
+    assert window.figures["e2e_mean"] == pytest.approx(0.02)
+    assert "e2e_p99" not in window.figures
+    assert window.figures["e2e_p99_below"] == 0.3
+    assert window.quantile("e2e_p99").text == "<300ms"
+    assert window.quantile("ttft_p99") is None

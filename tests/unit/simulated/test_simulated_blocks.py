@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_launchers.simulated.blocks import BlockPool, NoFreeBlocksError, extend_chain
+from vllm_launchers.simulated.scheduler import BlockPool, NoFreeBlocksError, extend_chain
 
 
 def test_one_block_is_the_null_block() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.simulated.words import output_text, output_token, tokenize
+from vllm_launchers.simulated.vocabulary import output_text, output_token, tokenize
 
 Lab = Callable[..., Any]
 
@@ -172,3 +172,26 @@ def test_text_that_the_model_wrote_tokenizes_to_the_tokens_it_generated() -> Non
 def test_english_has_about_four_characters_a_token() -> None:
     text = "The keeper holds one server, writes its log, and restarts it when the policy says so. " * 5
     assert 3 < len(text) / len(tokenize(text)) < 6
+
+
+def test_pipeline_stages_work_on_different_iterations_at_the_same_time(lab: Lab, traffic: Lab, quantile: Lab) -> None:
+    line = "--max-model-len 4096 --max-num-batched-tokens 512 {}"
+    work = {"rate": 1000, "prompt": 500, "output": 40}
+    one, two, four = (
+        lab(line.format(flags), model="Qwen/Qwen3-32B-AWQ").run(traffic(40, **work)) for flags in ("", "-pp 2", "-pp 4")
+    )
+    assert one.generated == two.generated == four.generated == 40 * 40
+    assert 1.4 < one.seconds / two.seconds < 2
+    assert one.seconds / four.seconds > 2
+    # One request alone has nothing to overlap with: its tokens pass through all stages one after another.
+    alone = [lab(line.format(flags), model="Qwen/Qwen3-32B-AWQ").run(traffic(1, **work)) for flags in ("", "-pp 4")]
+    assert quantile(alone[1].itls, 0.5) >= quantile(alone[0].itls, 0.5)
+
+
+def test_a_pipeline_under_pressure_loses_no_token_and_no_block(lab: Lab, traffic: Lab) -> None:
+    built = lab("--max-model-len 1024 --num-gpu-blocks-override 120 --max-num-batched-tokens 256 -pp 3")
+    done = built.run(traffic(40, rate=50, prompt=150, output=120))
+    assert done.preemptions > 5
+    assert [request.generated for request in done.finished] == [120] * 40
+    assert all(request.under_way == 0 for request in done.finished)
+    assert built.core.scheduler.pool.used == 0

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from vllm_launchers.engine_model.gpus import UnknownGpuError, find_gpu
 from vllm_launchers.simulated.flags import human_int, parse
-from vllm_launchers.simulated.hardware import UnknownGpuError, find_gpu
 from vllm_launchers.simulated.memory import MemoryBudgetError
-from vllm_launchers.simulated.models import ModelNotFoundError, resolve_model
-from vllm_launchers.simulated.settings import Simulated, ValidationError
+from vllm_launchers.simulated.settings import ModelNotFoundError, Simulated, ValidationError, resolve_model
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,15 @@ def test_fp8_can_be_made_while_loading(lab: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "seqs", "tokens"),
-    [("RTX A6000", 256, 2048), ("A100 80GB", 256, 2048), ("H100 80GB", 1024, 8192), ("nvidia h200", 1024, 8192)],
+    [
+        ("RTX A6000", 256, 2048),
+        ("A100 80GB", 256, 2048),
+        ("H100 80GB", 1024, 8192),
+        ("nvidia h200", 1024, 8192),
+        ("B200", 1024, 16384),
+        ("GB200", 1024, 16384),
+        ("GB10", 256, 2048),  # its memory is the CPU's, of which NVML reports no size
+    ],
 )
 def test_defaults_depend_on_the_gpu(lab: Callable[..., Any], gpu: str, seqs: int, tokens: int) -> None:
     limits = lab(SIMULATED_GPU=gpu).settings.limits
@@ -156,6 +163,8 @@ def test_auto_context_is_what_fits(lab: Callable[..., Any]) -> None:
         ("Qwen/Qwen2.5-Coder-7B-Instruct", 7.6, 57_344),
         ("Qwen/Qwen3-4B-Instruct-2507-FP8", 4.0, 147_456),
         ("mistralai/Mistral-7B-Instruct-v0.3", 7.25, 131_072),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", 46.7, 131_072),
+        ("deepseek-ai/DeepSeek-R1", 671.0, 70_272),
     ],
 )
 def test_known_models(model: str, billions: float, bytes_per_token: int) -> None:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_launchers.simulated.blocks import BlockPool
-from vllm_launchers.simulated.scheduler import FinishReason, Request, Scheduler, SchedulerLimits, held_blocks
+from vllm_launchers.simulated.scheduler import BlockPool, FinishReason, Request, Scheduler, SchedulerLimits, held_blocks
 
 
 def scheduler(

@@ -3,13 +3,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from vllm_launchers.simulated.engine import Engine
+from vllm_launchers.simulated.engine import SimulatedEngine
 from vllm_launchers.simulated.scheduler import Request
 from vllm_launchers.simulated.server import stats_line
 
 
 async def test_the_line_tells_what_happened_and_falls_silent_after_one_idle_one(lab: Any) -> None:
-    engine = Engine(lab("--max-model-len 4096").core, None, speed=100)
+    engine = SimulatedEngine(lab("--max-model-len 4096").core, None, speed=100)
     assert stats_line(0, engine, 10.0) == ""
     running = asyncio.create_task(engine.run())
     stream = engine.submit(Request("a", list(range(200)), 50, 50))

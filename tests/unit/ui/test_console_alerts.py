@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import ModuleType
 
-from vllm_console.fleet.model import FleetSnapshot
+from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.ui.app import ConsoleApp
 
 
@@ -14,7 +15,7 @@ class FakeNotifier:
         self.write: object = None
         self.trouble = ""
 
-    def look(self, snapshot: FleetSnapshot) -> tuple[()]:
+    def update(self, snapshot: FleetSnapshot) -> tuple[()]:
         self.looks.append(snapshot)
         self.trouble = "the webhook at example.org answered 500: a message was lost"
         return ()
@@ -27,8 +28,9 @@ async def test_every_look_is_told_and_trouble_is_said_once(fakes: ModuleType) ->
     say = app.say
     app.say = lambda text, style=None: (said.append(text), say(text, style))[1]  # type: ignore[method-assign]
     async with app.run_test(size=(120, 40)) as pilot:
-        while len(notifier.looks) < 3:
-            await pilot.pause(0.01)
+        async with asyncio.timeout(20):
+            while len(notifier.looks) < 3:
+                await pilot.pause(0.01)
         assert callable(notifier.write)
         notifier.write(b"\x07")
     assert notifier.looks[0].server("chat") is not None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.model import Changes, State
+from vllm_console.fleet.snapshot import Changes, State
+from vllm_console.fleet.verbs import FleetError
 
 
 @pytest.mark.parametrize(
@@ -37,31 +36,58 @@ async def test_a_key_stages_a_change_and_r_restarts_with_it(console, keys, expec
         await c.press("y")
         await c.until(lambda: c.fleet.calls)
         assert c.fleet.calls == [("restart", "chat", Changes(set=expected))]
-        await c.sees("restarts as generation 4")
+        await c.sees("is restarting as run 4")
         assert "staged" not in c.text
+
+
+async def test_a_key_stages_no_fp8_cache_where_vllm_refuses_it(console, fakes):
+    problem = "on NVIDIA RTX A6000 vLLM's Triton attention backend refuses it"
+
+    def chat(at):
+        return replace(fakes.chat(at), fp8_cache_problem=problem)
+
+    async with console(chat) as c:
+        await c.press("v")
+        await c.sees("FP8 KV cache not staged")
+        assert c.app.operations.staging.by_server == {}
 
 
 async def test_there_and_back_again_stages_nothing(console):
     async with console() as c:
         await c.press("left_square_bracket", "right_square_bracket", "p", "p", "v", "v", "P", "P")
         await c.sees("sequences")
-        assert c.app.operations.staged == {}
+        assert c.app.operations.staging.by_server == {}
 
 
 async def test_a_flag_without_a_value_is_counted_from_vllms_default(console):
     async with console() as c:
         await c.press("j", "left_square_bracket")
-        await c.sees("counted from vLLM's default of 256")
+        await c.sees("starting from vLLM's default of 256")
         await c.press("r", "y")
         await c.until(lambda: c.fleet.calls)
         assert c.fleet.calls == [("restart", "coder", Changes(set={"max-num-seqs": 128}))]
 
 
-async def test_escape_drops_all_that_is_staged(console):
+async def test_escape_drops_one_staged_change_and_asks_before_it_drops_several(console):
     async with console() as c:
+        await c.press("p", "escape")
+        await c.until(lambda: c.app.operations.staging.by_server == {})
         await c.press("p", "v", "escape")
-        await c.sees("sequences")
-        assert c.app.operations.staged == {}
+        await c.sees("Drop 2 staged changes of chat?")
+        await c.press("escape")
+        await c.sees("--enable-prefix-caching on → off")
+        assert len(c.app.operations.staging.of("chat")) == 2
+        await c.press("escape", "y")
+        await c.until(lambda: c.app.operations.staging.by_server == {})
+
+
+async def test_a_revert_keeps_other_staged_changes(console):
+    async with console() as c:
+        await c.press("p", "z")
+        await c.sees("beside 1 other change")
+        flags = [step.flag for step in c.app.operations.staging.of("chat")]
+        assert flags[0] == "enable-prefix-caching"
+        assert len(flags) > 1
 
 
 async def test_each_server_keeps_its_own_staged_changes(console):
@@ -85,14 +111,14 @@ async def test_a_refusal_is_one_sentence_and_keeps_what_was_staged(console):
         await c.press("p", "r", "y")
         await c.sees("port 8000 is taken by nginx (pid 7)")
         assert "details" not in c.text
-        assert c.app.operations.staged["chat"]
+        assert c.app.operations.staging.by_server["chat"]
 
 
 async def test_an_unforeseen_error_is_said_and_the_console_lives(console):
     async with console() as c:
         c.fleet.error = ZeroDivisionError("[/b] division")
         await c.press("s", "y")
-        await c.sees("That went wrong: [/b] division")
+        await c.sees("Unexpected error: [/b] division")
         await c.press("j")
         assert c.app.operations.selected_name == "coder"
 
@@ -112,20 +138,59 @@ async def test_switch_picks_a_preset_and_confirms(console):
     async with console() as c:
         await c.press("w")
         await c.sees("Completions, latency first")
-        await c.press("j", "enter")
+        await c.press("enter")
         await c.sees("Switch chat to code-generation?")
         await c.press("y")
         await c.until(lambda: c.fleet.calls)
         assert c.fleet.calls == [("switch", "chat", "code-generation")]
 
 
+@pytest.mark.parametrize("presses", [("W",), ("j", "W")], ids=["on the one that serves", "on the one that sleeps"])
+async def test_one_key_switches_a_standby_pair(console, fakes, presses):
+    async with console(fakes.sleeper, fakes.asleep) as c:
+        await c.sees("level 1, about 15.3 GiB of weights in host memory")
+        await c.press(*presses)
+        await c.sees("Wake up asleep?")
+        await c.sees("sleeper goes to sleep first.")
+        await c.press("y")
+        await c.until(lambda: c.fleet.calls)
+        assert c.fleet.calls == [("wake", "asleep")]
+
+
+async def test_a_server_without_a_partner_is_put_to_sleep(console, fakes):
+    async with console(fakes.sleeper) as c:
+        await c.press("W")
+        await c.sees("Put sleeper to sleep?")
+        await c.press("y")
+        await c.until(lambda: c.fleet.calls)
+        assert c.fleet.calls == [("sleep", "sleeper")]
+
+
+async def test_a_server_that_can_not_sleep_says_how_it_could(console):
+    async with console() as c:
+        await c.press("W")
+        await c.sees("chat can't sleep: e sets --enable-sleep-mode, r restarts.")
+        assert c.fleet.calls == []
+
+
 async def test_only_what_is_down_is_forgotten(console, fakes):
     async with console(fakes.chat, fakes.broken) as c:
         await c.press("x")
-        await c.sees("s stops it")
+        await c.sees("stop it first (s)")
         await c.press("j", "x", "y")
         await c.until(lambda: c.fleet.calls)
         assert c.fleet.calls == [("forget", "nightly")]
+
+
+async def test_a_flag_about_the_gpus_memory_is_not_staged_for_a_cpu_build(console, fakes):
+    def on_cpu(at):
+        server = fakes.chat(at)
+        return replace(server, engine=replace(server.engine, build="cpu"))
+
+    async with console(on_cpu) as c:
+        await c.press("greater_than_sign")
+        await c.sees("VLLM_CPU_KVCACHE_SPACE sizes the KV cache")
+        assert c.app.operations.staging.by_server == {}
 
 
 async def test_load_goes_on_and_off(console, fakes):
@@ -144,9 +209,9 @@ async def test_what_belongs_to_someone_else_is_never_touched(console, fakes):
     async with console(fakes.observed) as c:
         for key in ("r", "s", "x", "w", "b", "p", "e", "z"):
             await c.press(key)
-        await c.sees("belongs to anna")
+        await c.sees("was started by anna outside this console")
         assert c.fleet.calls == []
-        assert c.app.operations.staged == {}
+        assert c.app.operations.staging.by_server == {}
 
 
 async def test_read_only_refuses_every_change_and_hides_the_keys(console):
@@ -155,7 +220,7 @@ async def test_read_only_refuses_every_change_and_hides_the_keys(console):
             await c.press(key)
         assert c.app.screen is c.app.operations
         assert c.fleet.calls == []
-        assert c.app.operations.staged == {}
+        assert c.app.operations.staging.by_server == {}
         footer = c.text.splitlines()[-1]
         assert "restart" not in footer
         assert "describe" in footer
@@ -168,7 +233,7 @@ async def test_read_only_refuses_every_change_and_hides_the_keys(console):
 async def test_the_filter_narrows_the_table_and_escape_ends_it(console):
     async with console() as c:
         await c.press("slash", "b", "a", "t", "c", "h", "enter")
-        await c.sees("Servers with “batch”")
+        await c.sees("Servers matching 'batch'")
         assert "nightly" in c.text
         assert "coder" not in c.text
         assert c.app.operations.selected_name == "nightly"
@@ -185,24 +250,24 @@ async def test_the_cursor_stays_on_its_server_when_the_list_changes(console, fak
         c.fleet.makers = [fakes.broken, fakes.chat]
         await c.until(lambda: c.app.operations.selected_name == "chat", "the cursor on a server that is there")
         c.fleet.makers = []
-        await c.sees("No server is running")
+        await c.sees("No servers running")
 
 
 async def test_more_servers_than_rows_scroll_with_the_cursor(console, fakes):
     servers = [lambda at, i=i: replace(fakes.coder(at), name=f"s{i:02}", port=9000 + i) for i in range(30)]
     async with console(*servers, size=(80, 24)) as c:
         assert "s29" not in c.text
-        await c.press("end")
+        await c.press("G")
         await c.sees("▸ s29")
         assert "more ↑↓" in c.text
-        await c.press("home")
+        await c.press("g")
         await c.sees("▸ s00")
 
 
 async def test_y_copies_the_command_line(console):
     async with console() as c:
         await c.press("y")
-        await c.sees("Copied the command line of chat")
+        await c.sees("Command line of chat copied to")
         assert c.app.clipboard.startswith("/opt/vllm/bin/vllm serve meta-llama")
 
 
@@ -237,14 +302,14 @@ async def test_stages_take_the_place_of_panes_while_a_server_starts(console, fak
         assert "5 Log" in c.text
         state["view"] = fakes.chat
         await c.sees("1 KV cache")
-        await c.sees("chat is ready; it was away for 41.2 s.")
+        await c.sees("chat is ready (41s downtime).")
 
 
 async def test_describe_shows_flags_with_their_reasons(console):
     async with console() as c:
         await c.press("enter")
         await c.sees("many short chats at once")
-        await c.sees("--max-num-seqs  512 → 256")
+        await c.sees("--max-num-seqs  512     256")
         await c.press("escape")
         await c.sees("Servers")
 
@@ -254,8 +319,7 @@ async def test_the_palette_runs_actions_of_the_registry(console):
         await c.press("colon")
         await c.until(lambda: c.app.screen is not c.app.operations)
         await c.press(*"prefix")
-        await c.sees("Prefix caching on or off")
-        await c.until(lambda: c.text.count("off  (p)") == 1)
+        await c.sees("Toggle prefix caching")
         await c.press("enter")
         await c.sees("--enable-prefix-caching on → off")
 
@@ -267,5 +331,47 @@ async def test_quitting_says_what_still_runs(console):
         assert c.app.farewell() == ""
 
 
-def test_the_states_that_the_fake_fleet_shows_are_all_there_are_but_stopping(fakes):
-    assert {maker(fakes.NOW).state for maker in fakes.EVERY_STATE} == set(State) - {State.STOPPING}
+def test_the_states_that_the_fake_fleet_shows_are_all_there_are_but_two(fakes):
+    assert {maker(fakes.NOW).state for maker in fakes.EVERY_STATE} == set(State) - {State.STOPPING, State.ASLEEP}
+
+
+async def test_a_key_that_changes_something_says_that_the_console_is_read_only(console, fakes):
+    async with console(fakes.pressed, read_only=True) as c:
+        for key in ("n", "r", "f"):
+            c.app.messages_seen()
+            await c.press(key)
+            await c.sees("Nothing is changed: this console is read-only")
+        c.app.messages_seen()
+        await c.press("i")
+        await c.sees("Findings · chat")
+
+
+async def test_ctrl_c_names_the_key_that_quits(console):
+    async with console(keys={"quit": "Q"}) as c:
+        await c.press("ctrl+c")
+        await c.sees("Q quits; servers stay up.")
+
+
+async def test_a_first_generation_offers_no_revert(console, fakes):
+    async with console(fakes.coder) as c:
+        await c.sees("v KV dtype")
+        assert "z revert" not in c.text
+
+
+async def test_in_the_demo_it_is_said_that_its_servers_end(console):
+    async with console(demo=True) as c:
+        await c.press("ctrl+c")
+        await c.sees("q quits; the demo's servers end with it.")
+        await c.press("question_mark", "slash", *"quit")
+        await c.sees("Quit; the demo's servers end with it")
+        assert "servers stay up" not in c.text
+
+
+async def test_on_a_page_of_a_browser_the_way_to_changes_is_named(console, fakes, monkeypatch):
+    fleet = fakes.FakeFleet(fakes.coder)
+    fleet.read_only_by = "--read-only"
+    async with console(fleet=fleet, read_only=True) as c:
+        await c.sees("read-only (--read-only): nothing can be changed here")
+        monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
+        await c.press("s")
+        await c.sees("started without --allow-changes, see 'vllm-console web --help'")

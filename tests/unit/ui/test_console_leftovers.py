@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vllm_console.fleet.leftovers import Leftovers
+from vllm_launchers.host.shared_memory import LeftFile
 from vllm_launchers.keeper.orphans import Orphan
 from vllm_launchers.keeper.records import ProcessIdentity
-from vllm_launchers.machine.leftovers import LeftFile
 
 LEFT = Leftovers(
     (Orphan(ProcessIdentity(4711, 5, "boot"), "VLLM::EngineCor", "/state/servers/chat", "its server is failed"),),
@@ -32,7 +32,7 @@ async def test_they_are_named_and_go_after_a_yes(console):
 async def test_nothing_left_is_said_so(console):
     async with console() as c:
         await c.press("X")
-        await c.sees("Servers that have ended left nothing.")
+        await c.sees("No leftovers of ended servers.")
         assert [call[0] for call in c.fleet.calls] == ["leftovers"]
 
 
@@ -42,3 +42,18 @@ async def test_a_read_only_console_has_no_such_key(console):
         await c.press("X")
         await c.pilot.pause()
         assert c.fleet.calls == []
+
+
+async def test_a_reason_stands_once_above_the_files_that_it_holds_for(console):
+    def files(numbers, why):
+        return tuple(LeftFile(f"/dev/shm/psm_{number}", 1 << 20, number, why) for number in numbers)
+
+    async with console() as c:
+        c.fleet.left = Leftovers((), files(range(3), "its server has ended") + files(range(3, 12), "nothing uses it"))
+        await c.press("X")
+        await c.sees("3 files in /dev/shm: its server has ended; no process has them open")
+        assert "9 files in /dev/shm: nothing uses it; no process has them open" in c.text
+        assert c.text.count("no process has") == 2
+        assert "/dev/shm/psm_7 (1 MiB)" in c.text
+        assert "/dev/shm/psm_8" not in c.text
+        assert "and 4 more: vllm-console leftovers" in c.text

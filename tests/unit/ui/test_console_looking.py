@@ -9,15 +9,15 @@ from vllm_console.ui.app import ConsoleApp
 
 
 async def test_a_hanging_look_shows_its_age_and_keys_still_work(console, monkeypatch):
-    monkeypatch.setattr(app_module, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(app_module, "LATE_SECONDS", 0.05)
     async with console() as c:
         c.fleet.open.clear()
-        await c.sees("last look")
+        await c.sees("s old  ")
         await c.press("j")
         await c.sees("▸ coder")
         looks = c.fleet.looks
         c.fleet.open.set()
-        await c.until(lambda: "last look" not in c.text)
+        await c.until(lambda: "s old  " not in c.text)
         await c.until(lambda: c.fleet.looks > looks)
 
 
@@ -25,11 +25,11 @@ async def test_never_two_looks_at_once(console, fakes):
     class Counting(fakes.FakeFleet):
         now = most = 0
 
-        def snapshot(self, selected=None):
+        def snapshot(self, selected=None, *time):
             self.now += 1
             self.most = max(self.most, self.now)
             try:
-                return super().snapshot(selected)
+                return super().snapshot(selected, *time)
             finally:
                 self.now -= 1
 
@@ -47,7 +47,7 @@ async def test_a_failing_look_is_said_and_tried_again(console, fakes):
     fleet = fakes.FakeFleet(fakes.chat)
     fleet.look_error = OSError("the state folder is gone")
     async with console(fleet=fleet) as c:
-        await c.sees("Could not look at the servers: the state folder is gone")
+        await c.sees("Could not read the servers: the state folder is gone")
         fleet.look_error = None
         await c.sees("▸ chat")
 
@@ -74,15 +74,15 @@ async def test_pause_stops_looking(console):
 async def test_plus_and_minus_change_the_rate(console):
     async with console(refresh=1.0) as c:
         await c.press("plus")
-        await c.sees("0.5 s")
+        await c.sees("0.5s")
         await c.press("minus", "minus")
-        await c.sees("2 s")
+        await c.sees("2s")
 
 
 def test_a_wrong_key_in_settings_is_refused_with_a_sentence(fakes):
-    with pytest.raises(ValueError, match="no action 'restrat'; did you mean 'restart'"):
+    with pytest.raises(ValueError, match="no action named 'restrat'; did you mean 'restart'"):
         ConsoleApp(fakes.FakeFleet(), keys={"restrat": "R"})
-    with pytest.raises(ValueError, match="'s' would mean both"):
+    with pytest.raises(ValueError, match="'s' is assigned to both"):
         ConsoleApp(fakes.FakeFleet(), keys={"restart": "s"})
 
 

@@ -1,25 +1,26 @@
-"""From a finding to its cure by one key: the line of findings, the verdict beside it, and all about it."""
+"""From a finding to its fix by one key: the line of findings, the verdict beside it, and all about it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
 
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.diagnosis.model import Condition, Remedy, Severity
-from vllm_console.diagnosis.titles import title_of_code
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.model import Changes
+from vllm_console.diagnosis.finding import Finding, Fix, Severity, title_of_code
+from vllm_console.fleet.snapshot import Changes
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
-from vllm_console.ui.panes.finding import Told, finding_lines
+from vllm_console.ui.panes.finding import StagedState, finding_lines
 from vllm_console.ui.theme import to_ascii
-from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan import findings as plan_findings
+from vllm_launchers.plan.findings import Level
 
 FP8, FEWER = Changes({"kv-cache-dtype": "fp8"}), Changes({"max-num-seqs": 128})
 
 
 def shown(server, told=None, width=120, most=5, now=None, fakes=None):
-    lines = finding_lines(server, told or Told(), now or fakes.NOW, width, most)
+    lines = finding_lines(server, told or StagedState(), now or fakes.NOW, width, most)
     assert all(strip.cell_length <= width for strip in lines)
     return "\n".join(strip.text.rstrip() for strip in lines)
 
@@ -29,7 +30,7 @@ async def test_the_top_finding_stands_on_the_screen_with_its_key(console, fakes,
     async with console(fakes.pressed, fakes.coder, size=size) as c:
         await c.sees("✗ chat  preempting since ")
         assert "--kv-cache-dtype unset → fp8" in c.text
-        assert "f stage cure" in c.text or "f cure" in c.text
+        assert "f stage fix" in c.text or "f fix" in c.text
         assert "Servers" in c.text
 
 
@@ -47,28 +48,30 @@ async def test_one_key_stages_the_cure_and_r_restarts_with_it(console, fakes):
 async def test_the_plan_says_whether_the_cure_fits_and_what_becomes_of_the_cache(console, fakes):
     async with console(fakes.pressed) as c:
         await c.press("f")
-        await c.sees("✓ fits by estimate; KV cache 123k → 246k tokens")
+        await c.sees("✓ fits (estimate); KV cache 123k → 246k tokens")
         assert c.fleet.planned == [("chat", Changes()), ("chat", FP8)]
         await c.press("f")
-        await c.sees("✓ fits by estimate; KV cache stays at 123k tokens")
+        await c.sees("✓ fits (estimate); KV cache stays at 123k tokens")
         assert c.fleet.planned[2:] == [("chat", FEWER)], "what runs now is planned once"
 
 
 async def test_a_cure_that_would_not_start_says_so_beside_it(console, fakes):
     fleet = fakes.FakeFleet(fakes.pressed)
-    fleet.findings_after = (Finding("kv_too_small", Level.ERROR, "not one request of the full length fits"),)
+    fleet.findings_after = (
+        plan_findings.Finding("kv_too_small", Level.ERROR, "not one request of the full length fits"),
+    )
     async with console(fleet=fleet) as c:
         await c.press("f")
-        await c.sees("✗ would not start: not one request of the full length fits")
+        await c.sees("✗ will not start: not one request of the full length fits")
 
 
 async def test_what_is_found_of_the_server_as_it_runs_is_not_laid_to_the_change(console, fakes):
     fleet = fakes.FakeFleet(fakes.pressed)
-    fleet.findings = (Finding("old", Level.WARNING, "an old warning"),)
-    fleet.findings_after = (Finding("new", Level.WARNING, "fp8 needs an Ada GPU"),)
+    fleet.findings = (plan_findings.Finding("old", Level.WARNING, "an old warning"),)
+    fleet.findings_after = (plan_findings.Finding("new", Level.WARNING, "fp8 needs an Ada GPU"),)
     async with console(fleet=fleet) as c:
         await c.press("f")
-        await c.sees("! fits by estimate; KV cache 123k → 246k tokens; fp8 needs an Ada GPU")
+        await c.sees("! fits (estimate); KV cache 123k → 246k tokens; fp8 needs an Ada GPU")
         assert "an old warning" not in c.text
 
 
@@ -78,7 +81,7 @@ async def test_a_plan_that_cannot_be_made_says_why(console, fakes):
     async with console(fleet=fleet) as c:
         await c.press("f")
         await c.sees("✗ it cannot be restarted: its record does not say which engine ran it")
-        assert c.app.operations.staged["chat"], "it stays staged"
+        assert c.app.operations.staging.by_server["chat"], "it stays staged"
 
 
 async def test_memory_that_is_not_known_is_said_to_be_not_known(console, fakes):
@@ -86,33 +89,33 @@ async def test_memory_that_is_not_known_is_said_to_be_not_known(console, fakes):
     fleet.memory = None
     async with console(fleet=fleet) as c:
         await c.press("f")
-        await c.sees("– not known whether it fits")
+        await c.sees("– unknown whether it fits")
 
 
 async def test_what_is_staged_by_hand_gets_a_verdict_too(console, fakes):
     async with console(fakes.coder) as c:
         await c.press("v")
-        await c.sees("staged: fits by estimate; KV cache")
+        await c.sees("staged: fits (estimate); KV cache")
         await c.press("escape")
-        await c.until(lambda: "fits by estimate" not in c.text)
+        await c.until(lambda: "fits (estimate)" not in c.text)
 
 
 async def test_every_server_gets_its_own_verdict(console, fakes):
     async with console(fakes.pressed, fakes.coder) as c:
         await c.press("f", "j", "v")
-        await c.sees("staged: fits by estimate")
+        await c.sees("staged: fits (estimate)")
         await c.press("k")
-        await c.sees("fits by estimate; KV cache 123k → 246k tokens")
+        await c.sees("fits (estimate); KV cache 123k → 246k tokens")
 
 
 async def test_the_same_key_goes_to_the_next_cure_and_round(console, fakes):
     async with console(fakes.pressed) as c:
         await c.press("f")
-        await c.sees("cure 1 of 2, f next")
+        await c.sees("fix 1/2, f next")
         await c.press("f")
         await c.sees("staged  --max-num-seqs 256 → 128")
-        assert c.app.operations.staged["chat"][0].flag == "max-num-seqs"
-        assert len(c.app.operations.staged["chat"]) == 1, "one change at a time"
+        assert c.app.operations.staging.by_server["chat"][0].flag == "max-num-seqs"
+        assert len(c.app.operations.staging.by_server["chat"]) == 1, "one change at a time"
         await c.press("f")
         await c.sees("staged  --kv-cache-dtype unset → fp8")
 
@@ -120,31 +123,42 @@ async def test_the_same_key_goes_to_the_next_cure_and_round(console, fakes):
 async def test_a_cure_takes_the_place_of_what_was_staged_and_says_so(console, fakes):
     async with console(fakes.pressed) as c:
         await c.press("p", "f")
-        await c.sees("Staged in place of what was staged before: Half the bytes")
-        assert [step.flag for step in c.app.operations.staged["chat"]] == ["kv-cache-dtype"]
+        await c.sees("Staged (replaces the earlier changes). r restarts.")
+        assert [step.flag for step in c.app.operations.staging.by_server["chat"]] == ["kv-cache-dtype"]
 
 
 async def test_a_remedy_without_a_change_of_flags_is_advice(console, fakes):
-    condition = Condition(
+    finding = Finding(
         "other_tenant", Severity.WARNING, fakes.NOW - 60, "Another process grows on GPU 0.", "It is anna's.",
-        remedies=(Remedy(Changes(), "Ask anna (pid 77) to end it, or move the server."),),
+        fixes=(Fix(Changes(), "Ask anna (pid 77) to end it, or move the server."),),
     )  # fmt: skip
-    async with console(lambda at: replace(fakes.chat(at), conditions=(condition,))) as c:
+    async with console(lambda at: replace(fakes.chat(at), findings=(finding,))) as c:
         await c.sees("! chat  other tenant since")
         await c.sees("Ask anna (pid 77) to end it, or move the server.")
-        assert "f stage cure" not in c.text
+        assert "f stage fix" not in c.text
         await c.press("f")
         await c.sees("Ask anna")
-        assert c.app.operations.staged == {}
+        assert c.app.operations.staging.by_server == {}
+
+
+async def test_advice_to_start_a_second_server_has_its_key(console, fakes):
+    why = "Start a second server on another GPU, or send fewer concurrent requests."
+    finding = Finding(
+        "oversubscribed_compute", Severity.WARNING, fakes.NOW - 60, "Slow.", "", (), (Fix(Changes(), why),)
+    )
+    async with console(lambda at: replace(fakes.chat(at), findings=(finding,))) as c:
+        await c.sees("n new server")
+        await c.press("f")
+        await c.sees("n launches one.")
 
 
 async def test_what_the_screen_names_is_what_the_key_stages_also_where_advice_comes_first(console, fakes):
-    condition = Condition(
+    finding = Finding(
         "not_admitted", Severity.CRITICAL, fakes.NOW - 60, "9 requests wait and none runs.", "",
-        remedies=(Remedy(Changes(), "Let it go on: POST /resume."), Remedy(FEWER, "Fewer fit.", "Others wait.")),
+        fixes=(Fix(Changes(), "Let it go on: POST /resume."), Fix(FEWER, "Fewer fit.", "Others wait.")),
     )  # fmt: skip
-    async with console(lambda at: replace(fakes.chat(at), conditions=(condition,))) as c:
-        await c.sees("--max-num-seqs 256 → 128. Price: Others wait.")
+    async with console(lambda at: replace(fakes.chat(at), findings=(finding,))) as c:
+        await c.sees("--max-num-seqs 256 → 128. Trade-off: Others wait.")
         assert "POST /resume" not in c.text
         await c.press("f")
         await c.sees("staged  --max-num-seqs 256 → 128")
@@ -154,15 +168,23 @@ async def test_the_question_counts_those_that_wait_for_they_are_lost_too(console
     view = fakes.pressed(fakes.NOW)
     assert view.window is not None
     for running, waiting, told in (
-        (5, 103, "108 requests are open, 103 of them waiting; a restart ends them."),
-        (0, 7, "7 requests wait; a restart ends them."),
-        (0, 1, "1 request waits; it is ended."),
-        (3, 0, "3 requests are running; a restart ends them."),
+        (5, 103, "108 requests in flight (103 queued) will be aborted."),
+        (0, 7, "7 requests in flight (7 queued) will be aborted."),
+        (0, 1, "1 request in flight (1 queued) will be aborted."),
+        (3, 0, "3 requests in flight will be aborted."),
     ):
         window = replace(view.window, requests_running=running, requests_waiting=waiting)
         async with console(lambda at, window=window: replace(fakes.pressed(at), window=window)) as c:
             await c.press("r")
             await c.sees(told)
+            assert c.fleet.calls == []
+
+
+async def test_a_restart_asks_where_the_requests_in_flight_are_not_known(console, fakes):
+    for window in (None, replace(fakes.pressed(fakes.NOW).window, requests_running=None)):
+        async with console(lambda at, window=window: replace(fakes.pressed(at), window=window)) as c:
+            await c.press("r")
+            await c.sees("How many requests are in flight is not known; all of them will be aborted.")
             assert c.fleet.calls == []
 
 
@@ -173,16 +195,16 @@ async def test_what_another_console_has_done_is_staged_no_more(console, fakes):
         await c.sees("staged  --kv-cache-dtype unset → fp8")
         state["flags"] = {**state["flags"], **FP8.set}
         await c.until(lambda: "staged  --kv-cache-dtype" not in c.text)
-        assert c.app.operations.staged == {}
+        assert c.app.operations.staging.by_server == {}
 
 
 async def test_healthy_is_said_plainly_and_offers_nothing(console, fakes):
     async with console(fakes.calm) as c:
         await c.sees("✓ coder  healthy since ")
         assert "KV cache usage 24% (limit 85%)" in c.text
-        assert "f stage cure" not in c.text
+        assert "f stage fix" not in c.text
         await c.press("f")
-        await c.sees("Nothing is found that coder would have to be cured of.")
+        await c.sees("No problems found on coder.")
 
 
 async def test_a_failed_server_is_cured_by_the_same_two_keys(console, fakes):
@@ -208,37 +230,38 @@ async def test_a_problem_that_is_gone_leaves_the_screen(console, fakes):
     async with console(lambda at: state["view"](at)) as c:
         await c.sees("preempting")
         state["view"] = fakes.chat
-        await c.until(lambda: "preempting" not in c.text)
+        await c.until(lambda: "preempting since" not in c.text)
+        await c.sees("chat: finding ended: preempting.")
 
 
 async def test_read_only_shows_the_finding_and_stages_nothing(console, fakes):
     async with console(fakes.pressed, read_only=True) as c:
         await c.sees("✗ chat  preempting")
-        assert "f stage cure" not in c.text
+        assert "f stage fix" not in c.text
         await c.press("f")
-        assert c.app.operations.staged == {}
+        assert c.app.operations.staging.by_server == {}
         await c.press("i")
-        await c.sees("Why · chat")
+        await c.sees("Findings · chat")
         await c.press("enter", "f")
-        assert c.app.operations.staged == {}
+        assert c.app.operations.staging.by_server == {}
 
 
 async def test_somebody_elses_server_is_not_cured(console, fakes):
-    async with console(lambda at: replace(fakes.observed(at), conditions=fakes.PRESSED)) as c:
+    async with console(lambda at: replace(fakes.observed(at), findings=fakes.PRESSED)) as c:
         await c.sees("preempting")
         await c.press("f")
-        await c.sees("belongs to anna")
+        await c.sees("was started by anna outside this console")
         await c.press("i", "enter")
-        assert c.app.operations.staged == {}
+        assert c.app.operations.staging.by_server == {}
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_why_tells_figures_limits_and_their_source_causes_and_prices(console, fakes, size):
     async with console(fakes.pressed, size=size) as c:
         await c.press("i")
-        await c.sees("Why · chat")
+        await c.sees("Findings · chat")
         for text in ("preempting", "critical", "requests preempted", "limit 2.0%", "objectives of preset chatbot",
-                     "The KV cache is full", "Half the bytes per token", "Price: A little precision"):  # fmt: skip
+                     "The KV cache is full", "Half the bytes per token", "Trade-off: A little precision"):  # fmt: skip
             assert text in c.text, text
         await c.press("end")
         await c.sees("KV cache pressure")
@@ -261,13 +284,13 @@ async def test_why_has_the_line_of_a_failures_log(console, fakes):
     async with console(fakes.diagnosed) as c:
         await c.press("i")
         await c.sees("line 143: ValueError: To serve at least one request")
-        assert "May also play a part: free memory below utilization." in c.text
+        assert "Possibly also: free memory below utilization." in c.text
 
 
 async def test_why_says_when_nothing_is_found(console, fakes):
     async with console(fakes.coder) as c:
         await c.press("i")
-        await c.sees("Nothing is found so far")
+        await c.sees("No findings: no traffic yet")
 
 
 def test_every_severity_has_a_sign_of_its_own_in_ascii_too():
@@ -284,6 +307,43 @@ def test_the_line_fits_any_width(fakes):
                 assert shown(view, width=width, most=most, fakes=fakes).count("\n") < most
 
 
+def test_where_the_symptom_has_no_room_the_line_has_a_figure_with_its_limit(fakes):
+    finding = replace(fakes.PRESSED[0], symptom="18 preemptions/min, 1.2 per running request, and rising.")
+    server = replace(fakes.pressed(fakes.NOW), findings=(finding,))
+    since = time.strftime("%H:%M", time.localtime(finding.since))
+    assert "1.2 per running request" in shown(server, width=120, most=3, fakes=fakes)
+    assert f"preempting since {since}: 7.2% (limit 2.0%)  " in shown(server, width=76, most=2, fakes=fakes)
+    renamed = replace(server, name="chat-for-anna")
+    assert "preempting: 7.2% (limit 2.0%)  " in shown(renamed, width=70, most=2, fakes=fakes), "before the time"
+
+
+async def test_what_a_fix_costs_comes_first_where_there_is_one_line(console, fakes):
+    async with console(fakes.pressed, size=(80, 24)) as c:
+        await c.press("f")
+        await c.sees("Staged. Trade-off: A little precision; check the answers. r restarts.")
+
+
+async def test_a_full_cache_that_no_finding_tells_of_yet_is_said(console, fakes):
+    def full(at):
+        server = fakes.chat(at)
+        window = replace(server.window, kv_cache_usage=0.99, kv_cache_usage_max=0.99)
+        return replace(server, window=window, findings=())
+
+    async with console(full) as c:
+        await c.sees("· chat  KV cache 99% (limit 85%): a finding if that lasts 30s")
+        await c.press("i")
+        await c.sees("No findings yet. KV cache 99%")
+
+
+def test_a_server_whose_cache_fills_up_is_not_called_healthy(fakes):
+    calm = fakes.calm(fakes.NOW)
+    window = replace(calm.window, kv_cache_usage=0.93, kv_cache_usage_max=0.93)
+    assert "healthy" in shown(calm, fakes=fakes)
+    text = shown(replace(calm, window=window), fakes=fakes)
+    assert "healthy" not in text
+    assert "KV cache 93% (limit" in text
+
+
 def test_what_a_log_says_is_not_taken_as_markup_or_escapes(fakes):
     view = fakes.diagnosed(fakes.NOW)
     assert view.diagnosis is not None
@@ -293,15 +353,17 @@ def test_what_a_log_says_is_not_taken_as_markup_or_escapes(fakes):
 
 def test_a_finding_of_days_ago_says_how_long(fakes):
     old = replace(fakes.PRESSED[0], since=fakes.NOW - 3 * 86_400)
-    assert "for 3d0h" in shown(replace(fakes.chat(fakes.NOW), conditions=(old,)), fakes=fakes)
+    assert "for 3d0h" in shown(replace(fakes.chat(fakes.NOW), findings=(old,)), fakes=fakes)
 
 
 def test_codes_are_written_as_people_write_them():
     assert title_of_code("kv_cache_pressure") == "KV cache pressure"
+    assert title_of_code("oversubscribed_memory") == "KV cache full, queue growing"
+    assert title_of_code("slow_first_token") == "TTFT above objective"
     assert title_of_code("gpu_memory_below_reserve") == "GPU memory below reserve"
 
 
 def test_a_note_is_not_marked_and_a_stopped_server_has_no_findings(fakes):
     note = replace(fakes.PRESSED[0], severity=Severity.NOTE)
-    assert worst_sign(replace(fakes.chat(fakes.NOW), conditions=(note,))) is None
-    assert findings_of(replace(fakes.stopped(fakes.NOW), conditions=fakes.PRESSED)) == ()
+    assert worst_sign(replace(fakes.chat(fakes.NOW), findings=(note,))) is None
+    assert findings_of(replace(fakes.stopped(fakes.NOW), findings=fakes.PRESSED)) == ()

@@ -1,35 +1,107 @@
-"""The foot stands at the foot of the screen, however long the message is and whichever pane is shown."""
+"""Everything stands where it stood, however long a message is, whatever is found and whichever pane is shown."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_launchers.machine.gpu.document import read_host
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.ui.theme import BAD
+from vllm_launchers.host.gpu.document import read_host
 
 LONG = (
-    "A sentence that is a good deal longer than eighty cells, so that it takes a second line of the screen, or a third."
+    "A sentence that is a good deal longer than the screen is wide, so it would take a second line, or a third; "
+    "the rest of it is in the history of messages, which has all of it on as many lines as it takes: of one that "
+    "is as long as this one there are quite a few on a narrow screen. Finally."
 )
+
+
+def places(c):
+    """Where the parts of the operations screen stand."""
+    screen = c.app.operations
+    return {widget.id: widget.region for widget in (screen._table, screen._finding, screen._pane_bar, screen._area)}
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (60, 15)])
+async def test_no_message_and_no_finding_moves_anything(console, fakes, size):
+    state = {"view": fakes.pressed}
+    async with console(lambda at: state["view"](at), fakes.coder, size=size) as c:
+        await c.sees("✗ chat  preempting")
+        before = places(c)
+        c.app.say(LONG)
+        await c.sees("m more")
+        assert places(c) == before
+        assert "q quit" in c.text.splitlines()[-1]
+        state["view"] = lambda at: replace(fakes.chat(at), window=fakes.window_at(at, 0.2))
+        await c.sees("finding ended: preempting")
+        assert places(c) == before
+        await c.press("left_square_bracket")
+        await c.until(lambda: "staged  --max-num-seqs" in c.text)
+        assert places(c) == before
 
 
 async def test_the_keys_stay_in_sight_beside_the_gpus(console, fakes):
     fleet = fakes.FakeFleet(*fakes.EVERY_STATE)
     fleet.gpus = {"host": read_host(Path("8xh100"))}
     async with console(fleet=fleet, size=(80, 24)) as c:
-        screen = c.app.operations
-
-        async def stands() -> None:
-            await c.until(lambda: screen._message.size.height > 1, "a message of two lines")
-            await c.sees("NV18")
-            await c.until(lambda: "q quit" in c.text.splitlines()[-1], "the keys in the last line")
-            assert screen.max_scroll_y == 0
-
         c.app.say(LONG)
         await c.press("6")
-        await stands()
-        c.app._forget_message()
-        await c.until(lambda: screen._message.size.height == 1)
-        assert "q quit" in c.text.splitlines()[-1]
+        await c.sees("NV18")
+        await c.until(lambda: "q quit" in c.text.splitlines()[-1], "the keys in the last line")
+        assert c.app.operations.max_scroll_y == 0
+
+
+async def test_the_table_does_not_shrink_when_servers_go(console, fakes):
+    async with console(fakes.chat, fakes.coder, fakes.docs) as c:
+        before = places(c)
+        c.fleet.makers = [fakes.chat]
+        await c.until(lambda: "coder" not in c.text)
+        assert places(c) == before
+
+
+async def test_a_server_without_findings_says_what_happened_last(console, fakes):
+    state = {"view": fakes.docs}
+    async with console(lambda at: replace(state["view"](at), name="chat")) as c:
+        await c.sees("chat  starting since")
+        state["view"] = lambda at: replace(fakes.chat(at), window=fakes.window_at(at, 0.2))
+        await c.sees("chat is ready (41s downtime).")
+        row = c.app.operations._finding.lines[0].text
+        assert "chat is ready" in row
+
+
+async def test_an_error_stays_until_it_was_seen(console, monkeypatch):
+    monkeypatch.setattr("vllm_console.ui.app.MESSAGE_SECONDS", 0.02)
+    async with console() as c:
+        c.app.say("disk full", BAD)
+        c.app.say("something else")
+        await c.until(lambda: c.app.message == ("disk full", BAD), "the error again")
+        await c.press("escape")
+        await c.until(lambda: "disk full" not in c.text, "the error was seen")
+
+
+async def test_m_shows_everything_that_was_said(console):
+    async with console(size=(80, 24)) as c:
         c.app.say(LONG)
-        await stands()
-        await c.press("j", "left_square_bracket", "left_curly_bracket")
-        await stands()
+        c.app.say("disk full", BAD)
+        c.app.say("disk full", BAD)
+        await c.press("m")
+        await c.sees("Messages since")
+        await c.sees("disk full (×2)")
+        await c.sees("Finally.")
+        await c.press("escape")
+        await c.until(lambda: c.app.screen is c.app.operations)
+        assert c.app.message is None, "it was seen"
+
+
+async def test_m_shows_what_holds_now_in_full(console, fakes):
+    async with console(lambda at: replace(fakes.chat(at), notice="word " * 60 + "end"), size=(80, 24)) as c:
+        await c.sees("m more")
+        await c.press("m")
+        await c.sees("word end")
+
+
+async def test_a_layout_that_changes_nothing_says_so(console, fakes):
+    async with console(fakes.chat, size=(60, 15)) as c:
+        await c.press("L")
+        await c.sees("The other layouts make no difference on a screen")

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from vllm_console.fleet.leftovers import Leftovers
-from vllm_console.telemetry.compare import compare
+from vllm_console.runs.compare import compare
 from vllm_console.ui.screens.compare import CompareScreen
-from vllm_launchers.machine.leftovers import LeftFile
+from vllm_launchers.host.shared_memory import LeftFile
 
 LEFT = Leftovers((), (LeftFile("/dev/shm/psm_0a1b2c3d", 240 << 20, 7, "seen"),))
 
@@ -69,7 +69,7 @@ async def test_over_another_screen_nothing_opens(console, slow):
         assert c.app.screen is top
         assert len(c.app.screen_stack) == 2
     assert "The comparison of chat is ready: c shows it." in said
-    assert "Ended servers left 1 file (240 MiB) in /dev/shm: X asks whether to remove that." in said
+    assert "Ended servers left 1 file (240 MiB) in /dev/shm: X removes them." in said
 
 
 async def test_help_stands_once(console):

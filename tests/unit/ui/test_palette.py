@@ -1,29 +1,253 @@
-"""The palette lists what can be done on the screen that it is opened on, and nothing else."""
+"""The command line: objects and arguments, what it lists, what it refuses and what it remembers."""
 
 from __future__ import annotations
 
-from textual.command import CommandPalette
-from textual.widgets import OptionList
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.ui.parts.recent_commands import MOST_KEPT, RecentCommands
+from vllm_console.ui.screens.palette import PaletteScreen
 
 
-async def opened(c):
-    await c.press("ctrl+p")
-    await c.until(lambda: isinstance(c.app.screen, CommandPalette))
-    options = c.app.screen.query_one(OptionList)
-    await c.until(lambda: options.option_count > 3)
-    return "\n".join(str(options.get_option_at_index(at).prompt) for at in range(options.option_count))
+async def opened(c, text=""):
+    """The command line with this text, once presets are known."""
+    await c.press("colon")
+    await c.until(lambda: isinstance(c.app.screen, PaletteScreen))
+    await c.until(lambda: c.app.screen._commands._on_servers is None or c.app.screen._commands._on_servers.presets)
+    await c.press(*("space" if char == " " else char for char in text))
+
+
+async def run(c, text):
+    await opened(c, text)
+    await c.press("enter")
+
+
+def listed(c):
+    """What is listed, as far as it was found."""
+    return [command.text for command in c.app.screen._found]
+
+
+async def test_go_selects_a_server_and_drops_a_filter_that_hides_it(console):
+    async with console() as c:
+        c.app.operations.filter_by("chat")
+        await run(c, "go coder")
+        await c.until(lambda: c.app.operations.selected_name == "coder")
+        assert "matching" not in c.text
+
+
+async def test_launch_opens_the_launch_screen_at_the_preset(console):
+    async with console() as c:
+        await run(c, "launch batch")
+        await c.sees("Launch")
+        await c.sees("▸ batch")
+
+
+async def test_set_stages_a_flag_of_the_selected_server(console):
+    async with console() as c:
+        await opened(c, "set max-num-seqs=64")
+        await c.sees("Stage --max-num-seqs 256 → 64 on chat")
+        await c.press("enter")
+        await c.sees("staged  --max-num-seqs 256 → 64")
+        await run(c, "unset max-num-seqs")
+        await c.sees("--max-num-seqs 256 → unset")
+        await run(c, "revert")
+        await c.sees("Staged a revert")
+        assert c.app.operations.staging.of("chat")[0].value == 512
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("set max-num-seqs=many", "--max-num-seqs takes a whole number, not 'many'."),
+        ("set max-num-seqs=", "--max-num-seqs needs a value"),
+        ("set max-num-seqs=256", "chat already has --max-num-seqs 256."),
+        ("unset block-size", "chat does not set --block-size."),
+        ("go nobody", "No server is called 'nobody'; there is chat, coder"),
+        ("range 7h", "No range is called '7h'; there is 5m, 15m, 1h, 6h"),
+        ("theme pink", "No theme is called 'pink'; there is terminal, dark"),
+        ("layout round", "No layout is called 'round'"),
+        ("launch nothing", "No preset is called 'nothing'"),
+        ("columns +colour", "No column is called 'colour'"),
+        ("copy soul", "No thing to copy is called 'soul'"),
+        ("xyzzy", "No command matches 'xyzzy'."),
+    ],
+)
+async def test_what_does_not_apply_says_why_and_stays_to_be_corrected(console, typed, sentence):
+    async with console() as c:
+        await run(c, typed)
+        await c.sees(sentence)
+        assert isinstance(c.app.screen, PaletteScreen)
+        assert c.app.operations.staging.by_server == {}
+        assert not c.app.recent.texts
+
+
+async def test_another_persons_server_is_not_changed(console, fakes):
+    async with console(fakes.observed) as c:
+        await run(c, "set max-num-seqs=64")
+        await c.sees("outside this console: read-only.")
+        await c.press("escape")
+        await run(c, "stop")
+        await c.sees("outside this console: read-only.")
+
+
+async def test_without_a_server_there_is_nothing_to_act_on(console, fakes):
+    async with console(fleet=fakes.FakeFleet()) as c:
+        await run(c, "copy url")
+        await c.sees("No server selected: n launches one.")
+
+
+async def test_read_only_lists_nothing_that_changes_something_and_says_so(console, tmp_path):
+    async with console(read_only=True, state=tmp_path) as c:
+        await opened(c)
+        assert not {"restart", "stop", "set ", "launch"} & set(listed(c))
+        assert "go " in listed(c)
+        await c.press(*"set", "space", *"a=1")
+        await c.sees("set changes something, and this console is read-only.")
+        await c.press("escape")
+        await run(c, "go coder")
+        await c.until(lambda: c.app.recent.texts == ["go coder"])
+        assert not list(tmp_path.iterdir())
+
+
+async def test_view_commands_change_the_view(console):
+    async with console() as c:
+        await run(c, "layout focus")
+        await c.sees("L focus")
+        await run(c, "pane log")
+        await c.sees("L back")
+        await run(c, "range 6h")
+        await c.sees("6h ·")
+        await run(c, "columns name state ttft gpu")
+        await c.until(lambda: "KV CACHE" not in c.text)
+        assert "NAME      STATE         TTFT p99 GPU" in c.text
+        await run(c, "columns +hit -ttft")
+        await c.sees("NAME      STATE         GPU  ")
+        assert c.app.operations.columns == ("name", "state", "gpu", "hit")
+        await run(c, "columns default")
+        await c.sees("KV CACHE")
+        await run(c, "filter anna")
+        await c.sees("Servers matching 'anna' · 1 of 7")
+
+
+async def test_copy_url(console, monkeypatch):
+    monkeypatch.delenv("TMUX", raising=False)
+    async with console() as c:
+        await run(c, "copy url")
+        await c.sees("URL of chat copied to the terminal's clipboard")
+        assert c.app.clipboard == "http://127.0.0.1:8000"
+
+
+async def test_export_writes_a_file_once(console, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with console() as c:
+        await run(c, "export shell")
+        await c.sees("chat written to")
+        text = (tmp_path / "chat.sh").read_text()
+        assert "serve" in text
+        await run(c, "export shell")
+        await c.sees("is there already: move it first.")
+        assert (tmp_path / "chat.sh").read_text() == text
+
+
+async def test_a_proxy_gets_the_selected_server_first_and_the_marked_ones(console, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with console() as c:
+        await run(c, "mark coder")
+        await run(c, "go chat")
+        await run(c, "export nginx")
+        await c.sees("chat written to")
+        text = (tmp_path / "chat.nginx.conf").read_text()
+        assert ";  # chat\n" in text
+        assert "backup;  # coder" in text
+
+
+async def test_letters_find_a_command_and_what_is_not_whole_is_completed(console):
+    async with console() as c:
+        await opened(c, "gocod")
+        assert listed(c)[0] == "go coder"
+        await c.press("ctrl+u", *"rng6")
+        assert listed(c)[0] == "range 6h"
+        await c.press("ctrl+u", *"set", "space", *"numseqs", "enter")
+        await c.sees(": set max-num-seqs=")
+        await c.press(*"32", "enter")
+        await c.sees("staged  --max-num-seqs 256 → 32")
+
+
+async def test_tab_completes_and_an_arrow_chooses(console):
+    async with console() as c:
+        await opened(c, "la fo")
+        await c.press("tab")
+        await c.sees(": layout focus")
+        await c.press("ctrl+u", *"layout", "space", "down", "down", "enter")
+        await c.sees("L focus")
+
+
+async def test_enter_alone_does_nothing(console):
+    async with console() as c:
+        await run(c, "stop")
+        await c.sees("Stop chat?")
+        await c.press("n")
+        await opened(c)
+        assert listed(c)[0] == "stop", "what was used last comes first"
+        await c.press("enter")
+        await c.until(lambda: c.app.screen is c.app.operations)
+        assert c.fleet.calls == []
+
+
+async def test_what_was_used_last_comes_first_and_is_remembered(console, tmp_path):
+    async with console(state=tmp_path) as c:
+        await run(c, "theme terminal")
+        await run(c, "layout wide")
+        await c.sees("L wide")
+        await run(c, "set max-num-seqs=64")
+        await c.until((tmp_path / "commands.json").exists)
+        await c.until(lambda: len(json.loads((tmp_path / "commands.json").read_text())) == 3)
+    assert (tmp_path / "commands.json").stat().st_mode & 0o777 == 0o600
+    async with console(state=tmp_path) as c:
+        await opened(c)
+        await c.until(lambda: listed(c)[:3] == ["set max-num-seqs=64", "layout wide", "theme terminal"])
+        await c.press(*"t")
+        assert listed(c).index("theme terminal") < listed(c).index("theme dark")
+
+
+def test_what_is_remembered_is_bounded_and_holds_no_secret(tmp_path):
+    recent = RecentCommands(tmp_path)
+    for number in range(MOST_KEPT + 20):
+        recent.add(f"set max-num-seqs={number}")
+    recent.add("set api-key=sk-verysecretvalue0123456789")
+    recent.add("go " + "x" * 500)
+    recent.write()
+    kept = json.loads((tmp_path / "commands.json").read_text())
+    assert len(kept) == MOST_KEPT
+    assert kept[0] == f"set max-num-seqs={MOST_KEPT + 19}"
+    (tmp_path / "commands.json").write_text('["go \\u001b[2J", 3')
+    again = RecentCommands(tmp_path)
+    again.read()
+    assert again.texts == []
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 40), (200, 60)])
+async def test_it_covers_neither_the_table_nor_the_finding(console, fakes, size):
+    async with console(fakes.pressed, fakes.coder, size=size) as c:
+        await opened(c, "fix")
+        top = c.app.screen.query_one("#palette").region.y
+        for id in ("#servers", "#finding"):
+            assert c.app.operations.query_one(id).region.bottom <= top
+        assert c.app.screen.query_one("#palette").region.bottom == size[1]
 
 
 async def test_on_what_is_read_only_what_holds_everywhere(console):
     async with console() as c:
-        assert "Restart the selected server" in await opened(c)
-        await c.press("escape")
         for key in ("d", "i", "question_mark"):
             await c.press(key)
             await c.until(lambda: c.app.screen is not c.app.operations)
-            listed = await opened(c)
-            assert "Restart the selected server" not in listed, key
-            assert "Quit; servers stay up" in listed
+            await opened(c)
+            assert "restart" not in listed(c), key
+            assert {"quit", "theme "} <= set(listed(c))
+            await c.press(*"go", "space", *"chat")
+            await c.sees("go is a command of the operations screen; leave this one first.")
             await c.press("escape", "escape")
             await c.until(lambda: c.app.screen is c.app.operations)
 
@@ -35,3 +259,30 @@ async def test_none_over_a_question(console):
         await c.press("ctrl+p")
         await c.press("n")
         await c.until(lambda: c.app.screen is c.app.operations, "the question was answered, not a palette")
+
+
+async def test_a_server_that_is_named_is_acted_on_alone(console, fakes):
+    def second(at):
+        return replace(fakes.stopped(at), name="other")
+
+    async with console(fakes.stopped, second) as c:
+        await c.press("asterisk")
+        await run(c, "restart other")
+        await c.until(lambda: c.fleet.calls)
+        assert [call[:2] for call in c.fleet.calls] == [("restart", "other")]
+
+
+async def test_at_shows_an_earlier_moment_and_end_is_live_again(console, fakes):
+    async with console() as c:
+        await c.until(lambda: c.app.operations.selected is not None and c.app.operations.selected.series is not None)
+        await opened(c, "at 12:38")
+        await c.sees("Show 12:38:00, 3m07s ago")
+        await c.press("enter")
+        await c.sees("at 12:38:00 · 3m07s ago")
+        await c.until(lambda: c.fleet.times[-1].at == fakes.NOW - 187)
+        await run(c, "at end")
+        await c.until(lambda: c.app.operations.time.view.at is None)
+        await run(c, "at 2025-12-31 23:00:05")
+        await c.until(lambda: c.fleet.times[-1].at == fakes.NOW - 49_262)
+        await opened(c, "at noon")
+        await c.sees("'noon': expected an earlier time such as '2026-11-22 03:10' or 03:10.")

@@ -13,7 +13,7 @@ async def test_a_server_gone_to_is_looked_at_once(console):
         looks = c.fleet.looks
         await c.press("j")
         await c.until(lambda: c.app.snapshot.server("coder").series is not None, "the chart of the newly selected")
-        assert c.app.looking.paused
+        assert c.app.polling.paused
         assert c.fleet.looks == looks + 1
         assert "nothing reported yet" not in c.text
 
@@ -40,7 +40,51 @@ async def test_a_message_goes_after_its_time(console, monkeypatch):
         await c.press("space")
         await c.press("y")
         await c.until(lambda: c.app.message is None, "the message goes")
-        assert "Copied" not in c.text
+        assert "copied" not in c.text
+
+
+async def test_every_verb_is_followed_by_a_look(console):
+    async with console() as c:
+        for keys in (["b"], ["n"], ["x", "y"]):
+            if not c.app.polling.paused:
+                await c.press("space")
+            await c.until(lambda: c.app.polling.paused and not c.app._wake.is_set())
+            looks = c.fleet.looks
+            await DO[keys[0]](c)
+            await c.until(lambda looks=looks: c.fleet.looks > looks, f"a look after {keys}")
+            assert c.app.polling.paused
+
+
+async def load(c):
+    await c.press("b")
+
+
+async def launch(c):
+    await c.press("n")
+    await c.until(lambda: c.app.screen is not c.app.operations and c.app.screen.planner.fresh, "a plan")
+    await c.press("ctrl+s", "ctrl+s")
+    await c.until(lambda: c.app.screen is c.app.operations, "launched")
+
+
+async def stop(c):
+    await c.press("s")
+    await c.until(lambda: c.app.screen is not c.app.operations, "a question")
+    await c.press("y")
+
+
+DO = {"b": load, "n": launch, "x": stop}
+
+
+async def test_a_question_leaves_the_picture_as_it_is(console):
+    async with console() as c:
+        await c.press("space")
+        await c.until(lambda: c.app.polling.paused and not c.app._wake.is_set())
+        looks = c.fleet.looks
+        c.app.act("", lambda: "It was told.", lambda answer: answer, once="question")
+        await c.sees("It was told.")
+        c.app.act("", lambda: "more", lambda answer: answer, once="question")
+        await c.sees("more")
+        assert c.fleet.looks == looks
 
 
 async def test_space_turns_the_page_of_what_is_read(console):
@@ -49,7 +93,7 @@ async def test_space_turns_the_page_of_what_is_read(console):
             await c.press(key)
             await c.until(lambda: c.app.screen is not c.app.operations)
             await c.press("space")
-            assert not c.app.looking.paused, key
+            assert not c.app.polling.paused, key
             await c.press("escape")
 
 

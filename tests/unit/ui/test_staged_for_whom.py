@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.fleet.model import State
+from vllm_console.fleet.snapshot import State
 
 ANOTHER = ({"preset": "batch"}, {"model": "Qwen/Qwen3-8B"}, {"generation": 1})
 """What tells another server of the same name."""
@@ -19,8 +18,8 @@ def world(fakes):
     class World(fakes.FakeFleet):
         now = {}  # noqa: RUF012 - replaced by tests
 
-        def snapshot(self, selected=None):
-            found = super().snapshot(selected)
+        def snapshot(self, selected=None, *time):
+            found = super().snapshot(selected, *time)
             return found if self.now is not None else replace(found, servers=())
 
     world = World(lambda at: replace(fakes.chat(at), **(world.now or {})))
@@ -29,19 +28,19 @@ def world(fakes):
 
 async def judged(c):
     await c.press("left_square_bracket")
-    await c.sees("fits by estimate; KV cache")
+    await c.sees("fits (estimate); KV cache")
 
 
 async def test_a_server_of_the_same_name_gets_nothing_of_it(console, world):
     async with console(fleet=world) as c:
-        known = c.app.operations._known["chat"]
+        known = c.app.operations._identities["chat"]
         for other in ANOTHER:
             await judged(c)
             world.now = other
-            await c.until(lambda: c.app.operations.staged == {}, f"staged changes go: {other}")
-            assert "fits by estimate" not in c.text
+            await c.until(lambda: c.app.operations.staging.by_server == {}, f"staged changes go: {other}")
+            assert "fits (estimate)" not in c.text
             world.now = {}
-            await c.until(lambda: c.app.operations._known["chat"] == known, "the first one is back")
+            await c.until(lambda: c.app.operations._identities["chat"] == known, "the first one is back")
         await c.press("r", "y")
         await c.until(lambda: world.calls)
         assert world.calls[0][2].empty
@@ -51,17 +50,17 @@ async def test_nothing_is_kept_of_a_server_that_is_gone(console, world):
     async with console(fleet=world) as c:
         await judged(c)
         world.now = None
-        await c.until(lambda: c.app.operations.staged == {})
-        assert c.app.operations._verdicts == c.app.operations._plans == {}
+        await c.until(lambda: c.app.operations.staging.by_server == {})
+        assert c.app.operations.verdicts.by_server == c.app.operations.verdicts.plans == {}
 
 
 async def test_forgetting_drops_it_before_the_next_look(console, world):
     world.now = {"state": State.STOPPED, "window": None}
     async with console(fleet=world) as c:
         await c.press("left_square_bracket", "space")
-        assert c.app.operations.staged
+        assert c.app.operations.staging.by_server
         await c.press("x", "y")
-        await c.until(lambda: c.app.operations.staged == {})
+        await c.until(lambda: c.app.operations.staging.by_server == {})
 
 
 async def test_another_generation_is_judged_anew(console, world):
@@ -70,5 +69,5 @@ async def test_another_generation_is_judged_anew(console, world):
         planned = len(world.planned)
         world.now = {"generation": 4}
         await c.until(lambda: len(world.planned) == planned + 2, "what runs now, and what is staged")
-        await c.sees("fits by estimate; KV cache")
-        assert c.app.operations.staged["chat"]
+        await c.sees("fits (estimate); KV cache")
+        assert c.app.operations.staging.by_server["chat"]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.telemetry.model import Stage
-from vllm_console.telemetry.progress import Progress, Startup
-from vllm_console.ui.panes.state import left_words, stage_lines, state_lines
-from vllm_console.ui.panes.table import columns_for, row
-from vllm_launchers.plan.budget.model import EngineReport
+from vllm_console.logs.startup import Progress, Startup
+from vllm_console.metrics.sample import Stage
+from vllm_console.ui.panes.servers import columns_for, row
+from vllm_console.ui.panes.state import format_left, stage_lines, state_lines
+from vllm_launchers.plan.budget.budget import EngineReport
 
 
 def text(lines, width=200):
@@ -22,7 +21,7 @@ def text(lines, width=200):
 async def test_how_far_it_is_and_how_long_yet_stand_above_the_stages(console, fakes, size):
     async with console(fakes.loading, size=size) as c:
         await c.sees("Start-up of docs")
-        await c.sees(" 40%  about 50s left, by its last start of 1m26s")
+        await c.sees(" 40%  ~50s left (last start took 1m26s)")
         assert "download" in c.text
         assert "15.0 GiB, 812 MiB/s" in c.text
         assert "weights 15.0 GiB" in c.text
@@ -30,19 +29,19 @@ async def test_how_far_it_is_and_how_long_yet_stand_above_the_stages(console, fa
 
 async def test_the_table_says_how_long_yet_of_a_server_that_is_not_selected(console, fakes):
     async with console(fakes.chat, fakes.loading) as c:
-        await c.sees("weights 61 %")
-        await c.sees("about 50s left")
+        await c.sees("weights 61%")
+        await c.sees("~50s left")
 
 
 async def test_silence_is_said_in_table_and_pane(console, fakes):
     async with console(fakes.silent) as c:
-        await c.sees("! compile: no sign of life for 5m12s")
+        await c.sees("! compile: no progress for 5m12s")
         await c.sees("neither its log nor the model's cache")
 
 
 def test_without_an_earlier_start_that_is_said(fakes):
     view = replace(fakes.docs(fakes.NOW), startup=Startup())
-    assert "no earlier start of this model was seen" in text(state_lines(view, fakes.NOW, 80, 20), 80)
+    assert "first start of this model here" in text(state_lines(view, fakes.NOW, 80, 20), 80)
 
 
 def test_what_is_not_known_of_a_start_is_left_out(fakes):
@@ -56,19 +55,19 @@ def test_the_engines_figures_stand_under_the_stages(fakes):
     view = replace(fakes.loading(fakes.NOW), startup=Startup(report=report))
     shown = text(state_lines(view, fakes.NOW, 120, 20), 120)
     assert "weights 15.0 GiB · KV cache 18.8 GiB, 176k tokens · CUDA graphs 0.5 GiB" in shown
-    assert "21.5 full-length requests at once" in shown
+    assert "21.5 full-length requests in parallel" in shown
 
 
 def test_an_estimate_changes_in_steps_and_makes_no_promise_when_overdue():
-    assert left_words(Progress(0.5, 52.4, 100)) == left_words(Progress(0.5, 48.1, 100)) == "about 50s left"
-    assert left_words(Progress(0.5, 7.2, 100)) == "about 7s left"
-    assert left_words(Progress(0.99, 0.2, 100)) == "nearly there"
-    assert left_words(Progress(0.5, None, 100)) == "longer than the last time"
+    assert format_left(Progress(0.5, 52.4, 100)) == format_left(Progress(0.5, 48.1, 100)) == "~50s left"
+    assert format_left(Progress(0.5, 7.2, 100)) == "~7s left"
+    assert format_left(Progress(0.99, 0.2, 100)) == "almost done"
+    assert format_left(Progress(0.5, None, 100)) == "longer than last time"
 
 
 def test_long_figures_of_a_stage_take_room_from_the_bar_and_are_not_cut(fakes):
-    stages = [Stage("download", fakes.NOW - 9, None, "123.4 of about 141.0 GiB, 812 MiB/s, 87 %")]
-    assert "812 MiB/s, 87 %" in text(stage_lines(stages, fakes.NOW, 80), 80)
+    stages = [Stage("download", fakes.NOW - 9, None, "123.4 of about 141.0 GiB, 812 MiB/s, 87%")]
+    assert "812 MiB/s, 87%" in text(stage_lines(stages, fakes.NOW, 80), 80)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
@@ -83,5 +82,5 @@ def test_a_failed_server_shows_what_was_found_its_line_and_the_remedies(fakes):
     shown = text(state_lines(fakes.diagnosed(fakes.NOW), fakes.NOW, 120, 20), 120)
     assert "One request of the full context length does not fit into the KV cache." in shown
     assert "line 143: ValueError: To serve at least one request" in shown
-    assert " f --max-model-len 131072 → 40960. Price: Longer requests are refused." in shown
-    assert "f cure   i why" in shown
+    assert " f --max-model-len 131072 → 40960. Trade-off: Longer requests are rejected." in shown
+    assert "f fix   i findings" in shown

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.fleet.api import FleetError
-from vllm_console.fleet.model import Changes, State
-from vllm_console.telemetry.compare import compare
+from vllm_console.fleet.snapshot import Changes, State
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.runs.compare import compare
+from vllm_console.ui.parts.server_verbs import Verb, VerbsInProgress
 from vllm_console.ui.screens.compare import CompareScreen
-from vllm_console.ui.under_way import UnderWay, Verb
 
 
 @pytest.fixture
@@ -35,17 +35,17 @@ async def test_a_second_restart_is_not_begun_until_the_first_is_seen(console, fl
         await c.press("r", "r")
         await c.sees("chat is being restarted.")
         fleet.go.set()
-        await c.sees("restarts as generation 4")
+        await c.sees("is restarting as run 4")
         looks = fleet.looks
         await c.until(lambda: fleet.looks > looks + 1, "looks that still show the old generation")
         for key in ("r", "s", "w", "x", "z"):
-            c.app.message = None
+            c.app.messages_seen()
             await c.press(key)
             await c.sees("chat is being restarted.")
             assert c.app.screen is c.app.operations, key
         fleet.now = {"state": State.STOPPING, "state_since": fleet.at}
         await c.until(lambda: c.app.operations.selected.state is State.STOPPING)
-        c.app.message = None
+        c.app.messages_seen()
         await c.press("r")
         await c.sees("chat is being restarted.")
         await c.press("s")
@@ -62,7 +62,7 @@ async def test_a_restart_of_what_starts_anyway_asks(console, fakes):
     """The new generation may be there before a second press: restarted again, it would take the way back away."""
     async with console(fakes.docs) as c:
         await c.press("r")
-        await c.sees("It is starting with these flags already: that would begin anew.")
+        await c.sees("Already starting with these flags; a restart starts over.")
         await c.press("n", "v", "r")
         await c.until(lambda: c.fleet.calls)
         assert c.fleet.calls == [("restart", "docs", Changes(set={"kv-cache-dtype": "fp8"}))]
@@ -81,26 +81,26 @@ async def test_what_was_refused_can_be_tried_again(console, fleet):
 def test_a_verb_is_under_way_until_a_look_shows_more(fakes):
     chat = fakes.chat(0.0)
     stopping = replace(chat, state=State.STOPPING, state_since=1.0)
-    held = UnderWay()
+    held = VerbsInProgress()
     held.begin(chat, Verb.STOP)
-    held.seen([stopping])
+    held.observe([stopping])
     assert held.on(chat) is Verb.STOP, "not answered yet: another one had it stopped"
-    held.answered("chat")
-    held.seen([chat])
+    held.accept("chat")
+    held.observe([chat])
     assert held.on(chat) is Verb.STOP
-    held.seen([stopping])
+    held.observe([stopping])
     assert held.on(stopping) is None
     held.begin(chat, Verb.SWITCH)
     assert held.on(stopping, to_stop=True) is Verb.SWITCH
-    held.answered("chat")
-    held.seen([stopping])
+    held.accept("chat")
+    held.observe([stopping])
     assert held.on(stopping) is Verb.SWITCH
     assert held.on(stopping, to_stop=True) is None, "a stop goes before what is to start"
-    held.seen([replace(stopping, state=State.STOPPED)])
+    held.observe([replace(stopping, state=State.STOPPED)])
     assert held.on(chat) is None
-    held.begin(chat, Verb.FORGET)
-    held.answered("chat")
-    held.seen([])
+    held.begin(chat, Verb.REMOVE)
+    held.accept("chat")
+    held.observe([])
     assert held.on(chat) is None
 
 
@@ -138,4 +138,4 @@ async def test_the_way_back_of_a_server_that_is_gone_says_so(console, compared):
         await c.press("z")
         await c.sees("chat is gone.")
         assert [call[0] for call in compared.calls] == ["compare"]
-        assert c.app.operations.staged == {}
+        assert c.app.operations.staging.by_server == {}

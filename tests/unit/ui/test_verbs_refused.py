@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
-from vllm_console.fleet.api import NoPlaceError
-from vllm_console.fleet.model import Changes
-from vllm_console.fleet.placing import AUTO, Wanted, find_place, find_place_again
-from vllm_console.fleet.refusing import refuse_unfit
-from vllm_console.ui.refusal import refusal_rows
+from vllm_console.fleet.snapshot import Changes
+from vllm_console.fleet.verbs import NoPlaceError
+from vllm_console.ui.parts.server_verbs import refusal_rows
+from vllm_launchers.launch.placement import AUTO, GpuRequest, find_place, find_place_again
+from vllm_launchers.launch.refusal import refuse_unfit
 from vllm_launchers.plan.findings import Finding, Level
 
 SHORTER = Changes({"max-model-len": 8192}, ("swap-space",))
@@ -41,7 +40,7 @@ async def test_one_error_is_said_with_its_cure_in_the_consoles_words(console, fl
     fleet.errors = (SURE,)
     async with console(fleet=fleet) as c:
         await c.press("r")
-        await c.sees("old is not restarted: max-model-len 131072 is over the model's 8192. What mends it:")
+        await c.sees("old was not restarted: max-model-len 131072 is over the model's 8192. Fix:")
         assert "--max-model-len 8192, no --swap-space (e edits the flags)." in " ".join(c.text.split())
         assert "--set" not in c.text
         assert "--force" not in c.text
@@ -51,7 +50,7 @@ async def test_several_errors_are_all_told_and_nothing_is_done(console, fleet):
     fleet.errors = (SURE, ESTIMATE)
     async with console(fleet=fleet, size=(80, 24)) as c:
         await c.press("r")
-        await c.sees("old would not start.")
+        await c.sees("old will not start.")
         assert "1. max-model-len 131072" in c.text
         assert "2. the KV cache holds no request of full length." in c.text
         await c.press("y")
@@ -63,11 +62,11 @@ async def test_what_rests_on_an_estimate_may_be_gone_over(console, fleet):
     fleet.errors = (ESTIMATE,)
     async with console(fleet=fleet) as c:
         await c.press("r")
-        await c.sees("old would hardly start. Restart it all the same?")
+        await c.sees("old is unlikely to start. Restart anyway?")
         await c.press("n")
         assert fleet.calls == []
         await c.press("r")
-        await c.sees("all the same?")
+        await c.sees("anyway?")
         await c.press("enter")  # it came by itself, and enter may have been meant for something else
         assert fleet.calls == []
         await c.press("y")
@@ -79,7 +78,7 @@ async def test_a_switch_too(console, fleet):
     fleet.errors = (ESTIMATE,)
     async with console(fleet=fleet) as c:
         await c.press("w", "j", "enter", "y")
-        await c.sees("old would hardly start. Switch it all the same?")
+        await c.sees("old is unlikely to start. Switch anyway?")
         await c.press("y")
         await c.until(lambda: fleet.calls)
         assert [(*call[:2], call[3]) for call in fleet.calls] == [("switch", "old", True)]
@@ -92,21 +91,19 @@ async def test_an_answer_over_another_screen_is_said_and_asks_nothing(console, f
         await c.press("question_mark")
         top = c.app.screen
         c.app.say = lambda text, *_: said.append(text)
-        c.app.operations._ask_restart(c.app.operations.selected)
-        await c.until(lambda: said[-1].endswith("And 1 more."))
+        c.app.operations.verbs.restart(c.app.operations.selected)
+        await c.until(lambda: said[-1].endswith("(+1 more)"))
         assert c.app.screen is top
 
 
 def test_no_word_for_commands_reaches_the_console(fakes):
-    wanted = Wanted({"tensor-parallel-size": 2}, fakes.VLLM)
+    wanted = GpuRequest({"tensor-parallel-size": 2}, fakes.VLLM)
     calls = (lambda: find_place_again(wanted, None, (0,), chosen=False), lambda: find_place(wanted, None, AUTO, ()))
-    for call, what in zip(calls, ("it has GPU 0 and would work on 2 now", "no GPUs can be chosen"), strict=True):
+    for call, what in zip(calls, ("needs 2 GPUs but has GPU 0", "no GPUs can be chosen"), strict=True):
         with pytest.raises(NoPlaceError, match="--gpus") as error:
             call()
         (row,) = refusal_rows(error.value, "e")
         assert row.startswith(what)
         assert "--gpus" not in row
         assert row.endswith("s stops it, then n launches it under this name on other GPUs.")
-    assert refusal_rows(NoPlaceError("no GPUs can be given to it: all are full"), "e") == [
-        "no GPUs can be given to it: all are full."
-    ]
+    assert refusal_rows(NoPlaceError("no GPUs available: all are full"), "e") == ["no GPUs available: all are full."]

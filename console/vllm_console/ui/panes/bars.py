@@ -1,43 +1,47 @@
-"""The lines that are always there: header, message, staged changes, footer."""
+"""The lines around a screen: header, message, staged changes, footer."""
 
 from __future__ import annotations
 
 import textwrap
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.fleet.model import Flags, FlagValue, FleetSnapshot, ServerView, State
-from vllm_console.format import duration
-from vllm_console.text import plain
-from vllm_console.ui.actions import key_label, scoped
-from vllm_console.ui.panes.gpus import host_words
-from vllm_console.ui.staging import Staged
-from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit, keys_line
-from vllm_console.ui.widgets.lines import line
+from vllm_console.fleet.snapshot import Flags, FlagValue, FleetSnapshot, ServerView, State
+from vllm_console.text import clock, duration, plain
+from vllm_console.ui.actions import action_named, scoped
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.gpus import format_host
+from vllm_console.ui.parts.staging import Staged
+from vllm_console.ui.parts.time_cursor import ShownTime
+from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, PAST, SIMULATED, STRONG, WARN
+from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line
 from vllm_launchers.plan import common_flags
 
-STAGE_KEYS = (
-    ("[ ]", "sequences"), ("{ }", "context"), ("< >", "GPU memory"), ("p", "prefix cache"),
-    ("P", "chunked prefill"), ("v", "KV dtype"), ("z", "go back"),
-)  # fmt: skip
-SHORT_STAGE_KEYS = (
-    ("[ ]", "seqs"), ("{ }", "context"), ("< >", "memory"), ("p", "prefix"), ("P", "chunks"), ("v", "fp8"),
-    ("z", "back"),
-)  # fmt: skip
+_STAGE_ACTIONS = (
+    (("tune",), "tune", "tune"),
+    (("halve_sequences", "double_sequences"), "sequences", "seqs"),
+    (("halve_context", "double_context"), "context", "context"),
+    (("lower_utilization", "raise_utilization"), "GPU memory", "memory"),
+    (("toggle_prefix_caching",), "prefix cache", "prefix"),
+    (("toggle_chunked_prefill",), "chunked prefill", "chunks"),
+    (("cycle_kv_dtype",), "KV dtype", "fp8"),
+    (("previous_flags",), "revert", "revert"),
+)
+"""What stages: an action, or one that lowers and one that raises; what it changes, and the same in short."""
+
+_LIVE = ShownTime()
 
 MOST_MESSAGE_LINES = 3
-"""What is longer is told elsewhere too: why a server failed, by ``i``."""
+"""Longer texts are cut; the messages screen shows all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Looking:
-    """How the console looks at servers: every how many seconds, paused or not, and how long the present look hangs."""
+class Polling(msgspec.Struct, frozen=True):
+    """How the console polls servers: the interval in seconds, paused or not, and how long the present poll hangs."""
 
     refresh: float
     paused: bool = False
@@ -46,49 +50,94 @@ class Looking:
     demo: bool = False
 
 
-def header_line(snapshot: FleetSnapshot | None, looking: Looking, width: int) -> Strip:
-    """Program, host, engines; at the right the marks, the refresh rate and the clock."""
+def header_line(snapshot: FleetSnapshot | None, polling: Polling, width: int, shown: ShownTime = _LIVE) -> Strip:
+    """Program, host, engines; at the right the marks, the range of the charts and the clock, or the moment shown.
+
+    Where the engines don't fit, a mark still says that one is simulated.
+    """
     left: list[Part] = [(" vllm-console", STRONG)]
     if snapshot:
         left.append((f" · {plain(snapshot.hostname)}", None))
-        left += [(f" · {words}", None) for words in host_words(snapshot)]
-        left += [(f" · {label}", DIM) for label in _engines(snapshot.servers)]
+        left += [(f" · {words}", None) for words in format_host(snapshot)]
+        left += [(f" · {label}", DIM) for label in _engines(_all(snapshot))]
     right: list[Part] = []
-    if looking.demo:
+    if polling.demo:
         right.append((" demo ", KEY))
-    if looking.read_only:
+    if polling.read_only:
         right.append((" read-only ", WARN))
-    if looking.paused:
+    if shown.replay:
+        right.append((" replay ", KEY))
+    if polling.paused:
         right.append((" paused ", WARN))
-    elif looking.hanging is not None:
-        right.append((f" last look {duration(looking.hanging)} ago ", BAD))
-    clock = time.strftime("%H:%M", time.localtime(snapshot.at)) if snapshot else "     "
-    right.append((f" {looking.refresh:g} s  {clock} ", DIM))
-    return _both_ends(left, right, width)
+    elif polling.hanging is not None:
+        right.append((f" data {duration(polling.hanging)} old ", BAD))
+    times = _time_parts(snapshot, polling, shown)
+    if shown.replay and _length([*left[:1], *right, *times]) > width:
+        times = _time_parts(snapshot, polling, shown, age=False)
+    right += times
+    fitting = _fitting(left, width - _length(right))
+    named = any("simulated" in part[0] for part in fitting)
+    if snapshot and any(server.simulated for server in _all(snapshot)) and not named:
+        marked: list[Part] = [(" simulated ", SIMULATED), *right]
+        if _length(left[:1]) + _length(marked) <= width:
+            right, fitting = marked, _fitting(left, width - _length(marked))
+    return line(*fitting, " " * max(0, width - _length(fitting) - _length(right)), *right)
+
+
+def _time_parts(snapshot: FleetSnapshot | None, polling: Polling, shown: ShownTime, *, age: bool = True) -> list[Part]:
+    """``live · 15 min · 12:41:07``; else the moment that is shown, in color, and the key that leads back."""
+    if snapshot is not None and shown.at is not None:
+        ago = f" · {duration(max(0.0, snapshot.at - shown.at))} ago" if age else ""
+        note = "" if shown.of_figures else " · figures are current"
+        text = f" at {clock(shown.at, snapshot.at, seconds=True)}{ago} · {shown.range}{note} "
+        return [(text, PAST), (f" {key_of('time_live')} {'leave' if shown.replay else 'live'} ", KEY)]
+    live = "live · " if polling.refresh == 1 else f"live every {polling.refresh:g}s · "
+    now = clock(snapshot.at, snapshot.at, seconds=True) if snapshot else " " * 8
+    return [(f" {'' if polling.paused or polling.hanging is not None else live}{shown.range} · {now} ", DIM)]
+
+
+def _all(snapshot: FleetSnapshot) -> Sequence[ServerView]:
+    """The servers, and the run that is replayed."""
+    return snapshot.servers if snapshot.replay is None else (*snapshot.servers, snapshot.replay)
 
 
 def _engines(servers: Sequence[ServerView]) -> list[str]:
     return list(dict.fromkeys(server.engine.label for server in servers if server.engine))[:3]
 
 
-def _both_ends(left: list[Part], right: list[Part], width: int) -> Strip:
-    def length(parts: list[Part]) -> int:
-        return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
+def _length(parts: Sequence[Part]) -> int:
+    return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
 
-    while len(left) > 1 and length(left) + length(right) > width:
-        left.pop()
-    return line(*left, " " * max(0, width - length(left) - length(right)), *right)
+
+def _fitting(parts: Sequence[Part], width: int) -> list[Part]:
+    """The first parts, as many as fit, one at least."""
+    kept = list(parts)
+    while len(kept) > 1 and _length(kept) > width:
+        kept.pop()
+    return kept
 
 
 def message_lines(
-    message: Part | None, server: ServerView | None, snapshot: FleetSnapshot | None, width: int
+    message: Part | None,
+    server: ServerView | None,
+    snapshot: FleetSnapshot | None,
+    width: int,
+    most: int = MOST_MESSAGE_LINES,
 ) -> list[Strip]:
-    """What was just said; else what is wrong with the selected server, or to be known of it. One line or more."""
+    """The last message; else what is wrong with the selected server, or worth knowing. One line, at most ``most``.
+
+    A text that is longer is cut, and the key that shows all of it stands behind it.
+    """
     text, style = _message(message, server, snapshot)
     rows = textwrap.wrap(plain(text), max(20, width - 2), break_on_hyphens=False) or [""]
-    if len(rows) > MOST_MESSAGE_LINES:
-        rows[MOST_MESSAGE_LINES - 1] = fit(" ".join(rows[MOST_MESSAGE_LINES - 1 :]), width - 2)
-    return [line((f" {row}", style)) for row in rows[:MOST_MESSAGE_LINES]]
+    if len(rows) <= most:
+        return [line((f" {row}", style)) for row in rows]
+    end = f"  {key_of('messages')} more"
+    last = fit(" ".join(rows[most - 1 :]), max(1, width - 2 - len(end)))
+    return [
+        *(line((f" {row}", style)) for row in rows[: most - 1]),
+        line((f" {last}", style), (end, clickable("screen.messages", KEY))),
+    ]
 
 
 def _message(
@@ -96,17 +145,24 @@ def _message(
 ) -> tuple[str, Style | None]:
     if message is not None:
         return (message, None) if isinstance(message, str) else message
+    return next(iter(notices_of(server, snapshot)), ("", None))
+
+
+def notices_of(server: ServerView | None, snapshot: FleetSnapshot | None) -> list[tuple[str, Style | None]]:
+    """What is wrong with the selected server or with anything else, and what is worth knowing: the gravest first."""
+    notices: list[tuple[str, Style | None]] = []
     # A diagnosis that rests on a line of the log is the reason, and the line of findings says it.
     found = server is not None and server.diagnosis is not None and server.diagnosis.evidence
     if server and server.reason and not found and not (server.notice and server.state is State.STOPPED):
-        return f"! {server.name}: {server.reason}", WARN
+        ended = server.state is State.STOPPED  # as somebody wanted
+        notices.append((f"{'' if ended else '! '}{server.name}: {server.reason}", DIM if ended else WARN))
     if server and server.notice:
-        return f"{server.name}: {server.notice}", WARN
-    if snapshot and snapshot.notices:
-        return snapshot.notices[0], WARN
-    if server and server.load:
-        return f"{server.name}: {server.load}", DIM
-    return "", None
+        notices.append((f"{server.name}: {server.notice}", WARN))
+    notices += [(text, WARN) for text in snapshot.notices] if snapshot else []
+    if server and (load := server.load or server.load_result):
+        notices.append((f"{server.name}: {load}", DIM))
+    now = "now: " if server is not None and server.moment is not None and not server.replayed else ""
+    return [(f"{now}{text}", style) for text, style in notices]
 
 
 def flag_text(value: FlagValue | None) -> str:
@@ -114,12 +170,24 @@ def flag_text(value: FlagValue | None) -> str:
     return plain(common_flags.flag_text(value, unset="unset"))
 
 
-def staged_line(flags: Flags, staged: Staged, width: int) -> Strip:
-    """The staged difference, and which keys go on from there; with nothing staged, the keys that stage."""
+def staged_line(flags: Flags, staged: Staged, width: int, *, revert: bool = True) -> Strip:
+    """The staged changes, and the keys for the next step; with nothing staged, the keys that stage.
+
+    ``revert``: there are flags of a previous generation to go back to.
+    """
     if not staged:
-        return keys_line([("", "stage"), *(STAGE_KEYS if width >= 100 else SHORT_STAGE_KEYS)], width)
-    end = "r restart" if width < 100 else "r restart with these  backspace drop last  esc drop all"
-    room = width - len(end) - 2
+        keys = [
+            _stage_hint(ids, text if width >= 100 else short)
+            for ids, text, short in _STAGE_ACTIONS
+            if revert or ids != ("previous_flags",)
+        ]
+        return keys_line([("", "stage"), *keys], width)
+    wide = width >= 100
+    ends = [(f"{key_of('restart')} restart{' with these' if wide else ''}", "screen.restart")]
+    drops = (("drop_last", "drop last"), ("clear", "drop all"))
+    ends += [(f"{key_of(id)} {text}", f"screen.{id}") for id, text in drops] if wide else []
+    length = sum(len(text) + 2 for text, _ in ends)
+    room = width - length
     parts: list[Part] = [(" staged", STRONG)]
     used = 7
     for index, step in enumerate(staged):
@@ -131,11 +199,35 @@ def staged_line(flags: Flags, staged: Staged, width: int) -> Strip:
             break
         parts.append((text, ACCENT))
         used += cell_len(text)
-    return line(*parts, " " * max(1, width - used - len(end) - 1), (end, KEY))
+    keys_at_end = [part for text, action in ends for part in ("  ", (text, clickable(action, KEY)))]
+    return line(*parts, " " * max(0, width - used - length - 1), *keys_at_end)
 
 
-def footer_line(read_only: bool, width: int) -> Strip:
-    """The footer from the registry; help and quit are always there."""
-    pairs = [(key_label(action.keys[0]), action.short) for action in scoped("operations", read_only) if action.footer]
-    tail = [(key_label(action.keys[0]), action.short) for action in scoped("app", read_only) if action.footer]
-    return keys_line(pairs, width, tail)
+def _stage_hint(ids: Sequence[str], text: str) -> KeyHint:
+    calls = (f"screen.{action_named(id).call}" for id in ids)
+    return " ".join(map(key_of, ids)), text, "|".join(calls)
+
+
+def footer_line(hints: Sequence[KeyHint], tail: Sequence[KeyHint], width: int) -> Strip:
+    """The footer: the keys given, most important first, as many as fit; those of the tail are always there."""
+    return keys_line(hints, width, tail)
+
+
+def footer(scope: str, width: int) -> Strip:
+    """The most needed keys of a screen; the way back, which the registry names last, and help are always there."""
+    pairs = [(key_of(action.id), action.short, f"screen.{action.call}") for action in scoped(scope) if action.footer]
+    return keys_line(pairs[:-1], width, (pairs[-1], (key_of("help"), "help", "app.help")))
+
+
+def note_lines(text: str, style: Style | None, width: int) -> list[Strip]:
+    """A message, over two lines where it takes them; one empty line while there is none."""
+    rows = textwrap.wrap(text, max(10, width - 2), max_lines=2, placeholder=" …", break_on_hyphens=False)
+    return [line((f" {row}", style)) for row in rows] or [line()]
+
+
+def now_lines(moment: float | None, now: float, width: int, more: str = "") -> list[Strip]:
+    """Where the operations screen shows an earlier moment: that this screen shows the present; else nothing."""
+    if moment is None:
+        return []
+    text = f" now, not at {clock(moment, now, seconds=True)}{f': {more}' if more else ''} "
+    return [line((fit(text, min(width, cell_len(text))), PAST)), line()]

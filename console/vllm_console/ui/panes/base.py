@@ -1,74 +1,130 @@
-"""What all panes have in common: they are given a server as the snapshot has it, and draw that."""
+"""What all panes share: they receive a server from the snapshot and draw it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from textual import events
 from textual.strip import Strip
 
-from vllm_console.fleet.model import ServerView
-from vllm_console.format import duration
-from vllm_console.telemetry.model import Quantiles, Window
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.metrics.quantile import Quantiles
+from vllm_console.metrics.sample import Window
+from vllm_console.metrics.window import load_ended
+from vllm_console.text import UNKNOWN, clock, count, duration
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.terminal.lines import LineView, clickable_line
 from vllm_console.ui.theme import BAD, DIM, WARN
+from vllm_console.ui.widgets.chart import PLAIN, ChartView
 from vllm_console.ui.widgets.draw import Part
-from vllm_console.ui.widgets.lines import LineView
 
 STALE_SECONDS = 5.0
 """Numbers older than this are shown with their age."""
 
 
+Draw = Callable[[ServerView, float, int, int, ChartView], Sequence[Strip]]
+"""From a server, the time (Unix seconds), width, height and how charts are drawn to a pane's lines, its title first.
+Pure."""
+
+
 class Pane(LineView):
-    """A part of the screen that shows the selected server. Subclasses turn a server into lines in `draw`."""
+    """A part of the screen that shows the selected server as lines. ``number`` is its key, if it has one."""
 
     DEFAULT_CSS = "Pane { height: 1fr; width: 1fr; }"
 
-    _given: tuple[ServerView, float] | None = None
+    def __init__(self, draw: Draw, *, id: str, number: int = 0) -> None:
+        super().__init__(id=id)
+        self._draw, self._number = draw, number
+        self._shown: tuple[ServerView, float, ChartView] | None = None
 
-    def give(self, server: ServerView, now: float) -> None:
+    def show_server(self, server: ServerView, now: float, view: ChartView = PLAIN) -> None:
         """Show this server as it was at ``now`` (Unix seconds); a hidden pane only remembers it."""
-        self._given = (server, now)
+        self._shown = (server, now, view)
         if self.is_on_screen and self.size.width:
-            self.show(self.draw(server, now, *self.size))
-
-    def draw(self, server: ServerView, now: float, width: int, height: int) -> Sequence[Strip]:
-        """The lines for a server, from the pane's title on. Pure."""
-        raise NotImplementedError
+            self._show(server, now, view, *self.size)
 
     def on_resize(self, event: events.Resize) -> None:
         """Draw for the new size."""
-        if self._given and event.size.width:
-            self.show(self.draw(*self._given, *event.size))
+        if self._shown and event.size.width:
+            self._show(*self._shown, *event.size)
+
+    def _show(self, server: ServerView, now: float, view: ChartView, width: int, height: int) -> None:
+        """Draw it; a click on the title shows the pane large, and once more: the layout."""
+        lines = list(self._draw(server, now, width, height, view))
+        if lines and self._number:
+            lines[0] = clickable_line(lines[0], f"screen.pane({self._number})")
+        self.show(lines)
 
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""
-        if self._given:
-            self.give(*self._given)
+        if self._shown:
+            self.show_server(*self._shown)
 
 
-def title_of(number: int, name: str, server: ServerView) -> str:
-    """A pane's title; a simulated server is marked as such."""
-    return f"{number} {name} · simulated" if server.simulated else f"{number} {name}"
+def title_of(number: int, name: str, _server: ServerView) -> str:
+    """A pane's title, its key first. The table and the header say which server it shows, and that it is simulated."""
+    return f"{key_of(f'pane_{number}')} {name}"
 
 
 def age_note(server: ServerView, now: float) -> tuple[Part, ...]:
-    """How old the numbers are, when they are stale or there are none."""
+    """How old the numbers are, when they are stale or there are none; the header says it of an earlier moment."""
+    if server.moment is not None:
+        return ((f"nothing recorded at {clock(server.moment, now)}", WARN),) if server.window is None else ()
     if server.sample is None:
-        return (("no metrics", DIM),)
+        last = server.series.as_of if server.series is not None else None
+        return ((f"as of {clock(last, now)}" if last is not None else "no metrics", DIM),)
     age = now - server.sample.at
     return ((f"{duration(age)} old", WARN),) if age > STALE_SECONDS else ()
 
 
-def over(value: float | None, goal: float | None) -> bool:
-    """Whether a reported value misses its goal."""
-    return value is not None and goal is not None and value > goal
+def window_note(server: ServerView, now: float) -> str:
+    """What the figures of a window are over: the last minute, or the one before the moment that is shown."""
+    return f"minute to {clock(server.moment, now)}" if server.moment is not None else "last minute"
+
+
+def past_load(server: ServerView) -> bool:
+    """Whether its latencies are of a load that has ended: they are drawn dim, since no request has them now."""
+    return server.window is not None and load_ended(server.window)
+
+
+def over(value: float | None, objective: float | None) -> bool:
+    """Whether a reported value misses its objective."""
+    return value is not None and objective is not None and value > objective
+
+
+def usage_missed(server: ServerView) -> bool:
+    """Whether the KV cache's objective is missed, and by the present usage too.
+
+    It is missed by usage that lasts, so a finding may be open while the figure that is shown is within the objective.
+    """
+    usage = server.window.kv_cache_usage if server.window is not None else None
+    limits = [one.limit for one in server.judged if one.name == "kv_cache_usage"]
+    if not limits and server.objectives is not None:
+        limits = [server.objectives.kv_cache_usage]
+    return over(usage, limits[0] if limits else 0.0) and server.missed("kv_cache_usage")
 
 
 def marked(text: str, missed: bool) -> Part:
-    """A figure, with an exclamation mark when it misses its goal."""
-    return (f"{text} !", BAD) if missed else text
+    """A figure, with an exclamation mark when it misses its objective; without a figure there is none."""
+    return (f"{text} !", BAD) if missed and text != UNKNOWN else text
 
 
-def quantile(window: Window | None, latency: str) -> Quantiles | None:
+def format_waiting(window: Window | None) -> str:
+    """``12 queued, longest ≥ 12s``: requests not in queue time or TTFT yet; empty where none waits."""
+    if window is None or not window.requests_waiting:
+        return ""
+    number = f"{count(window.requests_waiting)} queued"
+    wait = longest_wait(window)
+    return f"{number}, longest ≥ {duration(wait)}" if wait is not None else number
+
+
+def longest_wait(window: Window) -> float | None:
+    """How many seconds a waiting request has waited at least; None where that says less than the queue times do."""
+    wait, queue = window.longest_wait, window.latencies.get("queue")
+    usual = queue.p50.value or queue.p50.above if queue is not None and queue.p50 is not None else None
+    return wait if wait is not None and wait >= max(1.0, usual or 0.0) else None
+
+
+def latencies_of(window: Window | None, latency: str) -> Quantiles | None:
     """A latency's quantiles in a window, or None."""
     return window.latencies.get(latency) if window else None

@@ -1,4 +1,4 @@
-"""Whether the newest change of flags helped, in one line below what is found of a server."""
+"""Whether the newest flag change helped, in one line below a server's finding."""
 
 from __future__ import annotations
 
@@ -8,49 +8,57 @@ from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.telemetry.compare_words import brief, setting_words
-from vllm_console.telemetry.comparison import Comparison, Verdict
+from vllm_console.runs.compare import Comparison, Verdict
+from vllm_console.runs.text import brief, setting_text
 from vllm_console.text import plain
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import BAD, DIM, KEY, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
-from vllm_console.ui.widgets.lines import line
 
 _SIGNS: dict[Verdict, tuple[str, Style]] = {
     Verdict.BETTER: ("✓", OK),
     Verdict.WORSE: ("✗", BAD),
     Verdict.MIXED: ("!", WARN),
     Verdict.NO_DIFFERENCE: ("=", STRONG),
+    Verdict.INCONCLUSIVE: ("?", WARN),
     Verdict.NOT_COMPARABLE: ("–", WARN),
     Verdict.TOO_LITTLE: ("·", DIM),
 }
 
 
-def worth_telling(found: Comparison) -> bool:
-    """Whether there is, or will be, something to say: flags were changed, and the run before has enough minutes."""
+def worth_reporting(found: Comparison) -> bool:
+    """Whether there is, or will be, something to report: flags changed, and the run before has enough minutes."""
     return bool(found.differences) and not (found.verdict is Verdict.TOO_LITTLE and found.before.missing)
 
 
 def change_line(found: Comparison, name_width: int, width: int) -> Strip:
-    """The verdict on a server's newest change, or when it can be told, and the key that tells all."""
+    """The verdict on a server's newest change, or when there can be one, and the key that compares."""
     run = found.after.run
     sign, style = _SIGNS[found.verdict]
-    number = f"generation {run.generation}: "
-    told, key = brief(found), "c compares"
+    number = f"run {run.generation}: "
+    message, key = brief(found), f"{key_of('compare')} compares"
     if found.verdict is Verdict.TOO_LITTLE:
         minutes = math.ceil(found.after.minutes_missing)
-        told, key = f"c says whether it helped in about {minutes} min of traffic", ""
+        message, key = f"too early to tell: needs {minutes} min more traffic", ""
     room = width - name_width - 5 - (len(key) + 3 if key else 1)
-    text = plain(number + told)
+    text = plain(number + message)
     changed = f" ({_changed(found)})"
     parts = [(fit(text, min(cell_len(text), room)), style if found.verdict is not Verdict.NO_DIFFERENCE else None)]
     if cell_len(text) + cell_len(changed) <= room:
         parts.append((changed, DIM))
     used = sum(cell_len(part) for part, _ in parts)
     name = fit(plain(run.server), name_width)
-    return line((f" {sign} ", style), (f"{name}  ", STRONG), *parts, " " * (room - used + 2), (key, KEY))
+    return line(
+        (f" {sign} ", style),
+        (f"{name}  ", STRONG),
+        *parts,
+        " " * (room - used + 2),
+        (key, clickable("screen.compare", KEY)),
+    )
 
 
 def _changed(found: Comparison) -> str:
     if len(found.differences) == 1:
-        return plain(setting_words(found.differences[0]))
-    return f"{len(found.differences)} changes at once"
+        return plain(setting_text(found.differences[0]))
+    return f"{len(found.differences)} changes combined"

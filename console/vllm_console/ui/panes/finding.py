@@ -1,104 +1,216 @@
-"""The finding of the selected server, in as few lines as it takes: what is wrong, the cure, the key that stages it."""
+"""The finding of the selected server: what is wrong, the fix, the key that stages it; else what happened last."""
 
 from __future__ import annotations
 
 import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.diagnosis.model import Measure, Severity
-from vllm_console.fleet.model import ServerView
-from vllm_console.format import duration
-from vllm_console.text import plain
-from vllm_console.ui.findings import SIGNS, Shown, findings_of, remedy_text, staged_cure
-from vllm_console.ui.staging import Staged
-from vllm_console.ui.theme import DIM, KEY, STRONG
-from vllm_console.ui.verdict import Verdict
+from vllm_console.diagnosis.finding import Measure, Severity
+from vllm_console.diagnosis.live.findings import WINDOW
+from vllm_console.diagnosis.live.fixes import SECOND_SERVER
+from vllm_console.fleet.snapshot import ServerView, State, StateThen
+from vllm_console.text import duration, plain, size
+from vllm_console.ui.findings import SIGNS, ServerFinding, findings_of, fix_text, staged_fix, unjudged
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.parts.staging import Staged
+from vllm_console.ui.parts.verdict import PlanVerdict
+from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit
-from vllm_console.ui.widgets.lines import line
+from vllm_launchers.keeper.records import SleepStep
 
 WIDE = 100
-"""From this width on the keys are told in full."""
+"""From this width on the keys are named in full."""
 
-MOST_LINES = 5
-"""On a screen of 24 lines."""
+MOST_LINES = 3
+"""On a large screen."""
+
+_CLICKABLE = ("stage_fix", "findings", "compare", "new_server")
+"""Actions whose hints can be clicked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What stands beside a server's findings: what is staged for it, and the plan's verdict once that is known."""
+def finding_rows(height: int) -> int:
+    """How many rows findings have on a screen, whatever there is to say."""
+    return 1 if height < 20 else 2 if height < 32 else MOST_LINES
+
+
+def event_line(server: ServerView, event: tuple[float, str] | None, now: float, width: int) -> Strip:
+    """What happened last to a server without findings: an event with its time, else since when it is in its state."""
+    if server.moment is not None:
+        return line((fit(f" · {plain(server.name)}  {_then(server.then, server.moment)}", width).rstrip(), DIM))
+    if event is not None:
+        at, text = event
+        return line((fit(f" · {clock(at, now).removeprefix('since ')}  {plain(text)}", width).rstrip(), DIM))
+    text = f" · {plain(server.name)}  {server.state} {clock(server.state_since, now)}"
+    return line((fit(text, width).rstrip(), DIM))
+
+
+def preparing(server: ServerView) -> bool:
+    """Whether a restart of it is being prepared, or it is about to sleep, while it serves."""
+    restarting = server.restart is not None and server.restart.under_way and server.state is State.READY
+    return restarting or draining(server)
+
+
+def draining(server: ServerView) -> bool:
+    """Whether it goes to sleep once its requests have ended."""
+    return server.sleep is not None and server.sleep.step is SleepStep.DRAINING
+
+
+def restart_line(server: ServerView, now: float, width: int) -> Strip:
+    """How far the preparation of its restart is, or that it is about to sleep, and the key that cancels it."""
+    if server.sleep is not None and draining(server):
+        text = f"{server.sleep.sentence} · {duration(max(0.0, now - server.sleep.since))}"
+        about: list[Part] = [(" ↻ ", ACCENT), (f"{plain(server.name)}  ", STRONG), text]
+        return _with_key(about, f"{key_of('clear')} cancel", width)
+    restart = server.restart
+    if restart is None:
+        return line()
+    facts = [
+        f"restart: {restart.doing} {duration(max(0.0, now - restart.asked_at))}",
+        "keeps serving",
+        ", ".join(restart.changes),
+        f"+{size(restart.memory_mib * 2**20)} RAM" if restart.memory_mib is not None else "",
+    ]
+    text = plain(" · ".join(filter(None, facts)))
+    parts: list[Part] = [(" ↻ ", ACCENT), (f"{plain(server.name)}  ", STRONG), text]
+    return _with_key(parts, f"{key_of('clear')} cancel", width)
+
+
+def _then(then: StateThen, moment: float) -> str:
+    """What is known of a server's state at an earlier moment."""
+    if then.state is None:
+        return "was not launched yet" if then.before else "its state then is not known"
+    since = clock(then.since, moment) if then.since is not None else ""
+    return f"{then.state} {since}, run {then.generation}"
+
+
+def unjudged_line(server: ServerView, text: str, width: int) -> Strip:
+    """A figure above its objective for which there is no finding yet."""
+    return line((" · ", WARN), (f"{plain(server.name)}  ", STRONG), (fit(text, width).rstrip(), WARN)).crop(0, width)
+
+
+class StagedState(msgspec.Struct, frozen=True):
+    """What is staged for a server, and what the plan says of it."""
 
     staged: Staged = ()
-    verdict: Verdict | None = None
+    verdict: PlanVerdict | None = None
     read_only: bool = False
 
 
-def finding_lines(server: ServerView | None, told: Told, now: float, width: int, most: int = MOST_LINES) -> list[Strip]:
-    """What is found of a server, in as many lines as it takes to be read, up to ``most``; none where nothing is."""
+def finding_lines(
+    server: ServerView | None, state: StagedState, now: float, width: int, most: int = MOST_LINES
+) -> list[Strip]:
+    """The top finding in up to ``most`` lines; none without findings and staged changes."""
     if server is None:
         return []
     found = findings_of(server)
-    staged = told.verdict if told.staged else None
+    staged = state.verdict if state.staged else None
+    early = unjudged(server)
+    if early:
+        return [unjudged_line(server, early, width), *_verdict_lines(server, staged, width, most - 1)]
     if not found:
-        return _told_lines(server, staged, width, most)
+        return _verdict_lines(server, staged, width, most)
     top, others = found[0], len(found) - 1
     name = fit(plain(server.name), min(cell_len(plain(server.name)), 20 if width >= WIDE else 12))
     parts = heading(top, name, now)
     if top.severity is Severity.GOOD:
-        told_lines = _told_lines(server, staged, width, most - 1)
-        return [_good_line(top, parts, width, _why_key(top, others)), *told_lines]
+        verdict_lines = _verdict_lines(server, staged, width, most - 1)
+        return [_good_line(top, parts, width, _findings_key(top, others)), *verdict_lines]
     indent = cell_len(name) + 5 if width >= WIDE else 3
-    cure, why = _cure_key(server, top, told), _why_key(top, others)
-    keys = ("", _short_keys(cure, top, others)) if width < WIDE else (why, cure)
+    fix, why = _fix_key(server, top, state), _findings_key(top, others)
+    keys = ("", _short_keys(fix, top, others)) if width < WIDE else (why, fix)
     symptom = _one_line(top, parts, width, keys[1])
-    lines = [_with_key([*parts, f": {symptom}"] if symptom else parts, keys[1], width)]
-    if staged is not None:
-        below = _rows(f"{staged.sign} {staged.words}", staged.style, indent, width, keys[0])
-    else:
-        below = _rows(_cure_text(server, top), None, indent, width, keys[0])
-    room = most - len(lines) - len(below)
-    if not symptom and room > 0:
-        lines += _rows(top.symptom, None, indent, width, "")[:room]
-    return [*lines, *below][:most]
+    text, style = (_fix_text(server, top), None) if staged is None else _verdict_text(server, top, state, staged)
+    below = len(_rows(text, style, indent, width, keys[0], most))
+    room_below = most - 1 - below
+    if symptom:
+        parts = [*parts, f": {symptom}"]
+    elif room_below <= 0:
+        parts = _with_figure(top, parts, width, keys[1])
+    lines = [_with_key(parts, keys[1], width)]
+    if not symptom and room_below > 0:
+        lines += _rows(top.symptom, None, indent, width, "", room_below)
+    return [*lines, *(_rows(text, style, indent, width, keys[0], most - len(lines)))][:most]
 
 
-def _told_lines(server: ServerView, verdict: Verdict | None, width: int, most: int) -> list[Strip]:
+def _verdict_text(
+    server: ServerView, top: ServerFinding, state: StagedState, verdict: PlanVerdict
+) -> tuple[str, Style | None]:
+    """The verdict on what is staged; with the trade-off where that is a fix of this finding."""
+    at = staged_fix(server, top.flag_fixes, state.staged)
+    tradeoff = top.flag_fixes[at].tradeoff if at is not None else ""
+    return f"{verdict.sign} {verdict.message}" + (f". Trade-off: {plain(tradeoff)}" if tradeoff else ""), verdict.style
+
+
+def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, most: int) -> list[Strip]:
     """The verdict on what is staged, where no finding stands above it."""
     if verdict is None:
         return []
-    told = _rows(f"staged: {verdict.words}", verdict.style, cell_len(plain(server.name)) + 5, width, "")[:most]
+    rows = _rows(f"staged: {verdict.message}", verdict.style, cell_len(plain(server.name)) + 5, width, "", most)
     first = line((f" {verdict.sign} ", verdict.style), (f"{plain(server.name)}  ", STRONG))
-    return [Strip.join([first, told[0].crop(first.cell_length)]), *told[1:]] if told else []
+    return [Strip.join([first, rows[0].crop(first.cell_length)]), *rows[1:]] if rows else []
 
 
-def _one_line(top: Shown, parts: Sequence[Part], width: int, key: str) -> str:
+def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, key: str) -> str:
     """The symptom, with as many of its figures as fit behind the heading; empty where it does not fit itself."""
-    told = top.symptom
+    text_so_far = top.symptom
     room = width - _length(parts) - len(key) - 6
-    if cell_len(told) > room:
+    if cell_len(text_so_far) > room:
         return ""
     for measure in top.measures:
         text = measure_text(measure)
-        if plain(measure.value) not in told and cell_len(told) + cell_len(text) + 3 <= room:
-            told = f"{told.removesuffix('.')} · {text}" if told else text
-    return told
+        if plain(measure.value) not in text_so_far and cell_len(text_so_far) + cell_len(text) + 3 <= room:
+            text_so_far = f"{text_so_far.removesuffix('.')} · {text}" if text_so_far else text
+    return text_so_far
 
 
-def _cure_text(server: ServerView, top: Shown) -> str:
-    """What the key would stage; where no flag mends it, the best advice, or the cause."""
-    offered = top.cures or top.remedies
-    return remedy_text(server.flags, offered[0]) if offered else top.cause
+def _with_figure(top: ServerFinding, parts: list[Part], width: int, key: str) -> list[Part]:
+    """The heading with one figure and its limit, where the symptom has no room: the time gives way to a figure."""
+    without_time = parts[:-1] if top.since is not None else parts
+    for figures in (_figures(top), _bare_figures(top)):
+        for heading_parts in (parts, without_time):
+            room = width - _length(heading_parts) - len(key) - 6
+            fitting = next((text for text in figures if cell_len(text) <= room), None)
+            if fitting is not None:
+                return [*heading_parts, f": {fitting}"]
+    return parts
 
 
-def _rows(text: str, style: Style | None, indent: int, width: int, key: str) -> list[Strip]:
-    """A text over as many lines as it takes; the key stands at the right of the first, and keeps its columns free."""
+def _figures(top: ServerFinding) -> list[str]:
+    """The figures of a finding that have a limit, in full; then those with a unit of their own without their names."""
+    limited = [measure for measure in top.measures if measure.limit]
+    short = [f"{plain(one.value)} (limit {plain(one.limit)})" for one in limited if not _is_number(one.value)]
+    return [*map(measure_text, limited), *short]
+
+
+def _bare_figures(top: ServerFinding) -> list[str]:
+    """The figures that have a limit and a unit of their own, without either's name."""
+    return [plain(measure.value) for measure in top.measures if measure.limit and not _is_number(measure.value)]
+
+
+def _is_number(text: str) -> bool:
+    """Whether a figure has no unit, so that it says nothing without its name."""
+    return text.replace(".", "").replace(",", "").isdecimal()
+
+
+def _fix_text(server: ServerView, top: ServerFinding) -> str:
+    """What the key would stage; without a flag change, the best advice, or the cause."""
+    offered = top.flag_fixes or top.fixes
+    return fix_text(server.flags, offered[0]) if offered else top.cause
+
+
+def _rows(text: str, style: Style | None, indent: int, width: int, key: str, most: int) -> list[Strip]:
+    """A text over at most so many lines; the key stands at the right of the first, and keeps its columns free."""
+    if most <= 0:
+        return []
     room = max(20, width - indent - (len(key) + 3 if key else 1))
-    rows = textwrap.wrap(plain(text), room, break_on_hyphens=False) or [""]
+    rows = textwrap.wrap(plain(text), room, break_on_hyphens=False, max_lines=most, placeholder=" …") or [""]
     return [_with_key([" " * indent, (row, style)], key if not at else "", width) for at, row in enumerate(rows)]
 
 
@@ -115,7 +227,7 @@ def measure_text(measure: Measure) -> str:
     return f"{plain(measure.name)} {plain(measure.value)}{limit}"
 
 
-def heading(found: Shown, name: str, now: float) -> list[Part]:
+def heading(found: ServerFinding, name: str, now: float) -> list[Part]:
     """Sign, server, what it is and since when."""
     sign, style = SIGNS[found.severity]
     quiet = found.severity is Severity.GOOD
@@ -126,35 +238,44 @@ def heading(found: Shown, name: str, now: float) -> list[Part]:
     return parts
 
 
-def _good_line(top: Shown, parts: list[Part], width: int, key: str) -> Strip:
-    told = ""
-    room = width - _length(parts) - len(key) - 6
+def _good_line(top: ServerFinding, parts: list[Part], width: int, key: str) -> Strip:
+    text_so_far = ""
+    room = width - _length(parts) - len(key) - len(WINDOW) - 8
     for measure in top.measures:
         text = measure_text(measure)
-        if cell_len(told) + cell_len(text) + 3 <= room:
-            told = f"{told} · {text}" if told else text
-    return _with_key(parts + ([(f": {told}", DIM)] if told else []), key, width)
+        if cell_len(text_so_far) + cell_len(text) + 3 <= room:
+            text_so_far = f"{text_so_far} · {text}" if text_so_far else text
+    return _with_key(parts + ([(f", {WINDOW}: {text_so_far}", DIM)] if text_so_far else []), key, width)
 
 
-def _why_key(top: Shown, others: int) -> str:
-    return "" if top.severity is Severity.GOOD and not others else "i why" + (f", {others} more" if others else "")
-
-
-def _cure_key(server: ServerView, top: Shown, told: Told) -> str:
-    cures = top.cures
-    if not cures or told.read_only or not server.ours:
+def _findings_key(top: ServerFinding, others: int) -> str:
+    if top.severity is Severity.GOOD and not others:
         return ""
-    at = staged_cure(server, cures, told.staged)
+    return f"{key_of('findings')} findings" + (f", {others} more" if others else "")
+
+
+def _fix_key(server: ServerView, top: ServerFinding, state: StagedState) -> str:
+    fixes = top.flag_fixes
+    if state.read_only or not server.ours or server.moment is not None:
+        return ""
+    if not fixes:
+        return (
+            f"{key_of('new_server')} new server" if any(fix.why.startswith(SECOND_SERVER) for fix in top.fixes) else ""
+        )
+    at = staged_fix(server, fixes, state.staged)
     if at is None:
-        return "f stage cure"
-    return f"cure {at + 1} of {len(cures)}, f next" if len(cures) > 1 else "cure staged"
+        return f"{key_of('stage_fix')} stage fix"
+    return f"fix {at + 1}/{len(fixes)}, {key_of('stage_fix')} next" if len(fixes) > 1 else "fix staged"
 
 
-def _short_keys(cure: str, top: Shown, others: int) -> str:
+def _short_keys(fix: str, top: ServerFinding, others: int) -> str:
     """The keys where width is scarce."""
-    cure = {"f stage cure": "f cure", "cure staged": ""}.get(cure, "f next" if cure else "")
-    why = "" if top.severity is Severity.GOOD and not others else f"i why{f' +{others}' if others else ''}"
-    return "  ".join(filter(None, (cure, why)))
+    key, new = key_of("stage_fix"), key_of("new_server")
+    short = {f"{key} stage fix": f"{key} fix", "fix staged": "", f"{new} new server": f"{new} new"}
+    fix = short.get(fix, f"{key} next" if fix else "")
+    good = top.severity is Severity.GOOD and not others
+    why = "" if good else f"{key_of('findings')} findings{f' +{others}' if others else ''}"
+    return "  ".join(filter(None, (fix, why)))
 
 
 def _length(parts: Sequence[Part]) -> int:
@@ -162,7 +283,8 @@ def _length(parts: Sequence[Part]) -> int:
 
 
 def _with_key(parts: list[Part], key: str, width: int) -> Strip:
-    """The parts cut to what the key leaves, and the key at the right."""
+    """The parts cut to what the key leaves, and the key at the right, where it fits."""
+    key = key if len(key) + 3 <= width else ""
     room = width - (len(key) + 3 if key else 1)
     kept: list[Part] = []
     for part in parts:
@@ -173,4 +295,18 @@ def _with_key(parts: list[Part], key: str, width: int) -> Strip:
             break
         kept.append((text, style))
         room -= cell_len(text)
-    return line(*kept, " " * (room + 1), *([(f" {key}", KEY)] if key else []))
+    return line(*kept, " " * (room + 1), *_key_parts(key))
+
+
+def _key_parts(key: str) -> list[Part]:
+    """Hints of keys, each with what a click on it does."""
+    parts: list[Part] = []
+    for hint in filter(None, key.split("  ")):
+        action = "stage_fix" if hint.startswith("fix ") else _action_of(hint)
+        parts += [" " if not parts else "  ", (hint, clickable(f"screen.{action}", KEY) if action else KEY)]
+    return parts
+
+
+def _action_of(hint: str) -> str:
+    """The action whose key a hint begins with; empty where it names none."""
+    return next((id for id in _CLICKABLE if hint.startswith(f"{key_of(id)} ")), "")

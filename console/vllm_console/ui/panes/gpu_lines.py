@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.fleet.model import FleetSnapshot
-from vllm_console.format import UNKNOWN
-from vllm_console.host_words import links_words
-from vllm_console.text import plain
-from vllm_console.ui.panes.gpu_processes import process_count, process_lines
-from vllm_console.ui.theme import BAD, DIM, SIMULATED, STRONG, WARN
+from vllm_console.fleet.snapshot import FleetSnapshot
+from vllm_console.host_text import format_links
+from vllm_console.text import UNKNOWN, clock, duration, plain
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.terminal.lines import clickable, clickable_line, line
+from vllm_console.ui.theme import BAD, DIM, KEY, PAST, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, rule
-from vllm_console.ui.widgets.lines import line
-from vllm_launchers.machine.gpu.concerns import HOT, concerns
-from vllm_launchers.machine.gpu.host import Gpu, Host
-from vllm_launchers.machine.gpu.matrix import Cell, legend, list_rows, matrix_rows, row_text, row_width
-from vllm_launchers.machine.gpu.sharing import holdings, share_words
+from vllm_launchers.host.gpu.hardware_warnings import HOT, hardware_warnings
+from vllm_launchers.host.gpu.host import Gpu, Holder, Host
+from vllm_launchers.host.gpu.sharing import format_share, holdings
+from vllm_launchers.host.gpu.topology import (
+    Cell,
+    legend,
+    links_summary,
+    list_rows,
+    matrix_rows,
+    row_text,
+    row_width,
+)
 
-COLOURS = ("cyan", "green", "blue", "yellow", "bright_cyan", "bright_green", "bright_blue", "bright_yellow")
+COLORS = ("cyan", "green", "blue", "yellow", "bright_cyan", "bright_green", "bright_blue", "bright_yellow")
 """A server's own; magenta means simulated and red means bad."""
 
-OURS, OTHERS, FREE = "█", "▓", "░"
+OURS, OTHERS, FREE = "█", "╳", "·"
 LEAST_BESIDE = 34
 """Columns that bar, figures and names need right of the matrix."""
 
 LEAST_WORDS = 14
+LEAST_ROOM = 3
+"""Lines below which there is no point in a list of several: its heading, a process, and how many are left out."""
+
+PROCESS_ROOM = 5
+"""Lines that processes get before traffic and the legend get any."""
+
+_GPU, _PID, _WHO, _GIB, _FOR = 4, 9, 14, 7, 8
 _ROLES = {"head": STRONG, "lost": BAD, "nvlink": None, "switch": None, "fact": None}
 
 
@@ -37,60 +51,99 @@ def wanted_height(host: Host) -> int:
     """Lines that say all there is to say of a machine."""
     listed = process_count(host)
     return (
-        len(matrix_rows(host))
+        (len(host.gpus) + 1 if links_summary(host) is not None else len(matrix_rows(host)))
         + sum(len(gpu.mig) + len(gpu.claims) for gpu in host.gpus)
-        + len(concerns(host))
-        + 4
+        + len(hardware_warnings(host))
+        + 5
         + (listed + 1 if listed else 0)
     )
 
 
-def gpus_lines(snapshot: FleetSnapshot, width: int, height: int) -> list[Strip]:
-    """Title, a line per GPU with its row of the matrix, then concerns, shares, traffic, processes, legend.
+def gpus_lines(snapshot: FleetSnapshot, width: int, height: int, moment: float | None = None) -> list[Strip]:
+    """Title, a line per GPU, how they are linked, then concerns, shares, traffic, processes, legend.
 
-    Processes get the room that all else leaves; what is wrong is told before all that is merely good to know.
+    ``moment`` (Unix seconds) is the earlier one that the screen shows: the title says that these are the GPUs now.
+
+    Links that a few words describe have no matrix; the title has those words where it has room. Traffic and legend give
+    way to processes, and these to all else; what is wrong comes before all that is merely good to know.
     """
     host = snapshot.host
-    mark: tuple[Part, ...] = (("recorded host", SIMULATED),) if snapshot.host_recorded else ()
-    lines = [rule("6 GPUs", width, mark)]
+    title = _title(snapshot.at, moment)
+    marks = _title_marks(snapshot, width, title)
+    lines = [clickable_line(rule(title, width, marks, STRONG if moment is None else PAST), "screen.pane(6)")]
     if snapshot.host_problem:
         lines += _wrapped(snapshot.host_problem, width, WARN if host and host.gpus else DIM)
     if host is None or not host.gpus:
-        return (lines if snapshot.host_problem else [*lines, line((" looking for GPUs …", DIM))])[:height]
-    colours = colours_of(snapshot)
-    rows = _rows(host, snapshot, width, colours)
-    wrong, more = _wrong(host, snapshot, width), _traffic(host, width)
+        return (lines if snapshot.host_problem else [*lines, line((" looking for GPUs…", DIM))])[:height]
+    colors = colors_of(snapshot)
+    rows = _rows(host, snapshot, width, colors)
+    wrong, links, more = _wrong(host, snapshot, width), _links(host, width, title), _traffic(host, width)
     words = _wrapped(" · ".join(legend(host)), width, DIM)
     room = height - len(lines)
+    if len(rows) + len(wrong) + len(links) > room:
+        links = []
     if len(rows) + len(wrong) > room:
         rows = [row for row in rows if row.cell_length]
     if 0 < room - len(rows) < len(wrong):
-        wrong = [*wrong[: room - len(rows) - 1], line((" ! more is wrong: G tells all", WARN))]
-    more = [*wrong, *more]
-    listed = process_lines(host, snapshot.at, width, room - len(rows) - len(more) - len(words), colours)
+        wrong = [*wrong[: room - len(rows) - 1], line((f" ! more problems: {key_of('describe_gpus')} shows all", WARN))]
+    left = room - len(rows) - len(wrong) - len(links)
+    wanted = min(process_count(host) + 1, PROCESS_ROOM) if process_count(host) else 0
+    for lesser in (words, more):
+        if left - len(words) - len(more) < wanted:
+            lesser.clear()
+    more = [*links, *wrong, *more]
+    listed = process_lines(host, snapshot.at, width, room - len(rows) - len(more) - len(words), colors)
     if len(rows) > room:
-        rows = [*rows[: max(0, room - 1)], line((f" {len(rows) - room + 1} more lines: make the window taller", DIM))]
+        rows = [*rows[: max(0, room - 1)], line((f" {len(rows) - room + 1} more lines: needs a taller window", DIM))]
     return [*lines, *rows, *more, *listed, *words][:height]
 
 
-def _rows(host: Host, snapshot: FleetSnapshot, width: int, colours: Mapping[str, Style]) -> list[Strip]:
-    """The matrix with bars and figures at its right, or these alone where it is too wide."""
+def _title(now: float, moment: float | None) -> str:
+    title = f"{key_of('pane_6')} GPUs"
+    return title if moment is None else f"{title} now, not at {clock(moment, now, seconds=True)}"
+
+
+def _title_marks(snapshot: FleetSnapshot, width: int, title: str) -> list[Part]:
+    """How the GPUs are linked, that they are a recorded host's, and the key for their charts, as there is room."""
+    host = snapshot.host
+    links = plain(links_summary(host) or "") if host is not None and _in_title(host, width, title) else ""
+    words = [(links, DIM)] if links else []
+    words += [("recorded host", SIMULATED)] if snapshot.host_recorded else []
+    marks: list[Part] = [part for word in words for part in (word, (" · ", DIM))]
+    length = sum(cell_len(text) + 3 for text, _ in words)
+    key = key_of("gpu_history")
+    if host is not None and host.gpus and length + len(f"{key} charts") + 8 < width - len(title):
+        return [*marks, (key, clickable("screen.gpu_history", KEY)), (" charts", DIM)]
+    return marks[:-1]
+
+
+def _in_title(host: Host, width: int, title: str) -> bool:
+    """Whether the title says how the GPUs are linked, beside the mark of a recorded host."""
+    summary = links_summary(host)
+    return bool(summary) and len(summary or "") + len(" · recorded host") + 8 < width - len(title)
+
+
+def _rows(host: Host, snapshot: FleetSnapshot, width: int, colors: Mapping[str, Style]) -> list[Strip]:
+    """The matrix with bars and figures at its right, or these alone where it is too wide or words tell it."""
     placed = _placed(snapshot)
     matrix = matrix_rows(host)
     beside = max(map(row_width, matrix)) + 2
-    if beside + LEAST_BESIDE > width:
+    if links_summary(host) is not None:
+        by_index = sorted((row[0] for row in matrix if row[0].gpu is not None), key=lambda cell: cell.gpu or 0)
+        matrix, beside = [matrix[0][:1], *((cell,) for cell in by_index)], 5
+    elif beside + LEAST_BESIDE > width:
         matrix, beside = [row[:1] for row in matrix if row_text(row)], 5
     columns = _Columns(width - beside)
     strips = []
     for position, row in enumerate(matrix):
         index = row[0].gpu
         gpu = host.gpu(index) if index is not None else None
-        parts: list[Part] = [_cell(cell, placed, colours) for cell in row]
+        parts: list[Part] = [_cell(cell, placed, colors) for cell in row]
         if position and gpu is None:
             strips.append(line())
             continue
         parts.append(" " * (beside - row_width(row)))
-        strips.append(line(*parts, *(columns.facts(gpu, colours) if gpu else [(columns.heading, DIM)])))
+        strips.append(line(*parts, *(columns.facts(gpu, colors) if gpu else [(columns.heading, DIM)])))
         if gpu is not None:
             strips += [
                 line((fit(f"     {plain(claim.words)}", width), DIM if claim.mine else WARN)) for claim in gpu.claims
@@ -113,30 +166,31 @@ class _Columns:
     def heading(self) -> str:
         """Titles of the columns."""
         more = (" TEMP" if self.temperature else "") + (f"{'POWER W':>9}" if self.power else "")
-        return f"{'MEMORY':<{self.bar}}{'FREE':>6}{'UTIL':>5}{more} HELD, GiB"
+        legend = f"{OURS} yours {OTHERS} others {FREE} free"
+        return f"{legend if len(legend) <= self.bar else 'MEMORY':<{self.bar}}{'FREE':>6}{'UTIL':>5}{more} HELD, GiB"
 
-    def facts(self, gpu: Gpu, colours: Mapping[str, Style]) -> list[Part]:
+    def facts(self, gpu: Gpu, colors: Mapping[str, Style]) -> list[Part]:
         """A GPU's bar, figures and holders."""
         if gpu.lost:
             return [(fit(plain(gpu.lost), self.words + self.bar + 12), BAD)]
-        parts = _bar(gpu, self.bar, colours)
+        parts = _bar(gpu, self.bar, colors)
         parts.append(f"{_number(gpu.free_gib, '.1f'):>6}{_number(gpu.utilization, '.0f', '%'):>5}")
         if self.temperature:
             hot = WARN if set(HOT) & set(gpu.throttle or ()) else None
-            parts.append((f"{_number(gpu.temperature_c, '.0f', 'C'):>5}", hot))
+            parts.append((f"{_number(gpu.temperature_c, '.0f', '°C'):>5}", hot))
         if self.power:
             limit = f"/{gpu.power_limit_w:.0f}" if gpu.power_limit_w is not None else ""
             parts.append(f"{_number(gpu.power_w, '.0f', limit):>9}")
-        return [*parts, " ", *_held(gpu, self.words, colours)]
+        return [*parts, " ", *_held(gpu, self.words, colors)]
 
 
-def _bar(gpu: Gpu, width: int, colours: Mapping[str, Style]) -> list[Part]:
+def _bar(gpu: Gpu, width: int, colors: Mapping[str, Style]) -> list[Part]:
     """Our servers, others, free: in this order, to scale."""
     if not gpu.memory_gib or gpu.free_gib is None:
         return [fit(UNKNOWN, width)]
     held = holdings(gpu)
     pieces: list[tuple[str, float, Style | None]] = [
-        (OURS, gib, colours.get(name)) for name, gib in sorted(held.ours.items())
+        (OURS, gib, colors.get(name)) for name, gib in sorted(held.ours.items())
     ]
     pieces.append((OTHERS, held.others_gib, None))
     parts: list[Part] = []
@@ -149,9 +203,9 @@ def _bar(gpu: Gpu, width: int, colours: Mapping[str, Style]) -> list[Part]:
     return [*parts, (FREE * (width - drawn), DIM)]
 
 
-def _held(gpu: Gpu, width: int, colours: Mapping[str, Style]) -> list[Part]:
+def _held(gpu: Gpu, width: int, colors: Mapping[str, Style]) -> list[Part]:
     held = holdings(gpu)
-    named: list[tuple[str, float, Style | None]] = [(name, gib, colours.get(name)) for name, gib in held.ours.items()]
+    named: list[tuple[str, float, Style | None]] = [(name, gib, colors.get(name)) for name, gib in held.ours.items()]
     named += [(name.partition(" (")[0], gib, None) for name, gib in held.others.items()]
     named += [("unseen", held.unseen, WARN)] if held.unseen else []
     named.sort(key=lambda one: -one[1])
@@ -171,18 +225,18 @@ def _slice(profile: str | None, free: float | None, memory: float | None, uuid: 
     return line((fit(f"     MIG {plain(profile or UNKNOWN):<10} {size}  {plain(uuid)}", width), None))
 
 
-def _cell(cell: Cell, placed: Mapping[int, str], colours: Mapping[str, Style]) -> Part:
-    """A cell of the matrix: in a server's colour where it stands between that server's GPUs."""
+def _cell(cell: Cell, placed: Mapping[int, str], colors: Mapping[str, Style]) -> Part:
+    """A cell of the matrix: in a server's color where it stands between that server's GPUs."""
     server = placed.get(cell.gpu) if cell.gpu is not None else None
     if server is not None and cell.role != "lost" and (cell.other is None or placed.get(cell.other) == server):
-        return cell.text, colours.get(server)
+        return cell.text, colors.get(server)
     return cell.text, _ROLES.get(cell.role, DIM)
 
 
-def colours_of(snapshot: FleetSnapshot) -> dict[str, Style]:
-    """Each server that has GPUs, with the colour it is drawn in."""
+def colors_of(snapshot: FleetSnapshot) -> dict[str, Style]:
+    """Each server that has GPUs, with the color it is drawn in."""
     names = sorted(set(_placed(snapshot).values()) | _holders(snapshot.host))
-    return {name: Style(color=COLOURS[index % len(COLOURS)]) for index, name in enumerate(names)}
+    return {name: Style(color=COLORS[index % len(COLORS)]) for index, name in enumerate(names)}
 
 
 def _holders(host: Host | None) -> set[str]:
@@ -200,12 +254,12 @@ def _placed(snapshot: FleetSnapshot) -> dict[int, str]:
 
 
 def _wrong(host: Host, snapshot: FleetSnapshot, width: int) -> list[Strip]:
-    """What is the matter with GPUs, and what may be taken of them."""
+    """Problems of GPUs, and what may be used of them."""
     lines = []
-    for text in concerns(host):
+    for text in hardware_warnings(host):
         lines += _wrapped(f"! {_short(text, host)}", width, WARN)
     for gpu in host.gpus:
-        if text := share_words(gpu, snapshot.gpu_shares):
+        if text := format_share(gpu, snapshot.gpu_shares):
             lines += _wrapped(text, width, None)
     return lines
 
@@ -224,11 +278,20 @@ def _traffic(host: Host, width: int) -> list[Strip]:
         if gpu.nvlink_sent_gbs is not None or gpu.nvlink_received_gbs is not None
     ]:
         lines += _wrapped(f"NVLink GB/s  {'  '.join(traffic)}", width, None)
-    if words := links_words(host):
+    if words := format_links(host):
         lines += _wrapped(f"NVLinks      {words}", width, None)
-    if max(map(row_width, matrix_rows(host))) + 2 + LEAST_BESIDE > width:
-        lines += [line((f" {fit(plain(row_text(row)), width - 1)}", None)) for row in list_rows(host)]
     return lines
+
+
+def _links(host: Host, width: int, title: str) -> list[Strip]:
+    """How the GPUs are linked, where neither a matrix nor the title shows it."""
+    summary = links_summary(host)
+    if summary is not None:
+        elsewhere = not summary or _in_title(host, width, title)
+        return [] if elsewhere else _wrapped(f"Links        {plain(summary)}", width, None)
+    if max(map(row_width, matrix_rows(host))) + 2 + LEAST_BESIDE > width:
+        return [line((f" {fit(plain(row_text(row)), width - 1)}", None)) for row in list_rows(host)]
+    return []
 
 
 def _number(value: float | None, how: str, unit: str = "") -> str:
@@ -236,4 +299,47 @@ def _number(value: float | None, how: str, unit: str = "") -> str:
 
 
 def _wrapped(text: str, width: int, style: Style | None) -> list[Strip]:
-    return [line((f" {row}", style)) for row in textwrap.wrap(plain(text), max(20, width - 1))]
+    return [line((f" {row}", style)) for row in textwrap.wrap(plain(text), max(20, width - 1), break_on_hyphens=False)]
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def process_count(host: Host) -> int:
+    """How many lines all processes take."""
+    return sum(len(gpu.holders) for gpu in host.gpus)
+
+
+def process_lines(host: Host, now: float, width: int, room: int, colors: Mapping[str, Style]) -> list[Strip]:
+    """At most ``room`` lines: a heading, the processes GPU by GPU with the largest first, and how many are left out.
+
+    ``now`` (Unix seconds) is when the host was read, if it does not say so itself.
+    """
+    found = [(gpu, holder) for gpu in host.gpus for holder in sorted(gpu.holders, key=lambda h: -(h.gib or 0.0))]
+    if not found or room < min(LEAST_ROOM, len(found) + 1):
+        return []
+    heading = f"{'GPU':>{_GPU}}{'PID':>{_PID}} {'WHOSE':<{_WHO}}{'GiB':>{_GIB}}{'FOR':>{_FOR}} COMMAND"
+    shown = found if len(found) < room else found[: room - 2]
+    at = host.at if host.at is not None else now
+    lines = [line((fit(heading, width), DIM)), *(_process(*one, at, width, colors) for one in shown)]
+    if left := len(found) - len(shown):
+        text = f" {left} more process{'' if left == 1 else 'es'}: {key_of('describe_gpus')} lists all"
+        lines.append(line((fit(text, width), DIM)))
+    return lines
+
+
+def _process(gpu: Gpu, holder: Holder, at: float, width: int, colors: Mapping[str, Style]) -> Strip:
+    name = plain(holder.server or holder.user or "unseen")
+    size = UNKNOWN if holder.gib is None else f"{holder.gib:.1f}"
+    age = UNKNOWN if holder.started_at is None else duration(at - holder.started_at)
+    where = f"{gpu.index}/{holder.instance}" if holder.instance is not None else str(gpu.index)
+    hidden = not holder.seen and not holder.server
+    command = plain(holder.command or ("in a container, or ended" if hidden else UNKNOWN))
+    words: Sequence[str | tuple[str, Style | None]] = (
+        f"{where:>{_GPU}}{holder.pid:>{_PID}} ",
+        (fit(f"{name} (yours)" if holder.server and len(name) < _WHO - 8 else name, _WHO - 1) + " ",
+         colors.get(holder.server) if holder.server else None),
+        f"{size:>{_GIB}}{age:>{_FOR}} ",
+        (fit(command, max(0, width - _GPU - _PID - _WHO - _GIB - _FOR - 2)).rstrip(), None),
+    )  # fmt: skip
+    return line(*words).crop(0, width)

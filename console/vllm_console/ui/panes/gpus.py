@@ -6,36 +6,53 @@ from typing import TYPE_CHECKING
 
 from textual import events
 
-from vllm_console.fleet.model import FleetSnapshot
+from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.text import plain
-from vllm_console.ui.widgets.lines import LineView
+from vllm_console.ui.terminal.lines import LineView
 
 if TYPE_CHECKING:
-    from vllm_launchers.machine.gpu.host import Gpu
+    from vllm_console.ui.panes.gpu_charts import GpuHistoryView
+    from vllm_launchers.host.gpu.host import Gpu
 
 
 class GpusPane(LineView):
-    """The machine's GPUs as the newest snapshot has them."""
+    """The machine's GPUs as the newest snapshot has them, or the charts of one of them."""
 
     DEFAULT_CSS = "GpusPane { height: 1fr; width: 1fr; }"
 
-    _given: FleetSnapshot | None = None
+    _snapshot: FleetSnapshot | None = None
+    _history: GpuHistoryView | None = None
+    _moment: float | None = None
 
-    def give(self, snapshot: FleetSnapshot) -> None:
-        """Show this snapshot; a hidden pane only remembers it."""
-        self._given = snapshot
+    def show_snapshot(
+        self, snapshot: FleetSnapshot, history: GpuHistoryView | None = None, moment: float | None = None
+    ) -> None:
+        """Show this snapshot, with ``history`` the charts of its GPU; a hidden pane only remembers it.
+
+        ``moment`` (Unix seconds) is the earlier one that the screen shows, if it does.
+        """
+        self._snapshot, self._history, self._moment = snapshot, history, moment
         if self.is_on_screen and self.size.width:
             self._draw(*self.size)
 
     def on_resize(self, event: events.Resize) -> None:
         """Draw for the new size."""
-        if self._given and event.size.width:
+        if self._snapshot and event.size.width:
             self._draw(*event.size)
 
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""
-        if self._given:
-            self.give(self._given)
+        if self._snapshot:
+            self.show_snapshot(self._snapshot, self._history, self._moment)
+
+    @property
+    def chart_pages(self) -> int:
+        """On how many pages the charts are, at the present size."""
+        if self._snapshot is None or self._snapshot.gpu_chart is None or not self.size.width:
+            return 1
+        from vllm_console.ui.panes.gpu_charts import page_count
+
+        return page_count(self._snapshot.gpu_chart, *self.size)
 
     @staticmethod
     def wanted_height(snapshot: FleetSnapshot | None) -> int:
@@ -48,13 +65,19 @@ class GpusPane(LineView):
 
     def _draw(self, width: int, height: int) -> None:
         # Most of what it takes to draw GPUs is imported when there are some to draw: it costs at start.
+        if self._snapshot is None:
+            return
+        if self._history is not None:
+            from vllm_console.ui.panes.gpu_charts import gpu_chart_lines
+
+            self.show(gpu_chart_lines(self._snapshot, self._history, width, height))
+            return
         from vllm_console.ui.panes.gpu_lines import gpus_lines
 
-        if self._given is not None:
-            self.show(gpus_lines(self._given, width, height))
+        self.show(gpus_lines(self._snapshot, width, height, self._moment))
 
 
-def host_words(snapshot: FleetSnapshot) -> list[str]:
+def format_host(snapshot: FleetSnapshot) -> list[str]:
     """The machine's GPUs and driver in a few words each: ``4× RTX A6000``, ``driver 580.95``."""
     host = snapshot.host
     if host is None or not host.gpus:

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from msgspec.structs import replace
 from textual.strip import Strip
 
-from vllm_console.fleet.model import ServerView
-from vllm_console.format import UNKNOWN, count, percent
-from vllm_console.ui.panes.base import Pane, age_note, marked, over, title_of
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.text import UNKNOWN, count, percent
+from vllm_console.ui.panes.base import age_note, marked, over, title_of, usage_missed
+from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM
-from vllm_console.ui.widgets.chart import chart_of
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
 from vllm_console.ui.widgets.draw import Part, rule
-from vllm_console.ui.widgets.lines import line
+
+USAGE = Curve("kv_cache_usage")
+
+APART = 0.05
+"""From this difference on the median is shown beside the present usage."""
 
 
-class KvCachePane(Pane):
-    """Usage over a quarter of an hour on a fixed scale, tokens used of all, prefix hit rate."""
-
-    def draw(self, server: ServerView, now: float, width: int, height: int) -> Sequence[Strip]:
-        """The pane's lines."""
-        return kv_cache_lines(server, now, width, height)
-
-
-def kv_cache_lines(server: ServerView, now: float, width: int, height: int) -> list[Strip]:
+def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
     """Title with the usage now, chart, figures."""
     window = server.window
     usage = window.kv_cache_usage if window else None
     fullest = window.kv_cache_usage_max if window else None
-    goal = server.objectives.kv_cache_usage if server.objectives else None
-    right = age_note(server, now) or (marked(percent(usage), over(fullest if fullest is not None else usage, goal)),)
+    objective = server.objectives.kv_cache_usage if server.objectives else None
+    right = age_note(server, now) or (*_sustained(server, fullest if fullest is not None else usage),
+                                      marked(percent(usage), usage_missed(server)))  # fmt: skip
     figures = _figures(server, width)
-    chart = chart_of(server.series, "kv_cache_usage", width, height - 1 - len(figures), percent, hi=1.0, goal=goal)
+    chart = chart_of(
+        server.series,
+        (USAGE,),
+        width,
+        height - 1 - len(figures),
+        percent,
+        hi=1.0,
+        objective=objective,
+        area=True,
+        view=replace(view, log=False),
+        markers=server.markers,
+    )
     return [rule(title_of(1, "KV cache", server), width, right), *chart, *figures][:height]
+
+
+def _sustained(server: ServerView, now: float | None) -> tuple[Part, ...]:
+    """The usage that held in the last minute, which is what is judged, if the present one differs."""
+    held = next((one.value for one in server.judged if one.name == "kv_cache_usage"), None)
+    if held is None or now is None or abs(held - now) < APART:
+        return ()
+    return ((f"median {percent(held)} · now ", DIM),)
 
 
 def _figures(server: ServerView, width: int) -> list[Strip]:

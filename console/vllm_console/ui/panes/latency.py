@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import msgspec
 from textual.strip import Strip
 
-from vllm_console.fleet.model import ServerView
-from vllm_console.format import seconds
-from vllm_console.ui.panes.base import Pane, age_note, over, quantile, title_of
-from vllm_console.ui.theme import BAD, DIM, STRONG
-from vllm_console.ui.widgets.chart import chart_of
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.metrics.quantile import Quantiles, contradicting, text_of
+from vllm_console.metrics.sample import Series
+from vllm_console.text import seconds
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.base import age_note, format_waiting, latencies_of, past_load, title_of, window_note
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import ACCENT, BAD, DIM, STRONG, WARN
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
 from vllm_console.ui.widgets.draw import Part, fit, rule
-from vllm_console.ui.widgets.lines import line
 
 LABELS = {
     "ttft": "TTFT",
@@ -22,49 +24,91 @@ LABELS = {
     "decode": "decode",
     "e2e": "end-to-end",
 }
-SMALLEST_CHART = 5
+CHARTS = tuple(
+    (latency, (Curve(f"{latency}_p50", "p50", DIM), Curve(f"{latency}_p99", "p99", ACCENT)))
+    for latency in ("ttft", "itl")
+)
+"""The latencies that are drawn, in the order in which they get room."""
+
+SMALLEST_CHART = 4
 
 
-class LatencyPane(Pane):
-    """Quantiles of the last minute against the goals, and the p99 of TTFT and ITL over a quarter of an hour."""
-
-    def draw(self, server: ServerView, now: float, width: int, height: int) -> Sequence[Strip]:
-        """The pane's lines."""
-        return latency_lines(server, now, width, height)
-
-
-def latency_lines(server: ServerView, now: float, width: int, height: int) -> list[Strip]:
-    """Title, table, and as many small charts as there is room for."""
-    goals = goals_of(server)
-    column = min(10, max(6, (width - 14) // 4))
-    heads = "".join(fit(head, column, ">") for head in ("p50", "p90", "p99", "goal"))
-    note = age_note(server, now) or (("last minute", DIM),)
-    lines = [rule(title_of(3, "Latency", server), width, note), line((fit("", 11) + heads, DIM))]
-    lines += [_row(server, latency, goals.get(latency), column) for latency in LABELS]
+def latency_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
+    """Title, table, what waits, and as many small charts as there is room for."""
+    objectives = objectives_of(server)
+    columns = _Columns.of(width)
+    ended = " · load ended" if past_load(server) else ""
+    note = age_note(server, now) or ((f"{window_note(server, now)}{ended}", DIM),)
+    heads = "".join(fit(head, columns.width, ">") for head in ("mean", *columns.parts))
+    lines = [rule(title_of(3, "Latency", server), width, note),
+             line((fit("", columns.label) + heads + fit("obj.", columns.objective, ">"), DIM))]  # fmt: skip
+    lines += [_row(server, latency, objectives.get(latency), columns) for latency in LABELS]
+    if (hidden := len(lines) - height) > 0:
+        text = f" {hidden + 1} more rows: {key_of('pane_3')} enlarges"
+        return [*lines[: height - 1], line((fit(text, width).rstrip(), DIM))]
+    lines += _notes(server, width)
     room = height - len(lines)
-    charts = [("ttft_p99", "TTFT p99", "ttft"), ("itl_p99", "ITL p99", "itl")]
-    fitting = min(len(charts), room // SMALLEST_CHART)
-    for index, (key, title, latency) in enumerate(charts[:fitting]):
+    fitting = min(len(CHARTS), room // SMALLEST_CHART)
+    for index, (latency, curves) in enumerate(CHARTS[:fitting]):
         share = room // fitting + (1 if index < room % fitting else 0)
-        lines.append(line((f" {title}", DIM)))
-        lines += chart_of(server.series, key, width, share - 1, seconds, goal=goals.get(latency))
+        notes = (", log scale" if view.log else "") + _bound_words(server.series, f"{latency}_p99")
+        lines.append(line((fit(f" {LABELS[latency]} p50, p99{notes}", width).rstrip(), DIM)))
+        objective = objectives.get(latency)
+        lines += chart_of(
+            server.series, curves, width, share - 1, seconds, objective=objective, view=view, markers=server.markers
+        )
     return lines[:height]
 
 
-def goals_of(server: ServerView) -> dict[str, float]:
+def _notes(server: ServerView, width: int) -> list[Strip]:
+    """What the table leaves out or mixes: requests that still wait, and figures of different requests."""
+    notes: list[Strip] = []
+    if waiting := format_waiting(server.window):
+        notes.append(line((fit(f" {waiting}: not in TTFT", width).rstrip(), WARN)))
+    if server.window is not None and contradicting(server.window.latencies):
+        text = " queue to e2e: finished requests only"
+        notes.append(line((fit(text, width).rstrip(), DIM)))
+    return notes
+
+
+def _bound_words(series: Series | None, key: str) -> str:
+    """That some points are not values: they lie beyond the end of the bucket that is drawn."""
+    bounds = series.values.get(f"{key}_bound", ()) if series is not None else ()
+    return ", partly bucket bounds" if any(bounds) else ""
+
+
+def objectives_of(server: ServerView) -> dict[str, float]:
     """The p99 objectives, in seconds, by latency."""
-    goals = server.objectives
-    return {"ttft": goals.ttft_p99_seconds, "itl": goals.itl_p99_seconds} if goals else {}
+    objectives = server.objectives
+    return {"ttft": objectives.ttft_p99_seconds, "itl": objectives.itl_p99_seconds} if objectives else {}
 
 
-def _row(server: ServerView, latency: str, goal: float | None, column: int) -> Strip:
-    found = quantile(server.window, latency)
-    missed = over(found.p99 if found else None, goal)
-    parts: list[Part] = [fit(f" {LABELS[latency]}", 11)]
-    parts += [fit(seconds(value), column, ">") for value in ((found.p50, found.p90) if found else (None, None))]
-    p99 = fit(seconds(found.p99 if found else None), column, ">")
-    parts.append((p99, BAD if missed else STRONG))
-    parts.append((fit(seconds(goal) if goal is not None else "", column, ">"), DIM))
+class _Columns(msgspec.Struct, frozen=True):
+    """Which quantiles the table shows, and how wide its columns are; a narrow one has no p90."""
+
+    parts: tuple[str, ...]
+    label: int
+    width: int
+    objective: int
+
+    @classmethod
+    def of(cls, width: int) -> _Columns:
+        column = min(10, (width - 13) // 5)
+        if column >= len("<300ms") + 1:
+            return cls(("p50", "p90", "p99"), 11, column, column)
+        return cls(("p50", "p99"), 9, 7, 6)
+
+
+def _row(server: ServerView, latency: str, objective: float | None, columns: _Columns) -> Strip:
+    found = latencies_of(server.window, latency) or Quantiles(0.0, None)
+    missed = objective is not None and found.p99 is not None and server.missed(f"{latency}_p99_seconds")
+    past = DIM if past_load(server) else None
+    label = LABELS[latency] if len(LABELS[latency]) < columns.label else latency
+    parts: list[Part] = [fit(f" {label}", columns.label), (fit(seconds(found.mean), columns.width, ">"), past)]
+    for part in columns.parts:
+        style = (BAD if missed else past or STRONG) if part == "p99" else past
+        parts.append((fit(text_of(getattr(found, part)), columns.width, ">"), style))
+    parts.append((fit(seconds(objective) if objective is not None else "", columns.objective, ">"), DIM))
     if missed:
         parts.append((" !", BAD))
     return line(*parts)

@@ -1,42 +1,53 @@
-"""Pane 2: how often requests are thrown out of the KV cache and computed anew."""
+"""Pane 2: how often requests are preempted: evicted from the KV cache and recomputed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
 from textual.strip import Strip
 
-from vllm_console.fleet.model import ServerView
-from vllm_console.format import count, percent
-from vllm_console.ui.panes.base import Pane, age_note, marked, over, title_of
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.text import UNKNOWN, count
+from vllm_console.ui.panes.base import age_note, marked, title_of, window_note
+from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM, WARN
-from vllm_console.ui.widgets.chart import chart_of
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
 from vllm_console.ui.widgets.draw import Part, rule
-from vllm_console.ui.widgets.lines import line
+
+WIDE = 56
+"""From this width on the rate's window is written in full."""
+
+NEEDED = 26
+"""Cells that the title takes besides the window and the rate."""
 
 
-class PreemptionsPane(Pane):
-    """Preemptions per minute, their share of requests against the goal, and when they happened."""
-
-    def draw(self, server: ServerView, now: float, width: int, height: int) -> Sequence[Strip]:
-        """The pane's lines."""
-        return preemption_lines(server, now, width, height)
-
-
-def preemption_lines(server: ServerView, now: float, width: int, height: int) -> list[Strip]:
-    """Title with the rate now, share against the goal, timeline."""
+def preemption_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
+    """Title with the rate now, preemptions per request against the objective, timeline."""
     window = server.window
     share = window.preemption_share if window else None
-    goal = server.objectives.preemption_rate if server.objectives else None
+    objective = server.objectives.preemption_rate if server.objectives else None
     rate = count(window.preemptions_per_minute if window else None)
-    right = age_note(server, now) or (f"{rate}/min",)
-    often = share is not None and share > 1
-    shown, of = (f"{share:.1f}", " per request") if often else (percent(share, 1), " of requests")
-    parts: list[Part] = [" ", marked(shown, over(share, goal)), (of, DIM)]
-    if goal is not None:
-        parts += [(" · goal ", DIM), percent(goal, 1 if goal < 0.01 else 0)]
+    # The chart has the rate of each point, the title that of the last minute: they differ.
+    window_text = window_note(server, now) if width >= WIDE or server.moment is not None else "last min"
+    note: Part = (f"{window_text} ", DIM) if len(window_text) + len(rate) + NEEDED < width else ""
+    right = age_note(server, now) or (note, f"{rate}/min")
+    shown = UNKNOWN if share is None else f"{share:.2g}"
+    parts: list[Part] = [" ", marked(shown, server.missed("preemption_rate")), (" per request", DIM)]
+    if objective is not None:
+        parts += [(" · objective ", DIM), f"{objective:g}"]
     per_minute = 60.0 / server.series.step if server.series else 1.0
-    chart = chart_of(server.series, "preemptions", width, height - 2, count, how=_mean, scale=per_minute, style=WARN)
+    curve = Curve("preemptions", style=WARN, how=_mean, scale=per_minute)
+    chart = chart_of(
+        server.series,
+        (curve,),
+        width,
+        height - 2,
+        count,
+        whole=True,
+        view=replace(view, log=False),
+        markers=server.markers,
+    )
     return [rule(title_of(2, "Preemptions", server), width, right), line(*parts), *chart][:height]
 
 

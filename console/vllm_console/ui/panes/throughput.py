@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
 
+from msgspec.structs import replace
 from rich.cells import cell_len
 from textual.strip import Strip
 
-from vllm_console.fleet.model import ServerView
-from vllm_console.format import UNKNOWN, count
-from vllm_console.text import plain
-from vllm_console.ui.panes.base import Pane, age_note, title_of
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.text import count, duration, plain, rate
+from vllm_console.ui.panes.base import age_note, longest_wait, title_of, window_note
+from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
-from vllm_console.ui.widgets.chart import chart_of
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
 from vllm_console.ui.widgets.draw import Part, rule
-from vllm_console.ui.widgets.lines import line
+
+CHARTS = (
+    ("tokens/s out", (Curve("generation_tokens_per_second", "out", ACCENT),)),
+    (
+        "requests running, waiting",
+        (Curve("requests_running", "run", ACCENT), Curve("requests_waiting", "wait", WARN)),
+    ),
+)
+"""What is drawn, in the order in which it gets room."""
 
 SMALLEST_CHART = 4
 
 
-class ThroughputPane(Pane):
-    """Tokens and requests per second, running and waiting requests, now and over a quarter of an hour."""
-
-    def draw(self, server: ServerView, now: float, width: int, height: int) -> Sequence[Strip]:
-        """The pane's lines."""
-        return throughput_lines(server, now, width, height)
-
-
-def rate(value: float | None) -> str:
-    """Requests per second: one decimal below ten."""
-    if value is None:
-        return UNKNOWN
-    return f"{value:.1f}" if value < 10 else count(value)
-
-
-def throughput_lines(server: ServerView, now: float, width: int, height: int) -> list[Strip]:
-    """Title, figures, and charts of tokens per second, running and waiting, as there is room."""
+def throughput_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
+    """Title, figures, and charts of tokens per second and of requests, as there is room."""
     window = server.window
     out, prompt, requests, running, waiting = (
         (
@@ -49,24 +43,33 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int) ->
         else (None,) * 5
     )
     figures: list[Part] = [
-        f" {count(out)}", (" out ", DIM), count(prompt), (" in tok/s · ", DIM), rate(requests), (" req/s", DIM)
+        f" {count(out)}", (" out ", DIM), count(prompt), (" in tok/s · ", DIM), rate(requests, "req")
     ]  # fmt: skip
     load: list[Part] = [f" {count(running)}", (" running · ", DIM), count(waiting), (" waiting", DIM)]
-    lines = [rule(title_of(4, "Requests", server), width, age_note(server, now)), line(*figures), line(*load)]
-    if server.load:
-        sent: list[Part] = [(plain(server.load), ACCENT)]
-        beside = lines[-1].cell_length + 3 + cell_len(server.load) <= width
-        lines[2:] = [line(*load, (" · ", DIM), *sent)] if beside else [lines[-1], line(" ", *sent)]
+    if waiting and window is not None and (wait := longest_wait(window)) is not None:
+        load.append((f", longest ≥ {duration(wait)}", WARN))
+    note = age_note(server, now) or ((window_note(server, now), DIM),)
+    lines = [rule(title_of(4, "Requests", server), width, note), line(*figures), line(*load)]
+    if about := server.load or server.load_result:
+        sent: list[Part] = [(plain(about), ACCENT)]
+        beside = lines[-1].cell_length + 3 + cell_len(about) <= width
+        rows = textwrap.wrap(plain(about), max(10, width - 1), max_lines=2, placeholder=" …")
+        below = [line((f" {row}", ACCENT)) for row in rows]
+        lines[2:] = [line(*load, (" · ", DIM), *sent)] if beside else [lines[-1], *below]
     room = height - len(lines)
-    charts = [
-        ("generation_tokens_per_second", "tokens/s out", ACCENT),
-        ("requests_running", "running", ACCENT),
-        ("requests_waiting", "waiting", WARN),
-    ]
-    fitting = min(len(charts), max(1, room // SMALLEST_CHART))
-    for index, (key, title, style) in enumerate(charts[:fitting]):
+    fitting = min(len(CHARTS), max(1, room // SMALLEST_CHART))
+    for index, (title, curves) in enumerate(CHARTS[:fitting]):
         share = room // fitting + (1 if index < room % fitting else 0)
         if share >= 2:
             lines.append(line((f" {title}", DIM)))
-            lines += chart_of(server.series, key, width, share - 1, count, style=style)
+            lines += chart_of(
+                server.series,
+                curves,
+                width,
+                share - 1,
+                count,
+                whole=True,
+                view=replace(view, log=False),
+                markers=server.markers,
+            )
     return lines[:height]

@@ -1,36 +1,61 @@
-"""Before and after: whether the change of flags helped, the verdict first."""
+"""Before and after: whether the change of flags helped, the verdict first. Any two runs of a server can be chosen."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
-from textual.binding import Binding, BindingType
+import msgspec
+from msgspec.structs import replace
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.screen import Screen
 from textual.strip import Strip
 
-from vllm_console.telemetry.compare import SMALLEST_CHANGE
-from vllm_console.telemetry.compare_words import (
-    amount_words,
-    change_words,
-    goal_words,
-    setting_words,
-    signed,
-    value_words,
-    window_words,
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.runs.compare import (
+    FEWEST,
+    SHARES,
+    SMALLEST_CHANGE,
+    SMALLEST_SHARE,
+    WARM_UP,
+    Comparison,
+    Factor,
+    Figure,
+    Likeness,
+    Verdict,
 )
-from vllm_console.telemetry.comparison import Comparison, Factor, Figure, Likeness, Verdict
-from vllm_console.text import plain
-from vllm_console.ui.screens.reading import ReadingScreen
+from vllm_console.runs.store import Run
+from vllm_console.runs.text import (
+    amount_text,
+    change_text,
+    notes,
+    objective_text,
+    plain_sentence,
+    sentence,
+    setting_text,
+    short_verdict,
+    side_text,
+    signed,
+    window_text,
+)
+from vllm_console.text import clock, plain
+from vllm_console.ui.actions import bindings
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.distributions import distribution_lines
+from vllm_console.ui.screens.dialogs import Choose
+from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, STRONG, WARN
-from vllm_console.ui.threads import answer_for
-from vllm_console.ui.widgets.draw import fit
-from vllm_console.ui.widgets.lines import line
+from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_console.ui.widgets.draw import KeyHint, fit
+from vllm_console.ui.widgets.reader import Reader, scroll_hint
 
-VERDICT_STYLES = {Verdict.BETTER: OK, Verdict.WORSE: BAD, Verdict.MIXED: WARN, Verdict.NOT_COMPARABLE: WARN}
+VERDICT_STYLES = {Verdict.BETTER: OK, Verdict.WORSE: BAD, Verdict.MIXED: WARN, Verdict.NOT_COMPARABLE: WARN,
+                  Verdict.INCONCLUSIVE: WARN}  # fmt: skip
 _LIKENESS = {Likeness.ROUGHLY: WARN, Likeness.DIFFERENT: BAD}
-_NAME, _VALUE, _CHANGE, _WORDS = 16, 11, 27, 24
 
 AGAIN_SECONDS = 10.0
 """How often it is compared anew while the screen is open: a run goes on and gives more minutes."""
@@ -38,80 +63,225 @@ AGAIN_SECONDS = 10.0
 MOST_CHANGES = 5
 """Lines for what was changed."""
 
-BAR_WIDTH = 100
-"""From this width on each change is drawn too."""
+WIDE = 100
+"""From this width on the objective stands beside each figure."""
+
+NARROW = 69
+"""Below this width columns take no more than most figures need: the verdict would be cut."""
+
+LEAST_BAR = 9
+"""Cells that a change is drawn in at least."""
 
 
-class CompareScreen(ReadingScreen):
-    """Shows a comparison, and goes on comparing by ``again``, which blocks. ``z`` goes back to the flags before."""
+class RecordedRuns(Protocol):
+    """The runs of servers; both calls block."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("z", "go_back", "Back to the flags before", show=False)]
+    def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
+        """The newest runs of a server, newest first; and notices."""
+
+    def compare_again(self, before: int, after: int) -> Comparison:
+        """Compare two runs by their numbers."""
+
+
+class CompareScreen(Screen[None]):
+    """Shows a comparison, and keeps comparing these two runs, or two others that are chosen from ``recorded``.
+
+    ``revert_to`` gives what restarts with the flags of a run, None where that may not be or would change nothing.
+    """
+
+    SCOPE = "compare"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("compare")]
 
     def __init__(
         self,
         found: Comparison,
-        go_back: Callable[[], None] | None = None,
-        again: Callable[[], Comparison | None] | None = None,
+        revert_to: Callable[[Run], Callable[[], None] | None] = lambda _: None,
+        recorded: RecordedRuns | None = None,
     ) -> None:
         super().__init__()
-        self.found, self._go_back, self._again = found, go_back, again
-        back = (("z", "restart with the flags before"),) if go_back is not None else ()
-        self.KEYS = (("esc", "back"), ("j k", "scroll"), *back)
+        self.found, self._revert_to, self._recorded = found, revert_to, recorded
+        self._reader = Reader(
+            self._title,
+            lambda width: compare_lines(self.found, width, may_revert=self._revert is not None),
+            self._hints,
+        )
+
+    def compose(self) -> ComposeResult:
+        """The comparison."""
+        yield self._reader
 
     def on_mount(self) -> None:
-        """Go on comparing while it is open."""
-        if self._again is not None:
-            self.set_interval(AGAIN_SECONDS, self._compare_again)
-
-    def title_text(self) -> str:
-        """The title."""
-        before, after = self.found.before.run, self.found.after.run
-        simulated = " · simulated" if after.engine == "simulated" else ""
-        pair = f"{before.name} → {after.name}" if before.server != after.server else f"{after.server}: before and after"
-        return plain(f"{pair}{simulated}")
-
-    def content(self, width: int) -> Sequence[Strip]:
-        """The lines."""
-        return compare_lines(self.found, width, may_go_back=self._go_back is not None)
-
-    def action_go_back(self) -> None:
-        """Close, and restart with the flags of the run before."""
-        if self._go_back is not None:
-            self.dismiss(None)
-            self._go_back()
-
-    def _compare_again(self) -> None:
-        self.run_worker(self._ask(), name="compare again", exclusive=True)
-
-    async def _ask(self) -> None:
-        if self._again is None:
-            return
-        try:
-            found = await answer_for(self, self._again, "compare again")
-        except Exception:  # noqa: BLE001 - the thread's boundary: what stands here stays, and it is tried again
-            return
-        if found is not None and (found.before.run.id, found.after.run.id) == self._runs:
-            self.found = found
-            self.draw(self.app.size.width)
+        """Keep comparing while it is open."""
+        if self._recorded is not None:
+            self.set_interval(AGAIN_SECONDS, lambda: begin_worker(self, self._compare_again, "compare again", "again"))
 
     @property
-    def _runs(self) -> tuple[int, int]:
+    def _revert(self) -> Callable[[], None] | None:
+        return self._revert_to(self.found.before.run)
+
+    def _hints(self) -> Sequence[KeyHint]:
+        hints = [scroll_hint()]
+        if self._recorded is not None:
+            keys = f"{key_of('compare_before')} {key_of('compare_after')}"
+            hints.append((keys, "choose runs", "screen.compare_before|screen.compare_after"))
+        if self._revert is not None:
+            hints.append((key_of("compare_revert"), "revert and restart", "screen.compare_revert"))
+        return hints
+
+    def _title(self) -> str:
+        before, after = self.found.before.run, self.found.after.run
+        mark = " sim" if after.engine == "simulated" else ""
+        if before.server != after.server:
+            return plain(f"{before.name} → {after.name}{mark}")
+        return plain(f"{after.server}{mark}: before @{before.generation}, after @{after.generation}")
+
+    def action_compare_revert(self) -> None:
+        """Close, and restart with the flags of the run before."""
+        if (revert := self._revert) is not None:
+            self.dismiss(None)
+            revert()
+
+    def action_compare_before(self) -> None:
+        """Choose the run that is compared with."""
+        self._choose(after=False)
+
+    def action_compare_after(self) -> None:
+        """Choose the run that is compared."""
+        self._choose(after=True)
+
+    def _choose(self, *, after: bool) -> None:
+        if self._recorded is not None:
+            begin_worker(self, partial(self._list_runs, self._recorded, after), "runs", "runs")
+
+    async def _list_runs(self, recorded: RecordedRuns, after: bool) -> None:
+        """Ask which run it is to be."""
+        before, present = self.found.before.run, self.found.after.run
+        here, other = (present, before) if after else (before, present)
+        try:
+            known, _ = await answer_for(self, partial(recorded.runs, here.server), "runs")
+        except FleetError as error:
+            self._warn(error)
+            return
+        if not self.is_current:
+            return
+        runs = run_names([run for run in known if run.id != other.id])
+        if len(runs) < 2:
+            self._warn(f"{here.server} has no other run that could be chosen.")
+            return
+        choices = [(name, run_text(run)) for name, run in runs.items()]
+        at = next((name for name, run in runs.items() if run.id == here.id), None)
+        which = f"after, compared with {other.name}" if after else f"before, with which {other.name} is compared"
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                pair = (other.id, runs[name].id) if after else (runs[name].id, other.id)
+                begin_worker(self, partial(self._compare, recorded, pair), "compare", "runs")
+
+        self.app.push_screen(Choose(f"Which run is the one {which}?", choices, at), chosen)
+
+    async def _compare(self, recorded: RecordedRuns, pair: tuple[int, int]) -> None:
+        """Show the comparison of two other runs."""
+        try:
+            self.found = await answer_for(self, partial(recorded.compare_again, *pair), "compare")
+        except FleetError as error:
+            self._warn(error)
+            return
+        self._reader.redraw()
+        self._reader.action_edge(-1)
+
+    def _warn(self, problem: object) -> None:
+        self.notify(plain(str(problem)), severity="warning", markup=False)
+
+    async def _compare_again(self) -> None:
+        if self._recorded is None:
+            return
+        shown = self._pair
+        try:
+            found = await answer_for(self, partial(self._recorded.compare_again, *shown), "compare again")
+        except Exception:  # noqa: BLE001 - the thread's boundary: what is shown stays, and it is tried again
+            return
+        if shown == self._pair:
+            self.found = replace(found, skipped=self.found.skipped)
+            self._reader.redraw()
+
+    @property
+    def _pair(self) -> tuple[int, int]:
+        """The numbers of the runs that are shown."""
         return self.found.before.run.id, self.found.after.run.id
 
 
-def compare_lines(found: Comparison, width: int, *, may_go_back: bool = False) -> list[Strip]:
-    """The verdict with what to bear in mind, what was changed, the figures it rests on, the traffic, all the others."""
-    lines = [line((f" {row}", VERDICT_STYLES.get(found.verdict, STRONG))) for row in _wrapped(found.sentence, width)]
-    for note in found.notes:
+class NothingToCompareScreen(Screen[None]):
+    """In place of a comparison: why there is none of this server, and what leads to one."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__()
+        self._server, self._reason = plain(server), plain(reason)
+
+    def compose(self) -> ComposeResult:
+        """The reason, and the steps."""
+        yield Reader(
+            lambda: f"{self._server}: before and after",
+            lambda width: nothing_lines(self._server, self._reason, width),
+        )
+
+
+def nothing_lines(server: str, reason: str, width: int) -> list[Strip]:
+    """Why nothing can be compared, and what leads to a comparison, step by step."""
+    text = reason.removesuffix(".")  # begins with a name
+    needed = (
+        f"A comparison needs two runs of {server} with the same traffic, each with {WARM_UP + FEWEST} minutes of it "
+        f"(the first {WARM_UP} after a start don't count). A run is all that happens from one start to the next."
+    )
+    stage, keys = f"{key_of('edit_flags')} or {key_of('tune')}", key_of("restart")
+    steps = (
+        f"{stage} stages a change of flags, best a single one",
+        f"{keys} restarts with it: a new run begins",
+        f"send both runs the same traffic: your clients, or the preset's workload with {key_of('toggle_load')}",
+        f"{key_of('compare')} says whether the change helped",
+    )
+    lines = [line((f" {row}", STRONG)) for row in _wrapped(f"{text}.", width)]
+    lines += [line(), *(line((f" {row}", None)) for row in _wrapped(needed, width)), line()]
+    for number, step in enumerate(steps, 1):
+        rows = _wrapped(step, width - 3)
+        lines += [line((f" {number}  " if not at else "    ", DIM), (row, None)) for at, row in enumerate(rows)]
+    return lines
+
+
+def run_names(runs: Sequence[Run]) -> Mapping[str, Run]:
+    """Runs by a name that no other of them has: a server that was forgotten and launched anew counts from 1 again."""
+    named: dict[str, Run] = {}
+    for run in runs:
+        named[run.name if run.name not in named else f"{run.name} ({run.id})"] = run
+    return named
+
+
+def run_text(run: Run) -> str:
+    """When a run began, how much traffic it had, and what was changed for it: one line of a list."""
+    minutes = f"{run.windows} min of traffic" if run.windows else "no traffic"
+    changes = ", ".join(setting_text(change) for change in run.changed)
+    change = changes or ("first run" if run.before is None else "same flags as before")
+    return f"{clock(run.started_at, time.time())} · {minutes} · {change}"
+
+
+def compare_lines(found: Comparison, width: int, *, may_revert: bool = False) -> list[Strip]:
+    """What came of it in a plain sentence, the verdict with notes, what was changed, the figures it is based on with
+    their intervals, latencies before and after, the traffic, and all other figures."""
+    style = VERDICT_STYLES.get(found.verdict, STRONG)
+    lines = [line((f" {row}", style)) for row in _wrapped(plain_sentence(found), width)]
+    lines += [line((f" {row}", None)) for row in _wrapped(sentence(found), width)]
+    for note in notes(found):
         rows = _wrapped(note, width - 2)
         lines += [line(" · " if index == 0 else "   ", (row, None)) for index, row in enumerate(rows)]
-    lines += _changed(found, width, may_go_back)
-    draw = partial(_figure, width=width, reach=_reach(found.judged), settled=found.verdict is not Verdict.TOO_LITTLE)
-    lines += [_heading(found, width), *map(draw, found.judged)]
+    lines += _changed(found, width, may_revert)
+    columns, settled = _columns(width), found.verdict is not Verdict.TOO_LITTLE
+    draw = partial(_figure, columns=columns, reach=_reach(found.judged), settled=settled)
+    lines += [_heading(found, columns), *map(draw, found.judged)]
+    if found.verdict is not Verdict.TOO_LITTLE:
+        lines += distribution_lines(found.figures, width)
     lines.append(line((" Traffic: ", STRONG), (str(found.traffic), _LIKENESS.get(found.traffic, STRONG))))
-    lines += [_factor(factor, width) for factor in found.factors]
+    lines += [_factor(factor, columns) for factor in found.factors]
     if others := [figure for figure in found.figures if figure.verdict is None]:
-        lines.append(line((" Measured besides", STRONG)))
+        lines.append(line((" Also measured", STRONG)))
         lines += map(draw, others)
     return [*lines, *(line((f"  {row}", DIM)) for row in _wrapped(_basis(found), width - 2))]
 
@@ -120,41 +290,65 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(plain(text), max(20, width - 2), break_on_hyphens=False) or [""]
 
 
-def _changed(found: Comparison, width: int, may_go_back: bool) -> list[Strip]:
-    """What was changed, a line each, and at the right of the first the way back."""
-    key = "z goes back" if may_go_back else ""
+def _changed(found: Comparison, width: int, may_revert: bool) -> list[Strip]:
+    """What was changed, a line each, and at the right of the first the key that reverts."""
+    key = f"{key_of('compare_revert')} reverts" if may_revert else ""
     room = width - 10 - len(key) - (2 if key else 0)
-    told = [plain(setting_words(change)) for change in found.differences] or ["nothing"]
-    if len(told) > MOST_CHANGES:
-        told[MOST_CHANGES - 1 :] = [f"… and {len(told) - MOST_CHANGES + 1} more"]
-    rows = [fit(text, room) for text in told]
+    changes = [plain(setting_text(change)) for change in found.differences] or ["nothing"]
+    if len(changes) > MOST_CHANGES:
+        changes[MOST_CHANGES - 1 :] = [f"… and {len(changes) - MOST_CHANGES + 1} more"]
+    rows = [fit(text, room) for text in changes]
     return [
         line((" changed  " if not at else " " * 10, DIM), (row, ACCENT), (f"  {key}" if not at and key else "", KEY))
         for at, row in enumerate(rows)
     ]
 
 
-def _heading(found: Comparison, width: int) -> Strip:
-    sides = "".join(fit(_side(found, after=after), _VALUE, ">") for after in (False, True))
-    change = "change" if found.verdict is Verdict.TOO_LITTLE else "change (95% sure between)"
-    room = _drawn(width)
-    axis = f"{fit('less', room // 2 - 1, '>')}   more" if room and change != "change" else ""
-    return line((f"{fit('', _NAME + 2)}{sides}  {fit(change, _CHANGE + (_WORDS if axis else 0))}{axis}".rstrip(), DIM))
+class _Columns(msgspec.Struct, frozen=True):
+    """How wide the columns are, the indentation in the name's; of ``bar`` is drawn what a change and its interval are.
+
+    From `WIDE` on words stand before the bar, with the objective; below, the verdict alone behind it.
+    """
+
+    width: int
+    wide: bool
+    name: int
+    value: int
+    change: int
+    words: int
+
+    @property
+    def bar(self) -> int:
+        """Cells of the bar."""
+        return max(0, self.width - self.name - 2 * self.value - 2 - self.change - self.words - (not self.wide))
 
 
-def _drawn(width: int) -> int:
-    """How many cells a change is drawn in."""
-    return max(0, width - 2 - _NAME - 2 * _VALUE - 2 - _CHANGE - _WORDS) if width >= BAR_WIDTH else 0
+def _columns(width: int) -> _Columns:
+    if width >= WIDE:
+        return _Columns(width, wide=True, name=21, value=13, change=26, words=34)
+    if width < NARROW:
+        return _Columns(width, wide=False, name=16, value=8, change=19, words=6)
+    return _Columns(width, wide=False, name=16, value=8, change=22, words=12)
+
+
+def _heading(found: Comparison, columns: _Columns) -> Strip:
+    names = [_side(found, after=after) if columns.wide else ("after" if after else "before") for after in (False, True)]
+    sides = "".join(fit(name, columns.value, ">") for name in names)
+    judged = found.verdict is not Verdict.TOO_LITTLE
+    change = fit(f"change{' (95% CI)' if judged else ''}", columns.change)
+    axis = fit("less   more" if columns.bar > LEAST_BAR + 3 else "less more", columns.bar, "^") if judged else ""
+    tail = fit("", columns.words) + axis if columns.wide else axis
+    return line((f"{fit('', columns.name)}{sides}  {change}{tail}".rstrip(), DIM)).crop(0, columns.width)
 
 
 def _basis(found: Comparison) -> str:
     """Over what the figures are taken, and how sure they are."""
     compared = ", ".join(
-        f"{side.compared} of {side.windows} {window_words(side)} {when}"
+        f"{side.compared} of {side.windows} {window_text(side)} {when}"
         for side, when in ((found.before, "before"), (found.after, "after"))
     )
-    sure = "" if found.verdict is Verdict.TOO_LITTLE else " The 95% are for all judged figures together."
-    return f"Medians over {compared}; the rest is warm-up, or unlike.{sure}"
+    sure = "" if found.verdict is Verdict.TOO_LITTLE else " The 95% CI covers all judged figures together."
+    return f"Medians over {compared}; the rest is warm-up or different traffic.{sure}"
 
 
 def _side(found: Comparison, *, after: bool) -> str:
@@ -162,22 +356,24 @@ def _side(found: Comparison, *, after: bool) -> str:
     return ("after" if after else "before") + f" @{run.generation}"
 
 
-def _figure(figure: Figure, width: int, reach: float, settled: bool) -> Strip:
-    before, after = (fit(value_words(figure.unit, value), _VALUE, ">") for value in (figure.before, figure.after))
+def _figure(figure: Figure, columns: _Columns, reach: float, settled: bool) -> Strip:
+    before, after = (fit(side_text(figure, after=after), columns.value, ">") for after in (False, True))
     judged = figure.verdict is not None
-    words = " ".join(filter(None, (_short(figure.verdict), goal_words(figure) if width > 90 else "")))
-    drawn = _bar(figure, reach, _drawn(width)) if judged else ""
-    room = max(0, width - 2 - _NAME - 2 * _VALUE - 2 - _CHANGE)
+    verdict = short_verdict(figure.verdict) if figure.verdict is not None else ""
+    words = " ".join(filter(None, (verdict, objective_text(figure) if columns.wide else "")))
+    drawn = fit(_bar(figure, reach, columns.bar) if judged else "", columns.bar)
     style = VERDICT_STYLES.get(figure.verdict, None if settled else DIM) if figure.verdict is not None else DIM
     if figure.verdict is Verdict.NOT_COMPARABLE:
         style = DIM
+    tail = fit(words, columns.words) + drawn if columns.wide else f"{drawn} {fit(words, columns.words)}"
+    indent = 2 if columns.wide else 1
     return line(
-        (fit(f"  {figure.name}", _NAME + 2), None if judged else DIM),
+        (fit(f"{' ' * indent}{figure.name}", columns.name), None if judged else DIM),
         (before, None if judged else DIM),
         (after, STRONG if judged else DIM),
-        ("  " + fit(change_words(figure), _CHANGE), style),
-        (fit(words, _WORDS) + drawn if drawn else fit(words, room).rstrip(), style),
-    )
+        ("  " + fit(change_text(figure), columns.change), style),
+        (tail.rstrip(), style),
+    ).crop(0, columns.width)
 
 
 def _reach(figures: Sequence[Figure]) -> float:
@@ -187,41 +383,41 @@ def _reach(figures: Sequence[Figure]) -> float:
 
 
 def _bar(figure: Figure, reach: float, room: int) -> str:
-    """A change with its bounds on a line from ``-reach`` to ``reach`` (shares) with zero in its middle."""
-    shares = [share for bound in (figure.low, figure.change, figure.high) if (share := figure.share(bound)) is not None]
-    half = (room - 1) // 2
-    if figure.unit == "share" or len(shares) < 3 or half < 4:
+    """A change with its bounds on a line from ``-reach`` to ``reach`` (shares) with zero in its middle.
+
+    What is given in points, since it may have been nothing, has a scale of its own.
+    """
+    bounds = [bound for bound in (figure.low, figure.change, figure.high) if bound is not None]
+    if any(figure.bounded) or len(bounds) < 3 or room < LEAST_BAR:
         return ""
-    low, middle, high = (round(half * max(-1.0, min(1.0, share / reach))) + half for share in shares)
+    if figure.unit in SHARES:
+        reach = max(SMALLEST_SHARE, *map(abs, bounds))
+    else:
+        bounds = [share for bound in bounds if (share := figure.share(bound)) is not None]
+        if len(bounds) < 3:
+            return ""
+    half = (room - 1) // 2
+    low, middle, high = (round(half * max(-1.0, min(1.0, bound / reach))) + half for bound in bounds)
     cells = ["─" if low <= at <= high else " " for at in range(2 * half + 1)]
     cells[half] = "│"
-    if shares[0] < -reach:
+    if bounds[0] < -reach:
         cells[0] = "←"
-    if shares[2] > reach:
+    if bounds[2] > reach:
         cells[-1] = "→"
     cells[middle] = "●"
     return "".join(cells)
 
 
-def _short(verdict: Verdict | None) -> str:
-    if verdict is None:
-        return ""
-    short = {
-        Verdict.NO_DIFFERENCE: "none seen",
-        Verdict.TOO_LITTLE: "too few",
-        Verdict.NOT_COMPARABLE: "unlike",
-    }
-    return short.get(verdict, str(verdict))
-
-
-def _factor(factor: Factor, width: int) -> Strip:
-    before, after = (fit(amount_words(factor.unit, value), 14, ">") for value in (factor.before, factor.after))
+def _factor(factor: Factor, columns: _Columns) -> Strip:
+    name, room = (columns.name, columns.value) if columns.wide else (22, 14)
+    before, after = (fit(amount_text(factor.unit, value), room, ">") for value in (factor.before, factor.after))
     text = f"  {signed(factor.change):<7}{factor.likeness}"
+
     # How many are in flight is mostly the server's doing.
     style = DIM if factor.key == "in_flight" else _LIKENESS.get(factor.likeness, DIM)
     return line(
-        (fit(f"  {factor.name}", 22), None),
+        (fit(f"  {factor.name}", name), None),
         (before, None),
         (after, STRONG),
-        (fit(text, max(0, width - _NAME - 34)).rstrip(), style),
-    )
+        (text.rstrip(), style),
+    ).crop(0, columns.width)

@@ -2,70 +2,110 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.cells import cell_len
-from textual.binding import Binding, BindingType
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.screen import Screen
 from textual.strip import Strip
 
-from vllm_console.fleet.model import Flags, ServerView
-from vllm_console.format import UNKNOWN, count, duration
-from vllm_console.text import plain
-from vllm_console.ui.panes.bars import flag_text
+from vllm_console.fleet.snapshot import FlagValue, ServerView
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.runs.startup import startup_lines
+from vllm_console.runs.store import Run
+from vllm_console.text import count, duration, percent, took
+from vllm_console.ui.actions import bindings
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.bars import flag_text, now_lines
+from vllm_console.ui.panes.server_name import marked_name
 from vllm_console.ui.panes.state import memory_lines, stage_lines
-from vllm_console.ui.screens.reading import ReadingScreen
-from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, STRONG, WARN
+from vllm_console.ui.screens.compare import RecordedRuns
+from vllm_console.ui.terminal.clipboard import copy
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, WARN
+from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import fit
-from vllm_console.ui.widgets.lines import line
+from vllm_console.ui.widgets.reader import Reader, scroll_hint
+from vllm_console.ui.widgets.table import Column, Value, heading, table
 from vllm_launchers.plan.model import same_value
-from vllm_launchers.plan.shell_words import line_of, line_word
+
+MOST_VALUE = 32
+"""Cells of a flag's value; the command line has it whole."""
 
 
-class DescribeScreen(ReadingScreen):
-    """Describes one server as it was when the screen was opened. ``y`` copies its command line."""
+class DescribeScreen(Screen[None]):
+    """Describes one server as it was when the screen was opened. ``y`` copies its command line.
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("y", "copy", "Copy the command line", show=False)]
-    KEYS = (("esc", "back"), ("j k", "scroll"), ("y", "copy the command line"))
+    ``moment`` (Unix seconds) is the earlier one that the operations screen shows, if it does.
+    """
 
-    def __init__(self, server: ServerView, now: float) -> None:
+    SCOPE = "describe"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("describe")]
+
+    def __init__(
+        self, server: ServerView, now: float, moment: float | None = None, recorded: RecordedRuns | None = None
+    ) -> None:
         super().__init__()
-        self._server, self._now = server, now
+        self._server, self._now, self._moment, self._recorded = server, now, moment, recorded
+        self._runs: Sequence[Run] = ()
+        self._reader = Reader(
+            lambda: marked_name(self._server),
+            lambda width: [
+                *now_lines(self._moment, self._now, width),
+                *describe_lines(self._server, self._now, width, self._runs),
+            ],
+            lambda: (scroll_hint(), (key_of("describe_copy"), "copy command line", "screen.describe_copy")),
+        )
 
-    def title_text(self) -> str:
-        """The title."""
-        return plain(self._server.name) + (" · simulated" if self._server.simulated else "")
+    def compose(self) -> ComposeResult:
+        """The description."""
+        yield self._reader
 
-    def content(self, width: int) -> Sequence[Strip]:
-        """The lines."""
-        return describe_lines(self._server, self._now, width)
+    def on_mount(self) -> None:
+        """Add the earlier start-ups once they were read."""
+        if self._recorded is not None and self._server.ours:
+            begin_worker(self, partial(self._read_runs, self._recorded), "runs", "runs")
 
-    def action_copy(self) -> None:
-        """Copy the command line by OSC 52."""
-        self.app.copy_to_clipboard(line_of(self._server.argv))
-        self.notify("Command line copied.", markup=False, timeout=2)
+    async def _read_runs(self, recorded: RecordedRuns) -> None:
+        try:
+            self._runs, _ = await answer_for(self, partial(recorded.runs, self._server.name), "runs")
+        except FleetError:
+            return  # none is recorded
+        self._reader.redraw()
+
+    def action_describe_copy(self) -> None:
+        """Copy the command line."""
+        copy(
+            self.app,
+            " ".join(self._server.command),
+            "Command line",
+            lambda message: self.notify(message, markup=False, timeout=4),
+        )
 
 
-def describe_lines(server: ServerView, now: float, width: int) -> list[Strip]:
-    """Facts, command, flags with reasons, start-up, changes since the previous generation."""
-    lines = [_fact(name, value, width) for name, value in facts(server, now).items() if value]
-    if server.reason:
-        lines += _wrapped("why", server.reason, width, warn=True)
-    if server.notice:
-        lines += _wrapped("note", server.notice, width, warn=True)
-    if server.argv:
-        lines += [_head("Command"), *_command(server.argv, width)]
-    if server.flags:
-        lines += [_head("Flags"), *_flags(server, width)]
-    if server.previous_flags is not None:
-        lines += [_head("Changed since the previous generation"), *_changed(server.previous_flags, server, width)]
-    if server.stages:
-        lines += [_head("Start-up"), *stage_lines(server.stages, now, width)]
-        lines += memory_lines(server.startup, width)
-    if server.workload:
-        lines += [_head("Made for"), line(fit("  " + _workload(server), width).rstrip())]
+def describe_lines(server: ServerView, now: float, width: int, runs: Sequence[Run] = ()) -> list[Strip]:
+    """Facts, command, flags with reasons, changes since the previous generation, start-up (of its ``runs``, too, newest
+    first), workload: a table each."""
+    parts = [
+        _facts(server, now, width),
+        _section("Command", _command(server.command, width)),
+        _section("Flags", _flags(server, width)),
+        _changed(server, width),
+        _startup(server, now, width),
+        _section("Start-ups side by side", _startups(runs, width)),
+        _section("Sized for", _workload(server, width)),
+    ]
+    lines: list[Strip] = []
+    for part in filter(None, parts):
+        lines += [line(), *part] if lines else part
     return lines
+
+
+def _section(title: str, lines: Sequence[Strip]) -> list[Strip]:
+    return [heading(title), *lines] if lines else []
 
 
 def facts(server: ServerView, now: float) -> Mapping[str, str]:
@@ -73,78 +113,95 @@ def facts(server: ServerView, now: float) -> Mapping[str, str]:
     engine = server.engine
     return {
         "state": f"{server.state} for {duration(now - server.state_since)}",
-        "owner": "" if server.ours else f"{server.owner or 'someone else'} (shown, never touched)",
+        "owner": "" if server.ours else f"{server.owner or 'someone else'} (started outside this console: read-only)",
         "preset": server.preset,
         "model": server.model,
         "engine": f"{engine.label}  {engine.path}" if engine else "",
         "address": server.url if server.port else "",
         "GPUs": ", ".join(map(str, server.gpus)),
         "pid": str(server.pid) if server.pid is not None else "",
-        "generation": str(server.generation),
+        "run": str(server.generation),
         "attempt": str(server.attempt) if server.attempt else "",
-        "downtime": f"{server.downtime_seconds:.1f} s at the last restart" if server.downtime_seconds else "",
+        "downtime": f"{took(server.downtime_seconds)} at the last restart" if server.downtime_seconds else "",
         "last exit": server.exit.reason if server.exit else "",
         "log": server.log_path,
     }
 
 
-def _fact(name: str, value: str, width: int) -> Strip:
-    style = SIMULATED if name == "engine" and value.startswith("simulated") else None
-    return line((fit(f"  {name}", 14), DIM), (fit(plain(value), max(10, width - 14)).rstrip(), style))
+def _facts(server: ServerView, now: float, width: int) -> list[Strip]:
+    """Names and values; why it is down, and what a person should know, last."""
+    rows: list[tuple[Value, Value]] = []
+    for name, value in facts(server, now).items():
+        if value:
+            simulated = name == "engine" and value.startswith("simulated")
+            rows.append(((name, DIM), (value, SIMULATED if simulated else None)))
+    for name, value in (("why", server.reason), ("note", server.notice)):
+        if value:
+            rows.append(((name, DIM), (value, WARN)))
+    return table((Column(""), Column("")), rows, width)[1:]
 
 
-def _wrapped(name: str, text: str, width: int, warn: bool = False) -> list[Strip]:
-    rows = textwrap.wrap(plain(text), max(20, width - 14))
-    return [line((fit(f"  {name}" if index == 0 else "", 14), DIM), (row, WARN if warn else None))
-            for index, row in enumerate(rows)]  # fmt: skip
-
-
-def _head(text: str) -> Strip:
-    return line((f" {text}", STRONG))
-
-
-def _command(argv: Sequence[str], width: int) -> list[Strip]:
+def _command(words: Sequence[str], width: int) -> list[Strip]:
     """The command over several lines, broken before flags, as it could be pasted."""
+    if not words:
+        return []
     rows, row = [], ""
-    for word in argv:
-        quoted = line_word(word)
-        if row and (cell_len(row) + cell_len(quoted) + 5 > width or word.startswith("--")):
+    for word in words:
+        if row and (cell_len(row) + cell_len(word) + 5 > width or word.startswith("--")):
             rows.append(row + " \\")
             row = "    "
-        row += quoted if row.strip() == "" else f" {quoted}"
+        row += word if row.strip() == "" else f" {word}"
     rows.append(row)
     return [line("  " + row) for row in rows]
 
 
 def _flags(server: ServerView, width: int) -> list[Strip]:
-    names = max(len(flag) for flag in server.flags) + 4
-    values = min(24, max(len(flag_text(value)) for value in server.flags.values()) + 2)
-    lines = []
-    for flag, value in server.flags.items():
-        why = textwrap.wrap(plain(server.reasons.get(flag, "")), max(20, width - names - values - 4)) or [""]
-        lines.append(
-            line(fit(plain(f"  --{flag}"), names + 2), (fit(plain(flag_text(value)), values), ACCENT), (why[0], DIM))
-        )
-        lines += [line(" " * (names + 2 + values), (rest, DIM)) for rest in why[1:]]
-    return lines
+    rows: list[list[Value]] = [
+        [f"--{flag}", (_short(value), ACCENT), (server.reasons.get(flag, ""), DIM)]
+        for flag, value in server.flags.items()
+    ]
+    return table((Column("FLAG"), Column("VALUE"), Column("WHY")), rows, width)
 
 
-def _changed(before: Flags, server: ServerView, width: int) -> list[Strip]:
-    after = server.flags
-    lines = []
-    for flag in sorted({*before, *after}):
-        old, new = before.get(flag), after.get(flag)
-        if not same_value(old, new):
-            text = f"  --{flag}  {flag_text(old)} → {flag_text(new)}"
-            lines.append(line(fit(text, width).rstrip()))
-    return lines or [line(("  nothing", DIM))]
+def _short(value: FlagValue | None) -> str:
+    text = flag_text(value)
+    return fit(text, min(MOST_VALUE, cell_len(text)))
 
 
-def _workload(server: ServerView) -> str:
+def _changed(server: ServerView, width: int) -> list[Strip]:
+    before, after = server.previous_flags, server.flags
+    if before is None:
+        return []
+    rows: list[list[Value]] = [
+        [f"--{flag}", (_short(before.get(flag)), DIM), (flag_text(after.get(flag)), ACCENT)]
+        for flag in sorted({*before, *after})
+        if not same_value(before.get(flag), after.get(flag))
+    ]
+    lines = table((Column("FLAG"), Column("BEFORE"), Column("NOW")), rows, width)
+    return _section("Changed since the previous run", lines or [line((" nothing", DIM))])
+
+
+def _startup(server: ServerView, now: float, width: int) -> list[Strip]:
+    if not server.stages:
+        return []
+    return _section("Start-up", [*stage_lines(server.stages, now, width), *memory_lines(server.startup, width)])
+
+
+def _startups(runs: Sequence[Run], width: int) -> list[Strip]:
+    started = [run for run in runs if run.stages]
+    return [line(f" {row}") for row in startup_lines(runs, width - 1)] if len(started) > 1 else []
+
+
+def _workload(server: ServerView, width: int) -> list[Strip]:
     load = server.workload
     if load is None:
-        return UNKNOWN
-    return (
-        f"p95 {count(load.input_tokens_p95)} tokens in, {count(load.output_tokens_p95)} out, "
-        f"{load.prefix_reuse * 100:.0f} % of prompts shared, {load.concurrency} requests at once"
-    )
+        return []
+    rows: list[list[Value]] = [
+        [
+            ("prompts", DIM),
+            f"{count(load.input_tokens_p95)} tokens (p95), {percent(load.prefix_reuse)} of them shared",
+        ],
+        [("answers", DIM), f"{count(load.output_tokens_p95)} tokens (p95)"],
+        [("concurrent", DIM), f"{load.concurrency:,} requests"],
+    ]
+    return table((Column(""), Column("")), rows, width)[1:]

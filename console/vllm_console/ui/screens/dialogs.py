@@ -3,40 +3,56 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
 
+from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.strip import Strip
 
 from vllm_console.text import plain
+from vllm_console.ui.actions import action_named, bindings
+from vllm_console.ui.keymap import key_label, key_of, keys_of
+from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import Part, fit
-from vllm_console.ui.widgets.lines import LineView, line
+
+
+class Answer(NamedTuple):
+    """A third answer to a question: its key, what it does in a word, and what is called."""
+
+    key: str
+    text: str
+    then: Callable[[], object]
 
 
 class Confirm(ModalScreen[bool]):
-    """Asks before something that hurts. ``y`` or enter does it, ``n`` or escape does not.
+    """Asks before a destructive action. ``y`` or enter confirms, ``n``, ``q`` or escape cancels; ``other`` is done
+    instead.
 
-    With an empty ``yes`` it only tells, and there is nothing to do. One that comes ``late``, some time after its key,
-    may open under an enter that is meant for something else: it takes none for a yes.
+    With an empty ``yes`` it only informs. A ``late`` one, some time after its key, may open under an enter that is
+    meant for something else: it does not take enter for a yes.
     """
 
     CSS_PATH = "dialogs.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "answer(True)", "Yes", show=False),
-        Binding("enter", "enter", "Yes", show=False),
-        Binding("n,escape,q", "answer(False)", "No", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("question")]
 
-    def __init__(self, question: str, details: Sequence[str] = (), yes: str = "yes", *, late: bool = False) -> None:
+    def __init__(
+        self,
+        question: str,
+        details: Sequence[str] = (),
+        yes: str = "yes",
+        *,
+        late: bool = False,
+        other: Answer | None = None,
+    ) -> None:
         super().__init__()
-        self._late = late
+        self._late, self._other = late, other
         self._question, self._details, self._yes = plain(question), [plain(text) for text in details], yes
-        self._told: Part = ""
+        self._note: Part = ""
 
     def compose(self) -> ComposeResult:
         """A box with the question."""
@@ -52,33 +68,59 @@ class Confirm(ModalScreen[bool]):
         if self.is_mounted:
             self._draw()
 
-    def tell(self, told: Part) -> None:
-        """What is to be known besides, in place of what was told before; it may come while the question stands."""
-        self._told = told
+    def set_note(self, note: Part) -> None:
+        """Show a note below the details, in place of the one before; it may arrive while the question is open."""
+        self._note = note
         if self.is_mounted:
             self._draw()
 
     def _draw(self) -> None:
         width = max(20, int(0.9 * self.app.size.width) - 8)
-        text, style = (self._told, None) if isinstance(self._told, str) else self._told
+        text, style = (self._note, None) if isinstance(self._note, str) else self._note
         question = [line((row, STRONG)) for row in _wrapped(self._question, width)]
-        told = [line((row, style)) for row in _wrapped(plain(text), width)]
-        # Nine tenths of the screen, less the border; the keys and two blank lines are always there.
-        room = int(0.9 * self.app.size.height) - 2 - len(question) - len(told) - 3
-        rows = [*_at_most([row for detail in self._details for row in _wrapped(detail, width)], room), *told]
-        keys = (
-            line(("y", KEY), f" {self._yes}   ", ("n", KEY), " leave it") if self._yes else line(("esc", KEY), " back")
-        )
+        note = [line((row, style)) for row in _wrapped(plain(text), width)]
+        # Nine tenths of the screen minus the border; the keys and two blank lines are always shown.
+        room = int(0.9 * self.app.size.height) - 2 - len(question) - len(note) - 3
+        rows = [*_at_most([row for detail in self._details for row in _wrapped(detail, width)], room), *note]
+        yes, no = key_of("question_yes"), key_of("question_no")
+        answers = [(_leaving_key(), "back", "answer(False)")]
+        if self._yes:
+            other = [(self._other.key, self._other.text, "other")] if self._other is not None else []
+            answers = [(yes, self._yes, "answer(True)"), *other, (no, "cancel", "answer(False)")]
+        keys = line(*[part for key, text, action in answers for part in answer_parts(key, text, f"screen.{action}")])
         self.query_one(LineView).show([*question, line(), *rows, *([line()] if rows else []), keys])
 
     def action_answer(self, answer: bool) -> None:
         """Close with the answer."""
         self.dismiss(answer and bool(self._yes))
 
+    def on_key(self, event: events.Key) -> None:
+        """The key of the third answer."""
+        if self._other is not None and event.key == self._other.key:
+            event.stop()
+            self.action_other()
+
+    def action_other(self) -> None:
+        """Close, and do what the third answer says."""
+        if self._other is not None:
+            self.dismiss(False)
+            self._other.then()
+
     def action_enter(self) -> None:
         """Yes, or where there is nothing to do, close."""
         if not (self._late and self._yes):
             self.action_answer(True)
+
+
+def _leaving_key() -> str:
+    """The key that closes what only informs: escape, if it does."""
+    keys = keys_of(action_named("question_no"))
+    return key_label("escape" if "escape" in keys else keys[0])
+
+
+def answer_parts(key: str, text: str, action: str) -> list[Part]:
+    """An answer of a dialog: its key and what it does, both to be clicked."""
+    return [(key, clickable(action, KEY)), (f" {text}", clickable(action)), "   "]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -95,12 +137,7 @@ class Choose(ModalScreen[str | None]):
     """Picks one of a list of (name, explanation); dismisses with the name, or None."""
 
     CSS_PATH = "dialogs.tcss"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,j", "move(1)", "Next", show=False),
-        Binding("up,k", "move(-1)", "Previous", show=False),
-        Binding("enter", "take", "Choose", show=False),
-        Binding("escape,q", "leave", "Leave", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("list")]
 
     def __init__(self, question: str, choices: Sequence[tuple[str, str]], at: str | None = None) -> None:
         super().__init__()
@@ -119,19 +156,33 @@ class Choose(ModalScreen[str | None]):
 
     def _draw(self) -> None:
         width = max((len(name) for name, _ in self._choices), default=0) + 2
-        rows = max(3, self.app.size.height - 12)
+        question = [
+            line((row, STRONG)) for row in _wrapped(self._question, max(20, int(0.9 * self.app.size.width) - 8))
+        ]
+        rows = max(3, self.app.size.height - 11 - len(question))
         top = max(0, self._index - rows + 1)
-        lines = [line((self._question, STRONG)), line()]
+        lines = [*question, line()]
         for index, (name, explanation) in enumerate(self._choices[top : top + rows], top):
             here = index == self._index
+            action = f"screen.choose({index})"
             lines.append(
                 line(
-                    ("▸ " if here else "  ", ACCENT),
-                    (fit(plain(name), width), STRONG if here else None),
-                    (fit(plain(explanation), max(10, min(70, self.app.size.width - 14) - width)).rstrip(), DIM),
+                    ("▸ " if here else "  ", clickable(action, ACCENT)),
+                    (fit(plain(name), width), clickable(action, STRONG if here else None)),
+                    (
+                        fit(plain(explanation), max(10, min(70, self.app.size.width - 14) - width)).rstrip(),
+                        clickable(action, DIM),
+                    ),
                 )
             )
-        lines += [line(), line(("enter", KEY), " choose   ", ("esc", KEY), " leave it")]
+        hidden = max(0, len(self._choices) - rows)
+        lines += [
+            line((f"  {hidden} more ↑↓" if hidden else "", DIM)),
+            line(
+                *answer_parts(key_of("list_take"), "choose", "screen.take"),
+                *answer_parts(key_of("list_leave"), "cancel", "screen.leave"),
+            ),
+        ]
         self.query_one(LineView).show(lines)
 
     def action_move(self, by: int) -> None:
@@ -139,6 +190,27 @@ class Choose(ModalScreen[str | None]):
         if self._choices:
             self._index = (self._index + by) % len(self._choices)
             self._draw()
+
+    def action_edge(self, to: int) -> None:
+        """The first or the last one."""
+        if self._choices:
+            self._index = 0 if to < 0 else len(self._choices) - 1
+            self._draw()
+
+    def action_choose(self, index: int) -> None:
+        """Close with the one that was clicked."""
+        self._index = index
+        self.action_take()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """The one above."""
+        event.stop()
+        self.action_move(-1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """The one below."""
+        event.stop()
+        self.action_move(1)
 
     def action_take(self) -> None:
         """Close with what is under the cursor."""

@@ -1,7 +1,9 @@
-"""All flags of a server: what they mean, what they are, what they are to become with the next restart."""
+"""All flags of a server: meaning, present value, and value after the next restart."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -13,36 +15,43 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widgets import Input
 
-from vllm_console.fleet.api import Fleet, FleetError
-from vllm_console.fleet.model import Changes, FlagValue, ServerView
+from vllm_console.fleet.snapshot import Changes, FlagValue, ServerView
+from vllm_console.fleet.verbs import Fleet, FleetError
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.flag_book import FlagBook
-from vllm_console.ui.flag_edits import FlagEdits
-from vllm_console.ui.screens.flags_lines import WIDE, about_lines, cut_rows, flag_row, heading
-from vllm_console.ui.screens.footing import footer, note_lines
-from vllm_console.ui.theme import ACCENT, BAD, DIM, WARN
-from vllm_console.ui.threads import answer_for
-from vllm_console.ui.traffic import Seen, seen_by
-from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.bars import footer, note_lines
+from vllm_console.ui.panes.server_name import marked_name
+from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.flag_edits import FlagEdits
+from vllm_console.ui.parts.traffic import MeasuredTraffic, measured_traffic
+from vllm_console.ui.terminal.lines import LineView, line
+from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
+from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_console.ui.widgets.entry import Entry
-from vllm_console.ui.widgets.lines import LineView, line
-from vllm_launchers.plan.choices.model import Choice
+from vllm_launchers.plan.choices.inputs import Choice
 from vllm_launchers.plan.common_flags import flag_text
-from vllm_launchers.plan.errors import FlagError
+from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.model import same_value
 
+WIDE = 110
+"""From this width on meanings stand in the table."""
+
 TALL, ABOUT_ROWS, TALL_ABOUT_ROWS = 36, 4, 8
-"""Rows for what the flag under the cursor is: more of them from a certain height on."""
+"""Rows for the description of the flag under the cursor: more of them from a certain height on."""
+
+WHEEL = 3
+"""Flags per notch of the mouse wheel."""
 
 SEARCH = ""
-"""What the entry is for while words are searched."""
+"""The entry's purpose while words are searched."""
 
 
 class FlagsScreen(Screen[Changes | None]):
-    """Edits the flags of ``server``, beginning with what is ``staged``; dismisses with what is to be staged instead.
+    """Edits the flags of ``server``, starting from what is ``staged``; dismisses with what to stage instead.
 
-    None means that all stays as it was.
+    None means no change.
     """
 
     CSS_PATH = "flags.tcss"
@@ -50,7 +59,9 @@ class FlagsScreen(Screen[Changes | None]):
     SCOPE = "flags"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("flags")]
 
-    def __init__(self, server: ServerView, staged: Changes, fleet: Fleet, seen: Seen | None = None) -> None:
+    def __init__(
+        self, server: ServerView, staged: Changes, fleet: Fleet, traffic: MeasuredTraffic | None = None
+    ) -> None:
         super().__init__()
         self._server, self._fleet = server, fleet
         self._book = FlagBook()
@@ -60,10 +71,10 @@ class FlagsScreen(Screen[Changes | None]):
         self._only_set = False
         self._names = self._book.matching(self._edits, "")
         self._index = self._top = 0
-        self._said: tuple[str, Style | None] = ("", None)
-        self._warned = self._looking = False
+        self._message: tuple[str, Style | None] = ("", None)
+        self._warned = self._analyzing = False
         self._suggested: dict[str, Choice] = {}
-        self._seen, self._seen_words = seen, ""
+        self._traffic, self._traffic_sentence = traffic, ""
 
     def compose(self) -> ComposeResult:
         """Title, table, what the flag under the cursor means, input, keys."""
@@ -78,18 +89,18 @@ class FlagsScreen(Screen[Changes | None]):
     def on_mount(self) -> None:
         """Learn the flags of the server's own vLLM."""
         self._arrange()
-        if self._seen is not None:
-            self._follow(self._seen)
-        self.run_worker(self._learn(), name="flags", exclusive=True, group="flags")
+        if self._traffic is not None:
+            self._suggest(self._traffic)
+        begin_worker(self, self._learn, "flags", "flags")
 
     async def _learn(self) -> None:
         if self._server.engine is None:
             return
         try:
             table = await answer_for(self, partial(self._fleet.flags, self._server.engine), "flags")
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen
-            told = "" if isinstance(error, FleetError) else "the flags of its vLLM could not be read: "
-            self._say(f"{told}{error}", WARN)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
+            what = "" if isinstance(error, FleetError) else "can't read the flags of its vLLM: "
+            self._say(f"{what}{error}", WARN)
             self._draw()
             return
         if table is not None:
@@ -121,7 +132,7 @@ class FlagsScreen(Screen[Changes | None]):
 
     def _draw(self) -> None:
         width = self.app.size.width
-        title = f"Flags · {plain(self._server.name)}{' · simulated' if self._server.simulated else ''}"
+        title = f"Flags · {marked_name(self._server)}"
         count = len(self._edits.edits)
         right: list[Part] = [(f"{count} staged" if count else "nothing staged", ACCENT if count else DIM)]
         if width >= WIDE:
@@ -136,7 +147,7 @@ class FlagsScreen(Screen[Changes | None]):
         self._draw_about()
         note = self.query_one("#flags-note", LineView)
         before = len(note.lines)
-        note.show(note_lines(*self._said, width))
+        note.show(note_lines(*self._message, width))
         if len(note.lines) != before:
             self.call_after_refresh(self._draw)
         self._show("#flags-keys", [footer("flags", width)])
@@ -160,20 +171,20 @@ class FlagsScreen(Screen[Changes | None]):
     def _draw_about(self) -> None:
         name = self._under
         if name is None:
-            adding = "enter adds it, if it is a flag's name" if self._input.purpose == SEARCH else ""
+            adding = "enter adds it if it is a flag's name" if self._input.purpose == SEARCH else ""
             self._show("#flags-about", [line((f" {adding}", DIM))])
         else:
             proposed = self._proposed(name)
-            told = about_lines(name, self._server, self._book, proposed, self._seen_words, self.app.size.width)
-            self._show("#flags-about", cut_rows(told, self._about_rows, self.app.size.width))
+            about = about_lines(name, self._server, self._book, proposed, self._traffic_sentence, self.app.size.width)
+            self._show("#flags-about", cut_rows(about, self._about_rows, self.app.size.width))
 
     def _proposed(self, name: str) -> Choice | None:
-        """What traffic asked for, while that is what stands there."""
+        """What the traffic suggested, while that is the value."""
         choice = self._suggested.get(name)
         return choice if choice is not None and same_value(choice.value, self._edits.value(name)) else None
 
     def _say(self, text: str, style: Style | None = None) -> None:
-        self._said = (plain(text), style)
+        self._message = (plain(text), style)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
@@ -191,6 +202,26 @@ class FlagsScreen(Screen[Changes | None]):
     def action_flags_up(self) -> None:
         """Previous flag."""
         self._move(self._index - 1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Flags below."""
+        event.stop()
+        self._move(self._index + WHEEL)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Flags above."""
+        event.stop()
+        self._move(self._index - WHEEL)
+
+    def on_click(self, event: events.Click) -> None:
+        """Move to the clicked flag; a double click edits it."""
+        table = self.query_one("#flags-list")
+        row = event.screen_y - table.region.y
+        inside = table.region.contains(event.screen_x, event.screen_y)
+        if inside and self._top + row < len(self._names) and not self._input.purpose:
+            self._move(self._top + row)
+            if event.chain == 2:
+                self.action_flags_edit()
 
     def action_flags_page_down(self) -> None:
         """A page down."""
@@ -264,12 +295,12 @@ class FlagsScreen(Screen[Changes | None]):
 
     def _hint(self, name: str) -> str:
         flag = self._book.facts(name)
-        more = ", tab completes, ↑ ↓ go through the choices" if flag and flag.choices else ""
-        return f"{name}: enter takes it{more}, esc leaves it as it was"
+        more = " · tab complete · ↑ ↓ choices" if flag and flag.choices else ""
+        return f"{name}: enter accept{more} · {key_of('flags_back')} cancel"
 
     def action_flags_search(self) -> None:
         """Type words to search for."""
-        hint = "words of a name or meaning; enter keeps the list, esc shows all"
+        hint = f"words of a name or meaning; enter keeps the list, {key_of('flags_back')} shows all"
         self._input.open(SEARCH, self._search, placeholder=hint)
         self.call_after_refresh(self._draw)
 
@@ -332,51 +363,50 @@ class FlagsScreen(Screen[Changes | None]):
     # -- measured traffic ------------------------------------------------------------------------------------------
 
     def action_flags_traffic(self) -> None:
-        """Stage the flags that the traffic seen so far asks for."""
-        if self._input.purpose is None and not self._looking:
-            self._looking = True
-            self._say("looking at its traffic …")
+        """Stage the flags that the measured traffic suggests."""
+        if self._input.purpose is None and not self._analyzing:
+            self._analyzing = True
+            self._say("analyzing its traffic…")
             self._draw()
-            self.run_worker(self._look(), name="traffic", exclusive=True, group="traffic")
+            begin_worker(self, self._analyze, "traffic", "traffic")
 
-    async def _look(self) -> None:
+    async def _analyze(self) -> None:
         try:
-            self._follow(await answer_for(self, partial(seen_by, self._fleet, self._server.name), "traffic"))
+            self._suggest(await answer_for(self, partial(measured_traffic, self._fleet, self._server.name), "traffic"))
         except FleetError as error:
             self._say(str(error), BAD)
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen
-            self._say(f"its traffic could not be looked at: {error}", BAD)
-        self._looking = False
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
+            self._say(f"can't analyze its traffic: {error}", BAD)
+        self._analyzing = False
         self._draw()
 
-    def _follow(self, seen: Seen) -> None:
-        """Stage what traffic asks for, and list what is staged, with its reasons."""
-        for choice in seen.choices:
+    def _suggest(self, traffic: MeasuredTraffic) -> None:
+        """Stage what the traffic suggests, and list what is staged, with reasons."""
+        for choice in traffic.choices:
             self._edits.put(choice.flag, choice.value)
-        self._suggested = {choice.flag: choice for choice in seen.choices}
-        self._seen_words = seen.sentence
-        if not seen.choices:
-            self._say(seen.sentence, WARN)
+        self._suggested = {choice.flag: choice for choice in traffic.choices}
+        self._traffic_sentence = traffic.sentence
+        if not traffic.choices:
+            self._say(traffic.sentence, WARN)
         else:
-            count = len(seen.choices)
-            self._say(
-                f"ctrl+s stages {'this change' if count == 1 else f'these {count} changes'}: what was seen asks for it"
-            )
+            count = len(traffic.choices)
+            changes = "this change" if count == 1 else f"these {count} changes"
+            self._say(f"{key_of('flags_keep')} stages {changes} suggested by the traffic")
             self._only_set, self._search, self._warned = True, "", False
-            self._list_again(seen.choices[0].flag)
+            self._list_again(traffic.choices[0].flag)
 
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def action_flags_keep(self) -> None:
         """Stage the changes and go back."""
         if self._input.purpose:
-            self._say("First take the value with enter, or leave it with esc.", WARN)
+            self._say(f"First accept the value with enter, or cancel with {key_of('flags_back')}.", WARN)
             self._draw()
             return
         self.dismiss(self._edits.changes)
 
     def action_flags_back(self) -> None:
-        """Close the input; show all flags again; go back, the second time also when changes get lost."""
+        """Close the input; show all flags again; go back, the second time also if changes are lost."""
         if self._input.purpose is not None:
             if self._input.purpose == SEARCH:
                 self._search = ""
@@ -388,7 +418,71 @@ class FlagsScreen(Screen[Changes | None]):
             self._list_again(self._under)
         elif self._edits.changes != self._before and not self._warned:
             self._warned = True
-            self._say("Your changes are not staged yet: ctrl+s stages them, esc again drops them.", WARN)
+            keep, back = key_of("flags_keep"), key_of("flags_back")
+            self._say(f"Changes not staged yet: {keep} stages them, {back} again discards them.", WARN)
             self._draw()
         else:
             self.dismiss(None)
+
+
+def heading(width: int) -> Strip:
+    """Titles of the columns."""
+    return line((_columns(("", "FLAG", "NOW", "STAGED", "VLLM'S DEFAULT", "MEANING"), width), DIM))
+
+
+def flag_row(name: str, server: ServerView, edits: FlagEdits, book: FlagBook, width: int, under_cursor: bool) -> Strip:
+    """A flag: present value, staged value, vLLM's default, and meaning."""
+    flag, changed, value = book.facts(name), edits.changed(name), edits.value(name)
+    staged = ("unset" if value is None else flag_text(value)) if changed else ""
+    meaning = flag.meaning if flag else plain(server.reasons.get(name, ""))
+    now = flag_text(server.flags.get(name))
+    default = flag.default if flag else "–"
+    text = _columns(("*" if changed else "", plain(name), plain(now), plain(staged), default, meaning), width)
+    if under_cursor:
+        return line((text, CURSOR))
+    return line((text, ACCENT if changed else STRONG if name in server.flags else None))
+
+
+def _columns(texts: tuple[str, str, str, str, str, str], width: int) -> str:
+    mark, name, now, staged, default, meaning = texts
+    wide = width >= WIDE
+    first, each = (34, 15) if wide else (30, (width - 32 - 2) // 3 - 1)
+    text = f" {mark or ' '}{fit(name, first)} {fit(now, each)} {fit(staged, each)} {fit(default, each)}"
+    return fit(f"{text} {meaning}" if wide else text, width)
+
+
+def about_lines(
+    name: str, server: ServerView, book: FlagBook, proposed: Choice | None, traffic: str, width: int
+) -> list[Strip]:
+    """What a flag is and takes, why it is set or is to change (by the ``traffic``), and vLLM's own help."""
+    flag, reason = book.facts(name), server.reasons.get(name)
+    parts: list[Part] = []
+    if proposed is not None:
+        parts.append((f"{proposed.source}: {proposed.reason}", ACCENT))
+        parts += [(f"trade-off: {proposed.tradeoff}", WARN)] if proposed.tradeoff else []
+        parts.append((f"traffic: {traffic}", DIM))
+    if flag is None:
+        parts.append((book.unknown(name) if name not in server.flags else "", WARN))
+    else:
+        parts.append(f"{name}: {flag.meaning}." if flag.meaning else name)
+        if flag.deprecated:
+            parts.append((f"deprecated: {flag.deprecated}", WARN))
+        parts.append((f"takes {flag.takes}", DIM))
+    if reason:
+        parts.append((f"why: {reason}", DIM))
+    if flag is not None and flag.help and flag.help.rstrip(".") != flag.meaning:
+        parts.append((f"vLLM's help: {flag.help}", DIM))
+    strips = []
+    for part in parts:
+        text, style = (part, None) if isinstance(part, str) else part
+        rows = textwrap.wrap(plain(text), max(10, width - 2), break_on_hyphens=False)
+        strips += [line((f" {row}", style)) for row in rows]
+    return strips
+
+
+def cut_rows(rows: Sequence[Strip], most: int, width: int) -> list[Strip]:
+    """The first rows; the last one kept ends with `` …`` where more would follow."""
+    if len(rows) <= most:
+        return list(rows)
+    last = rows[most - 1]
+    return [*rows[: most - 1], Strip.join([last.crop(0, min(last.cell_length, width - 3)), line((" …", DIM))])]

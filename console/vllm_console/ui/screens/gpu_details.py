@@ -1,77 +1,249 @@
-"""Everything about the machine's GPUs: clocks, slots, every link, every process."""
+"""Everything about the machine's GPUs as tables: load and power, health, every link, every process."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from rich.style import Style
+from textual.app import ComposeResult
+from textual.screen import Screen
 from textual.strip import Strip
 
-from vllm_console.fleet.model import FleetSnapshot
-from vllm_console.host_words import describe
-from vllm_console.text import plain
-from vllm_console.ui.panes.gpu_lines import colours_of
-from vllm_console.ui.screens.reading import ReadingScreen
-from vllm_console.ui.theme import BAD, DIM, STRONG, WARN
-from vllm_console.ui.widgets.lines import line
-
-INDENT = 12
-
+from vllm_console.fleet.snapshot import FleetSnapshot
+from vllm_console.host_text import ports_text
+from vllm_console.text import UNKNOWN, plain, temperature
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.bars import now_lines
+from vllm_console.ui.panes.gpu_lines import colors_of, process_count, process_lines
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import BAD, DIM, WARN
+from vllm_console.ui.widgets.reader import Reader
+from vllm_console.ui.widgets.table import Column, Value, heading, table
+from vllm_launchers.host.gpu.hardware_warnings import HOT, hardware_warnings
+from vllm_launchers.host.gpu.host import Gpu, Host
+from vllm_launchers.host.gpu.topology import links_summary
 
 REDRAW_SECONDS = 1.0
 
 
-class GpuDetailsScreen(ReadingScreen):
-    """Describes the machine, and goes on doing so: ``latest`` gives the newest snapshot."""
+class GpuDetailsScreen(Screen[None]):
+    """Describes the machine and stays up to date: ``latest`` returns the newest snapshot.
 
-    def __init__(self, snapshot: FleetSnapshot, latest: Callable[[], FleetSnapshot | None]) -> None:
+    ``moment`` (Unix seconds) is the earlier one that the operations screen shows, if it does.
+    """
+
+    def __init__(
+        self, snapshot: FleetSnapshot, latest: Callable[[], FleetSnapshot | None], moment: float | None = None
+    ) -> None:
         super().__init__()
         self._snapshot, self._latest = snapshot, latest
+        self._reader = Reader(
+            lambda: "GPUs" + (" · recorded host" if self._snapshot.host_recorded else ""),
+            lambda width: [
+                *now_lines(moment, self._snapshot.at, width, f"the charts ({key_of('gpu_history')}) reach back"),
+                *details_lines(self._snapshot, width),
+            ],
+        )
+
+    def compose(self) -> ComposeResult:
+        """The description."""
+        yield self._reader
 
     def on_mount(self) -> None:
-        """Show everything, and what changes."""
-        super().on_mount()
+        """Show what changes."""
         self.set_interval(REDRAW_SECONDS, self._redraw)
 
     def _redraw(self) -> None:
         newest = self._latest()
         if newest is not None and newest is not self._snapshot:
             self._snapshot = newest
-            self.draw(self.app.size.width)
-
-    def title_text(self) -> str:
-        """The title."""
-        return "GPUs" + (" · recorded host" if self._snapshot.host_recorded else "")
-
-    def content(self, width: int) -> Sequence[Strip]:
-        """The lines."""
-        return details_lines(self._snapshot, width)
+            self._reader.redraw()
 
 
 def details_lines(snapshot: FleetSnapshot, width: int) -> list[Strip]:
-    """The machine's description, wrapped, our servers' processes in their colours."""
-    if snapshot.host is None:
-        return [line((f" {snapshot.host_problem or 'no GPU is known of yet'}", DIM))]
-    colours = {f" by {name} (yours)": style for name, style in colours_of(snapshot).items()}
-    lines = []
-    for text in describe(snapshot.host, wrong_first=True):
-        style = _style(text, colours)
-        rows = textwrap.wrap(plain(text), max(30, width - 1), subsequent_indent=" " * INDENT) or [""]
-        lines += [line((f" {row}", style)) for row in rows]
+    """The machine, what is wrong with it, and a table for each side of its GPUs; columns nobody reports are dashes."""
+    host = snapshot.host
+    if host is None:
+        return [line((f" {snapshot.host_problem or 'no GPU found yet'}", DIM))]
+    wrong = [
+        line((f" {row}", WARN))
+        for text in hardware_warnings(host)
+        for row in textwrap.wrap(plain(f"! {text}"), max(20, width - 1), break_on_hyphens=False)
+    ]
+    parts = [
+        _machine(host, width),
+        wrong,
+        _load(host, width),
+        _kinds(host, width),
+        _processes(snapshot, host, width),
+        _claims(host, width),
+        _links(host, width),
+        _pcie(host, width),
+        _health(host, width),
+        _slices(host, width),
+        _identifiers(host, width),
+    ]
+    lines: list[Strip] = []
+    for part in filter(None, parts):
+        lines += [line(), *part] if lines else part
     return lines
 
 
-def _style(text: str, colours: dict[str, Style]) -> Style | None:
-    """Headings strong, what is wrong marked, a server's process in its colour."""
-    if text.startswith("!"):
-        return WARN
-    if text.startswith("  lost"):
-        return BAD
-    if text and not text.startswith(" "):
-        return STRONG
-    if text.startswith("  board") and not (text.endswith(" by you") or " by you:" in text):
-        return WARN
-    if text.startswith("  held"):
-        return next((style for mark, style in colours.items() if mark in text), None)
-    return None
+def _machine(host: Host, width: int) -> list[Strip]:
+    cores = f", {host.cpu_cores} cores" if host.cpu_cores else ""
+    busy = f", {host.cpu_percent:.0f}% busy" if host.cpu_percent is not None else ""
+    rows: list[tuple[Value, Value]] = [
+        (("host", DIM), host.hostname or UNKNOWN),
+        (("driver", DIM), f"{host.driver or UNKNOWN}, CUDA {host.cuda or UNKNOWN}"),
+        (("CPU", DIM), f"{host.cpu or UNKNOWN}{cores}{busy}"),
+        (("memory", DIM), f"{_gib(host.memory_free_gib)} free of {_gib(host.memory_gib)} GiB{_swap(host)}"),
+    ]
+    rows += [(("problem", DIM), (host.problem, WARN))] if host.problem else []
+    return table((Column(""), Column("")), rows, width)[1:]
+
+
+def _swap(host: Host) -> str:
+    return f", swap {_gib(host.swap_used_gib)} used of {_gib(host.swap_gib)} GiB" if host.swap_gib else ""
+
+
+def _load(host: Host, width: int) -> list[Strip]:
+    """Memory, use, temperature, power and clock."""
+    columns = (
+        Column("GPU", True), Column("FREE GiB", True), Column("OF", True), Column("UTIL", True),
+        Column("MEM BW", True), Column("TEMP", True), Column("POWER W", True), Column("CLOCK MHz", True),
+        Column("THROTTLED BY"),
+    )  # fmt: skip
+    return [heading("Memory, load and power"), *table(columns, [_load_row(gpu) for gpu in host.gpus], width)]
+
+
+def _load_row(gpu: Gpu) -> list[Value]:
+    if gpu.lost:
+        return [str(gpu.index), *[UNKNOWN] * 7, (f"lost: {gpu.lost}", BAD)]
+    hot = WARN if set(HOT) & set(gpu.throttle or ()) else None
+    reasons = UNKNOWN if gpu.throttle is None else ", ".join(gpu.throttle) or "nothing"
+    return [
+        str(gpu.index),
+        _gib(gpu.free_gib),
+        _gib(gpu.memory_gib),
+        _with_unit(gpu.utilization, "%"),
+        _with_unit(gpu.memory_utilization, "%"),
+        (temperature(gpu.temperature_c), hot),
+        f"{_whole(gpu.power_w)} of {_whole(gpu.power_limit_w)}",
+        f"{_whole(gpu.clock_mhz)} of {_whole(gpu.clock_max_mhz)}",
+        (reasons, WARN if gpu.throttle else DIM),
+    ]
+
+
+def _kinds(host: Host, width: int) -> list[Strip]:
+    columns = (Column("GPU", True), Column("NAME"), Column("ARCHITECTURE"), Column("COMPUTE"), Column("NUMA", True),
+               Column("CPUS"))  # fmt: skip
+    rows = [
+        [str(gpu.index), gpu.name or UNKNOWN, gpu.architecture or UNKNOWN, gpu.compute_capability or UNKNOWN,
+         _whole(gpu.numa_node), gpu.cpu_affinity or UNKNOWN]
+        for gpu in host.gpus
+    ]  # fmt: skip
+    return [heading("Models"), *table(columns, rows, width)]
+
+
+def _processes(snapshot: FleetSnapshot, host: Host, width: int) -> list[Strip]:
+    listed = process_lines(host, snapshot.at, width, process_count(host) + 2, colors_of(snapshot))
+    return [heading("Processes"), *listed] if listed else []
+
+
+def _claims(host: Host, width: int) -> list[Strip]:
+    rows: list[list[Value]] = [
+        [str(gpu.index), (claim.words, None if claim.mine else WARN)] for gpu in host.gpus for claim in gpu.claims
+    ]
+    return [heading("Claims on the board"), *table((Column("GPU", True), Column("CLAIM")), rows, width)] if rows else []
+
+
+def _links(host: Host, width: int) -> list[Strip]:
+    """How the GPUs are linked, and each GPU's NVLinks."""
+    lines = []
+    if summary := links_summary(host):
+        lines += [line((f" {row}", None)) for row in textwrap.wrap(plain(summary), max(20, width - 1))]
+    rows: list[list[Value]] = [_links_row(gpu) for gpu in host.gpus if gpu.nvlinks]
+    columns = (
+        Column("GPU", True), Column("NVLINKS UP"), Column("VERSION"), Column("TO"), Column("↑ GB/s", True),
+        Column("↓ GB/s", True), Column("SINGLE LINKS"),
+    )  # fmt: skip
+    lines += table(columns, rows, width)
+    return [heading("Links"), *lines] if lines else []
+
+
+def _links_row(gpu: Gpu) -> list[Value]:
+    up = [link for link in gpu.nvlinks if link.active]
+    ends = sorted({link.remote for link in up if link.remote is not None})
+    where = ["NVSwitch"] if any(link.switch for link in up) else []
+    where += [f"GPU {','.join(map(str, ends))}"] if ends else []
+    return [
+        str(gpu.index),
+        (f"{len(up)} of {len(gpu.nvlinks)}", None if len(up) == len(gpu.nvlinks) else WARN),
+        next((link.version for link in gpu.nvlinks if link.version), None) or UNKNOWN,
+        ", ".join(where) or UNKNOWN,
+        _rate(gpu.nvlink_sent_gbs),
+        _rate(gpu.nvlink_received_gbs),
+        ports_text(gpu),
+    ]
+
+
+def _pcie(host: Host, width: int) -> list[Strip]:
+    columns = (Column("GPU", True), Column("GENERATION"), Column("LANES"), Column("REPLAYS", True), Column("BUS"))
+    rows = [
+        [str(gpu.index), f"{_whole(gpu.pcie_generation)} of {_whole(gpu.pcie_generation_max)}",
+         f"×{_whole(gpu.pcie_width)} of ×{_whole(gpu.pcie_width_max)}", _whole(gpu.pcie_replays),
+         gpu.pci_bus_id or UNKNOWN]
+        for gpu in host.gpus
+    ]  # fmt: skip
+    return [heading("PCIe"), *table(columns, rows, width)]
+
+
+def _health(host: Host, width: int) -> list[Strip]:
+    """Memory errors, the newest Xid, persistence; nothing where no GPU reports any of them."""
+    reported = [gpu for gpu in host.gpus if (gpu.ecc, gpu.xid, gpu.persistence) != (None, None, None)]
+    columns = (
+        Column("GPU", True), Column("ECC"), Column("CORRECTED", True), Column("UNCORRECTABLE", True),
+        Column("NEWEST XID", True), Column("PERSISTENCE"),
+    )  # fmt: skip
+    rows: list[list[Value]] = [
+        [str(gpu.index), _on_off(gpu.ecc), _whole(gpu.ecc_corrected),
+         (_whole(gpu.ecc_uncorrected), BAD if gpu.ecc_uncorrected else None),
+         (_whole(gpu.xid), WARN if gpu.xid is not None else None), _on_off(gpu.persistence)]
+        for gpu in reported
+    ]  # fmt: skip
+    return [heading("Health"), *table(columns, rows, width)] if rows else []
+
+
+def _slices(host: Host, width: int) -> list[Strip]:
+    columns = (Column("GPU", True), Column("PROFILE"), Column("FREE GiB", True), Column("OF", True), Column("UUID"))
+    rows = [
+        [str(gpu.index), part.profile or UNKNOWN, _gib(part.free_gib), _gib(part.memory_gib), part.uuid]
+        for gpu in host.gpus
+        for part in gpu.mig
+    ]
+    return [heading("MIG slices"), *table(columns, rows, width)] if rows else []
+
+
+def _identifiers(host: Host, width: int) -> list[Strip]:
+    rows = [[str(gpu.index), gpu.uuid] for gpu in host.gpus if gpu.uuid]
+    return [heading("UUIDs"), *table((Column("GPU", True), Column("UUID")), rows, width)] if rows else []
+
+
+def _on_off(value: bool | None) -> str:
+    return UNKNOWN if value is None else "on" if value else "off"
+
+
+def _gib(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}"
+
+
+def _whole(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}"
+
+
+def _with_unit(value: float | None, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}{unit}"
+
+
+def _rate(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}"

@@ -1,53 +1,149 @@
-"""All keys, from the registry."""
+"""All keys, from the registry, with a search."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.screen import Screen
 from textual.strip import Strip
+from textual.widgets import Input
 
-from vllm_console.ui.actions import grouped
-from vllm_console.ui.screens.reading import ReadingScreen
-from vllm_console.ui.theme import DIM, KEY, STRONG
+from vllm_console.text import plain
+from vllm_console.ui.actions import bindings, grouped, title_of
+from vllm_console.ui.keymap import key_of, label_of
+from vllm_console.ui.terminal.lines import BLANK, line
+from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.draw import beside, fit
-from vllm_console.ui.widgets.lines import BLANK, line
+from vllm_console.ui.widgets.entry import Entry
+from vllm_console.ui.widgets.reader import Reader, scroll_hint
 
 # Width of the keys, in cells.
 _KEYS = 10
 
 _MARKS = (
-    ("!", "misses the preset's objective"),
+    ("!", "misses the preset's objective; before a name: a warning was found"),
+    ("✗", "before a name: a critical finding"),
+    ("✓", "all objectives met in the last minute; a staged change fits"),
     ("–", "not reported"),
+    ("~", "estimated within a histogram bucket of vLLM"),
+    ("<300ms", "a bound: vLLM's histogram has no finer bucket"),
+    (">3.6s", "a bound: it lies beyond the last bucket, or requests still run"),
+    ("n queued", "still waiting: not in TTFT, which counts a request when its first token comes"),
+    ("median", "of KV cache usage: of the last minute; its objective is judged by it"),
+    ("/5s", "below a chart: how much time a point covers; the figure in its title is of the last minute"),
+    ("┊", "a marker in a chart: something happened then; , and . go to it"),
+    ("r1 r2", "marker: run 1, run 2 began. A run is all from one start to the next; chat@2 is run 2 of chat"),
+    ("s", "marker: stopped on request; ✗ crashed; ! a finding began; ✓ it ended; b a load began or ended"),
     ("sim", "a simulated engine: no GPU, no model"),
-    ("by NAME", "a server of someone else: shown, never touched"),
+    ("OWNER", "who started a server; someone else's is read-only"),
+    ("*", "marked: stopped or restarted with the others that are marked"),
 )
 
 
-class HelpScreen(ReadingScreen):
-    """Every key with what it does; in two columns where there is room."""
+_Entries = Sequence[tuple[str, str]]
+"""Keys or a mark, and what they do or mean."""
 
-    def __init__(self, read_only: bool = False) -> None:
+
+class HelpScreen(Screen[None]):
+    """Every key with what it does, in two columns where they fit; a search leaves those that match."""
+
+    SCOPE = "help"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("help")]
+
+    def __init__(self, read_only: bool = False, *, demo: bool = False) -> None:
         super().__init__()
-        self._read_only = read_only
+        self._read_only, self._demo = read_only, demo
+        self._wanted = ""
+        self._entry = Entry(id="help-input")
+        self._reader = Reader(
+            self._title,
+            lambda width: help_lines(width, self._read_only, self._wanted, demo=self._demo),
+            lambda: (scroll_hint(), (key_of("help_search"), "search", "screen.help_search")),
+            entry=self._entry,
+            step_back=self._end_search,
+        )
 
-    def title_text(self) -> str:
-        """The title."""
-        return "Help: keys" + (" (read-only: keys that change something are off)" if self._read_only else "")
+    def compose(self) -> ComposeResult:
+        """The keys."""
+        yield self._reader
 
-    def content(self, width: int) -> Sequence[Strip]:
-        """The lines."""
-        return help_lines(width, self._read_only)
+    def _title(self) -> str:
+        if not self._wanted:
+            return "Help: keys" + (" (read-only: keys that change something are off)" if self._read_only else "")
+        every, found = (_count(help_entries(self._read_only, wanted, demo=self._demo)) for wanted in ("", self._wanted))
+        return f"Help: keys and marks matching '{plain(self._wanted)}' · {found} of {every}"
+
+    def action_help_search(self) -> None:
+        """Type words to search for."""
+        hint = f"words of a key, a mark or its meaning; enter keeps the list, {key_of('reader_back')} shows all"
+        self._entry.open("search", self._wanted, placeholder=hint)
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        if self._entry.purpose is not None:
+            self._search(event.value)
+
+    def _search(self, text: str) -> None:
+        self._wanted = " ".join(text.split())
+        self._reader.redraw()
+        self._reader.action_edge(-1)
+
+    @on(Entry.Stepped)
+    def _stepped(self, event: Entry.Stepped) -> None:
+        event.stop()
+        self._reader.action_scroll(event.step)
+
+    @on(Input.Submitted)
+    def _entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._close_entry()
+
+    def _close_entry(self) -> None:
+        self._entry.shut()
+        self._reader.focus()
+
+    def _end_search(self) -> bool:
+        """Show all again; whether there was a search."""
+        searching = bool(self._wanted) or self._entry.purpose is not None
+        if self._entry.purpose is not None:
+            self._close_entry()
+        if searching:
+            self._search("")
+        return searching
 
 
-def help_lines(width: int, read_only: bool) -> list[Strip]:
-    """Groups of keys, and what the marks mean."""
-    column = width if width < 110 else width // 2
-    blocks = [
-        _block(title, [(action.label, action.title) for action in group], column)
+def help_entries(read_only: bool, wanted: str = "", *, demo: bool = False) -> Mapping[str, _Entries]:
+    """Keys and marks by heading; with ``wanted`` those that hold each of its words, and no heading without any."""
+    groups: dict[str, _Entries] = {
+        title: [(label_of(action), title_of(action, demo=demo)) for action in group]
         for title, group in grouped(read_only).items()
-    ]
-    blocks.append(_block("Marks", _MARKS, column))
+    }
+    groups["Marks"] = _MARKS
+    words = wanted.casefold().split()
+    found = {
+        title: [entry for entry in entries if all(word in " ".join(entry).casefold() for word in words)]
+        for title, entries in groups.items()
+    }
+    return {title: entries for title, entries in found.items() if entries}
+
+
+def _count(groups: Mapping[str, _Entries]) -> int:
+    return sum(map(len, groups.values()))
+
+
+def help_lines(width: int, read_only: bool, wanted: str = "", *, demo: bool = False) -> list[Strip]:
+    """Groups of keys, and what the marks mean; with ``wanted`` those that match."""
+    column = width if width < 110 else width // 2
+    blocks = [_block(title, entries, column) for title, entries in help_entries(read_only, wanted, demo=demo).items()]
+    if not blocks:
+        text = f" No key and no mark matches '{plain(wanted)}'; {key_of('reader_back')} shows all."
+        return [line(), line((text, WARN))]
     if column == width:
         return [strip for block in blocks for strip in block]
     left: list[Strip] = []
@@ -60,11 +156,11 @@ def help_lines(width: int, read_only: bool) -> list[Strip]:
     return [beside(a, column, b) for a, b in zip(left, right, strict=True)]
 
 
-def _block(title: str, entries: Sequence[tuple[str, str]], width: int) -> list[Strip]:
+def _block(title: str, entries: _Entries, width: int) -> list[Strip]:
     lines = [line((f" {title}", STRONG))]
     for keys, text in entries:
         # Keys that need more than their column have a line of their own.
-        head, rows = keys, textwrap.wrap(text, width - _KEYS - 5, break_on_hyphens=False)
+        head, rows = keys, textwrap.wrap(text, max(10, width - _KEYS - 5), break_on_hyphens=False)
         if len(keys) > _KEYS:
             lines.append(line("  ", (keys, KEY)))
             head = ""

@@ -1,59 +1,101 @@
-"""The launch screen: a preset, what it sets and why, changes to it, and the plan that it all comes to."""
+"""The launch screen: a preset, its settings with reasons, changes to them, and the resulting plan."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.style import Style
-from textual import events
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container, Vertical
+from textual.screen import Screen
 from textual.strip import Strip
+from textual.widgets import Input
 
-from vllm_console.fleet.api import Fleet, FleetError, PresetProblem
-from vllm_console.fleet.model import Preset
+from vllm_console.fleet.snapshot import LaunchRequest, Preset, ServerView
+from vllm_console.fleet.verbs import Fleet, FleetError, PresetProblem
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.launch_draft import LaunchDraft
-from vllm_console.ui.screens.footing import footer, note_lines
-from vllm_console.ui.screens.launch_editing import ADDING, LaunchEditing
-from vllm_console.ui.screens.launch_lines import adding_lines, preset_lines, setting_lines
-from vllm_console.ui.screens.launch_plan_lines import outcome_parts, plan_lines, strip_lines
-from vllm_console.ui.screens.launch_planning import LEAVE
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.bars import footer, note_lines
+from vllm_console.ui.panes.launch_models import model_lines
+from vllm_console.ui.panes.launch_plan import (
+    command_text,
+    format_fix,
+    layout_lines,
+    outcome_parts,
+    plan_lines,
+    strip_lines,
+)
+from vllm_console.ui.panes.launch_settings import adding_lines, preset_lines, setting_lines
+from vllm_console.ui.parts.launch_draft import LaunchDraft
+from vllm_console.ui.parts.launch_editor import LaunchEditor
+from vllm_console.ui.parts.launch_planner import LaunchPlanner, Outcome
+from vllm_console.ui.parts.model_picker import ModelPicker
+from vllm_console.ui.terminal.clipboard import copy
+from vllm_console.ui.terminal.lines import LineView
 from vllm_console.ui.theme import BAD, DIM, WARN
-from vllm_console.ui.threads import answer_for
+from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import rule
 from vllm_console.ui.widgets.entry import Entry
-from vllm_console.ui.widgets.lines import LineView
+from vllm_launchers.plan.alternatives import Alternative
+from vllm_launchers.plan.findings import Finding, Level
+
+LAUNCH, LEAVE = "launch", "leave"
+"""What one more press of the same key does, after a warning."""
 
 TWO_COLUMNS, THREE_COLUMNS = 110, 170
 """Widths from which sections stand beside each other; below the first, one at a time."""
 
+UNBOUNDED = 1000
+"""Rows, to ask how many a section would take."""
+
 SECTIONS = ("presets", "settings", "plan")
 
 
-class LaunchScreen(LaunchEditing):
-    """Puts a launch together and does it; dismisses with the server, or None when nothing was launched."""
+MANY = 10_000
+"""Lines that no list has."""
+
+
+class LaunchScreen(Screen[ServerView | None]):
+    """Puts a launch together and starts it; dismisses with the server, or None if nothing was launched."""
 
     CSS_PATH = "launch.tcss"
     AUTO_FOCUS = ""
     SCOPE = "launch"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("launch")]
 
-    def __init__(self, fleet: Fleet, preset: str | None = None) -> None:
-        super().__init__(fleet)
+    def __init__(self, fleet: Fleet, preset: str | None = None, *, choose_model: bool = False) -> None:
+        super().__init__()
+        self._fleet = fleet
         self._wanted = preset
         self._presets: Sequence[Preset] = ()
         self._problems: Sequence[PresetProblem] = ()
         self._section = "presets"
         self._cursor = 0
         self._under = ""
-        """The field or flag under the cursor: it stays there when a plan brings or takes other lines."""
+        """The field or flag under the cursor: it stays there when a plan adds or removes lines."""
+        self._selected = 0
+        """Index of the finding under the cursor."""
+        self._layout_index: int | None = None
+        """Index of the layout under the cursor, while layouts replace the plan."""
+        self._message: tuple[str, Style | None] = ("", None)
+        self._launching = self._launch_next = False
+        self._choose_model = choose_model
+        """Whether it opens on the models of this machine."""
+        self._armed = ""
+        self._settings_rows: int | None = None
+        """Rows of the settings where they stand above the plan; None: as the style sheet shares them."""
+        self.entry = Entry(id="launch-input")
+        self.planner = LaunchPlanner(self, fleet, self._invalidated, self._planned, self.redraw)
+        self.picker = ModelPicker(self, fleet, self.redraw, self._offer_models)
+        self.editor = LaunchEditor(self.entry, self.planner, self.picker, self._say, self.go_to, self._redraw_for)
 
     def compose(self) -> ComposeResult:
-        """Title, the three sections, the budget in short where the plan is not shown, input, keys."""
+        """Title, the three sections, the budget in short while the plan is hidden, input, keys."""
         yield LineView(id="launch-title", classes="bar")
         with Container(id="launch-body"):
             yield LineView(id="launch-presets")
@@ -63,31 +105,63 @@ class LaunchScreen(LaunchEditing):
         yield LineView(id="launch-strip")
         with Vertical(id="launch-foot"):
             yield LineView(id="launch-note")
-            yield Entry(id="launch-input")
+            yield self.entry
         yield LineView(id="launch-keys", classes="bar")
 
     def on_mount(self) -> None:
-        """Ask for presets and engines."""
+        """Read presets and engines."""
         self._arrange()
-        self.run_worker(self._load(), name="presets", exclusive=True, group="load")
+        begin_worker(self, self._load, "presets", "load")
 
     async def _load(self) -> None:
         try:
-            self._presets, self._problems = await answer_for(self, self._fleet.presets, "presets")
+            self._presets, self._problems = await answer_for(self, self._presets_by_use, "presets")
             if self._presets:
                 chosen = next((preset for preset in self._presets if preset.name == self._wanted), self._presets[0])
-                self._draft = LaunchDraft(chosen)
-                self.plan_soon()
-                self._draft.found(await answer_for(self, self._fleet.engines, "engines"))
-                if self._draft.engine is not None:
-                    self.plan_soon()
+                self.planner.draft = draft = LaunchDraft(chosen)
+                self.planner.plan_soon()
+                draft.found(await answer_for(self, self._fleet.engines, "engines"))
+                if draft.engine is not None:
+                    self.planner.plan_soon()
+                if self._choose_model and not self.editor.typing:
+                    self.go_to("model")
+                    self.editor.edit("model")
             else:
-                self._say("No preset can be used: see what is wrong with each file.", BAD)
+                self._say("No usable preset: the list shows each file's problem.", BAD)
         except FleetError as error:
             self._say(str(error), BAD)
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: said on the screen
-            self._say(f"presets and engines could not be read: {error}", BAD)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
+            self._say(f"can't read presets and engines: {error}", BAD)
         self.redraw()
+
+    def _presets_by_use(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
+        """In a thread: the presets, the one that was used last first, those that no run names as they come."""
+        presets, problems = self._fleet.presets()
+        try:
+            used = self._fleet.used_presets()
+        except FleetError:
+            return presets, problems  # what ran is not known
+        order = {name: at for at, name in enumerate(used)}
+        return sorted(presets, key=lambda preset: order.get(preset.name, len(order))), problems
+
+    def on_unmount(self) -> None:
+        """Nobody waits for a verdict any more."""
+        self.planner.stop_judging()
+
+    def _invalidated(self) -> None:
+        """The draft has changed."""
+        self._armed, self._launch_next = "", False
+        self.redraw()
+
+    def _planned(self) -> None:
+        """The plan is up to date."""
+        self._selected = min(self._selected, max(0, len(self.planner.outcome.findings) - 1))
+        if self._launch_next:
+            self._launch_planned()
+        self.redraw()
+
+    def _say(self, text: str, style: Style | None = None) -> None:
+        self._message = (plain(text), style)
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -97,7 +171,7 @@ class LaunchScreen(LaunchEditing):
             self._arrange()
 
     def _arrange(self) -> None:
-        """Sections beside each other where there is room, else the one that has the keys."""
+        """Sections side by side where they fit, else the one that has the keys."""
         width = self.app.size.width
         alone, three = width < TWO_COLUMNS, width >= THREE_COLUMNS
         self.set_class(not alone and not three, "-two")
@@ -113,25 +187,46 @@ class LaunchScreen(LaunchEditing):
         if not self.is_mounted:
             return
         width = self.app.size.width
-        self._show("launch-title", [rule("Launch a server", width, outcome_parts(self._outcome))])
+        self._show("launch-title", [rule("Launch a server", width, outcome_parts(self.planner.outcome))])
         self._show("launch-keys", [footer("launch", width)])
-        draft = self._draft
-        text, style = self._said
+        draft = self.planner.draft
+        text, style = self._message
         if draft is None:
-            self._show_note(text or "reading presets …", style or DIM)
+            self._show_note(text or "reading presets…", style or DIM)
             return
         self._move_to(self._under)
         self._cursor = min(self._cursor, len(draft.names) - 1)
         self._under = draft.names[self._cursor]
+        self._share_rows(draft)
         for section in SECTIONS:
             self._draw_section(section, draft)
-        self._show("launch-strip", strip_lines(self._outcome, width, self._selected, fresh=self._fresh))
+        planner = self.planner
+        strip = strip_lines(planner.outcome, width, self._selected, fresh=planner.fresh, asking=planner.asking)
+        self._show("launch-strip", strip)
         if not text and width < TWO_COLUMNS:
-            text, style = "tab: presets → settings → what will run", DIM
+            text, style = "tab: presets → settings → plan", DIM
         self._show_note(text, style)
 
+    def _share_rows(self, draft: LaunchDraft) -> None:
+        """Where settings stand above the plan, give the plan what it needs and the settings all other rows."""
+        settings, right = self.query_one("#launch-settings", LineView), self.query_one("#launch-right")
+        width, total = right.size
+        outcome, wanted = self.planner.outcome, None
+        if self.has_class("-two") and width and outcome.plan is not None and self._layout_index is None:
+            plan = plan_lines(outcome, (width, UNBOUNDED), active=False, selected=self._selected)
+            least = total * 4 // 9
+            wanted = max(least, total - len(plan))
+            if not (self.editor.adding or self.editor.picking):
+                size = (width, UNBOUNDED)
+                need = setting_lines(draft, outcome.plan, self.planner.book, size, self._cursor, active=True)
+                wanted = max(least, min(wanted, len(need)))
+        if wanted != self._settings_rows:
+            self._settings_rows = wanted
+            settings.styles.height = wanted
+            self.call_after_refresh(self.redraw)
+
     def _show_note(self, text: str, style: Style | None) -> None:
-        """Say it, over two lines where it takes them: then there is a row less for the sections."""
+        """Show a message in up to two lines; the second takes a row from the sections."""
         view = self.query_one("#launch-note", LineView)
         before = len(view.lines)
         view.show(note_lines(plain(text), style, self.app.size.width))
@@ -149,17 +244,44 @@ class LaunchScreen(LaunchEditing):
         active = section == self._section
         if section == "presets":
             view.show(preset_lines(self._presets, self._problems, draft, size, active))
+        elif section == "plan" and self._layout_index is not None:
+            view.show(layout_lines(self.planner.outcome, size, self._layout_index, fresh=self.planner.fresh))
         elif section == "plan":
-            busy = "launching …" if self._launching else ""
-            view.show(plan_lines(self._outcome, size, active, self._selected, busy=busy, fresh=self._fresh))
-        elif self._input.purpose == ADDING:
-            view.show(adding_lines(self._book, self._found, self._pick, self._input.value, size))
+            busy = "launching…" if self._launching else ""
+            planner = self.planner
+            view.show(
+                plan_lines(
+                    planner.outcome, size, active, self._selected, busy=busy, fresh=planner.fresh, asking=planner.asking
+                )
+            )
+        elif self.editor.picking:
+            picker = self.picker
+            view.show(
+                model_lines(
+                    picker.matches,
+                    picker.fits,
+                    picker.picked,
+                    size,
+                    reading=picker.reading,
+                    problems=picker.problems,
+                    none_here=not (picker.reading or picker.names),
+                )
+            )
+        elif self.editor.adding:
+            view.show(adding_lines(self.planner.book, self.editor.matches, self.editor.picked, self.entry.value, size))
         else:
-            view.show(setting_lines(draft, self._outcome.plan, self._book, size, self._cursor, active))
+            view.show(setting_lines(draft, self.planner.outcome.plan, self.planner.book, size, self._cursor, active))
+
+    def _redraw_for(self, after_layout: bool) -> None:
+        if after_layout:
+            self.call_after_refresh(self.redraw)
+        else:
+            self.redraw()
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def _to_section(self, step: int) -> None:
+        self._layout_index = None
         self._section = SECTIONS[(SECTIONS.index(self._section) + step) % len(SECTIONS)]
         self._say("")
         self._arrange()
@@ -179,32 +301,30 @@ class LaunchScreen(LaunchEditing):
             self._arrange()
         self._move_to(name)
 
-    def fixed(self, name: str) -> None:
-        """The cursor stands on what was mended, wherever one looks."""
-        self._move_to(name)
-
     def _move_to(self, name: str) -> None:
-        names = self._draft.names if self._draft is not None else []
+        names = self.planner.draft.names if self.planner.draft is not None else []
         if name in names:
             self._cursor, self._under = names.index(name), name
 
     def _move(self, step: int) -> None:
-        draft = self._draft
-        if draft is None or self.typing:
+        draft = self.planner.draft
+        if draft is None or self.editor.typing:
             return
         self._say("")
         self._armed = ""
-        if self._section == "presets":
+        if self._layout_index is not None:
+            self._layout_index = min(max(0, self._layout_index + step), max(0, len(self._alternatives) - 1))
+        elif self._section == "presets":
             at = [preset.name for preset in self._presets].index(draft.preset.name)
             after = self._presets[min(max(0, at + step), len(self._presets) - 1)]
             if after is not draft.preset:
-                draft.look_at(after)
-                self._outcome, self._selected = type(self._outcome)(), 0
-                self.plan_soon()
+                draft.switch_to(after)
+                self.planner.outcome, self._selected = Outcome(), 0
+                self.planner.plan_soon()
         elif self._section == "settings":
             self._move_to(draft.names[min(max(0, self._cursor + step), len(draft.names) - 1)])
         else:
-            self._selected = min(max(0, self._selected + step), max(0, len(self._outcome.findings) - 1))
+            self._selected = min(max(0, self._selected + step), max(0, len(self.planner.outcome.findings) - 1))
         self.redraw()
 
     def action_launch_down(self) -> None:
@@ -215,6 +335,31 @@ class LaunchScreen(LaunchEditing):
         """Previous line."""
         self._move(-1)
 
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Next line."""
+        event.stop()
+        self._move(1)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Previous line."""
+        event.stop()
+        self._move(-1)
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the section that was clicked."""
+        clicked, _ = self.get_widget_at(event.screen_x, event.screen_y)
+        section = (clicked.id or "").removeprefix("launch-")
+        if section in SECTIONS and section != self._section and not self.editor.typing:
+            self._to_section(SECTIONS.index(section) - SECTIONS.index(self._section))
+
+    def action_launch_first(self) -> None:
+        """First line."""
+        self._move(-MANY)
+
+    def action_launch_last(self) -> None:
+        """Last line."""
+        self._move(MANY)
+
     def action_launch_page_down(self) -> None:
         """Several lines down."""
         self._move(10)
@@ -223,33 +368,212 @@ class LaunchScreen(LaunchEditing):
         """Several lines up."""
         self._move(-10)
 
+    # -- layouts ---------------------------------------------------------------------------------------------------
+
     @property
-    def _at(self) -> str | None:
+    def _alternatives(self) -> Sequence[Alternative]:
+        return self.planner.outcome.plan.alternatives if self.planner.outcome.plan is not None else ()
+
+    def action_launch_layouts(self) -> None:
+        """Show other layouts in place of the plan, or the plan again."""
+        if self.editor.typing:
+            return
+        self._say("")
+        if self._layout_index is not None:
+            self._layout_index = None
+        elif not self.planner.fresh:
+            self._say("Still planning…", WARN)
+        elif not self._alternatives:
+            self._say("No other layouts to compare.")
+        else:
+            self._section, self._layout_index = "plan", 0
+            choose = f"{key_of('launch_up')} {key_of('launch_down')} choose a layout"
+            self._say(f"{choose} · {key_of('launch_open')} apply · {key_of('launch_back')} back to the plan")
+        self._arrange()
+        self.redraw()
+
+    def _apply_layout(self, number: int) -> None:
+        """Make a layout the plan."""
+        if self.planner.draft is None or not self.planner.fresh:
+            self._say("Still planning…", WARN)
+        elif number >= len(self._alternatives) or self._alternatives[number].chosen:
+            self._layout_index = None
+            self._say("That is already the plan.")
+        else:
+            chosen = self._alternatives[number]
+            self.planner.draft.take(chosen)
+            self._layout_index, self._selected = None, 0
+            self._say(f"Applied: {chosen.label}. {key_of('launch_undo')} undoes a flag's change.")
+            self.planner.plan_soon()
+            return
+        self.redraw()
+
+    @property
+    def current(self) -> str | None:
         """The field or flag under the cursor."""
-        if self._draft is None or self._section != "settings":
+        if self.planner.draft is None or self._section != "settings":
             return None
-        names = self._draft.names
+        names = self.planner.draft.names
         return names[min(self._cursor, len(names) - 1)]
 
     def action_launch_open(self) -> None:
-        """On a preset go to its settings; edit a field or flag; on the plan launch it."""
-        if self._section == "presets":
+        """On a preset go to its settings; edit a field or flag; apply a layout; on the plan launch it."""
+        if self._layout_index is not None:
+            self._apply_layout(self._layout_index)
+        elif self._section == "presets":
             self._to_section(1)
         elif self._section == "plan":
             self.action_launch_start()
         else:
-            self.edit()
+            self.editor.edit(self.current)
 
     def action_launch_back(self) -> None:
-        """Close the input; go back, the second time also when changes get lost."""
-        if self.typing:
-            self.leave_entry()
-        elif self._launching:
-            self._say("It is being launched; this closes by itself.", WARN)
+        """Close the input; go back, the second time also if changes are lost."""
+        if self.editor.typing:
+            self.editor.cancel()
+        elif self._layout_index is not None:
+            self._layout_index = None
+            self._say("")
             self.redraw()
-        elif self._draft is not None and self._draft.any_touched and self._armed != LEAVE:
+        elif self._launching:
+            self._say("Launching; this screen closes by itself.", WARN)
+            self.redraw()
+        elif self.planner.draft is not None and self.planner.draft.any_touched and self._armed != LEAVE:
             self._armed = LEAVE
-            self._say("Nothing is launched yet: ctrl+s launches, esc again drops your changes.", WARN)
+            start, back = key_of("launch_start"), key_of("launch_back")
+            self._say(f"Not launched yet: {start} launches, {back} again discards your changes.", WARN)
             self.redraw()
         else:
             self.dismiss(None)
+
+    # -- editing ---------------------------------------------------------------------------------------------------
+
+    def action_launch_toggle(self) -> None:
+        """The next engine or set of GPUs; a flag on or off, or its next choice."""
+        self.editor.toggle(self.current)
+
+    def action_launch_add(self) -> None:
+        """Search all flags for one to add."""
+        self.editor.add()
+
+    def action_launch_remove(self) -> None:
+        """Unset the flag, or clear the field."""
+        self.editor.remove(self.current)
+
+    def action_launch_undo(self) -> None:
+        """Restore the preset's value."""
+        self.editor.undo(self.current)
+
+    @on(Input.Changed, "#launch-input")
+    def _on_typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.editor.typed(event.value)
+
+    @on(Entry.Stepped)
+    def _on_stepped(self, event: Entry.Stepped) -> None:
+        event.stop()
+        self.editor.step(event.step)
+
+    @on(Entry.Completing)
+    def _on_completing(self, event: Entry.Completing) -> None:
+        event.stop()
+        self.editor.complete()
+
+    def _offer_models(self, names: Sequence[str]) -> None:
+        if self.editor.picking:
+            self.entry.offer(names)
+
+    @on(Input.Submitted, "#launch-input")
+    def _on_entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.editor.entered(event.value)
+
+    def action_launch_fix(self) -> None:
+        """Apply the fix of the selected finding; if it has none, the first fix of another one."""
+        findings, plan, draft = self.planner.outcome.findings, self.planner.outcome.plan, self.planner.draft
+        if draft is None or plan is None or self.editor.typing:
+            return
+        if not self.planner.fresh:
+            self._say("Still planning…", WARN)
+        elif not findings:
+            self._say("No findings to fix.")
+        else:
+            at = min(self._selected, len(findings) - 1)
+            found = next((one for one in (findings[at], *findings) if one.fix is not None), None)
+            if found is None or found.fix is None:
+                self._say("No flag change fixes this.", WARN)
+            else:
+                self._say(f"{found.code}: {format_fix(found.fix, plan.flags)}")
+                draft.apply(found.fix)
+                self._move_to(next(iter([*found.fix.set, *found.fix.unset]), ""))
+                self._selected = 0
+                self.planner.plan_soon()
+                return
+        self.redraw()
+
+    def action_launch_copy(self) -> None:
+        """Copy the command line."""
+        if self.planner.outcome.plan is None:
+            self._say("No command line yet.", WARN)
+        else:
+            copy(self.app, command_text(self.planner.outcome.plan), "Command line", self._report)
+        self.redraw()
+
+    def _report(self, text: str) -> None:
+        self._say(text)
+        self.redraw()
+
+    # -- launching -------------------------------------------------------------------------------------------------
+
+    def action_launch_start(self) -> None:
+        """Launch what is shown; what is not planned yet is planned first."""
+        if self.planner.draft is None or self._launching:
+            return
+        if self.editor.typing:
+            self._say(f"First accept the value with enter, or cancel with {key_of('launch_back')}.", WARN)
+        elif self.planner.fresh:
+            self._launch_planned()
+        else:
+            self._launch_next = True
+            self._say("planning first…")
+            self.planner.plan_now()
+        self.redraw()
+
+    def _launch_planned(self) -> None:
+        """Launch the plan: never over a certain error; over warnings and uncertain errors if asked twice."""
+        self._launch_next = False
+        outcome = self.planner.outcome
+        if outcome.error:
+            self._say(f"Not launched: {outcome.error}", BAD)
+            return
+        errors = [finding for finding in outcome.findings if finding.level is Level.ERROR]
+        warnings = [finding for finding in outcome.findings if finding.level is Level.WARNING]
+        if sure := next((finding for finding in errors if finding.surely), None):
+            self._select(sure)
+            self._say(f"Not launched: {sure.message}", BAD)
+        elif (found := [*errors, *warnings]) and self._armed != LAUNCH:
+            self._armed = LAUNCH
+            self._select(found[0])
+            self._say(f"{key_of('launch_start')} again launches anyway: {found[0].message}", BAD if errors else WARN)
+        elif self.planner.draft is not None:
+            self._launching = True
+            self.planner.stop_judging()
+            self._say("launching…")
+            request = self.planner.draft.request(force=bool(errors))
+            self.run_worker(self._start(request), name="start", group="start")
+
+    def _select(self, finding: Finding) -> None:
+        self._selected = self.planner.outcome.findings.index(finding)
+
+    async def _start(self, request: LaunchRequest) -> None:
+        try:
+            server = await answer_for(self, partial(self._fleet.start, request), "start")
+        except FleetError as error:
+            self._say(f"Not launched: {str(error).partition(chr(10))[0]}", BAD)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
+            self._say(f"Not launched: unexpected error: {error}", BAD)
+        else:
+            self.dismiss(server)
+            return
+        self._launching = False
+        self.planner.plan_soon()  # the cause may be visible now

@@ -1,46 +1,62 @@
-"""Removing what servers that have ended left: a look, a question with all of it, and away with it."""
+"""Removing leftovers of ended servers: find them, ask with the list, remove."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_console.fleet.leftovers import Leftovers, Removed, file_words, process_words, words
+from vllm_console.fleet.leftovers import Leftovers, Removed, format_leftovers, format_process, name_and_size
+from vllm_console.ui.keymap import key_of
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.theme import WARN
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
+    from vllm_launchers.host.shared_memory import LeftFile
 
 MOST_SHOWN = 8
 
 
 def remove_leftovers(console: ConsoleApp) -> None:
-    """Look, ask, and remove; says what was left alone."""
+    """Find, ask, and remove; says what was spared."""
     fleet = console.fleet
 
     def found(left: Leftovers) -> str:
         if left.empty:
-            return "Servers that have ended left nothing." + (f" {left.spared[0]}" if left.spared else "")
+            return "No leftovers of ended servers." + (f" {left.spared[0]}" if left.spared else "")
         if not console.operations.on_top:
-            return f"Ended servers left {words(left)}: X asks whether to remove that."
+            return f"Ended servers left {format_leftovers(left)}: {key_of('remove_leftovers')} removes them."
 
         def answered(yes: bool | None) -> None:
             if yes:
-                console.act("Removing it …", lambda: fleet.remove_leftovers(left), done)
+                console.act("Removing leftovers…", lambda: fleet.remove_leftovers(left), done)
 
-        console.push_screen(Confirm(f"End and remove {words(left)}?", _details(left), "remove", late=True), answered)
+        console.push_screen(
+            Confirm(f"End and remove {format_leftovers(left)}?", _details(left), "remove", late=True), answered
+        )
         return ""
 
     def done(removed: Removed) -> str:
         if removed.problems:
             console.say(removed.problems[0], WARN)
             return ""
-        return f"Removed {words(Leftovers(removed.processes, removed.files))}."
+        return f"Removed {format_leftovers(Leftovers(removed.processes, removed.files))}."
 
-    console.act("Looking for what servers left …", fleet.leftovers, found, once="leftovers")
+    console.act("Looking for leftovers…", fleet.leftovers, found, once="leftovers")
 
 
 def _details(left: Leftovers) -> list[str]:
-    every = [*map(process_words, left.processes), *map(file_words, left.files)]
-    more = [f"and {len(every) - MOST_SHOWN} more: vllm-console leftovers"] if len(every) > MOST_SHOWN else []
-    return [*every[:MOST_SHOWN], *more]
+    """Processes, then the files, each reason once above what it holds for; at most so many of them."""
+    rows = [format_process(process) for process in left.processes[:MOST_SHOWN]]
+    room = MOST_SHOWN - len(rows)
+    by_reason: dict[str, list[LeftFile]] = {}
+    for file in left.files:
+        by_reason.setdefault(file.why, []).append(file)
+    for why, files in by_reason.items():
+        if room <= 0:
+            break
+        number = "1 file" if len(files) == 1 else f"{len(files)} files"
+        rows.append(f"{number} in /dev/shm: {why}; no process has {'it' if len(files) == 1 else 'them'} open")
+        rows += [f"  {name_and_size(file)}" for file in files[:room]]
+        room -= len(files)
+    hidden = len(left.processes) + len(left.files) - MOST_SHOWN
+    return [*rows, *([f"and {hidden} more: vllm-console leftovers"] if hidden > 0 else [])]

@@ -11,33 +11,48 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import Input
 
+from vllm_console.logs.times import HINT
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
-from vllm_console.ui.screens.footing import footer
+from vllm_console.ui.panes.bars import footer
+from vllm_console.ui.terminal.clipboard import copy
+from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
-from vllm_console.ui.widgets.draw import rule
-from vllm_console.ui.widgets.lines import LineView, line
+from vllm_console.ui.widgets.draw import Part, rule
 from vllm_console.ui.widgets.log_view import FILTER_NAMES, LogView
+
+PLACEHOLDERS = {
+    "search": "search text; case-sensitive if it contains capitals",
+    "only": "show only lines with this text; case-sensitive if it contains capitals",
+    "time": HINT,
+}
+"""What is asked for, by what the text is for."""
 
 
 class LogScreen(Screen[None]):
-    """The log of a server: all of it, with search. ``name`` is the server's; ``path`` may not exist yet."""
+    """The log of a server: all of it, with search. ``path`` may not exist yet.
+
+    It follows the end, or is shown up to ``at`` at first (Unix seconds).
+    """
 
     CSS_PATH = "log.tcss"
     AUTO_FOCUS = ""
     SCOPE = "log"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("log")]
 
-    def __init__(self, server_name: str, path: Path | str, *, simulated: bool = False) -> None:
+    def __init__(self, server_name: str, path: Path | str, *, simulated: bool = False, at: float | None = None) -> None:
         super().__init__()
+        self._at = at
+        self._purpose = "search"
+        """What the text that is typed is for."""
         self._server_name, self._path, self._simulated = plain(server_name), path, simulated
 
     def compose(self) -> ComposeResult:
-        """Title, log, what there is to say, keys."""
+        """Title, log, note, keys."""
         yield LineView(id="log-title", classes="bar")
         yield LogView(id="log-lines", compact=False)
         yield LineView(id="log-note", classes="bar")
-        yield Input(id="log-search", placeholder="text to search for; capitals count if there are any", compact=True)
+        yield Input(id="log-search", compact=True)
         yield LineView(id="log-keys", classes="bar")
 
     def on_mount(self) -> None:
@@ -45,6 +60,8 @@ class LogScreen(Screen[None]):
         self._input.display = False
         self.set_focus(None)
         self._view.open(self._path)
+        if self._at is not None:
+            self.call_after_refresh(self._view.show_moment, self._at)  # at the bottom: its height must be known
         self._draw_bars()
 
     @property
@@ -67,11 +84,14 @@ class LogScreen(Screen[None]):
     def _draw_bars(self) -> None:
         width, view = self.app.size.width, self._view
         page = view.page
-        mark = " · simulated" if self._simulated else ""
+        mark = " sim" if self._simulated else ""
         state = (view.status, ACCENT if page.following else WARN)
-        extras = [f"{FILTER_NAMES[page.filter]} only"] if page.filter is not None else []
+        extras = ["only matches"] if page.only_matches else []
+        extras += [f"{FILTER_NAMES[page.filter]} only"] if page.filter is not None else []
+        extras += ["access lines hidden"] if page.hides_access else []
         extras += ["wrapped"] if view.wrap else []
-        right = [*((f"{text} · ", DIM) for text in extras), state]
+        right: list[Part] = [(f"{view.matches} · ", ACCENT)] if view.matches else []
+        right += [*((f"{text} · ", DIM) for text in extras), state]
         self.query_one("#log-title", LineView).show([rule(f"Log · {self._server_name}{mark}", width, right)])
         note = page.note or (f"search: {plain(page.wanted)}" if page.wanted else plain(str(self._path)))
         self.query_one("#log-note", LineView).show([line((f" {note}", WARN if page.note else DIM))])
@@ -81,21 +101,43 @@ class LogScreen(Screen[None]):
 
     def action_log_search(self) -> None:
         """Type a text to search for."""
+        self._ask("search")
+
+    def action_log_matching(self) -> None:
+        """Show only lines that match the search, or all again; without a search, type a text first."""
+        if self._view.page.wanted:
+            self._view.toggle_only_matches()
+        else:
+            self._ask("only")
+
+    def action_log_time(self) -> None:
+        """Type a time to go to."""
+        self._ask("time")
+
+    def _ask(self, purpose: str) -> None:
+        self._purpose = purpose
+        self._input.placeholder = PLACEHOLDERS[purpose]
+        self._input.value = "" if purpose == "time" else self._view.page.wanted
         self._input.display = True
-        self._input.focus()
+        self.set_focus(self._input)  # at once: keys typed next are for it
 
     @on(Input.Submitted, "#log-search")
     def _on_search(self, event: Input.Submitted) -> None:
         event.stop()
         self._close_input()
-        self._view.find(event.value)
+        if self._purpose == "search":
+            self._view.find(event.value)
+        elif self._purpose == "only":
+            self._view.find_only(event.value)
+        elif event.value.strip():
+            self._view.go_to(event.value)
 
     def _close_input(self) -> None:
         self._input.display = False
         self.set_focus(None)
 
     def action_log_back(self) -> None:
-        """Leave the search text; then end the search; then go back."""
+        """Leave what is typed; then end the search; then go back."""
         if self._input.display:
             self._close_input()
         elif self._view.page.wanted:
@@ -163,15 +205,19 @@ class LogScreen(Screen[None]):
         """All lines, warnings and errors, errors."""
         self._view.cycle_filter()
 
+    def action_log_access(self) -> None:
+        """Hide access lines of requests that were answered, or show them."""
+        self._view.toggle_access()
+
     def action_log_wrap(self) -> None:
         """Wrap long lines, or cut them."""
         self._view.toggle_wrap()
 
     def action_log_copy(self) -> None:
-        """Copy the selected line, or all that is shown, by OSC 52."""
+        """Copy the selected line, or all that is shown."""
         text = self._view.copied_text
         if not text:
             return
-        self.app.copy_to_clipboard(text)
         count = text.count("\n") + 1
-        self.notify(f"Copied {count} {'line' if count == 1 else 'lines'}.", markup=False, timeout=2)
+        what = f"{count} {'line' if count == 1 else 'lines'}"
+        copy(self.app, text, what, lambda message: self.notify(message, markup=False, timeout=4))

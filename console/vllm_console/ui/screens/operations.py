@@ -1,159 +1,335 @@
-"""The screen a person looks at all day: the servers' table, and panes for the one under the cursor."""
+"""The main screen: a table of all servers, panes for the selected one, and the keys that act on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
+from msgspec.structs import replace
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
+from textual.geometry import Size
 from textual.screen import ModalScreen
 from textual.strip import Strip
 from textual.widgets import Input
 
-from vllm_console.fleet.model import FleetSnapshot, ServerView, State
-from vllm_console.text import plain
-from vllm_console.ui.actions import bindings
-from vllm_console.ui.panes.bars import footer_line, header_line, message_lines, staged_line
-from vllm_console.ui.panes.finding import finding_lines
+from vllm_console.diagnosis.finding import Fix
+from vllm_console.fleet.markers import flag_change
+from vllm_console.fleet.snapshot import Changes, Flags, FleetSnapshot, ServerView, State
+from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, flag_difference
+from vllm_console.history.time_view import TimeView
+from vllm_console.text import clock, duration, plain
+from vllm_console.ui.actions import bindings, changing
+from vllm_console.ui.keymap import changing_keys, key_of
+from vllm_console.ui.panes.bars import footer_line, header_line, message_lines, notices_of, staged_line
+from vllm_console.ui.panes.base import Pane
+from vllm_console.ui.panes.finding import StagedState, event_line, finding_lines, finding_rows, preparing, restart_line
 from vllm_console.ui.panes.gpus import GpusPane
-from vllm_console.ui.panes.kv_cache import KvCachePane
-from vllm_console.ui.panes.latency import LatencyPane
+from vllm_console.ui.panes.kv_cache import kv_cache_lines
+from vllm_console.ui.panes.latency import latency_lines
 from vllm_console.ui.panes.log import LogPane
-from vllm_console.ui.panes.preemptions import PreemptionsPane
-from vllm_console.ui.panes.state import StatePane
-from vllm_console.ui.panes.table import ServersTable
-from vllm_console.ui.panes.throughput import ThroughputPane
-from vllm_console.ui.screens.operations_change import ChangeTold
-from vllm_console.ui.screens.operations_panes import GPUS, GRID_HEIGHT, LOG, set_display, set_height
-from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
-from vllm_console.ui.widgets.lines import LineView, line
+from vllm_console.ui.panes.pane_bar import pane_bar, problem_panes
+from vllm_console.ui.panes.preemptions import preemption_lines
+from vllm_console.ui.panes.servers import TEXTS, Order, ServersTable, TableState, columns_of, ordered
+from vllm_console.ui.panes.sparks import spark_lines
+from vllm_console.ui.panes.state import state_lines
+from vllm_console.ui.panes.throughput import throughput_lines
+from vllm_console.ui.parts import change_report, staging
+from vllm_console.ui.parts.change_report import ChangeReport
+from vllm_console.ui.parts.filter_line import FilterLine, matches
+from vllm_console.ui.parts.fixes import FixCycle
+from vllm_console.ui.parts.footer_keys import Situation, footer_hints, tail_hints
+from vllm_console.ui.parts.gpu_history import GpuHistoryChoice
+from vllm_console.ui.parts.hints import Hints
+from vllm_console.ui.parts.pane_layout import (
+    GPUS,
+    GRID_HEIGHT,
+    PANES,
+    SPARKS,
+    Arrangement,
+    PaneChoice,
+    PaneLayout,
+    Shown,
+    best_layout,
+)
+from vllm_console.ui.parts.server_events import Seen, events_between, seen_of
+from vllm_console.ui.parts.server_verbs import ServerVerbs, no_server
+from vllm_console.ui.parts.staging import Staged, Staging, Step
+from vllm_console.ui.parts.time_cursor import TimeCursor
+from vllm_console.ui.parts.traffic import MeasuredTraffic, measured_traffic
+from vllm_console.ui.parts.tuning_bar import TuningBar
+from vllm_console.ui.parts.verdict import Verdicts
+from vllm_console.ui.screens.dialogs import Choose, Confirm
+from vllm_console.ui.terminal.choice import in_browser
+from vllm_console.ui.terminal.clipboard import copy
+from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.terminal.repaint import PartialRepaintScreen
+from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
+from vllm_console.ui.widgets.placed_area import PlacedArea, set_display, set_height
+from vllm_launchers.units import counted
 
-GPUS_HEIGHT = 50
-"""From this height on the GPUs stand beside the other panes."""
+if TYPE_CHECKING:
+    from vllm_console.fleet.verbs import Replay
+    from vllm_console.runs.compare import Comparison
+    from vllm_console.runs.store import Run
+    from vllm_console.ui.app import ConsoleApp
+    from vllm_console.ui.panes.gpu_charts import GpuHistoryView
 
 MEASURED = (State.READY, State.UNRESPONSIVE)
-"""States in which metric panes have something to say."""
+"""States in which metric panes have something to show."""
+
+CHART_ROWS = 16
+"""Rows that the charts of a GPU want."""
+
+SHORT = 20
+"""Below this height rows are scarce."""
 
 
-class OperationsScreen(ChangeTold):
-    """Shows the newest snapshot. Keys and what they do stand in the registry."""
+class OperationsScreen(PartialRepaintScreen):
+    """Shows the newest snapshot. Its keys are in the action registry; its parts stage, judge, act and compare."""
 
     SCOPE = "operations"
     AUTO_FOCUS = ""
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("operations")]
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        console: ConsoleApp,
+        layout: str = "auto",
+        at: float | None = None,
+        columns: Sequence[str] = (),
+        *,
+        server: str = "",
+        replay: Replay | None = None,
+    ) -> None:
         super().__init__()
-        self._under: str | None = None
-        self._wanted: str | None = None
+        self.console = console
+        self.staging = Staging(self._staging_changed)
+        self.verdicts = Verdicts(console, self.staging, self._verdict_changed)
+        self.verbs = ServerVerbs(console, self.staging, self.verdicts, self._forget)
+        self.fixes = FixCycle(console, self.staging)
+        self.changes = ChangeReport(console, self.redraw)
+        self.time = TimeCursor(console, self._time_changed, at, replay)
+        self.panes = PaneChoice(layout)
+        self.columns = tuple(columns)
+        """The columns of the table that a person chose, by name; empty for what fits."""
+        self.gpu_history = GpuHistoryChoice()
+        self.hints = Hints(console.hints is not None, console.hints_ended)
+        self._arrangement: Arrangement | None = None
+        self._selected_name: str | None = None
+        self._wanted = replay.name if replay is not None else server or None
         self._index = 0
         self._filter = ""
-        self._states: dict[str, State] = {}
+        self._order = Order()
+        self._marked: frozenset[str] = frozenset()
+        self._seen: dict[str, Seen] = {}
+        self._table_rows = 0
+        self._sized_for: Size | None = None
+        self._identities: dict[str, tuple[str, str, int]] = {}
+        """By name, the preset, model and generation in the newest snapshot."""
         self._header = LineView(id="header", classes="bar")
         self._table = ServersTable(id="servers")
         self._finding = LineView(id="finding")
         self._welcome = LineView(id="welcome")
-        self._state = StatePane(id="state")
+        self._state = Pane(lambda server, now, width, height, _: state_lines(server, now, width, height), id="state")
+        self._pane_bar = LineView(id="pane-bar", classes="bar")
+        self._sparks = LineView(id=SPARKS)
         self._panes = (
-            KvCachePane(id="kv-cache"),
-            PreemptionsPane(id="preemptions"),
-            LatencyPane(id="latency"),
-            ThroughputPane(id="throughput"),
+            Pane(kv_cache_lines, id="kv-cache", number=1),
+            Pane(preemption_lines, id="preemptions", number=2),
+            Pane(latency_lines, id="latency", number=3),
+            Pane(throughput_lines, id="throughput", number=4),
         )
         self._log = LogPane(id="log")
         self._gpus = GpusPane(id="gpus")
-        self._upper, self._lower = Horizontal(id="upper"), Horizontal(id="lower")
-        self._field = Input(id="filter", placeholder="name, preset or state", compact=True, select_on_focus=False)
-        self._message = LineView(id="message", classes="bar")
+        self._area = PlacedArea(
+            self._welcome, self._state, *self._panes, self._log, self._gpus, self._sparks, id="panes"
+        )
+        self._filter_line = FilterLine(id="filter-line")
+        self._hint = LineView(id="hint", classes="bar")
+        self._message = LineView(id="message")
+        self._tuning = TuningBar(self.staging, self.redraw, id="tuning")
         self._staged_bar = LineView(id="staged", classes="bar")
         self._footer = LineView(id="footer", classes="bar")
         self._foot = Vertical(id="foot")
-        self._foot_given = 0
 
     def compose(self) -> ComposeResult:
-        """Header, table, panes, and the lines at the foot."""
+        """Header, table, finding, panes, and the lines at the foot."""
         yield self._header
         yield self._table
         yield self._finding
-        yield self._welcome
-        yield self._state
-        with self._upper:
-            yield from self._panes[:3]
-        yield self._gpus
-        with self._lower:
-            yield self._panes[3]
-            yield self._log
+        yield self._pane_bar
+        yield self._area
         with self._foot:
-            yield self._field
+            yield self._hint
             yield self._message
             yield self._staged_bar
+            yield self._tuning
             yield self._footer
 
     def on_mount(self) -> None:
-        """Draw what there is."""
+        """Draw what there is, and compare runs from time to time."""
         self.redraw()
+        self.set_interval(change_report.CHECK_SECONDS, lambda: self.changes.check(self.selected))
+
+    def check_action(self, action: str, _parameters: tuple[object, ...]) -> bool | None:
+        """Read-only disables what changes something."""
+        return not (self.console.read_only and changing(action))
+
+    def on_key(self, event: events.Key) -> None:
+        """Say why a key that changes something does nothing here."""
+        if self.console.read_only and event.key in changing_keys(self.SCOPE):
+            self.console.say(f"Nothing is changed: this console is read-only{self._read_only_by}.", WARN)
+
+    @property
+    def _read_only_by(self) -> str:
+        by = plain(self.console.fleet.read_only_by)
+        if by == "--read-only" and in_browser(os.environ):
+            by = "started without --allow-changes, see 'vllm-console web --help'"
+        return f" ({by})" if by else ""
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 
     @property
     def servers(self) -> Sequence[ServerView]:
-        """The servers that pass the filter."""
+        """The servers that match the filter, in the order of the table, the selected one as of the moment shown."""
         snapshot = self.console.snapshot
         if snapshot is None:
             return ()
-        wanted = self._filter.casefold()
-        return [
-            server
+        earlier = snapshot.earlier
+        at = self.time.view.at
+        if earlier is not None and (at is None or earlier.moment not in (None, at)):
+            earlier = None  # it was read for another moment than the one that the header names
+        matching = [
+            earlier if earlier is not None and earlier.name == server.name else server
             for server in snapshot.servers
-            if wanted in f"{server.name} {server.preset} {server.state} {server.owner} {server.model}".casefold()
+            if matches(self._filter, server, snapshot.host)
         ]
+        replay = self._replay(snapshot)
+        matching += [replay] if replay is not None else []
+        return ordered(matching, self._order) if self._order.title else matching
+
+    def _replay(self, snapshot: FleetSnapshot) -> ServerView | None:
+        """The run that is replayed; without figures as long as those of the moment shown are not read."""
+        found, replay, at = snapshot.replay, self.time.replay, self.time.view.at
+        if found is None or replay is None or found.name != replay.name:
+            return None
+        if found.moment == at and self._selected_name == found.name:
+            return found
+        return replace(found, moment=None, window=None, findings=(), judged=())
 
     @property
     def selected(self) -> ServerView | None:
         """The server under the cursor."""
-        return next((server for server in self.servers if server.name == self._under), None)
+        return next((server for server in self.servers if server.name == self._selected_name), None)
+
+    @property
+    def live(self) -> ServerView | None:
+        """The server under the cursor as it is now, whatever moment is shown: what is changed is changed now."""
+        snapshot, server = self.console.snapshot, self.selected
+        if snapshot is None or server is None:
+            return None
+        return server if server.replayed else snapshot.server(server.name)
+
+    @property
+    def past(self) -> bool:
+        """Whether the screen shows an earlier moment."""
+        return self.time.view.at is not None
 
     @property
     def selected_name(self) -> str | None:
-        """The name under the cursor: the next snapshot brings its series."""
-        return self._under
+        """The name under the cursor: the next snapshot contains its series."""
+        return self._selected_name
+
+    @property
+    def wanted_time(self) -> TimeView:
+        """What the next snapshot shows: the time, and the GPU whose charts are in sight."""
+        if not self._gpus.display:
+            return self.time.view
+        return replace(self.time.view, gpu=self.gpu_history.gpu(self.console.snapshot, self.selected))
+
+    @property
+    def on_top(self) -> bool:
+        """Whether nothing covers this screen: what an answer would open must not cover another screen."""
+        return self.app.screen is self
 
     def select(self, name: str) -> None:
-        """Move the cursor to a server; when it is not there yet, as soon as it is."""
+        """Move the cursor to a server, as soon as it exists."""
         self._wanted = name
         self.redraw()
 
+    def staged_state(self, server: ServerView) -> StagedState:
+        """What is staged for a server and what the plan says of it."""
+        return StagedState(self.staging.of(server.name), self.verdicts.of(server), self.console.read_only)
+
+    # -- a new snapshot --------------------------------------------------------------------------------------------
+
     def show_snapshot(self) -> None:
         """Draw the app's newest snapshot, unless something covers the whole screen."""
-        self._tell_changes()
-        self.take_look(self.console.snapshot.servers if self.console.snapshot else ())
+        servers = self.console.snapshot.servers if self.console.snapshot else ()
+        self._report_events(servers)
+        self._forget_replaced(servers)
         if self.app.screen is self or isinstance(self.app.screen, ModalScreen):
             self.redraw()
 
-    def _tell_changes(self) -> None:
-        """Say when a server that was starting is ready, or has failed."""
-        servers = self.console.snapshot.servers if self.console.snapshot else ()
-        before, self._states = self._states, {server.name: server.state for server in servers}
-        for server in servers:
-            if before.get(server.name) is not State.STARTING or not server.ours:
-                continue
-            if server.state is State.READY:
-                away = server.downtime_seconds
-                said = f"; it was away for {away:.1f} s" if away is not None else ""
-                self.console.say(f"{server.name} is ready{said}.", OK)
-            elif server.state is State.FAILED:
-                self.console.say(f"{server.name} did not start: {server.reason}", BAD)
+    def _report_events(self, servers: Sequence[ServerView]) -> None:
+        """Say when a server that was starting is ready, or one has failed; keep what else happened."""
+        before, self._seen = self._seen, seen_of(servers)
+        for event in events_between(before, servers):
+            if event.aloud:
+                self.console.say(event.text, event.style, event.server)
+            else:
+                self.console.messages.outdate(event.server)
+                self.console.messages.note(event.server, event.text, event.style)
+
+    def _forget_replaced(self, servers: Sequence[ServerView]) -> None:
+        """Drop what is outdated: everything about a server that is gone, and staged changes that are applied.
+
+        A name with another preset or model, or a lower generation, is another server now.
+        """
+        self.verbs.in_progress.observe(servers)
+        self.verbs.rolling.observe(servers)
+        before = self._identities
+        self._identities = {one.name: (one.preset, one.model, one.generation) for one in servers}
+        for name, (preset, model, generation) in before.items():
+            now = self._identities.get(name)
+            if now is None or now[:2] != (preset, model) or now[2] < generation:
+                self._forget(name)
+        self._marked &= {server.name for server in servers}
+        self.staging.drop_applied(servers)
+        self.verdicts.observe(servers)
+
+    def _forget(self, name: str) -> None:
+        """Drop everything about a server that is gone: the next one with that name is another server."""
+        self.staging.drop(name)
+        self.verdicts.drop(name)
+        self.changes.drop(name)
+        self._marked -= {name}
+
+    def _staging_changed(self, name: str) -> None:
+        self.redraw()
+        self.verdicts.judge_soon(name)
+
+    def _verdict_changed(self, server: ServerView, staged: Staged) -> None:
+        self.redraw()
+        self.verbs.verdict_changed(server, staged)
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
 
     def on_screen_resume(self) -> None:
-        """Draw what came while it was covered; the message line says what a toast said, which would cover it."""
+        """Draw what came while it was covered; the message line repeats a toast, which would cover it."""
         self.app.clear_notifications()
         self.redraw()
 
-    def on_resize(self) -> None:
-        """Draw for the new size."""
+    def on_resize(self, event: events.Resize) -> None:
+        """Draw for the new size; the table starts anew with as few rows as it needs."""
+        if event.size != self._sized_for:
+            self._sized_for, self._table_rows = event.size, 0
         self.call_after_refresh(self.redraw)
 
     def redraw(self) -> None:
@@ -163,143 +339,330 @@ class OperationsScreen(ChangeTold):
         snapshot = self.console.snapshot
         self._keep_cursor()
         server = self.selected
+        if self._tuning.server_name and (server is None or server.name != self._tuning.server_name):
+            self._tuning.close()  # the cursor went to another server: its flags are not those that were tuned
+            return  # closing has drawn everything
+        self._observe_hints(server)
         self._arrange(server)
         self.draw_header()
         if snapshot is not None:
             self._draw_table(snapshot)
             if server is not None:
-                self._draw_finding(server, snapshot)
                 for pane in (*self._panes, self._state):
                     if pane.display:
-                        pane.give(server, snapshot.at)
-                self._log.give_server(server)
+                        pane.show_server(server, snapshot.at, self.time.charts)
+                self._log.show_server(server)
+            self._draw_finding(server, snapshot)
             if self._gpus.display:
-                self._gpus.give(snapshot)
+                self._gpus.show_snapshot(snapshot, self._gpu_history_view(server), self.time.view.at)
+        self._draw_panes(server)
         self.draw_foot()
 
+    def _gpu_history_view(self, server: ServerView | None) -> GpuHistoryView | None:
+        """Which charts the GPUs pane shows; None for the GPUs as they are now."""
+        if not self.gpu_history.shown:
+            return None
+        from vllm_console.ui.panes.gpu_charts import GpuHistoryView
+
+        markers = server.markers if server is not None else ()
+        return GpuHistoryView(self.gpu_history.page, self.time.charts, markers)
+
+    def _observe_hints(self, server: ServerView | None) -> None:
+        """A hint that was followed makes room for the next one."""
+        if server is not None:
+            self.hints.observe(server, bool(self.staging.of(server.name)))
+
+    def _draw_panes(self, server: ServerView | None) -> None:
+        """The bar of panes, and those that are drawn as one line."""
+        arrangement, width = self._arrangement, self.app.size.width
+        if arrangement is None:
+            return
+        in_sight = [number for number, pane in enumerate(PANES, 1) if pane in arrangement.regions]
+        large = PANES.index(arrangement.large) + 1 if arrangement.large in PANES else 0
+        problems = problem_panes(server, self.console.snapshot)
+        self._pane_bar.show(
+            [pane_bar(in_sight, large, problems, self._layout_name(), width, legend=bool(server and server.markers))]
+        )
+        if server is not None and self._sparks.display:
+            self._sparks.show(spark_lines(server, arrangement.spark_panes, width))
+
+    def _layout_name(self) -> str:
+        if self.panes.zoomed:
+            return "back"
+        return f"auto: {best_layout(self.app.size)}" if self.panes.layout is PaneLayout.AUTO else self.panes.layout
+
     def draw_header(self) -> None:
-        """Draw the header alone: how old the last look is may be all that changes."""
+        """Draw the header alone: the snapshot's age may be all that changes."""
         width = self.app.size.width
-        self._header.show([header_line(self.console.snapshot, self.console.looking, width)])
+        shown = self.time.shown(self.selected)
+        self._header.show([header_line(self.console.snapshot, self.console.polling, width, shown)])
 
     def draw_foot(self) -> None:
-        """Draw message, staged changes and footer. A message takes as many lines as it is long."""
+        """Draw message, staged changes or the tuning bar, and footer."""
         width, server = self.app.size.width, self.selected
-        message = self._message_lines(server)
-        if self._foot_rows(message) != self._foot_given:
-            self._arrange(server)
-        self._message.show(message)
+        rows = message_rows(self.app.size.height)
+        self._message.show(message_lines(self.console.message, server, self.console.snapshot, width, rows))
+        if self.hints.shown:
+            self._hint.show([self.hints.line(server, width)])
+        if server is not None and self._tuning.display:
+            self._tuning.draw(server, self.staged_state(server).verdict, width)
+        self._staged_bar.show([self._staged_line(server, width)])
+        self._footer.show([footer_line(footer_hints(self._situation(server)), tail_hints(), width)])
+
+    def _staged_line(self, server: ServerView | None, width: int) -> Strip:
         if self.console.read_only:
-            by = f" ({plain(self.console.fleet.read_only_by)})" if self.console.fleet.read_only_by else ""
-            staged = line((f" read-only{by}: nothing can be changed from here", DIM))
-        elif server is not None and server.ours:
-            staged = staged_line(server.flags, self.staged.get(server.name, ()), width)
-        else:
-            staged = line()
-        self._staged_bar.show([staged])
-        self._footer.show([footer_line(self.console.read_only, width)])
+            return line((f" read-only{self._read_only_by}: nothing can be changed here", DIM))
+        if self.time.replay is not None:
+            name, leave = plain(self.time.replay.name), key_of("time_live")
+            return line((f" {name} is replayed: nothing can be done to it. {leave} leaves", DIM))
+        if self.past and not (server is not None and self.staging.of(server.name)):
+            return line((" an earlier moment: keys that change something act on what runs now", DIM))
+        if server is not None and server.ours:
+            staged = self.staging.of(server.name)
+            return staged_line(server.flags, staged, width, revert=server.previous_flags is not None)
+        return line()
 
-    def _message_lines(self, server: ServerView | None) -> list[Strip]:
-        return message_lines(self.console.message, server, self.console.snapshot, self.app.size.width)
-
-    def _foot_rows(self, message: Sequence[Strip]) -> int:
-        """Rows of the foot: what is staged, the keys, and above them the message, or the filter that is typed."""
-        return 2 + (1 if self._field.display else len(message))
+    def _situation(self, server: ServerView | None) -> Situation:
+        staged = server is not None and bool(self.staging.of(server.name))
+        replay = self.time.replay is not None
+        return Situation(server, staged, len(self._marked), self.console.read_only, self.past, replay)
 
     def _draw_table(self, snapshot: FleetSnapshot) -> None:
         servers = self.servers
-        title = "Servers" if not self._filter else f"Servers with “{plain(self._filter)}”"
-        self._table.give(servers, self._under, snapshot.at, title)
+        title = "Servers"
+        if self._filter:
+            title = f"Servers matching '{plain(self._filter)}' · {len(servers)} of {len(snapshot.servers)}"
+        if self._filter_line.display:
+            self._filter_line.show_count(len(servers), len(snapshot.servers))
+        state = TableState(self._selected_name, self._order, self._marked, title, self.columns, self.past)
+        self._table.show_servers(servers, snapshot.at, state)
         if not servers:
             self._welcome.show(_welcome(snapshot, self._filter, self.console.read_only))
 
-    def _finding_lines(self, server: ServerView, snapshot: FleetSnapshot) -> list[Strip]:
-        width, most = self.app.size.width, max(1, self.app.size.height // 4 - 1)
-        lines = finding_lines(server, self.told(server), snapshot.at, width, most)
-        return [*lines, *self.change_lines(server, snapshot.at, width, most - len(lines))]
+    def _draw_finding(self, server: ServerView | None, snapshot: FleetSnapshot) -> None:
+        self._finding.show(self._finding_lines(server, snapshot) if server is not None else [])
 
-    def _draw_finding(self, server: ServerView, snapshot: FleetSnapshot) -> None:
-        if self._finding.display:
-            self._finding.show(self._finding_lines(server, snapshot))
+    def _finding_lines(self, server: ServerView, snapshot: FleetSnapshot) -> list[Strip]:
+        """The top finding, or what happened last; below it whether the newest change helped.
+
+        Where there is no room for both, a verdict on the change takes the place of the fix, which keeps its key.
+        """
+        width, most, staged = self.app.size.width, finding_rows(self.app.size.height), self.staged_state(server)
+        if self._tuning.display:  # the bar has the verdict
+            staged = StagedState(staged.staged, None, staged.read_only)
+        if server.moment is not None:
+            found = finding_lines(server, staged, server.moment, width, most)
+            return found or [event_line(server, None, server.moment, width)]
+        lines = [restart_line(server, snapshot.at, width)] if preparing(server) else []
+        lines += finding_lines(server, staged, snapshot.at, width, most - len(lines))
+        event = self.console.messages.newest_of(server.name)
+        happened = (event.at, event.text) if event else None
+        if not lines:
+            lines, happened = [event_line(server, happened, snapshot.at, width)], None
+        change = self.changes.lines(server, snapshot.at, width, 1)
+        if change and len(lines) >= most > 1 and staged.verdict is None and self.changes.judged(server):
+            lines = lines[: most - 1]
+        last = [event_line(server, happened, snapshot.at, width)] if happened else []
+        return [*lines, *change, *last][:most]
 
     def _keep_cursor(self) -> None:
-        """Keep the cursor on its server by name; when that is gone, on the one now in its place."""
+        """Keep the cursor on its server by name; if that is gone, on the one now in its place."""
         names = [server.name for server in self.servers]
         if self._wanted in names:
-            self._under, self._wanted = self._wanted, None
-        if self._under in names:
-            self._index = names.index(self._under)
+            self._selected_name, self._wanted = self._wanted, None
+        if self._selected_name in names:
+            self._index = names.index(self._selected_name)
         elif names:
             self._index = min(self._index, len(names) - 1)
-            self._under = names[self._index]
+            self._selected_name = names[self._index]
 
-    # -- which panes -----------------------------------------------------------------------------------------------
+    # -- layout ----------------------------------------------------------------------------------------------------
 
     def _arrange(self, server: ServerView | None) -> None:
-        """Show the panes that fit this size and this server's state. Sets only what is different: it costs a layout."""
-        height, alone = self.app.size.height, self._one_pane
-        rows = max(1, len(self.servers)) + 2
-        most = max(4, height // 3) if height < GRID_HEIGHT else height // 3
-        set_height(self._table, min(rows, most))
-        found, foot = self._arrange_finding(server), self._arrange_foot(server)
-        self._arrange_gpus(server, alone, height - 1 - min(rows, most) - found - foot)
-        measured = server is not None and server.state in MEASURED
-        for index, pane in enumerate((*self._panes, self._log)):
-            wanted = server is not None and alone in (None, index) and (measured or pane is self._log)
-            set_display(pane, wanted)
-        set_display(self._upper, any(pane.display for pane in self._panes[:3]))
-        set_display(self._lower, self._panes[3].display or self._log.display)
-        set_display(self._state, server is not None and not measured and alone not in (LOG, GPUS))
-        set_display(self._welcome, server is None and alone != GPUS)
+        """Give everything its place. Sets only what differs: it costs a layout.
 
-    def _arrange_finding(self, server: ServerView | None) -> int:
-        """How many rows the finding takes."""
-        snapshot = self.console.snapshot
-        height = len(self._finding_lines(server, snapshot)) if server is not None and snapshot is not None else 0
-        set_display(self._finding, height > 0)
-        if height:
-            set_height(self._finding, height)
-        return height
-
-    def _arrange_foot(self, server: ServerView | None) -> int:
-        """How many rows the foot takes."""
-        message = self._message_lines(server)
-        self._foot_given = self._foot_rows(message)
-        set_height(self._message, len(message))
-        set_height(self._foot, self._foot_given)
-        return self._foot_given
-
-    def _arrange_gpus(self, server: ServerView | None, alone: int | None, room: int) -> None:
-        """GPUs alone, beside the other panes where it is tall enough, or under the welcome."""
-        snapshot = self.console.snapshot
+        Heights depend on the size of the screen, never on their content; the table only ever grows.
+        """
+        screen, snapshot = self.app.size, self.console.snapshot
+        finding, foot = finding_rows(screen.height), message_rows(screen.height) + 2
+        every = len(snapshot.servers) + (self.time.replay is not None) if snapshot is not None else 0
+        most = max(3, screen.height // 4) if screen.height < SHORT else max(4, screen.height // 3)
+        self._table_rows = min(most, max(self._table_rows, max(1, every) + 2))
+        set_height(self._table, self._table_rows)
+        set_height(self._finding, finding)
+        set_height(self._message, foot - 2)
+        set_height(self._tuning, foot - 1)
+        foot += int(self.hints.shown)
+        set_height(self._foot, foot)
+        self._arrange_foot()
+        area = Size(screen.width, max(1, screen.height - 1 - self._table_rows - finding - 1 - foot))
+        measured = server is not None and (server.state in MEASURED or server.moment is not None or server.replayed)
         known = snapshot is not None and snapshot.host is not None and bool(snapshot.host.gpus)
-        beside = known and (server is None or (alone is None and self.app.size.height >= GPUS_HEIGHT))
-        set_display(self._gpus, alone == GPUS or beside)
-        if self._gpus.display:
-            part = room // (2 if server is None else 3)
-            set_height(self._gpus, room if alone == GPUS else min(part, self._gpus.wanted_height(snapshot)))
+        gpu_rows = self._gpus.wanted_height(snapshot) if known else 0
+        if known and self.gpu_history.shown:
+            gpu_rows = max(gpu_rows, CHART_ROWS)
+        shown = Shown(server is not None, measured, gpu_rows)
+        self._arrangement = self.panes.arrangement(screen, area, shown)
+        self._area.place(self._arrangement.regions)
 
-    # -- moving about ----------------------------------------------------------------------------------------------
+    def _arrange_foot(self) -> None:
+        """The filter takes the message's place, the tuning bar that of the message and of what is staged."""
+        tuning = self._tuning.display
+        set_display(self._message, not tuning and not self._filter_line.display)
+        set_display(self._staged_bar, not tuning)
+        set_display(self._hint, self.hints.shown)
+
+    def action_pane(self, number: int) -> None:
+        """Show one pane large; once more: the layout again."""
+        self.panes.zoom(number)
+        self.redraw()
+
+    def action_step_pane(self, by: int) -> None:
+        """The next or previous pane large."""
+        self.panes.step(by, self._arrangement.large if self._arrangement is not None else "")
+        self.redraw()
+
+    def action_next_layout(self) -> None:
+        """The next layout of the panes."""
+        zoomed, before = bool(self.panes.zoomed), self._arrangement
+        for _ in PaneLayout:
+            self.panes.next_layout()
+            self.redraw()
+            after = self._arrangement
+            if zoomed or before is None or after is None or before.regions != after.regions:
+                return
+        self.console.say("The other layouts make no difference on a screen of this size.")
+
+    def choose_layout(self, layout: PaneLayout) -> None:
+        """Lay the panes out like this."""
+        self.panes.layout, self.panes.zoomed = layout, ""
+        self.redraw()
+
+    def show_pane(self, pane: str) -> None:
+        """Show a pane large."""
+        self.panes.zoomed = pane
+        self.redraw()
+
+    def choose_columns(self, columns: Sequence[str]) -> None:
+        """Show these columns of the table, by name; without any, what fits."""
+        self.columns = tuple(columns)
+        self.redraw()
+
+    def action_gpu_history(self) -> None:
+        """Charts of a GPU in the GPUs pane, which is shown large if it is not in sight; again: the GPUs now."""
+        in_sight = self._gpus.display
+        if not in_sight:
+            self.panes.zoomed = GPUS
+        if in_sight or not self.gpu_history.shown:
+            self.gpu_history.toggle()
+        self._time_changed()
+
+    def action_gpu_charts(self, by: int) -> None:
+        """The next charts of the GPU, or of the next GPU."""
+        if not (self.gpu_history.shown and self._gpus.display):
+            self.console.say(f"No charts of GPUs are shown: {key_of('gpu_history')} shows them.", WARN)
+            return
+        self.gpu_history.step(by, self._gpus.chart_pages, self.console.snapshot, self.selected)
+        self._time_changed()
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def _time_changed(self) -> None:
+        self.redraw()
+        self.console.poll_once()
+
+    def action_time(self, steps: int, pages: int = 0) -> None:
+        """Move the cursor in time."""
+        self.time.move(self.selected, steps, pages)
+
+    def action_time_first(self) -> None:
+        """To the beginning of the charts."""
+        self.time.first(self.selected)
+
+    def action_time_live(self) -> None:
+        """Back to live."""
+        self.time.live()
+
+    def start_replay(self, replay: Replay) -> None:
+        """Show a run that has ended, from now on."""
+        self._filter = ""
+        self._wanted = replay.name
+        self.time.start_replay(replay)
+
+    def replay(self, word: str) -> None:
+        """Find a run that has ended, and show it."""
+        fleet = self.console.fleet
+
+        def found(replay: Replay) -> str:
+            self.start_replay(replay)
+            return ""
+
+        self.console.act("", lambda: fleet.replay(word), found, once="replay")
+
+    def action_replay(self) -> None:
+        """Choose a run to replay."""
+        fleet, selected = self.console.fleet, self._selected_name
+
+        def listed(found: tuple[Sequence[Run], object]) -> str:
+            runs = [run for run in found[0] if run.replayable]
+            if not runs:
+                return "There is no run to replay: none has served and ended, or their histories were deleted."
+            if self.on_top:
+                labeled = _labeled(runs)
+                here = next((label for label, run in labeled.items() if run.server == selected), None)
+                choices = [(label, _run_note(run)) for label, run in labeled.items()]
+                self.app.push_screen(Choose("Replay which run?", choices, here), partial(chosen, labeled))
+            return ""
+
+        def chosen(labeled: Mapping[str, Run], label: str | None) -> None:
+            if label is not None:
+                self.replay(str(labeled[label].id))
+
+        self.console.act("", fleet.runs, listed, once="runs to replay")
+
+    def action_marker(self, by: int) -> None:
+        """To the marker before or after the cursor."""
+        self.time.to_marker(self.selected, by)
+
+    def action_range(self, name: str) -> None:
+        """Show the range of that name."""
+        self.time.choose(name)
+
+    def action_step_range(self, by: int) -> None:
+        """The next longer or shorter range."""
+        self.time.step_range(by)
+
+    def action_log_scale(self) -> None:
+        """Latencies on a logarithmic or linear scale."""
+        self.time.toggle_log()
+
+    # -- cursor and filter -----------------------------------------------------------------------------------------
 
     def _move_to(self, index: int) -> None:
         servers = self.servers
         if servers:
             self._index = max(0, min(len(servers) - 1, index))
-            self._under, self._wanted = servers[self._index].name, None
+            self._selected_name, self._wanted = servers[self._index].name, None
+            if self._tuning.server_name not in ("", self._selected_name):
+                self._tuning.close()
             self.redraw()
-            server, paused = self.selected, self.console.looking.paused
+            server, paused = self.selected, self.console.polling.paused
             if not paused:
-                self.call_after_refresh(self.console.look_now)  # the picture first: a look takes the interpreter
+                self.call_after_refresh(self.console.poll_now)  # draw first: polling takes the interpreter
             elif server is not None and server.series is None:
-                self.console.look_once()  # only the selected server's charts are looked up
+                self.console.poll_once()  # a snapshot contains only the selected server's series
 
-    def action_cursor_down(self) -> None:
-        """The next server."""
-        self._move_to(self._index + 1)
+    def go_to(self, name: str) -> None:
+        """Move the cursor to a server of the snapshot; a filter that hides it is dropped."""
+        if name not in [server.name for server in self.servers]:
+            self._filter = ""
+        names = [server.name for server in self.servers]
+        if name in names:
+            self._move_to(names.index(name))
 
-    def action_cursor_up(self) -> None:
-        """The server before."""
-        self._move_to(self._index - 1)
+    def action_cursor(self, by: int) -> None:
+        """The next or previous server."""
+        self._move_to(self._index + by)
 
     def action_cursor_first(self) -> None:
         """The first server."""
@@ -314,71 +677,476 @@ class OperationsScreen(ChangeTold):
         names = [server.name for server in self.servers]
         if event.name in names:
             self._move_to(names.index(event.name))
+            if event.mark and not self.console.read_only:
+                self.action_mark()
+            elif event.times == 2:
+                self.action_describe()
 
-    def action_filter(self) -> None:
-        """Type a filter."""
-        field = self._field
-        field.display = True
-        self._message.display = False
-        field.value = self._filter
-        field.focus()
+    @on(ServersTable.Scrolled)
+    def _scrolled(self, event: ServersTable.Scrolled) -> None:
+        self.action_cursor(event.by)
+
+    # -- order and marks -------------------------------------------------------------------------------------------
+
+    def action_sort_by(self, title: str) -> None:
+        """Sort by a column; again: the other way round; once more: as the fleet lists them."""
+        self._order = self._order.after(title)
+        self.redraw()
+
+    def action_sort(self) -> None:
+        """Choose the column to sort by."""
+        titles = [column.title for column in columns_of(self.servers, self.app.size.width, self.columns)]
+        choices = [(title, _order_note(self._order, title)) for title in titles]
+
+        def chosen(title: str | None) -> None:
+            if title is not None:
+                self.action_sort_by(title)
+
+        self.app.push_screen(Choose("Sort servers by which column?", choices, self._order.title or None), chosen)
+
+    def action_mark(self) -> None:
+        """Mark the server under the cursor, or no longer: marked ones are stopped and restarted together."""
+        server = self.verbs.own(self.live)
+        if server is not None:
+            self._marked ^= {server.name}
+            self.redraw()
+
+    @property
+    def marked(self) -> list[ServerView]:
+        """The marked servers."""
+        snapshot = self.console.snapshot
+        return [server for server in snapshot.servers if server.name in self._marked] if snapshot is not None else []
+
+    async def action_filter(self) -> None:
+        """Type a filter. Its field is made part of the screen when it is first wanted: a console starts sooner."""
+        if self._tuning.display:
+            self._tuning.close()
+        if not self._filter_line.is_attached:
+            await self._foot.mount(self._filter_line, before=self._message)
+        self._filter_line.open(self._filter)
+        self.redraw()
+
+    def filter_by(self, text: str) -> None:
+        """Show only servers that match."""
+        self._filter = text.strip()
         self.redraw()
 
     @on(Input.Changed, "#filter")
     def _filter_changed(self, event: Input.Changed) -> None:
-        self._filter = event.value.strip()
-        self.redraw()
+        self.filter_by(event.value)
 
     @on(Input.Submitted, "#filter")
     def _filter_done(self) -> None:
-        self._field.display = False
-        self._message.display = True
-        self.set_focus(None)
+        self._filter_line.close()
         self.redraw()
 
     def action_clear(self) -> None:
-        """Step by step: leave the filter field, drop what is staged, drop the filter, show all panes."""
-        field = self._field
+        """Step by step: dismiss an error, leave the filter field, drop changes, filter, marks, the large pane."""
         server = self.selected
-        if field.display:
-            field.value = self._filter = ""
+        read = self.console.messages.unseen_error
+        self.console.messages_seen()
+        if read:
+            return  # what it is about, such as staged changes that were refused, stays
+        if self._filter_line.display:
+            self._filter = ""
             self._filter_done()
-        elif server is not None and server.name in self.staged:
-            self._set_staged(server.name, ())
+        elif server is not None and preparing(server):
+            self.verbs.cancel_restart(server)
+        elif server is not None and (staged := self.staging.of(server.name)):
+            self._drop_staged(server, staged)
         elif self._filter:
             self._filter = ""
             self.redraw()
-        elif self._zoom is not None:
-            self._zoom = None
+        elif self._marked:
+            self._marked = frozenset()
             self.redraw()
+        elif self.panes.zoomed:
+            self.panes.zoomed = ""
+            self.redraw()
+        elif self.time.replay is not None:
+            self.time.live()
+        else:
+            self.action_hide_hints()
+
+    def _drop_staged(self, server: ServerView, staged: Staged) -> None:
+        """Drop what is staged; several changes only after a yes, since the key is pressed out of habit, too."""
+        drop = partial(self.staging.drop, server.name)
+        if len(staged) == 1:
+            drop()
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                drop()
+
+        rows = [flag_change(step.flag, server.flags.get(step.flag), step.value) for step in staged]
+        question = f"Drop {len(staged)} staged changes of {server.name}?"
+        self.app.push_screen(Confirm(question, rows, "drop all"), answered)
+
+    def action_hide_hints(self) -> None:
+        """Show no more hints."""
+        self.hints.hide()
+        self.redraw()
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def action_restart(self) -> None:
+        """Restart with the staged flags: the marked servers, else the one under the cursor."""
+        if self._marked:
+            self.verbs.restart_all(self.marked, self._unmark)
+        else:
+            self.verbs.restart(self.live)
+
+    def action_rolling_update(self) -> None:
+        """Start the server under the cursor again next to itself."""
+        self.verbs.rolling.update(self.live)
+
+    def action_stop(self) -> None:
+        """Stop the marked servers, else the one under the cursor."""
+        if self._marked:
+            self.verbs.stop_all(self.marked, self._unmark)
+        else:
+            self.verbs.stop(self.live)
+
+    def _unmark(self) -> None:
+        self._marked = frozenset()
+        self.redraw()
+
+    def action_remove(self) -> None:
+        """Delete a stopped server's record and log."""
+        self.verbs.remove(self.live)
+
+    def action_switch_preset(self) -> None:
+        """Start another preset in the server's place."""
+        self.verbs.switch(self.live)
+
+    def action_switch_pair(self) -> None:
+        """Put the server to sleep or wake it up; of a standby pair the other one gets its GPUs."""
+        self.verbs.switch_pair(self.live, self.console.snapshot)
+
+    def action_toggle_load(self) -> None:
+        """Send the preset's workload, or stop it."""
+        self.verbs.toggle_load(self.live)
+
+    # -- staging ---------------------------------------------------------------------------------------------------
+
+    def action_stage(self, key: str) -> None:
+        """Stage what a single key changes."""
+        server = self.verbs.own(self.live)
+        if server is None:
+            return
+        staged = self.staging.of(server.name)
+        step = staging.STEPS[key](server, staging.staged_flags(server.flags, staged))
+        if problem := staging.refused(server, step):
+            self.console.say(problem, WARN)
+            return
+        self.stage_step(server, step)
+
+    def stage_step(self, server: ServerView, step: Step) -> None:
+        """Stage a step, which is allowed, for a server."""
+        staged = self.staging.of(server.name)
+        self.staging.put(server.name, staging.stage(server.flags, staged, step))
+        self._report_staged(server, step.note + "." if step.note else "")
+
+    def _report_staged(self, server: ServerView, note: str = "") -> None:
+        """Say what was assumed, and that several changes can't be judged one by one."""
+        warning = staging.combined_warning(server, self.staging.of(server.name))
+        if message := " ".join(filter(None, (note, warning))):
+            self.console.say(message)
+
+    def action_stage_fix(self) -> None:
+        """Stage the best fix of the top finding; once more, the next one."""
+        server = self.verbs.own(self.live)
+        if server is not None:
+            self.fixes.stage_next(server)
+
+    def action_tune(self) -> None:
+        """Open the tuning bar."""
+        server = self.verbs.own(self.live)
+        if server is not None:
+            self._tuning.open(server)
+
+    def action_previous_flags(self) -> None:
+        """Stage a revert to the previous generation's flags."""
+        server = self.verbs.idle(self.live)
+        if server is None:
+            return
+        if server.previous_flags is None:
+            self.console.say(f"{server.name} has no earlier run to revert to.", WARN)
+            return
+        revert = staging.staged_of(flag_difference(server.flags, server.previous_flags))
+        back = {step.flag for step in revert}
+        others = tuple(step for step in self.staging.of(server.name) if step.flag not in back)
+        kept = f", beside {counted(len(others), 'other change')}" if others else ""
+        if revert:
+            self.staging.put(server.name, (*others, *revert))
+        self.console.say(
+            f"Staged a revert to the previous run's flags{kept}: {key_of('restart')} restarts with it."
+            if revert
+            else "The previous run had the same flags."
+        )
+
+    def action_drop_last(self) -> None:
+        """Drop the change staged last."""
+        server = self.selected
+        if server is not None:
+            self.staging.drop_last(server.name)
+
+    def action_edit_flags(self) -> None:
+        """Open the flag editor."""
+        server = self.verbs.own(self.live)
+        if server is not None:
+            self._edit_flags(server)
+
+    def _edit_flags(self, server: ServerView, traffic: MeasuredTraffic | None = None) -> None:
+        from vllm_console.ui.screens.flags import FlagsScreen
+
+        name = server.name
+
+        def take(changes: Changes | None) -> None:
+            if changes is not None:
+                self.staging.put(name, staging.staged_of(changes))
+                self._report_staged(server)
+
+        staged = staging.changes_of(self.staging.of(name))
+        self.app.push_screen(FlagsScreen(server, staged, self.console.fleet, traffic), take)
+
+    def action_stage_traffic(self) -> None:
+        """Open the flag editor with what the measured traffic suggests; says so if there was too little."""
+        server = self.verbs.own(self.live)
+        if server is None:
+            return
+        fleet, name = self.console.fleet, server.name
+
+        def done(traffic: MeasuredTraffic) -> str:
+            if not traffic.choices:
+                return f"{name}: {traffic.sentence}"
+            if not self.on_top:
+                return f"Suggestions from the traffic of {name} are ready: {key_of('stage_traffic')} shows them."
+            self._edit_flags(server, traffic)
+            return ""
+
+        doing = f"Analyzing the traffic of {name}…"
+        self.console.act(doing, lambda: measured_traffic(fleet, name), done, once=f"traffic {name}")
 
     # -- other screens ---------------------------------------------------------------------------------------------
 
-    def action_describe(self) -> None:
-        """Describe the selected server."""
+    def action_findings(self) -> None:
+        """Show everything found on the selected server."""
         server, snapshot = self.selected, self.console.snapshot
         if server is None or snapshot is None:
-            self.console.say("No server is selected: n launches one.", WARN)
+            self.console.say(no_server(), WARN)
+            return
+        from vllm_console.ui.screens.findings import FindingsScreen
+
+        self.hints.followed("findings")
+        may_stage = server.ours and not server.replayed and not self.console.read_only
+        stage = partial(self._stage_fix_of, server.name) if may_stage else None
+        self.app.push_screen(FindingsScreen(server, snapshot.at, stage))
+
+    def _stage_fix_of(self, name: str, fix: Fix) -> None:
+        server = self.console.server(name)
+        if server is not None:
+            self.fixes.stage(server, fix)
+
+    def action_compare(self) -> None:
+        """Compare the selected server's run with the one before; from there one key reverts."""
+        server = self.selected
+        if server is None or not server.ours:
+            self.console.say(no_server() if server is None else "Only runs of your own servers can be compared.", WARN)
+            return
+        fleet, name = self.console.fleet, server.name
+
+        def done(found: Comparison) -> str:
+            from vllm_console.ui.screens.compare import CompareScreen
+
+            if not self.on_top:
+                return f"The comparison of {name} is ready: {key_of('compare')} shows it."
+            self.hints.followed("compare")
+            revert = _no_revert if server.replayed else partial(self._revert_to, name)
+            screen = CompareScreen(found, revert, fleet)
+            self.app.push_screen(screen, lambda _: self.changes.opened(name, screen.found))
+            return ""
+
+        def failed(error: Exception) -> bool:
+            if not (isinstance(error, NothingToCompareError | NotFoundError) and self.on_top):
+                return False
+            from vllm_console.ui.screens.compare import NothingToCompareScreen
+
+            self.app.push_screen(NothingToCompareScreen(name, str(error).partition(". ")[0]))
+            return True
+
+        doing = f"Comparing {name} with its previous run…"
+        self.console.act(doing, lambda: fleet.compare(name), done, failed, once=f"compare {name}")
+
+    def _revert_to(self, name: str, run: Run) -> Callable[[], None] | None:
+        """What restarts that server with the flags of a run; None where that may not be, or would change nothing."""
+        server = self.console.server(name)
+        if self.console.read_only:
+            return None
+        if server is None:
+            return partial(self._revert, name, run.flags)  # says that it is gone
+        if run.model != server.model:
+            return None
+        return None if flag_difference(server.flags, run.flags).empty else partial(self._revert, name, run.flags)
+
+    def _revert(self, name: str, flags: Flags) -> None:
+        """Restart that server, and not one that was selected meanwhile, with the flags of an earlier run."""
+        server = self.console.server(name)
+        if server is None or not server.ours:
+            self.console.say(f"{name} is gone.", WARN)
+        elif self.verbs.idle(server) is not None:
+            self.staging.put(name, staging.staged_of(flag_difference(server.flags, flags)))
+            self.select(name)
+            self.verbs.restart(server)
+
+    def action_describe(self) -> None:
+        """Describe the selected server as it is now, whatever moment is shown: that is what the keys act on."""
+        server, snapshot = self.live, self.console.snapshot
+        if server is None or snapshot is None:
+            self.console.say(no_server(), WARN)
             return
         from vllm_console.ui.screens.describe import DescribeScreen
 
-        self.app.push_screen(DescribeScreen(server, snapshot.at))
+        self.app.push_screen(DescribeScreen(server, snapshot.at, self.time.view.at, self.console.fleet))
 
     def action_open_log(self) -> None:
         """Read the log on the whole screen."""
         server = self.selected
         if server is None or not server.log_path:
-            self.console.say("There is no log to read: this console did not start the server.", WARN)
+            self.console.say(no_server() if server is None else _no_log(server), WARN)
             return
         from vllm_console.ui.screens.log import LogScreen
 
-        self.app.push_screen(LogScreen(server.name, server.log_path, simulated=server.simulated))
+        self.app.push_screen(LogScreen(server.name, server.log_path, simulated=server.simulated, at=server.moment))
+
+    def action_new_server(self) -> None:
+        """Open the launch screen at the preset of the selected server."""
+        self._launch()
+
+    def action_find_model(self) -> None:
+        """Open the launch screen on the models of this machine."""
+        self._launch(choose_model=True)
+
+    def action_demo(self) -> None:
+        """Leave for the demo; only from a console that has no server to leave."""
+        if self.console.polling.demo:
+            self.console.say("This is the demo.")
+        elif self.console.snapshot is None or self.console.snapshot.servers:
+            self.console.say("'vllm-console demo' in another terminal opens the demo.")
+        else:
+            self.console.demo_wanted = True
+            self.console.exit()
+
+    def _launch(self, *, choose_model: bool = False) -> None:
+        server = self.selected
+        preset = server.preset if server and server.ours and server.preset else None
+        self.launch(preset, choose_model=choose_model)
+
+    def launch(self, preset: str | None, *, choose_model: bool = False) -> None:
+        """Open the launch screen at a preset, or at the first."""
+        from vllm_console.ui.screens.launch import LaunchScreen
+
+        def launched(result: ServerView | None) -> None:
+            if result is not None:
+                self.select(result.name)
+            self.console.poll_once()
+
+        self.app.push_screen(LaunchScreen(self.console.fleet, preset, choose_model=choose_model), launched)
+
+    def action_copy_command(self) -> None:
+        """Copy the server's command line."""
+        server = self.selected
+        if server is None or not server.argv:
+            self.console.say(no_server() if server is None else f"{server.name} has no known command line.", WARN)
+            return
+        copy(self.app, " ".join(server.command), f"Command line of {server.name}", self.console.say)
+
+    def action_remove_leftovers(self) -> None:
+        """Remove what ended servers left behind, after a yes."""
+        from vllm_console.ui.screens.leftovers import remove_leftovers
+
+        remove_leftovers(self.console)
+
+    def action_claim_gpus(self) -> None:
+        """Claim GPUs on the shared board, or release them."""
+        from vllm_console.ui.screens.claims import claim_gpus
+
+        claim_gpus(self.console)
+
+    def action_messages(self) -> None:
+        """Show all messages."""
+        from vllm_console.ui.screens.messages import MessagesScreen
+
+        self.console.messages_seen()
+        self.app.push_screen(
+            MessagesScreen(lambda: self.console.messages.history, lambda: notices_of(self.live, self.console.snapshot))
+        )
+
+    def action_describe_gpus(self) -> None:
+        """Describe the machine's GPUs."""
+        snapshot = self.console.snapshot
+        if snapshot is None or snapshot.host is None or not snapshot.host.gpus:
+            self.console.say((snapshot.host_problem if snapshot else "") or "No GPU found on this machine.", WARN)
+            return
+        from vllm_console.ui.screens.gpu_details import GpuDetailsScreen
+
+        self.app.push_screen(GpuDetailsScreen(snapshot, lambda: self.console.snapshot, self.time.view.at))
+
+
+def _no_log(server: ServerView) -> str:
+    if server.removed:
+        return f"The log of {server.name} was deleted with its server."
+    return f"{server.name} was not started here: no log."
+
+
+def _labeled(runs: Sequence[Run]) -> dict[str, Run]:
+    """Runs by name, the newest first; one of an earlier server with the same name by its number, too."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        found[f"{run.name} (run {run.id})" if run.name in found else run.name] = run
+    return found
+
+
+def _run_note(run: Run) -> str:
+    """When a run began and how long it lasted, and what ran."""
+    began = clock(run.started_at, time.time())
+    lasted = duration((run.ended_at or run.started_at) - run.started_at)
+    changed = ", ".join(flag_change(change.flag, change.before, change.after) for change in run.changed)
+    return plain(f"{began}  {lasted}  {changed or run.preset}")
+
+
+def _order_note(order: Order, title: str) -> str:
+    """What choosing a column does."""
+    after = order.after(title)
+    if not after.title:
+        return "back to the fleet's order"
+    numbers = title not in TEXTS or title in ("GPU", "PORT")
+    if numbers:
+        return "largest first" if after.descending else "smallest first"
+    return "from Z" if after.descending else "from A"
+
+
+def message_rows(height: int) -> int:
+    """How many rows messages have on a screen, whatever there is to say."""
+    return 1 if height < GRID_HEIGHT else 2
 
 
 def _welcome(snapshot: FleetSnapshot, wanted: str, read_only: bool) -> list[Strip]:
     if wanted:
-        return [line(), line(f" No server matches “{plain(wanted)}”; esc shows all {len(snapshot.servers)}.")]
-    lines = [line(), line((" No server is running.", STRONG)), line()]
+        clears = f"{key_of('clear')} shows all {len(snapshot.servers)}"
+        return [line(), line(f" No server matches '{plain(wanted)}'; {clears}.")]
+    lines = [line(), line((" No servers running.", STRONG)), line()]
     if not read_only:
-        lines.append(line(" n  launches one from a preset: it is checked whether it fits before it starts"))
-    return [*lines, line(" ?  shows all keys")]
+        offers = (
+            ("new_server", "launches one from a preset; whether it fits is checked first"),
+            ("find_model", "lists the models on this machine, and which of them fit"),
+            ("demo", "opens the demo: two simulated servers, no GPU needed"),
+        )
+        lines += [line(" ", (key_of(name), clickable(f"screen.{name}", KEY)), f"  {text}") for name, text in offers]
+    return [*lines, line(" ", (key_of("help"), clickable("app.help", KEY)), "  shows all keys")]
+
+
+def _no_revert(run: Run) -> None:
+    """A run that is replayed can't be reverted to: its server may be gone."""
+    del run

@@ -1,27 +1,112 @@
-"""Charts on a fixed scale, drawn in braille: pure functions from numbers to text."""
+"""Charts of a server over time, drawn in braille: pure functions from a series to lines of text.
+
+Lines where several figures share a chart, an area for a share of something. The part above the objective is red, in the
+objective's own row where the value is above it. The lowest row is the time axis, with clock times and marks of what
+happened.
+"""
 
 from __future__ import annotations
 
 import math
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import groupby
 
+import msgspec
+from msgspec.structs import replace
+from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.telemetry.model import Series
-from vllm_console.ui.theme import BAD, DIM, OK
+from vllm_console.fleet.markers import Marker, MarkerKind
+from vllm_console.metrics.sample import Series
+from vllm_console.text import round_duration
+from vllm_console.ui.terminal.lines import line as strip_line
+from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
-from vllm_console.ui.widgets.lines import line as strip_line
 
-_LEFT, _RIGHT = (0, 0x40, 0x44, 0x46, 0x47), (0, 0x80, 0xA0, 0xB0, 0xB8)
-"""Braille dots of a cell's left and right column, filled from the bottom: none to four."""
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Bits of a braille cell's left and right column, from the top."""
 
-_CELLS = [[chr(0x2800 + left + right) for right in _RIGHT] for left in _LEFT]
-"""A cell's character by how many dots its columns show."""
+_BRAILLE = 0x2800
 
 AXIS = 6
 """Cells left of a chart: a label and the axis."""
+
+FULL_ROWS = 3
+"""From so many rows of a plot on, half a row may stay empty above a share of 100%."""
+
+LABEL_ROWS = 6
+"""From so many rows of a plot on, the clock times have a row of their own below the axis."""
+
+NAMES_WIDTH = 24
+"""From so many columns on, lines have their names at their right end."""
+
+_TICK_SECONDS = (5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800)
+_DAY = 86_400
+
+_MARKER_STYLES = {
+    MarkerKind.CRASH: BAD,
+    MarkerKind.START: ACCENT,
+    MarkerKind.STOP: WARN,
+    MarkerKind.FINDING: WARN,
+    MarkerKind.FINDING_END: DIM,
+    MarkerKind.LOAD: DIM,
+}
+_MARKER_RANK = list(_MARKER_STYLES)
+"""Where marks would overlap, the first of these kinds is drawn."""
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """One figure of a chart: its key in the series, its name at the line's end, and how points of a column are joined.
+
+    Values are multiplied by ``scale``.
+    """
+
+    key: str
+    name: str = ""
+    style: Style = ACCENT
+    how: Callable[[Sequence[float]], float] = max
+    scale: float = 1.0
+
+
+class ChartView(msgspec.Struct, frozen=True):
+    """How a person looks at charts: the scale of latencies, and the moment under the cursor (Unix seconds)."""
+
+    log: bool = False
+    cursor: float | None = None
+
+
+PLAIN = ChartView()
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """The values at the bottom and the top of a plot of ``rows`` rows, each four dots high.
+
+    A ``full`` scale ends where nothing more is possible: ``hi`` lies in the middle of its row, where its tick stands.
+    """
+
+    lo: float
+    hi: float
+    rows: int
+    log: bool = False
+    full: bool = False
+
+    def level(self, value: float) -> int:
+        """The dot in which a value lies, from 0 at the bottom; what lies outside is cut off at the edge."""
+        if self.log:
+            share = math.log(max(value, self.lo) / self.lo) / math.log(self.hi / self.lo)
+        else:
+            share = (value - self.lo) / ((self.hi - self.lo) or 1.0)
+        return round(min(1.0, max(0.0, share)) * (4 * self.rows - (3 if self.full else 1)))
+
+    def row(self, value: float | None) -> int | None:
+        """The row (0 is the top) in which a value lies; None when it is outside, or there is none."""
+        if value is None or not self.lo <= value <= self.hi:
+            return None
+        return self.rows - 1 - self.level(value) // 4
 
 
 @lru_cache(maxsize=128)
@@ -36,8 +121,7 @@ def resample(
     count = len(values)
     if columns <= 0 or not count:
         return (None,) * max(0, columns)
-    last = first + count - 1
-    newest = last * columns // count if count >= columns else -(-(last + 1) * columns // count) - 1
+    newest = _newest_column(count, columns, first)
     result: list[float | None] = []
     for column in range(newest - columns + 1, newest + 1):
         start, end = -(-column * count // columns), -(-(column + 1) * count // columns)
@@ -48,35 +132,17 @@ def resample(
     return tuple(result)
 
 
-def braille_chart(
-    values: tuple[float | None, ...], width: int, height: int, lo: float, hi: float, line: float | None = None
-) -> tuple[str, ...]:
-    """A filled chart on a fixed scale, ``height`` rows of ``width`` cells, from the top; four dots to a row.
-
-    ``values`` are two per cell, oldest first (see `resample`). None, which is 'not reported', leaves its column blank;
-    a value above ``hi`` is cut off there; any other reported one shows at least one dot. ``line`` is drawn dotted
-    where the chart is blank.
-    """
-    span = (hi - lo) or 1.0
-    heights = [
-        0 if value is None else max(1, round(min(1.0, max(0.0, (value - lo) / span)) * height * 4)) for value in values
-    ]
-    heights += [0] * (2 * width - len(heights))
-    dotted = row_of(line, height, lo, hi)
-    rows = []
-    for row in range(height):
-        base = (height - 1 - row) * 4
-        dots = [0 if level <= base else min(4, level - base) for level in heights]
-        text = "".join([_CELLS[dots[at]][dots[at + 1]] for at in range(0, 2 * width, 2)])
-        rows.append(text.replace(_CELLS[0][0], "┄" if row == dotted else " "))
-    return tuple(rows)
+def _newest_column(count: int, columns: int, first: int) -> int:
+    """The absolute number of the column that the last point belongs to."""
+    last = first + count - 1
+    return last * columns // count if count >= columns else -(-(last + 1) * columns // count) - 1
 
 
-def row_of(value: float | None, height: int, lo: float, hi: float) -> int | None:
-    """The row (0 is the top) in which a value of the scale lies; None when it is outside, or there is none."""
-    if value is None or not lo <= value <= hi or hi <= lo:
-        return None
-    return min(height - 1, int((hi - value) / (hi - lo) * height))
+def column_of(series: Series, count: int, columns: int, at: float) -> int | None:
+    """The column of a chart in which a moment lies; None when it is outside. ``count`` is how many points there are."""
+    first = round(series.end / series.step) - count
+    column = math.floor(at / series.step * columns / count) - (_newest_column(count, columns, first) - columns + 1)
+    return column if 0 <= column < columns else None
 
 
 def nice_ceiling(value: float) -> float:
@@ -89,68 +155,307 @@ def nice_ceiling(value: float) -> float:
     )
 
 
+def braille(values: Sequence[float | None], scale: Scale, *, area: bool) -> list[list[int]]:
+    """The dots of each cell, by row from the top, of a line or of the area below it; two values to a cell.
+
+    None, which is 'not reported', leaves its column blank; any reported value shows at least one dot.
+    """
+    cells = [[0] * ((len(values) + 1) // 2) for _ in range(scale.rows)]
+    before: int | None = None
+    for x, value in enumerate(values):
+        if value is None:
+            before = None
+            continue
+        level = scale.level(value)
+        low, high = (0, level) if area else (level, level)
+        if not area and before is not None and abs(level - before) > 1:
+            low, high = (before + 1, level) if before < level else (level, before - 1)
+        for dot in range(low, high + 1):
+            cells[scale.rows - 1 - dot // 4][x // 2] |= _DOTS[x % 2][3 - dot % 4]
+        before = level
+    return cells
+
+
+def plot_rows(height: int) -> int:
+    """Rows of the plot in a chart of ``height`` rows: the time axis takes one, or two where there are enough."""
+    return height - 1 if height - 2 < LABEL_ROWS else height - 2
+
+
+def axis_above(limit: float, height: int) -> float:
+    """The end of the axis of a chart of ``height`` rows with one row above ``limit``: what exceeds it is seen there."""
+    dots = 4 * plot_rows(height)
+    return limit * (dots - 1) / (dots - 5) if dots >= 8 else limit
+
+
 def chart_of(
     series: Series | None,
-    key: str,
+    curves: Sequence[Curve],
     width: int,
     height: int,
     label: Callable[[float], str],
     *,
     hi: float | None = None,
-    goal: float | None = None,
-    how: Callable[[Sequence[float]], float] = max,
-    scale: float = 1.0,
-    style: Style = OK,
+    objective: float | None = None,
+    area: bool = False,
+    whole: bool = False,
+    view: ChartView = PLAIN,
+    markers: tuple[Marker, ...] = (),
 ) -> list[Strip]:
-    """A series with its axis, ``height`` rows of ``width`` cells in all, the lowest one the time axis.
+    """Figures of a series with their axes: ``height`` rows of ``width`` cells in all, the time axis below.
 
-    Values are multiplied by ``scale``. Without ``hi`` the axis ends at the next round number above the largest value
-    and the goal. What lies above the goal is drawn in another colour, and the goal's line is labelled.
+    Without ``hi`` the axis ends at the next round number above the largest value and the objective. ``whole`` is for
+    numbers of things. What lies above the objective is drawn in another color, and the objective's line is labeled.
     """
-    columns, rows = width - AXIS, height - 1
-    values = series.values.get(key, ()) if series else ()
+    names = max((cell_len(curve.name) for curve in curves), default=0) if len(curves) > 1 else 0
+    names = names + 1 if names and width - AXIS - names - 1 >= NAMES_WIDTH else 0
+    columns = width - AXIS - names
+    rows = plot_rows(height)
     if columns < 4 or rows < 1:
         return []
-    if series is None or not any(value is not None for value in values):
-        return _empty(columns, rows)
-    first = round(series.end / series.step) - len(values)
-    dots = resample(values, columns * 2, first, how)
-    if scale != 1.0:
-        dots = tuple(None if value is None else value * scale for value in dots)
-    top = hi or nice_ceiling(max([value for value in dots if value is not None] + ([goal] if goal else [])))
-    drawn = _drawn(dots, columns, rows, top, goal, label, style)
-    return [*drawn, _time_axis(columns, len(values) * series.step)]
+    count = max(map(len, series.values.values()), default=0) if series is not None else 0
+    known = [_values(series, curve, count, columns) for curve in curves] if series is not None and count else []
+    if series is None or not any(value is not None for values in known for value in values):
+        # Nobody has read it yet, or there is nothing to read.
+        loading = series is None or series.loading
+        return _empty(columns, rows, height, "loading" if loading else "nothing reported yet")
+    scale = _scale(known, rows, hi, objective, log=view.log, whole=whole)
+    scale = replace(scale, full=area and hi is not None and rows >= FULL_ROWS)
+    cursor = _cell_of(series, count, columns, view.cursor)
+    marks = _marks(series, count, columns, markers)
+    plot = _plot(
+        tuple(known), tuple(curve.style for curve in curves), scale, objective, label,
+        tuple(curve.name for curve in curves) if names else (), tuple((cell, kind) for cell, _, kind in marks), cursor,
+        area, whole,
+    )  # fmt: skip
+    axis = _time_axis(
+        series.end, series.step, count, columns, label(scale.lo), marks, cursor, view.cursor, height - rows
+    )
+    return [*plot, *axis]
+
+
+def _values(series: Series, curve: Curve, count: int, columns: int) -> tuple[float | None, ...]:
+    """A curve's points, two to a cell."""
+    values = series.values.get(curve.key, (None,) * count)
+    dots = resample(values, columns * 2, round(series.end / series.step) - count, curve.how)
+    return dots if curve.scale == 1.0 else tuple(None if value is None else value * curve.scale for value in dots)
+
+
+def _scale(
+    known: Sequence[Sequence[float | None]], rows: int, hi: float | None, objective: float | None, *, log: bool,
+    whole: bool,
+) -> Scale:  # fmt: skip
+    values = [value for one in known for value in one if value is not None] + ([objective] if objective else [])
+    top = hi or nice_ceiling(max(values))
+    if log and (positive := [value for value in values if value > 0]):
+        low = 10.0 ** math.floor(math.log10(min(positive)) + 1e-9)
+        return Scale(min(low, top / 10), top, rows, log=True)
+    return Scale(0.0, float(math.ceil(top)) if whole else top, rows)
+
+
+def _cell_of(series: Series, count: int, columns: int, at: float | None) -> int | None:
+    column = column_of(series, count, columns * 2, at) if at is not None else None
+    return column // 2 if column is not None else None
+
+
+Mark = tuple[int, str, MarkerKind]
+"""A cell of the time axis, the label there, and what it marks."""
+
+
+def _marks(series: Series, count: int, columns: int, markers: Sequence[Marker]) -> tuple[Mark, ...]:
+    """Which marks are drawn, those that matter most first, of ``markers`` from the oldest on."""
+    begin = bisect_left(markers, series.end - count * series.step, key=lambda marker: marker.at)
+    end = bisect_left(markers, series.end, lo=begin, key=lambda marker: marker.at)
+    found = [
+        (cell, marker.label, marker.kind)
+        for marker in markers[begin:end]
+        if (cell := _cell_of(series, count, columns, marker.at)) is not None
+    ]
+    return tuple(sorted(found, key=lambda mark: (_MARKER_RANK.index(mark[2]), -mark[0])))
+
+
+Cells = list[tuple[str, Style | None]]
 
 
 @lru_cache(maxsize=64)
-def _drawn(
-    dots: tuple[float | None, ...],
-    columns: int,
-    rows: int,
-    top: float,
-    goal: float | None,
+def _plot(
+    known: tuple[tuple[float | None, ...], ...],
+    styles: tuple[Style, ...],
+    scale: Scale,
+    objective: float | None,
     label: Callable[[float], str],
-    style: Style,
+    names: tuple[str, ...],
+    marks: tuple[tuple[int, MarkerKind], ...],
+    cursor: int | None,
+    area: bool,
+    whole: bool,
 ) -> tuple[Strip, ...]:
-    goal_row = row_of(goal, rows, 0.0, top)
+    columns = len(known[0]) // 2
+    objective_row = scale.row(objective)
+    ticks = _ticks(scale, objective_row, objective, label, whole=whole)
+    named = _name_rows(known, names, scale)
+    dots = [braille(values, scale, area=area) for values in known]
     strips = []
-    for row, text in enumerate(braille_chart(dots, columns, rows, 0.0, top, goal)):
-        over = goal_row is not None and row < goal_row
-        shown = top if row == 0 else (goal if row == goal_row else None)
-        mark = "" if shown is None else label(shown)
-        strips.append(strip_line((fit(mark, AXIS - 1, ">") + "┤", DIM), (text, BAD if over else style)))
+    for row in range(scale.rows):
+        cells: Cells = [("┄", None) if row == objective_row else ("┈", DIM) if row in ticks else (" ", None)] * columns
+        for cell, kind in reversed(marks):
+            cells[cell] = ("┊", _MARKER_STYLES[kind])
+        for curve, style, values in zip(dots, styles, known, strict=True):
+            _draw(cells, curve[row], _styles_of_row(row, objective_row, objective, values, style))
+        if cursor is not None:
+            cells[cursor] = (cells[cursor][0], (cells[cursor][1] or Style()) + CURSOR)
+        left = fit(ticks.get(row, ""), AXIS - 1, ">") + "┤"
+        strips.append(strip_line((left, DIM), *_joined(cells), named.get(row, ("", None))))
     return tuple(strips)
 
 
-def _empty(columns: int, rows: int) -> list[Strip]:
-    text = "nothing reported yet"
+def _styles_of_row(
+    row: int, objective_row: int | None, objective: float | None, values: Sequence[float | None], style: Style
+) -> Sequence[Style]:
+    """The style of each cell of a curve in one row; ``values`` are two to a cell."""
+    cells = len(values) // 2
+    if objective_row is None or objective is None or row > objective_row:
+        return [style] * cells
+    if row < objective_row:
+        return [BAD] * cells
+    over = [value is not None and value > objective for value in values]
+    return [BAD if over[2 * cell] or over[2 * cell + 1] else style for cell in range(cells)]
+
+
+def _draw(cells: Cells, dots: Sequence[int], styles: Sequence[Style]) -> None:
+    """Put a curve's dots over what stands in these cells; two curves share a cell."""
+    for index, bits in enumerate(dots):
+        if bits:
+            before = ord(cells[index][0]) - _BRAILLE
+            cells[index] = (chr(_BRAILLE + (bits | (before if 0 < before < 256 else 0))), styles[index])
+
+
+def _joined(cells: Cells) -> list[tuple[str, Style | None]]:
+    return [("".join(text for text, _ in group), style) for style, group in groupby(cells, key=lambda cell: cell[1])]
+
+
+def _ticks(
+    scale: Scale, objective_row: int | None, objective: float | None, label: Callable[[float], str], *, whole: bool
+) -> dict[int, str]:
+    """The labels of the value axis, by row: the top, the objective, and round values between them."""
+    ticks = {0: label(scale.hi)}
+    if objective_row is not None and objective is not None:
+        ticks[objective_row] = label(objective)
+    for value in _round_values(scale, whole=whole):
+        row, text = scale.row(value), label(value)
+        if row is not None and text not in ticks.values() and not {row - 1, row, row + 1} & ticks.keys():
+            ticks[row] = text
+    return ticks
+
+
+def _round_values(scale: Scale, *, whole: bool) -> list[float]:
+    if scale.log:
+        decades = range(math.ceil(math.log10(scale.lo) - 1e-9), math.floor(math.log10(scale.hi) + 1e-9) + 1)
+        return [10.0**decade for decade in decades if 10.0**decade > scale.lo * 1.001]
+    most = max(1, scale.rows // 3)
+    rough = (scale.hi - scale.lo) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * 0.999)
+    step = max(1.0, step) if whole else step
+    return [scale.lo + step * number for number in range(1, most + 1) if step * number < scale.hi - scale.lo]
+
+
+def _name_rows(
+    known: Sequence[Sequence[float | None]], names: Sequence[str], scale: Scale
+) -> dict[int, tuple[str, Style | None]]:
+    """The row for each line's name: where it ends, or beside that; a lower line's name stands lower."""
+    last = {
+        name: next((value for value in reversed(values) if value is not None), None)
+        for name, values in zip(names, known, strict=False)
+    }
+    ends = sorted(((value, name) for name, value in last.items() if value is not None), reverse=True)
+    rows = [scale.rows - 1 - scale.level(value) // 4 for value, _ in ends][: scale.rows]
+    for at in range(1, len(rows)):
+        rows[at] = max(rows[at], rows[at - 1] + 1)
+    for at in range(len(rows)):
+        rows[at] = min(rows[at], scale.rows - len(rows) + at)
+    return {row: (f" {name}", DIM) for row, (_, name) in zip(rows, ends, strict=False)}
+
+
+def _empty(columns: int, rows: int, height: int, text: str) -> list[Strip]:
     strips = [strip_line((" " * (AXIS - 1) + "┤", DIM)) for _ in range(rows)]
     strips[rows // 2] = strip_line((" " * (AXIS - 1) + "┤ ", DIM), (fit(text, columns - 1), DIM))
-    return [*strips, strip_line((" " * (AXIS - 1) + "┼" + "─" * columns, DIM))]
+    return [*strips, strip_line((" " * (AXIS - 1) + "┼" + "─" * columns, DIM)), *[strip_line()] * (height - rows - 1)]
 
 
-@lru_cache(maxsize=32)
-def _time_axis(columns: int, seconds: float) -> Strip:
-    span = f" {seconds / 60:.0f} min ago" if seconds >= 60 else f" {seconds:.0f} s ago"
-    text = f"{span} ─" if columns > len(span) + 12 else ""
-    return strip_line((fit("0", AXIS - 1, ">") + "┼" + text + "─" * max(0, columns - len(text) - 4) + " now", DIM))
+@lru_cache(maxsize=64)
+def _time_axis(
+    end: float,
+    step: float,
+    count: int,
+    columns: int,
+    lowest: str,
+    marks: tuple[Mark, ...],
+    cursor: int | None,
+    at: float | None,
+    rows: int,
+) -> tuple[Strip, ...]:
+    """The time axis with its ticks and marks; with two rows the clock times stand below, else in it."""
+    span = Series(end=end, step=step, values={})
+    axis: Cells = [("─", DIM)] * columns
+    below: Cells = axis if rows == 1 else [(" ", None)] * columns
+    if cursor is not None and at is not None:
+        _put(below, cursor - 4, time.strftime("%H:%M:%S", time.localtime(at)), STRONG + CURSOR, force=True)
+        if below is not axis:
+            axis[cursor] = ("┴", CURSOR)
+    if rows == 1:
+        _put_marks(axis, marks)
+    for moment, text in tick_times(end - count * step, end, columns):
+        cell = _cell_of(span, count, columns, moment)
+        if cell is None:
+            continue
+        if below is axis:
+            _ = _put(axis, cell, f"┬{text}", DIM) or _put(axis, cell - len(text), f"{text}┬", DIM)
+        elif _put(below, cell - len(text) // 2, text, DIM):
+            axis[cell] = ("┬", DIM) if axis[cell][0] == "─" else axis[cell]
+    if rows > 1:
+        _put_marks(axis, marks)
+    first = strip_line((fit(lowest, AXIS - 1, ">") + "┼", DIM), *_joined(axis))
+    if below is axis:
+        return (first,)
+    return first, strip_line((fit(f"/{round_duration(step)}", AXIS - 1, ">") + " ", DIM), *_joined(below))
+
+
+def _put_marks(axis: Cells, marks: Sequence[Mark]) -> None:
+    for cell, label, kind in marks:
+        start = max(0, min(cell - cell_len(label) // 2, len(axis) - cell_len(label)))
+        _put(axis, start, label, _MARKER_STYLES[kind])
+
+
+def _put(cells: Cells, start: int, text: str, style: Style, *, force: bool = False) -> bool:
+    """Write text into an axis where nothing stands yet; whether there was room."""
+    if force:
+        start = max(0, min(start, len(cells) - len(text)))
+    inside = start >= 0 and start + len(text) <= len(cells)
+    if not inside or any(cell[0] not in "─ ┬┴" for cell in cells[start : start + len(text)]):
+        return False
+    if style is DIM and any(cell[0] not in "─ ┬┴" for cell in cells[max(0, start - 1) : start + len(text) + 1]):
+        return False
+    for index, character in enumerate(text):
+        cells[start + index] = (character, style)
+    return True
+
+
+def tick_times(start: float, end: float, columns: int) -> list[tuple[float, str]]:
+    """Round moments between two others (Unix seconds), on this place's clock, as many as there is room for.
+
+    Midnight has its date in place of the time.
+    """
+    span = end - start
+    interval = next(
+        (seconds for seconds in _TICK_SECONDS if span / seconds * (11 if seconds < 60 else 8) <= columns),
+        _TICK_SECONDS[-1],
+    )
+    offset = time.localtime(end).tm_gmtoff
+    first = math.ceil((start + offset) / interval)
+    found: list[tuple[float, str]] = []
+    for number in range(first, math.floor((end + offset) / interval) + 1):
+        local = number * interval
+        then = time.gmtime(local)
+        pattern = "%b %d" if local % _DAY == 0 else "%H:%M" if interval >= 60 else "%H:%M:%S"
+        found.append((local - offset, time.strftime(pattern, then)))
+    return found

@@ -9,8 +9,8 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
+from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, DIM, STRONG
-from vllm_console.ui.widgets.lines import line
 
 Part = str | tuple[str, Style | None]
 
@@ -28,13 +28,8 @@ def fit(text: str, width: int, align: str = "<") -> str:
 
 
 def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRONG) -> Strip:
-    """A pane's top line: ``── title ─────── right ──``. What is at the right gives way to the title.
-
-    A title that says ``simulated`` says ``sim`` first, as the servers' table does, when there is no room for both.
-    """
+    """A pane's top line: ``── title ─────── right ──``. What is at the right gives way to the title."""
     length = sum(cell_len(part if isinstance(part, str) else part[0]) for part in right)
-    if right and length + 3 >= width - cell_len(title) - 5:
-        title = title.replace(" · simulated", " · sim")
     title = fit(title, max(0, min(cell_len(title), width - 4)))
     room = width - cell_len(title) - 5
     tail: list[Part] = []
@@ -64,14 +59,19 @@ def beside(left: Strip, left_width: int, right: Strip) -> Strip:
     return Strip([*left.adjust_cell_length(left_width), *right])
 
 
-def keys_line(pairs: Sequence[tuple[str, str]], width: int, tail: Sequence[tuple[str, str]] = ()) -> Strip:
+KeyHint = tuple[str, str] | tuple[str, str, str]
+"""A key, what it does in a word, and the action that a click on both runs. Two keys in one hint, such as ``[ ]``, have
+two actions with a ``|`` between."""
+
+
+def keys_line(pairs: Sequence[KeyHint], width: int, tail: Sequence[KeyHint] = ()) -> Strip:
     """Keys and what they do in one line; ``tail`` is always there, of the others as many as fit."""
     end = [segment for pair in tail for segment in _key(pair)]
-    room = width - sum(len(segment.text) for segment in end)
+    room = width - sum(cell_len(segment.text) for segment in end)
     parts: list[Segment] = []
     for pair in pairs:
         segments = _key(pair)
-        length = sum(len(segment.text) for segment in segments)
+        length = sum(cell_len(segment.text) for segment in segments)
         if length > room:
             break
         room -= length
@@ -79,5 +79,23 @@ def keys_line(pairs: Sequence[tuple[str, str]], width: int, tail: Sequence[tuple
     return Strip([*parts, *end])
 
 
-def _key(pair: tuple[str, str]) -> list[Segment]:
-    return [Segment(" "), Segment(pair[0], ACCENT), Segment(f" {pair[1]} ")]
+def _key(hint: KeyHint) -> list[Segment]:
+    key, text, *actions = hint
+    if not actions or not actions[0]:
+        return [Segment(" "), Segment(key, ACCENT), Segment(f" {text} ")]
+    first, _, second = actions[0].partition("|")
+    if not second:
+        return [
+            Segment(" "),
+            Segment(key, clickable(first, ACCENT)),
+            Segment(f" {text}", clickable(first)),
+            Segment(" "),
+        ]
+    one, _, other = key.partition(" ")
+    return [
+        Segment(" "),
+        Segment(one, clickable(first, ACCENT)),
+        Segment(" "),
+        Segment(other, clickable(second, ACCENT)),
+        Segment(f" {text} "),
+    ]

@@ -14,7 +14,8 @@ from textual.widgets import Input
 class Entry(Input):
     """An input that stands on the screen only while something is typed; ``purpose`` says what, None while it is away.
 
-    ↑ and ↓ go through the choices; where there are none they are the screen's, as `Entry.Stepped`. Tab completes.
+    ↑ and ↓ go through the choices; where there are none they are the screen's, as `Entry.Stepped`. Tab completes; where
+    nothing is suggested it is the screen's, as `Entry.Completing`.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -29,6 +30,9 @@ class Entry(Input):
         def __init__(self, step: int) -> None:
             super().__init__()
             self.step = step
+
+    class Completing(Message):
+        """Tab was pressed where nothing is suggested behind the text."""
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id, compact=True)
@@ -51,11 +55,15 @@ class Entry(Input):
         """Let something be typed, beginning with ``text``. ``choices`` complete it, and are gone through by ↑ and ↓."""
         self.purpose = purpose
         self._choices = choices if cycled else ()
-        self.suggester = SuggestFromList(choices, case_sensitive=False) if choices else None
+        self.offer(choices)
         self.placeholder = placeholder
         self.display = True
         self.put(text)
-        self.focus()
+        self.screen.set_focus(self)  # at once: keys typed next are for it
+
+    def offer(self, choices: Sequence[str]) -> None:
+        """Complete what is typed with these."""
+        self.suggester = SuggestFromList(choices, case_sensitive=False) if choices else None
 
     def put(self, text: str) -> None:
         """Let ``text`` stand there, the cursor behind it."""
@@ -78,7 +86,9 @@ class Entry(Input):
             self.put(self._choices[0 if step > 0 else -1])
 
     def action_complete(self) -> None:
-        """Take what is suggested behind the text; without that it is no key here, and not the screen's either."""
+        """Take what is suggested behind the text; without that, say so: it is no key of the screen's meanwhile."""
         if self._suggestion:
             self.action_end()
             self.action_cursor_right()
+        else:
+            self.post_message(self.Completing())

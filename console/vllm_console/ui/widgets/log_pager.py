@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from datetime import timedelta
 
-from vllm_console.logs.file import Level, Line, LogFile
+import msgspec
+
+from vllm_console.logs.access import access_of, fold
+from vllm_console.logs.file import Level, Line, LogFile, compile_pattern
+from vllm_console.logs.times import find_time, newest_stamp, not_after, parse_moment
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.widgets.match_count import MatchCount
 
 LONGEST = 4000
 """Lines kept around the reader."""
@@ -20,8 +26,7 @@ _CHUNK = 200
 Filter = Level | None
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """What is to be shown. ``new_lines`` counts what came below since the reader left the end."""
 
     lines: tuple[Line, ...] = ()
@@ -34,6 +39,17 @@ class Page:
     """Offset of the line found last."""
     note: str = ""
     """What came of a search or a read, when there is something to say."""
+    matches: int = 0
+    """Lines that match, as far as they are counted."""
+    match_number: int | None = None
+    """Which of them the line found last is, from 1; None while that is not known."""
+    more_matches: bool = False
+    """Whether there are, or may be, more matches than are counted."""
+    counting: bool = False
+    """Whether matches are still being counted."""
+    only_matches: bool = False
+    hides_access: bool = False
+    """Whether access lines of requests that were answered are left out."""
     busy: bool = False
     """Whether `LogPager.step` has more to do."""
 
@@ -43,12 +59,21 @@ class LogPager:
 
     Kept is a window of lines that pass the filter, read without gaps from ``_low`` to ``_high``. While following,
     the page is its end; else ``_top`` is the first line shown, and stays the same line however the log grows.
+    ``folds`` shows runs of access lines as one row each while following, and up to a moment that is shown.
     """
 
-    def __init__(self, log: LogFile, rows: int = 24) -> None:
+    def __init__(self, log: LogFile, rows: int = 24, *, folds: bool = False) -> None:
         self.log = log
         self._rows = max(1, rows)
+        self._folds = folds
+        self._folded: list[Line] = []
+        self._folded_from: tuple[int, ...] = ()
+        self._only = False
+        self._count: MatchCount | None = None
         self._filter: Filter = None
+        self._hides_access = False
+        self._until: int | None = None
+        """Where the lines of a moment that is shown end; None once the reader has moved."""
         self._lines: list[Line] = []
         self._low = self._high = 0
         self._top = 0
@@ -66,30 +91,55 @@ class LogPager:
 
     def page(self) -> Page:
         """What is to be shown now."""
-        first = max(0, len(self._lines) - self._rows) if self._following else self._top
+        shown, count = self._shown(), self._count
+        counting = count is not None and not count.done
         return Page(
-            lines=tuple(self._lines[first : first + self._rows]),
+            lines=tuple(shown),
             following=self._following,
             new_lines=self._new,
             filter=self._filter,
             wanted=self._wanted,
             match=self._match,
             note=self.log.problem or self._note,
-            busy=bool(self._owed) or self._search_at is not None or self._lacks_lines(),
+            matches=count.total if count is not None else 0,
+            match_number=count.number_of(self._match) if count is not None else None,
+            more_matches=count is not None and (counting or count.full),
+            counting=counting,
+            only_matches=self._only,
+            hides_access=self._hides_access,
+            busy=bool(self._owed) or self._search_at is not None or self._lacks_lines(len(shown)),
         )
+
+    def _shown(self) -> list[Line]:
+        """The rows of the page."""
+        if self._shows_end and self._folds and self._filter is None:
+            # A poll asks several times; folding thousands of lines takes milliseconds.
+            what = (self._low, self._high, len(self._lines), self._rows, self._epoch)
+            if what != self._folded_from:
+                self._folded = fold(self._lines, self._rows, whole=self._low <= self.log.start)
+                self._folded_from = what
+            return self._folded
+        first = max(0, len(self._lines) - self._rows) if self._following else self._top
+        return self._lines[first : first + self._rows]
+
+    @property
+    def _shows_end(self) -> bool:
+        """Whether the rows end where the lines end, and are filled from above: at the newest, or at a moment."""
+        return self._following or self._until is not None
 
     def resize(self, rows: int) -> Page:
         """The screen has so many rows now."""
         self._rows = max(1, rows)
         return self.step()
 
-    def tick(self) -> Page:
-        """Look what came."""
+    def poll(self) -> Page:
+        """Read what was written since."""
         end = self.log.refresh()
         if self.log.epoch != self._epoch:
             self._epoch = self.log.epoch
             self._match = None
-            self._note = "the log was emptied"
+            self._note = "the log was truncated"
+            self._count_matches()
             self._to_end()
         elif self._following:
             self._drop_unfinished()
@@ -103,14 +153,16 @@ class LogPager:
         return self.step()
 
     def step(self) -> Page:
-        """Go on with what the last command left over: lines to scroll, a search, a page not yet full."""
+        """Go on with what is left over: lines to scroll, a search, a page not yet full, matches to count."""
         if self._search_at is not None:
             self._search_step()
         elif self._owed:
             owed, self._owed = self._owed, 0
             self._move(owed)
-        elif self._lacks_lines():
+        elif self._lacks_lines(len(self._shown())):
             self._read_up(self._rows)
+        elif self._count is not None and not self._count.done:
+            self._count.step()
         return self.page()
 
     def scroll(self, rows: int) -> Page:
@@ -134,6 +186,25 @@ class LogPager:
         self._to_end()
         return self.page()
 
+    def show_moment(self, moment: str) -> Page:
+        """Show what was written up to a time (`11-22 03:10:00`)."""
+        self.log.refresh()
+        newest = newest_stamp(self.log)
+        self._pause()
+        if newest is None:
+            self._note = "no line near the end names a time"
+        else:
+            wanted = not_after(parse_moment(moment, newest), newest)
+            later = find_time(self.log, wanted + timedelta(seconds=1), newest)
+            self._show_until(self.log.end if later is None else later)
+        return self.page()
+
+    def _show_until(self, until: int) -> None:
+        """Read the lines that end at a place, as many as there are rows; none that come later."""
+        self._begin_at(until)
+        self._until = until
+        self._read_up(self._rows)
+
     def hold(self) -> Page:
         """Stop following where the reader is."""
         self._pause()
@@ -141,18 +212,87 @@ class LogPager:
 
     def set_filter(self, level: Filter) -> Page:
         """Show only lines of at least this level; None shows all."""
-        anchor = self._lines[self._top].offset if self._lines and not self._following else None
         self._filter = level
+        self._count_matches()
+        self._read_again()
+        return self.page()
+
+    def set_hides_access(self, hides: bool) -> Page:
+        """Leave out access lines of requests that were answered, or show them."""
+        self._hides_access = hides
+        self._count_matches()
+        self._read_again()
+        return self.page()
+
+    def set_only_matches(self, only: bool) -> Page:
+        """Show only lines that match the search, or all of them."""
+        self._only = only and bool(self._wanted)
+        self._note = ""
+        self._read_again()
+        return self.page()
+
+    def find_only(self, text: str) -> Page:
+        """Show only the lines that hold a text, the newest at the bottom."""
+        self.find("")
+        if text:
+            self._wanted, self._only = text, True
+            self._count_matches()
+            self._to_end()
+        return self.page()
+
+    def go_to(self, moment: str) -> Page:
+        """Go to the first line at or after the moment that a person typed; the note says where that is."""
+        self.log.refresh()
+        newest = newest_stamp(self.log)
+        if newest is None:
+            self._note = "no line near the end names a time"
+            return self.page()
+        try:
+            wanted = parse_moment(moment, newest)
+        except ValueError as error:
+            self._note = str(error)
+            return self.page()
+        found = find_time(self.log, wanted, newest)
+        if found is None:
+            self._note = f"the newest line is of {newest:%m-%d %H:%M:%S}: nothing at or after {wanted:%m-%d %H:%M:%S}"
+            return self.page()
+        self._search_at = None
+        self._pause()
+        self._start_at(found)
+        self._fill_up()
+        self._note = f"from {wanted:%m-%d %H:%M:%S} on"
+        return self.page()
+
+    def _read_again(self) -> None:
+        """Read the page anew because other lines pass now; the place stays where lines pass there."""
+        if self._until is not None:
+            self._show_until(self._until)
+            return
+        anchor = self._lines[self._top].offset if self._lines and not self._following else None
         if anchor is None:
             self._to_end()
         else:
             self._start_at(anchor)
-        return self.page()
+            self._fill_up()
+
+    def _fill_up(self) -> None:
+        """Where too few lines pass below, show some above too."""
+        if len(self._lines) < self._rows:
+            self._read_up(self._rows - len(self._lines))
+            self._top = max(0, len(self._lines) - self._rows)
+
+    def _count_matches(self) -> None:
+        """Count the matches of the search from the beginning."""
+        self._count = MatchCount(self.log, self._wanted, self._passes_filter) if self._wanted else None
 
     def find(self, text: str, backwards: bool = True) -> Page:
         """Search from the reader's place; an empty text ends the search. Goes on in `step`."""
         self._wanted, self._match, self._note = text, None, ""
         self._search_at = None
+        self._count_matches()
+        if self._only:
+            self._only = bool(text)
+            self._read_again()
         if text:
             edge = self.page().lines
             here = (edge[-1].end if backwards else edge[0].offset) if edge else self.log.end
@@ -176,7 +316,7 @@ class LogPager:
     def _search_step(self) -> None:
         assert self._search_at is not None
         found = self.log.search(self._wanted, self._search_at, self._backwards)
-        if found.line is not None and self._passes(found.line):
+        if found.line is not None and self._passes_filter(found.line):
             self._search_at, self._note = None, ""
             self._match = found.line.offset
             self._show_match(found.line)
@@ -188,7 +328,7 @@ class LogPager:
             self._search_at = found.next_offset
             size = max(1, self.log.end - self.log.start)
             share = (found.next_offset - self.log.start) / size
-            self._note = f"searching … at {share:.0%} of the log, esc stops"
+            self._note = f"searching… {share:.0%} of the log, {key_of('log_back')} stops"
 
     def _show_match(self, line: Line) -> None:
         shown = self.page().lines
@@ -200,6 +340,7 @@ class LogPager:
         self._owed = 0
 
     def _move(self, rows: int) -> None:
+        self._until = None
         if rows < 0:
             self._pause()
             if self._top + rows < 0:
@@ -226,28 +367,45 @@ class LogPager:
             self._counted, self._new = self._high, 0
 
     def _to_end(self) -> None:
-        self._following, self._new, self._owed = True, 0, 0
+        self._following, self._new, self._owed, self._until = True, 0, 0, None
         self._lines, self._top = [], 0
         self._low = self._high = self.log.end
         self._read_up(self._rows)
 
     def _start_at(self, offset: int) -> None:
-        self._lines, self._top, self._owed = [], 0, 0
-        self._low = self._high = offset
+        self._begin_at(offset)
         self._read_down(self._rows)
 
-    def _lacks_lines(self) -> bool:
-        """Whether the page is not full though there is more to read above."""
-        return len(self._lines) < self._rows and self._low > self.log.start and self._following
+    def _begin_at(self, offset: int) -> None:
+        """Forget what was read, and stand at this place."""
+        self._lines, self._top, self._owed, self._until = [], 0, 0, None
+        self._low = self._high = offset
+
+    def _lacks_lines(self, shown: int) -> bool:
+        """Whether the page, which shows so many rows, is not full though there is more to read above."""
+        more = self._low > self.log.start and len(self._lines) < LONGEST
+        return shown < self._rows and more and self._shows_end
+
+    def _passes_filter(self, line: Line) -> bool:
+        """Whether a line passes the level, and is no access line that is left out."""
+        if self._filter is not None and (line.level is None or line.level < self._filter):
+            return False
+        access = access_of(line.text) if self._hides_access else None
+        return access is None or access.status >= "4"
 
     def _passes(self, line: Line) -> bool:
-        return self._filter is None or (line.level is not None and line.level >= self._filter)
+        if self._only and compile_pattern(self._wanted).search(line.text) is None:
+            return False
+        return self._passes_filter(line)
 
     def _read_up(self, want: int) -> None:
         """Read lines above until ``want`` more are there, the start is reached, or a slice is used up."""
         stop, added = self._low - SLICE_BYTES, 0
+        few = self._filter is None and not (self._only or self._folds or self._hides_access)
         while added < want and self._low > max(stop, self.log.start):
-            chunk = self.log.before(self._low, _CHUNK if self._filter else max(want - added, 1), SLICE_BYTES)
+            if self._only and self._jump_up():
+                continue
+            chunk = self.log.before(self._low, max(want - added, 1) if few else _CHUNK, SLICE_BYTES)
             if not chunk:
                 self._low = self.log.start
                 break
@@ -255,16 +413,32 @@ class LogPager:
             kept = [line for line in chunk if self._passes(line)]
             self._lines[:0] = kept
             added += len(kept)
-        if not self._following:
+        if self._until is not None:
+            self._top = max(0, len(self._lines) - self._rows)
+        elif not self._following:
             self._top += added
         if len(self._lines) > LONGEST and not self._following:
             del self._lines[max(LONGEST, self._top + self._rows) :]
             self._high = self._lines[-1].end
 
+    def _jump_up(self) -> bool:
+        """Skip what holds no match above; whether there is none within a step of a search."""
+        found = self.log.search(self._wanted, self._low, backwards=True)
+        self._low = found.line.end if found.line is not None else found.next_offset
+        return found.line is None
+
+    def _jump_down(self) -> bool:
+        """Skip what holds no match below; whether there is none within a step of a search."""
+        found = self.log.search(self._wanted, self._high)
+        self._high = found.line.offset if found.line is not None else found.next_offset
+        return found.line is None
+
     def _read_down(self, until: int) -> None:
         """Read lines below until there are ``until`` in all, the end is reached, or a slice is used up."""
         stop = self._high + SLICE_BYTES
         while len(self._lines) < until and self._high < min(stop, self.log.end):
+            if self._only and not self._following and self._jump_down():
+                continue
             chunk = self.log.after(self._high, min(until - len(self._lines), LONGEST), SLICE_BYTES)
             if not chunk:
                 break

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
 from rich.segment import Segment
+from rich.style import Style
 from textual import events
 from textual.message import Message
+from textual.strip import Strip
 
-from vllm_console.logs.file import Level, LogFile
-from vllm_console.ui.theme import CURSOR, DIM
-from vllm_console.ui.threads import in_thread
+from vllm_console.logs.file import Level, Line, LogFile, compile_pattern
+from vllm_console.logs.short_lines import short_line
+from vllm_console.text import UNKNOWN
+from vllm_console.ui.terminal.lines import LineView, line
+from vllm_console.ui.theme import CURSOR, DIM, WARN
+from vllm_console.ui.threads import begin_worker, in_thread
 from vllm_console.ui.widgets.draw import fit
-from vllm_console.ui.widgets.lines import LineView, line
-from vllm_console.ui.widgets.log_lines import log_strips
 from vllm_console.ui.widgets.log_pager import Filter, LogPager, Page
 
 TICK_SECONDS = 0.25
-"""The least time between two looks at a log that grows: what scrolls by faster is skipped."""
+"""The least time between two reads of a log that grows: what scrolls by faster is skipped."""
 
 IDLE_SECONDS = 0.5
-"""The time between two looks at one that does not."""
+"""The time between two reads of one that does not."""
 
 PANE_SECONDS = 1.25
-"""The same for a pane, whose holder asks for a look with each of its own, so that both are painted at once."""
+"""The same for a pane, which is polled with each snapshot so that both are painted at once."""
 
 SIDEWAYS = 16
 """Cells per step when scrolling sideways."""
@@ -36,7 +42,18 @@ WHEEL = 3
 
 FILTERS: tuple[Filter, ...] = (None, Level.WARNING, Level.ERROR)
 
+EMPTY = {None: "log is empty", Level.WARNING: "no warnings or errors", Level.ERROR: "no errors"}
+"""What is shown where no line passes the filter."""
+
 FILTER_NAMES = {None: "all lines", Level.WARNING: "warnings and errors", Level.ERROR: "errors"}
+
+ERROR = Style(color="red")
+MATCH = Style(color="black", bgcolor="yellow")
+PLAIN = Style()
+
+_PREFIX = re.compile(
+    r"\d\d:\d\d:\d\d |(?:\([\w.-]+ pid=\d+\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\] )?|[A-Z]+: +)"
+)
 
 _Command = Callable[[LogPager], Page]
 
@@ -44,8 +61,9 @@ _Command = Callable[[LogPager], Page]
 class LogView(LineView):
     """Shows a log file; all of it can be reached. It takes no focus: whoever holds it calls its methods.
 
-    ``compact`` is for a pane: the state stands in the view's own last row while it is paused, and it looks seldom
-    unless it is told to (`look`). Without it, listen to `Moved` and show `status` elsewhere.
+    ``compact`` is for a pane: lines are shortened (`short_line`), the state stands in the view's own last row while it
+    is paused, and it reads seldom unless it is polled (`poll`). Without it, listen to `Moved` and show `status`
+    elsewhere.
     """
 
     DEFAULT_CSS = "LogView { height: 1fr; width: 1fr; }"
@@ -94,8 +112,8 @@ class LogView(LineView):
         self._rows_owed = 0
         self._wake.set()
 
-    def look(self) -> None:
-        """Look now what came."""
+    def poll(self) -> None:
+        """Read now what was written since."""
         self._wake.set()
 
     def scroll_rows(self, rows: int) -> None:
@@ -122,6 +140,12 @@ class LogView(LineView):
         self._selected, self._left = None, 0
         self._do(LogPager.end)
 
+    def show_moment(self, moment: float) -> None:
+        """Show what was written up to a moment (Unix seconds)."""
+        self._selected = None
+        stamp = time.strftime("%m-%d %H:%M:%S", time.localtime(moment))  # as vLLM writes it
+        self._do(lambda pager: pager.show_moment(stamp))
+
     def toggle_hold(self) -> None:
         """Stop following where the reader is, or follow again."""
         self._do(LogPager.hold if self.page.following else LogPager.end)
@@ -130,6 +154,11 @@ class LogView(LineView):
         """All lines, warnings and errors, errors."""
         after = FILTERS[(FILTERS.index(self.page.filter) + 1) % len(FILTERS)]
         self._do(lambda pager: pager.set_filter(after))
+
+    def toggle_access(self) -> None:
+        """Leave out access lines of requests that were answered, or show them."""
+        hides = not self.page.hides_access
+        self._do(lambda pager: pager.set_hides_access(hides))
 
     def toggle_wrap(self) -> None:
         """Wrap long lines, or cut them."""
@@ -146,6 +175,21 @@ class LogView(LineView):
         """The next match above (backwards) or below."""
         self._selected = None
         self._do(lambda pager: pager.find_next(backwards))
+
+    def find_only(self, text: str) -> None:
+        """Show only lines that hold a text."""
+        self._selected = None
+        self._do(lambda pager: pager.find_only(text))
+
+    def toggle_only_matches(self) -> None:
+        """Show only lines that match the search, or all again."""
+        only = not self.page.only_matches
+        self._do(lambda pager: pager.set_only_matches(only))
+
+    def go_to(self, moment: str) -> None:
+        """Go to the first line at or after a moment, as a person types it."""
+        self._selected = None
+        self._do(lambda pager: pager.go_to(moment))
 
     def select(self, step: int) -> None:
         """Move the selection by lines; the first time it is put on the last line shown."""
@@ -171,6 +215,21 @@ class LogView(LineView):
         return "\n".join(chosen or [shown.text for shown in self.page.lines])
 
     @property
+    def matches(self) -> str:
+        """``3/128``: which match the reader is at, of how many; ``…`` while they are counted, empty without a search.
+
+        A match that is not counted yet has a dash for its number.
+        """
+        page = self.page
+        if not page.wanted:
+            return ""
+        at = "" if page.match is None else f"{page.match_number or UNKNOWN}/"
+        more = "…" if page.counting else "+" if page.more_matches else ""
+        return f"{at}{page.matches:,}{more}" + (
+            "" if at else " matching" + (" line" if page.matches == 1 else " lines")
+        )
+
+    @property
     def status(self) -> str:
         """``following`` or ``paused · 12 new``."""
         if self.page.following:
@@ -185,7 +244,7 @@ class LogView(LineView):
 
     def on_mount(self) -> None:
         """Begin to read."""
-        self.run_worker(self._serve(), name="log", exclusive=True, group="log")
+        begin_worker(self, self._serve, "log", "log")
 
     def _do(self, command: _Command) -> None:
         self._flush_scroll()
@@ -198,12 +257,12 @@ class LogView(LineView):
             self._commands.append(lambda pager: pager.scroll(rows))
 
     async def _serve(self) -> None:
-        """Carry out what was asked, else look what came; one read at a time, each in a thread."""
+        """Run queued commands, else read what was written; one read at a time, each in a thread."""
         try:
             while True:
                 before = self.page
                 await self._turn()
-                if self.page.busy:
+                if self.page is not before and (self.page.busy or self.page.counting):
                     await asyncio.sleep(0.01)
                     continue
                 pause = IDLE_SECONDS if self.page == before else TICK_SECONDS
@@ -225,8 +284,8 @@ class LogView(LineView):
             return
         try:
             page = await in_thread(partial(self._read, self._path, self._rows, commands), "read log")
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: said in the log's place
-            page = Page(note=f"the log cannot be read: {getattr(error, 'strerror', None) or error}")
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown in place of the log
+            page = Page(note=f"can't read the log: {getattr(error, 'strerror', None) or error}")
         self._show_page(page)
 
     def _read(self, path: Path, rows: int, commands: list[_Command]) -> Page:
@@ -234,13 +293,13 @@ class LogView(LineView):
         if self._pager is None or self._pager.log.path != path:
             if self._pager is not None:
                 self._pager.log.close()
-            self._pager = LogPager(LogFile(path, clean=self._clean or _redact()), rows)
+            self._pager = LogPager(LogFile(path, clean=self._clean or _redact()), rows, folds=self._compact)
         page = self._pager.page()
         for command in commands:
             page = command(self._pager)
         if commands:
             return page
-        return self._pager.step() if page.busy else self._pager.tick()
+        return self._pager.step() if page.busy else self._pager.poll()
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -256,14 +315,16 @@ class LogView(LineView):
         if not width or not height:
             return
         page = self.page
+        lines = [replace(one, text=short_line(one.text)) for one in page.lines] if self._compact else page.lines
         strips = log_strips(
-            page.lines, width, height, wanted=page.wanted, match=self.marked,
+            lines, width, height, wanted=page.wanted, match=self.marked,
             left=self._left, wrap=self.wrap, from_end=page.following,
         )  # fmt: skip
         if not strips and page.note:
             strips = [line((fit(f" {page.note}", width), DIM))]
         elif not strips and self._path is not None:
-            strips = [line((" nothing in the log yet" if page.filter is None else " no such lines so far", DIM))]
+            empty = "only access lines, which are hidden" if page.hides_access else EMPTY[page.filter]
+            strips = [line((" no line matches" if page.only_matches else f" {empty}", DIM))]
         if self._compact and not page.following:
             strips += [line()] * (height - len(strips))
             mark = f" {self.status} "
@@ -280,7 +341,7 @@ class LogView(LineView):
                 self._do(lambda pager: pager.resize(rows))
 
     def on_show(self) -> None:
-        """Look at once when the view comes into sight."""
+        """Read at once when the view becomes visible."""
         self._wake.set()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
@@ -293,7 +354,7 @@ class LogView(LineView):
         event.stop()
         self.scroll_rows(WHEEL)
 
-    def on_click(self, event: events.Click) -> None:
+    async def on_click(self, event: events.Click) -> None:
         """Select the line under the mouse."""
         if not self._compact and not self.wrap and event.y < len(self.page.lines):
             self._selected = self.page.lines[event.y].offset
@@ -304,3 +365,46 @@ def _redact() -> Callable[[str], str]:
     from vllm_launchers.plan.secrets import redact
 
     return redact
+
+
+def styled(line: Line, wanted: str, current: bool) -> Strip:
+    """One line, as wide as it is. ``wanted`` is marked wherever it stands; ``current`` marks the whole line."""
+    text = line.text
+    base = CURSOR if current else {Level.ERROR: ERROR, Level.WARNING: WARN, Level.DEBUG: DIM}.get(line.level, PLAIN)  # type: ignore[arg-type]
+    prefix = _PREFIX.match(text) if line.level is Level.INFO and not current else None
+    styles = [(0, prefix.end(), DIM), (prefix.end(), len(text), base)] if prefix else [(0, len(text), base)]
+    marks = [match.span() for match in compile_pattern(wanted).finditer(text)] if wanted else []
+    segments: list[Segment] = []
+    for start, end, style in styles:
+        at = start
+        for first, last in marks:
+            first, last = max(first, at), min(last, end)
+            if first < last:
+                segments += [Segment(text[at:first], style), Segment(text[first:last], MATCH)]
+                at = last
+        segments.append(Segment(text[at:end], style))
+    return Strip([segment for segment in segments if segment.text])
+
+
+def log_strips(
+    lines: Sequence[Line],
+    width: int,
+    height: int,
+    *,
+    wanted: str = "",
+    match: int | None = None,
+    left: int = 0,
+    wrap: bool = False,
+    from_end: bool = True,
+) -> list[Strip]:
+    """The rows of a page. ``left`` cells are scrolled out of sight; wrapped rows that don't fit are left out above
+    when ``from_end`` is true, else below."""
+    rows: list[Strip] = []
+    for one in lines:
+        strip = styled(one, wanted, one.offset == match)
+        length = strip.cell_length
+        if not wrap:
+            rows.append(strip.crop(left, left + width) if left or length > width else strip)
+            continue
+        rows += [strip.crop(at, at + width) for at in range(0, max(length, 1), width)]
+    return rows[-height:] if from_end else rows[:height]

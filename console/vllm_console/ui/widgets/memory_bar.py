@@ -1,23 +1,25 @@
 """What a launch will hold of each GPU's memory, as bars and figures. Pure.
 
-Each part has a mark of its own, in Unicode and in ASCII alike, so that no colour is needed to tell them apart.
+Each part has a mark of its own, in Unicode and in ASCII alike, so that no color is needed to tell them apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.format import UNKNOWN, count
+from vllm_console.text import UNKNOWN, count
+from vllm_console.text import size as size_text
+from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.draw import Part, fit
-from vllm_console.ui.widgets.lines import line
-from vllm_launchers.machine.gpu.matrix import spans
-from vllm_launchers.plan.budget.model import GpuBudget, MemoryBudget
+from vllm_launchers.host.gpu.topology import spans
+from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
+from vllm_launchers.units import GIB
 
 LONG_TITLES = 76
 """Columns from which the legend is written out."""
@@ -27,9 +29,8 @@ LEAST_SHOWN_GIB = 0.05
 """What has at least one cell in the bar: all that is not 0.0 in figures."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of a GPU's memory: its mark in the bar, its names in the legend, its colour."""
+class _Part(msgspec.Struct, frozen=True):
+    """A part of a GPU's memory: its mark in the bar, its names in the legend, its color."""
 
     mark: str
     title: str
@@ -140,7 +141,7 @@ def _label(gpus: Sequence[GpuBudget]) -> str:
 
 
 def _weights_alone(memory: MemoryBudget) -> str:
-    return f"weights {memory.weights_gib:.1f} GiB; no GPU is known to draw them in"
+    return f"weights {size_text(memory.weights_gib * GIB)}; no GPU data to compare with"
 
 
 def room_words(memory: MemoryBudget, width: int) -> list[Part]:
@@ -149,7 +150,7 @@ def room_words(memory: MemoryBudget, width: int) -> list[Part]:
     In fewer words where they would take more than ``width`` cells.
     """
     if memory.kv_gib <= 0:
-        return [(f"does not fit: {-memory.kv_gib:.1f} GiB are missing before there is any KV cache", BAD)]
+        return [(f"does not fit: {-memory.kv_gib:.1f} GiB short, before any KV cache", BAD)]
     parts: list[Part] = []
     for short in (False, True):
         tokens = UNKNOWN if memory.kv_tokens is None else count(memory.kv_tokens) if short else f"{memory.kv_tokens:,}"
@@ -163,11 +164,11 @@ def _concurrency(memory: MemoryBudget, short: bool) -> list[Part]:
     parts: list[Part] = []
     if memory.max_concurrency is not None:
         length = f"{memory.max_model_len:,}" if memory.max_model_len else "full length"
-        before, after = (" · ", "") if short else (" · concurrency ", " tokens")
-        text = f"{before}{times(memory.max_concurrency)} at {length}{after}"
+        at = length if short or not memory.max_model_len else f"{length} tokens"
+        text = f" · {times(memory.max_concurrency)} {'at' if short else 'concurrent at'} {at}"
         parts.append((text if memory.fits else f"{text}: not one request", None if memory.fits else BAD))
     if memory.concurrency_p95 is not None:
-        named = "at p95" if short else "at the workload's p95"
+        named = "at p95" if short else "at the workload's p95 length"
         enough = memory.concurrency_p95 >= 1
         parts.append((f" · {times(memory.concurrency_p95)} {named}", None if enough else WARN))
     return parts

@@ -1,1 +1,1 @@
-"""Memory of a launch, worked out before it runs."""
+"""The memory of a launch, estimated before it runs."""

@@ -1,4 +1,4 @@
-"""How vLLM lays a model's KV cache out: groups of layers that share one pool of blocks of one size.
+"""vLLM's KV cache layout for a model: groups of layers that share one pool of equally sized blocks.
 
 After vLLM's ``v1/core/kv_cache_utils.py`` and ``v1/kv_cache_interface.py``. Layers of one kind form groups of as many
 layers as the rarest kind has; a block holds one page for each layer of a group, so groups that are not full waste some.
@@ -7,41 +7,40 @@ layers as the rarest kind has; a block holds one page for each layer of a group,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from vllm_launchers.machine.modelfacts.model import LayerKind, ModelFacts
-from vllm_launchers.plan.budget.settings import Settings
+import msgspec
+
+from vllm_launchers.plan.budget.memory_flags import EffectiveFlags
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
 
 _PACKED_MLA = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _SPARSE_MLA = frozenset({"deepseek_v32", "glm_moe_dsa"})
 _INDEXER_BYTES = 132
-"""Sparse MLA: an index key of 128 bytes and its scale of 4, per token and layer."""
+"""Sparse MLA: an index key of 128 bytes and its 4-byte scale, per token and layer."""
 _SCALED = {"int8_per_token_head": 1.0, "fp8_per_token_head": 1.0, "int4_per_token_head": 0.5}
 _BYTES = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0, "int8": 1.0}
 _STATE_ALIGNMENT = 16
 _TWO_KINDS_ALIKE = 1.5
-"""Kinds whose layer counts are nearer than this share groups as long as the larger, rather than pad many."""
+"""Kinds whose layer counts differ by less than this share form groups of the larger size, instead of padding many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Layers with one block table. ``layers`` are their places in the model, ``block_tokens`` tokens of one block."""
+class Group(msgspec.Struct, frozen=True):
+    """Layers with one block table. ``layers`` are their model indices, ``block_tokens`` the tokens of one block."""
 
     kind: LayerKind
     layers: tuple[int, ...]
     block_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLayout:
-    """All groups of a model and the bytes that one layer takes of a block, on one GPU.
+class CacheLayout(msgspec.Struct, frozen=True):
+    """All groups of a model and the bytes of one layer in a block, on one GPU.
 
-    ``own_bytes`` gives each layer's where layers of several sizes are kept as one kind; it is empty otherwise.
+    ``own_bytes`` has each layer's size if layers of several sizes count as one kind; otherwise it is empty.
     """
 
     groups: tuple[Group, ...]
     page_bytes: int
-    settings: Settings
+    settings: EffectiveFlags
     window: int
     layer_bytes: Mapping[LayerKind, int]
     own_bytes: tuple[int, ...] = ()
@@ -52,7 +51,7 @@ class CacheLayout:
         return all(group.kind is LayerKind.FULL for group in self.groups) and len(self.groups) == 1
 
     def block_bytes(self, stage: range | None = None) -> int:
-        """Bytes of one block on a pipeline stage, given as its layers; of the whole model without one."""
+        """Bytes of one block on a pipeline stage, given as its layers; for the whole model without one."""
         if self.own_bytes:
             return sum(self.own_bytes if stage is None else self.own_bytes[stage.start : stage.stop])
         counts = [
@@ -62,7 +61,7 @@ class CacheLayout:
         return self.page_bytes * max(counts, default=0)
 
     def request_blocks(self, length: int) -> int:
-        """Blocks that one request of so many tokens holds at most."""
+        """Maximum blocks held by one request of this many tokens."""
         return sum(self._blocks(group, length) for group in self.groups)
 
     def _blocks(self, group: Group, length: int) -> int:
@@ -72,21 +71,21 @@ class CacheLayout:
                 return _ceil(length, block) + settings.draft_tokens
             return (2 if settings.keep_states else 1) + settings.draft_tokens
         if group.kind is LayerKind.SLIDING:
-            # One block more, since a window seldom begins where a block does.
+            # One block more, since a window rarely begins at a block boundary.
             return _ceil(min(self.window - 1 + settings.in_flight, length), block) + 1
         if group.kind is LayerKind.CHUNKED:
             return _ceil(min(self.window + settings.in_flight, length), block)
         return _ceil(_ceil(length, settings.decode_context), block)
 
     def tokens(self, blocks: int, length: int | None) -> int:
-        """Tokens of the cache as vLLM's log has them: since 0.21 what requests of the full length make of it."""
+        """Tokens of the cache as in vLLM's log: since 0.21 derived from the requests of full length that fit."""
         if self.settings.release >= (0, 21, 0) and length is not None:
             return int(blocks / self.request_blocks(length) * length)
         attending = [group.block_tokens for group in self.groups if group.kind is not LayerKind.LINEAR]
         return blocks // len(self.groups) * min(attending, default=length or 1) * self.settings.decode_context
 
     def token_bytes(self, stage: range, length: int | None) -> float | None:
-        """Bytes per token of context on a stage; with bounded layers on average over a request of full length."""
+        """Bytes per token of context on a stage; with bounded layers, the average over a request of full length."""
         if self.plain and self.own_bytes:
             return self.block_bytes(stage) / self.groups[0].block_tokens
         if self.plain:
@@ -96,8 +95,8 @@ class CacheLayout:
         return self.request_blocks(length) * self.block_bytes(stage) / length
 
 
-def layout(facts: ModelFacts, settings: Settings, assumed: list[str]) -> CacheLayout | None:
-    """Work the groups out, or None where layers or their sizes are not known (``assumed`` then says so)."""
+def layout(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> CacheLayout | None:
+    """Compute the groups, or None if layers or their sizes are unknown (``assumed`` then says so)."""
     apart = [*facts.layers, *(LayerKind.FULL for _ in range(settings.draft_layers))]
     kinds = _one_kind(apart, settings, facts)
     present = [kind for kind in dict.fromkeys(kinds) if kind is not LayerKind.NONE]
@@ -121,8 +120,8 @@ def layout(facts: ModelFacts, settings: Settings, assumed: list[str]) -> CacheLa
     return CacheLayout(tuple(groups), page, settings, facts.window or 1, sizes, own)
 
 
-def _one_kind(kinds: Sequence[LayerKind], settings: Settings, facts: ModelFacts) -> list[LayerKind]:
-    """Windowed layers count as full ones where vLLM does not keep them apart, or their window is not known."""
+def _one_kind(kinds: Sequence[LayerKind], settings: EffectiveFlags, facts: ModelFacts) -> list[LayerKind]:
+    """Windowed layers count as full ones if vLLM does not separate them, or their window is unknown."""
     windowed = (LayerKind.SLIDING, LayerKind.CHUNKED)
     apart = settings.hybrid_cache and facts.window
     if apart or (facts.window and LayerKind.FULL not in kinds):
@@ -130,16 +129,16 @@ def _one_kind(kinds: Sequence[LayerKind], settings: Settings, facts: ModelFacts)
     return [LayerKind.FULL if kind in windowed else kind for kind in kinds]
 
 
-def _own_bytes(facts: ModelFacts, settings: Settings, kinds: Sequence[LayerKind], block: int) -> tuple[int, ...]:
-    """Bytes that each layer takes of a block, where they differ and one table serves all; else nothing."""
+def _own_bytes(facts: ModelFacts, settings: EffectiveFlags, kinds: Sequence[LayerKind], block: int) -> tuple[int, ...]:
+    """Bytes of each layer in a block, if they differ and one table serves all; else empty."""
     if LayerKind.LINEAR in kinds:
         return ()
     sizes = [0 if kind is LayerKind.NONE else attention_bytes(facts, settings, kind) or 0 for kind in kinds]
     return tuple(block * size for size in sizes) if len(set(sizes) - {0}) > 1 else ()
 
 
-def attention_bytes(facts: ModelFacts, settings: Settings, kind: LayerKind = LayerKind.FULL) -> int | None:
-    """Bytes per token of one attention layer on one GPU; None where the heads are not known.
+def attention_bytes(facts: ModelFacts, settings: EffectiveFlags, kind: LayerKind = LayerKind.FULL) -> int | None:
+    """Bytes per token of one attention layer on one GPU; None if the heads are unknown.
 
     2 · max(1, kv_heads // TP) · head_dim · bytes of the format; MLA (kv_lora_rank + qk_rope_head_dim) · bytes, the same
     on every GPU.
@@ -161,7 +160,7 @@ def attention_bytes(facts: ModelFacts, settings: Settings, kind: LayerKind = Lay
 
 
 def _heads(facts: ModelFacts, kind: LayerKind) -> tuple[int | None, int | None]:
-    """KV heads and their size; full layers between windowed ones may have their own (Gemma 4)."""
+    """KV heads and their size; full layers between windowed ones may have different ones (Gemma 4)."""
     heads, size = facts.kv_heads or facts.heads, facts.head_dim
     if size is None and facts.hidden_size and facts.heads:
         size = facts.hidden_size // facts.heads
@@ -171,11 +170,11 @@ def _heads(facts: ModelFacts, kind: LayerKind) -> tuple[int | None, int | None]:
 
 
 def _element(dtype: str) -> float:
-    """Bytes of one number; 8 bits where the name says no other."""
+    """Bytes of one number; 8 bits unless the name says otherwise."""
     return _BYTES.get(dtype, 0.5625 if "4bit" in dtype or dtype.startswith("nvfp4") else 1.0)
 
 
-def _state(facts: ModelFacts, settings: Settings, assumed: list[str]) -> int:
+def _state(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str]) -> int:
     if facts.state_bytes is None:
         assumed.append("the size of the model's linear-attention states is not known: 2 MiB per layer are taken")
         return 2 * 2**20 // settings.tensor
@@ -183,8 +182,8 @@ def _state(facts: ModelFacts, settings: Settings, assumed: list[str]) -> int:
     return (facts.state_bytes + drafts) // settings.tensor
 
 
-def _page(settings: Settings, sizes: Mapping[LayerKind, int], state: int) -> tuple[int, int]:
-    """Tokens of a block and bytes of a page: the block grows until a layer's tokens take as much as a state."""
+def _page(settings: EffectiveFlags, sizes: Mapping[LayerKind, int], state: int) -> tuple[int, int]:
+    """Tokens of a block and bytes of a page: the block grows until a layer's tokens are as large as a state."""
     block = settings.block_size
     if not sizes:
         return settings.max_model_len or block, max(1, state)
@@ -195,12 +194,12 @@ def _page(settings: Settings, sizes: Mapping[LayerKind, int], state: int) -> tup
 
 
 def _block_tokens(block: int, page: int, size: int | None) -> int:
-    """Tokens of a block for layers of this size: more for smaller ones where that fills the page, else it is padded."""
+    """Tokens of a block for layers of this size: more for smaller ones if that fills the page, else it is padded."""
     return block if size is None or page % (block * size) else page // size
 
 
 def _groups(kinds: Sequence[LayerKind], block_tokens: Mapping[LayerKind, int]) -> list[Group]:
-    """Split the layers of each kind into groups alike in length, each n-th layer to the n-th group."""
+    """Split the layers of each kind into groups of equal length, each n-th layer to the n-th group."""
     places = {kind: [at for at, known in enumerate(kinds) if known is kind] for kind in block_tokens}
     fewest, most = min(map(len, places.values())), max(map(len, places.values()))
     size = most if most < fewest * _TWO_KINDS_ALIKE else fewest

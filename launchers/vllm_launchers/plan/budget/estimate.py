@@ -1,4 +1,4 @@
-"""Memory of a launch before it runs: vLLM's own sum, from model, flags and GPUs.
+"""Estimates the memory of a launch: vLLM's own sum, from model, flags and GPUs.
 
 KV cache = total × utilization − weights − (what vLLM holds besides, and peak activations) − CUDA graphs (from 0.21).
 """
@@ -6,28 +6,30 @@ KV cache = total × utilization − weights − (what vLLM holds besides, and pe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from vllm_launchers.machine.gpu.host import Gpu
-from vllm_launchers.machine.modelfacts.model import ModelFacts
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.host.gpu.host import Gpu
+from vllm_launchers.plan.budget.budget import GpuBudget, GpuShape, MemoryBudget, shapes
 from vllm_launchers.plan.budget.cache import CacheLayout, layout
-from vllm_launchers.plan.budget.gpus import GpuShape, shapes
-from vllm_launchers.plan.budget.model import GpuBudget, MemoryBudget
+from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal, draft_tensor, read_settings, whole
 from vllm_launchers.plan.budget.overhead import Overhead, overhead
-from vllm_launchers.plan.budget.settings import Release, Settings, decimal, read_settings, whole
-from vllm_launchers.plan.budget.weights import GIB, Weights, offloaded_bytes, pipeline_stages, weights_of
-from vllm_launchers.plan.knowledge import Learned
-from vllm_launchers.plan.model import Flags
+from vllm_launchers.plan.budget.weights import LoadedWeights, offloaded_bytes, pipeline_stages, weights_of
+from vllm_launchers.plan.inputs import Learned
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import Release
 
 CPU_CACHE_GIB = 4
-"""What the CPU build takes for the KV cache when nothing is said."""
+"""The CPU build's default KV cache size."""
 _MOST_GPUS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    """One GPU with the layers it gets; GiB. ``cache`` is what is left for the KV cache."""
+class _Rank(msgspec.Struct, frozen=True):
+    """One GPU with its layers; GiB. ``cache`` is what is left for the KV cache."""
 
     gpu: GpuShape
     stage: range
@@ -47,12 +49,14 @@ def estimate(
     learned: Learned | None = None,
     build: str | None = "cuda",
     environment: Mapping[str, str] | None = None,
+    draft: ModelFacts | None = None,
 ) -> MemoryBudget | None:
-    """Work out the memory of a launch; None where the size of weights or GPUs is not known at all.
+    """Estimate the memory of a launch; None if the size of weights or GPUs is completely unknown.
 
-    ``gpus`` are those it gets, in the order of its ranks; one of a kind may stand for all. ``build`` is the
-    installation's (``cuda``, ``rocm``, ``cpu``), None where it is not known. Wrong flag values count as not set.
-    ``learned`` corrects weights and overhead by what an earlier start reported.
+    ``gpus`` are those it gets, in rank order; a typical one may stand for all. ``build`` is the installation's
+    (``cuda``, ``rocm``, ``cpu``), None if unknown. Invalid flag values count as not set. ``draft`` is the model or head
+    for speculative decoding, if any. ``learned`` corrects weights, overhead and tokens per GiB by the report of an
+    earlier start.
     """
     environment = environment or {}
     assumed: list[str] = []
@@ -60,15 +64,17 @@ def estimate(
     first = shapes(gpus, 1)[:1]
     if not on_cpu and (not first or first[0].total_gib is None):
         return None
-    settings = read_settings(facts, flags, release, environment, None if on_cpu else first[0], assumed)
+    settings = read_settings(facts, flags, release, environment, None if on_cpu else first[0], assumed, draft)
     weights = weights_of(facts, flags, settings, assumed)
     if weights is None or settings.tensor * settings.pipeline * settings.data > _MOST_GPUS:
         return None
+    if draft is not None:
+        weights = replace(weights, draft=_draft_bytes(draft, flags, settings, assumed))
     cache = layout(facts, settings, assumed)
     stages = pipeline_stages(max(len(facts.layers), settings.pipeline), settings, environment)
     stages[-1] = range(stages[-1].start, stages[-1].stop + settings.draft_layers)
     if on_cpu:
-        ranks = [_cpu_rank(weights, settings, stages[0], flags, environment, assumed)]
+        ranks = [_cpu_rank(weights, settings, stages[0], flags, environment, learned, assumed)]
     else:
         chosen = shapes(gpus, settings.gpus_per_engine * settings.data)
         kinds = {gpu.name: gpu for gpu in chosen}
@@ -79,19 +85,35 @@ def estimate(
     if not ranks:
         return None
     budget = _budget(ranks, cache, settings, flags, workload, on_cpu)
-    source = "estimate, corrected" if learned is not None and not on_cpu else "estimate"
+    if learned is not None and not whole(flags, "num-gpu-blocks-override", 0):
+        budget = _with_tokens(budget, learned.tokens_per_gib)
+    source = "estimate, corrected" if learned is not None else "estimate"
     return replace(budget, source=source, assumed=tuple(dict.fromkeys(assumed)))
+
+
+def _draft_bytes(draft: ModelFacts, flags: Flags, settings: EffectiveFlags, assumed: list[str]) -> float:
+    """Bytes of the draft model's weights on each GPU; 0 if its size is unknown, which is then noted."""
+    own: list[str] = []
+    weights = weights_of(draft, {}, settings, own)
+    assumed += [f"of the draft model: {text}" for text in own]
+    return 0.0 if weights is None else weights.total / draft_tensor(flags, settings.tensor)
+
+
+def loaded_weights(facts: ModelFacts, flags: Flags, release: Release | None = None) -> LoadedWeights | None:
+    """All weights of one copy in GPU memory; None if neither their size nor number is known."""
+    settings = read_settings(facts, flags, release, {}, GpuShape(), [])
+    return weights_of(facts, flags, settings, [])
 
 
 def _ranks(
     flags: Flags,
-    settings: Settings,
-    weights: Weights,
+    settings: EffectiveFlags,
+    weights: LoadedWeights,
     stages: Sequence[range],
     gpus: Sequence[GpuShape],
     extra: Mapping[str, Overhead],
 ) -> list[_Rank]:
-    """Each GPU's share; ranks of one stage are neighbours. None at all where a GPU's size is not known."""
+    """Each GPU's share; ranks of one stage are neighbors. None if a GPU's size is unknown."""
     ranks: list[_Rank] = []
     offloaded = offloaded_bytes(flags)
     for at, gpu in enumerate(gpus):
@@ -104,18 +126,23 @@ def _ranks(
     return ranks
 
 
-def _cache_gib(rank: _Rank, flags: Flags, settings: Settings) -> float:
-    """What is left of the share for the KV cache; less than nothing is what is missing."""
-    if (fixed := whole(flags, "kv-cache-memory-bytes", 0)) and settings.release >= (0, 10, 2):
+def _cache_gib(rank: _Rank, flags: Flags, settings: EffectiveFlags) -> float:
+    """What is left of the share for the KV cache; a negative value is what is missing."""
+    if fixed := _fixed_bytes(flags, settings):
         return fixed / GIB
     taken = rank.weights + rank.overhead.inside + (rank.overhead.graphs if settings.graphs_in_share else 0.0)
-    # 0.8 took all memory in use for its own.
+    # 0.8 counted all memory in use as its own.
     others = rank.gpu.others_gib if settings.release < (0, 9, 0) else 0.0
     return rank.total * settings.utilization - taken - others
 
 
-def _corrected(ranks: Sequence[_Rank], learned: Learned, flags: Flags, settings: Settings) -> list[_Rank]:
-    """Weights by the ratio of reported to predicted, overhead by what then still parts the two KV caches."""
+def _fixed_bytes(flags: Flags, settings: EffectiveFlags) -> int:
+    """The KV cache's size as given in bytes; 0 if it is not."""
+    return whole(flags, "kv-cache-memory-bytes", 0) if settings.release >= (0, 10, 2) else 0
+
+
+def _corrected(ranks: Sequence[_Rank], learned: Learned, flags: Flags, settings: EffectiveFlags) -> list[_Rank]:
+    """Weights by the ratio of reported to predicted, overhead by the remaining difference of the two KV caches."""
     report, corrected = learned.report, []
     for rank in ranks:
         weights, extra = rank.weights, rank.overhead
@@ -132,20 +159,38 @@ def _corrected(ranks: Sequence[_Rank], learned: Learned, flags: Flags, settings:
     return corrected
 
 
+def _with_tokens(budget: MemoryBudget, ratio: float | None) -> MemoryBudget:
+    """The budget with ``ratio`` times the tokens per GiB of KV cache; None leaves it unchanged."""
+    if ratio is None:
+        return budget
+    per_token, tokens = budget.kv_bytes_per_token, budget.kv_tokens
+    most, p95 = budget.max_concurrency, budget.concurrency_p95
+    return replace(
+        budget,
+        kv_bytes_per_token=per_token and per_token / ratio,
+        kv_tokens=tokens if tokens is None else round(tokens * ratio),
+        max_concurrency=most and most * ratio,
+        concurrency_p95=p95 and p95 * ratio,
+    )
+
+
 def _cpu_rank(
-    weights: Weights,
-    settings: Settings,
+    weights: LoadedWeights,
+    settings: EffectiveFlags,
     stage: range,
     flags: Flags,
     environment: Mapping[str, str],
+    learned: Learned | None,
     assumed: list[str],
 ) -> _Rank:
-    """The CPU build: its KV cache is as large as it is told."""
-    said = decimal(environment.get("VLLM_CPU_KVCACHE_SPACE"))
-    if said is not None and said > 0:
-        cache = said
+    """The CPU build: its KV cache has the configured size."""
+    space = decimal(environment.get("VLLM_CPU_KVCACHE_SPACE"))
+    if space is not None and space > 0:
+        cache = space
     elif fixed := whole(flags, "kv-cache-memory-bytes", 0):
         cache = fixed / GIB
+    elif learned is not None and learned.report.kv_gib is not None:
+        cache = learned.report.kv_gib
     else:
         cache = float(CPU_CACHE_GIB)
         assumed.append(f"VLLM_CPU_KVCACHE_SPACE is not set: {CPU_CACHE_GIB} GiB of KV cache are taken")
@@ -156,13 +201,13 @@ def _cpu_rank(
 def _budget(
     ranks: Sequence[_Rank],
     cache: CacheLayout | None,
-    settings: Settings,
+    settings: EffectiveFlags,
     flags: Flags,
     workload: Workload | None,
     on_cpu: bool,
 ) -> MemoryBudget:
-    """Put the ranks together: the one with the fewest blocks decides."""
-    least = min(ranks, key=lambda rank: rank.cache if cache is None else _blocks(rank, cache))
+    """Combine the ranks: the one that lacks the most memory decides, else the one with the fewest blocks."""
+    least = min(ranks, key=lambda rank: (min(0.0, rank.cache), rank.cache if cache is None else _blocks(rank, cache)))
     override = whole(flags, "num-gpu-blocks-override", 0)
     blocks = None if cache is None else override or max(0, _blocks(least, cache))
     pools = [_pool_gib(rank, least, cache, blocks, bool(override)) for rank in ranks]
@@ -199,17 +244,18 @@ def _budget(
         max_concurrency=concurrency,
         concurrency_p95=p95,
         per_gpu=() if on_cpu else tuple(per_gpu),
+        fixed=not on_cpu and not override and _fixed_bytes(flags, settings) > 0,
     )
 
 
 def _blocks(rank: _Rank, cache: CacheLayout) -> int:
-    """Blocks that find room on a GPU; one without layers of its own never runs out."""
+    """Blocks that fit on a GPU; one without layers of its own never runs out."""
     size = cache.block_bytes(rank.stage)
     return int(rank.cache * GIB // size) if size else 2**62
 
 
 def _pool_gib(rank: _Rank, least: _Rank, cache: CacheLayout | None, blocks: int | None, overridden: bool) -> float:
-    """The KV cache of a GPU: what is left where it decides, else as many blocks as there are."""
+    """The KV cache of a GPU: what is left if it decides, else the number of blocks."""
     decides = (rank.cache, rank.stage) == (least.cache, least.stage)
     if cache is None or blocks is None or (not overridden and (decides or rank.cache <= 0)):
         return rank.cache
@@ -218,7 +264,7 @@ def _pool_gib(rank: _Rank, least: _Rank, cache: CacheLayout | None, blocks: int 
 
 
 def _longest(cache: CacheLayout, blocks: int, limit: int) -> int:
-    """The longest request, up to the limit, that fits into so many blocks; at least one token."""
+    """The longest request, up to the limit, that fits in this many blocks; at least one token."""
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -237,7 +283,7 @@ def cache_tokens(
     *,
     release: Release | None = None,
 ) -> tuple[int, float | None] | None:
-    """Tokens and concurrency of a KV cache of a known size per GPU, as a start has reported it; None if not known."""
+    """Tokens and concurrency of a KV cache of a known size per GPU, as reported by a start; None if unknown."""
     assumed: list[str] = []
     settings = read_settings(facts, flags, release, {}, gpu, assumed)
     cache = layout(facts, settings, assumed)

@@ -1,16 +1,17 @@
-"""What a model's weights take on each GPU."""
+"""The size of a model's weights on each GPU."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from vllm_launchers.machine.modelfacts.model import ModelFacts
-from vllm_launchers.plan.budget.settings import Settings, decimal
-from vllm_launchers.plan.model import Flags
+import msgspec
 
-GIB = 2**30
+from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, decimal
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 _ELEMENT = {"float32": 4.0, "float": 4.0, "bfloat16": 2.0, "float16": 2.0, "half": 2.0}
 _SCALE_BITS = {"mxfp4": 8.0, "gpt_oss_mxfp4": 8.0, "modelopt_fp4": 8.0, "mxfp8": 8.0, "modelopt_mxfp8": 8.0}
@@ -26,46 +27,61 @@ _BITS_IN_NAME = (
 )
 _SCALED_GROUP = 128
 _EXPERTS_SHARE = 0.9
-"""Taken where the experts' own width is not known: of published mixtures they are nine tenths or more."""
+"""Assumed if the experts' own width is unknown: in published mixtures they are nine tenths or more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Bytes of all weights as they will lie in GPU memory, and what of them is not spread like the rest.
+class LoadedWeights(msgspec.Struct, frozen=True):
+    """Bytes of all weights in GPU memory, and the parts that are not distributed like the rest.
 
-    ``embedding`` is one matrix of token embeddings; the output's is taken to be another. ``experts`` is a share.
+    ``embedding`` is one matrix of token embeddings; the output's is assumed to be another. ``experts`` is a share.
     """
 
     total: float
     embedding: float
     experts: float
     layers: int
+    draft: float = 0.0
+    """Bytes of a draft model on each GPU that has the last layers."""
+    expert_count: int = 0
 
-    def on_gpu(self, settings: Settings, stage: range) -> float:
+    def on_gpu(self, settings: EffectiveFlags, stage: range) -> float:
         """Bytes on each GPU of a pipeline stage, given as its layers.
 
-        vLLM's tensor parallelism splits embeddings too; experts are spread over all TP × DP ranks.
+        vLLM's tensor parallelism splits embeddings too; experts are spread over all TP × DP ranks. With expert
+        parallelism they stay whole, so that the fullest rank has one more where they do not divide evenly.
         """
         part = self.total
         if settings.pipeline > 1:
             ends = self.embedding * ((stage.start == 0) + (stage.stop >= self.layers))
             part = (self.total - 2 * self.embedding) * len(stage) / max(self.layers, 1) + ends
-        spread = self.experts / (settings.tensor * settings.data) + (1 - self.experts) / settings.tensor
-        return part * spread
+        ranks = settings.tensor * settings.data
+        share = 1 / ranks
+        if settings.expert_parallel and self.expert_count:
+            share = math.ceil(self.expert_count / ranks) / self.expert_count
+        spread = self.experts * share + (1 - self.experts) / settings.tensor
+        return part * spread + (self.draft if stage.stop >= self.layers else 0.0)
 
 
-def weights_of(facts: ModelFacts, flags: Flags, settings: Settings, assumed: list[str]) -> Weights | None:
-    """Real bytes where they are known, else parameters × precision; None where neither can be told."""
+def weights_of(facts: ModelFacts, flags: Flags, settings: EffectiveFlags, assumed: list[str]) -> LoadedWeights | None:
+    """Actual bytes if known, else parameters × precision; None if neither is known."""
     own = _ELEMENT.get(facts.dtype or "", 2.0)
     embedding = (facts.vocabulary or 0) * (facts.hidden_size or 0) * own
     loaded = _ELEMENT.get(settings.dtype, 2.0)
     stored = facts.weight_bytes
+    if stored is not None and facts.size_from:
+        assumed.append(
+            f"the weights are not all here: their size, {stored / GIB:.1f} GiB, is what {facts.size_from} says"
+        )
     if stored is None:
         count = parameters(facts, assumed)
         if count is None:
             assumed.append("neither the size of the weights nor the number of parameters is known")
             return None
-        # Taken as read in the checkpoint's precision; what the flags make of it comes below.
+        if facts.source != "table" and facts.parameters is not None and facts.parameters == facts.counted:
+            assumed.append(
+                f"the weights are not here: {count / 1e9:.2f} billion parameters are counted from the config"
+            )
+        # Assumed as stored in the checkpoint's precision; the flags' effect follows below.
         kept = min(embedding / own * (1 if count < 2e9 else 2), count / 3) if _bits(facts) < 16 else 0.0
         stored = int(kept * 2 + (count - kept) * (_bits(facts) / 8 if facts.quantization else own))
     embedding = min(embedding, stored / 4)
@@ -75,11 +91,13 @@ def weights_of(facts: ModelFacts, flags: Flags, settings: Settings, assumed: lis
         body, ends = total - 2 * embedding, 2 * embedding * loaded / own
         total = ends + body * (bits / 8 / own if bits is not None else loaded / own)
         embedding = ends / 2
-    return Weights(total, embedding, _experts_share(facts, total), len(facts.layers))
+    return LoadedWeights(
+        total, embedding, _experts_share(facts, total), len(facts.layers), expert_count=facts.experts or 0
+    )
 
 
 def parameters(facts: ModelFacts, assumed: list[str]) -> int | None:
-    """How many parameters a model has: as stated, else as its name says (``7B``, ``8x7B``, ``500M``), or None."""
+    """A model's number of parameters: as stated, else from its name (``7B``, ``8x7B``, ``500M``), or None."""
     if facts.parameters is not None:
         return facts.parameters
     name = facts.model.rstrip("/").rpartition("/")[2]
@@ -89,6 +107,12 @@ def parameters(facts: ModelFacts, assumed: list[str]) -> int | None:
     count = int(float(found[2]) * int(found[1] or 1) * (10**9 if found[3] in "bB" else 10**6))
     assumed.append(f"the size of the weights is not known: {found[0]} parameters are taken from the model's name")
     return count or None
+
+
+def bits_per_weight(facts: ModelFacts, flags: Flags) -> float:
+    """Bits of one weight in GPU memory, with its scale; the average of all except the embeddings."""
+    online = _online_bits(flags) if facts.quantization is None else None
+    return online if online is not None else min(_bits(facts), 16.0)
 
 
 def offloaded_bytes(flags: Flags) -> float:
@@ -113,7 +137,7 @@ def _bits(facts: ModelFacts) -> float:
 
 
 def _online_bits(flags: Flags) -> float | None:
-    """Bits per weight that ``--quantization`` makes of a checkpoint that has none, or None."""
+    """Bits per weight after ``--quantization`` converts an unquantized checkpoint, or None."""
     method = str(flags.get("quantization", ""))
     return 8.0 if _ONLINE_8.fullmatch(method) else _ONLINE.get(method)
 
@@ -129,11 +153,11 @@ def _experts_share(facts: ModelFacts, total: float) -> float:
     return min(size / total, 0.98)
 
 
-def pipeline_stages(layers: int, settings: Settings, environment: Mapping[str, str]) -> list[range]:
+def pipeline_stages(layers: int, settings: EffectiveFlags, environment: Mapping[str, str]) -> list[range]:
     """Layers of each pipeline stage, as vLLM's ``get_pp_indices`` splits them.
 
-    What does not divide goes to the stages before the last, from the second-last backwards;
-    ``VLLM_PP_LAYER_PARTITION`` overrides it.
+    The remainder goes to the stages before the last, from the second-last backwards; ``VLLM_PP_LAYER_PARTITION``
+    overrides it.
     """
     count = settings.pipeline
     sizes = [layers // count] * count

@@ -1,1 +1,1 @@
-"""What stands in the way of a launch, or will hurt it: findings with stable codes."""
+"""What blocks a launch, or will hurt it: findings with stable codes."""

@@ -3,61 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from vllm_launchers.plan.checks.asked import simulated
-from vllm_launchers.plan.checks.engine import engine_findings
-from vllm_launchers.plan.checks.flags import flag_findings
-from vllm_launchers.plan.checks.machine import machine_findings
+from msgspec.structs import replace
+
+from vllm_launchers.plan.checks.environment import engine_findings, machine_findings, network_findings
+from vllm_launchers.plan.checks.flags import flag_findings, value_findings, variable_value_findings
+from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import model_findings
-from vllm_launchers.plan.checks.network import network_findings
 from vllm_launchers.plan.checks.parallel import parallel_findings
-from vllm_launchers.plan.checks.precision import precision_findings
-from vllm_launchers.plan.checks.values import value_findings
-from vllm_launchers.plan.choices.situation import BudgetFor
+from vllm_launchers.plan.checks.request import simulated, variables
+from vllm_launchers.plan.checks.sleep import sleep_findings
+from vllm_launchers.plan.checks.workload import workload_findings
+from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Finding, Level, by_weight
-from vllm_launchers.plan.knowledge import Knowledge
+from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Workload
 
 GPU_ONLY = frozenset(
-    {"memory_held", "weights_do_not_fit", "kv_too_small", "gpu_lost", "gpu_in_mig_mode", "gpus_too_few",
+    {"memory_held", "gpu_lost", "gpu_in_mig_mode", "gpus_too_few", "gpu_unsupported", "quantization_unsupported",
      "fp8_unsupported", "bf16_unsupported", "disk_for_download"}
 )  # fmt: skip
-"""What ends a real start and not a simulated one, which touches no GPU and fetches nothing."""
+"""Errors of a real start that do not affect a simulated one, which touches no GPU and downloads nothing. It computes
+its memory, though: weights and a KV cache that do not fit end it too."""
+
+
+THIS_MACHINE = frozenset(
+    {"engine_missing", "model_missing", "model_incomplete", "model_gated", "disk_for_download", "port_taken", "no_gpus",
+     "memory_held", "gpu_lost", "gpu_in_mig_mode", "variable_inherited"}
+)  # fmt: skip
+"""Errors of this machine's present state: another one may have the model, the network, the port and the memory."""
 
 
 def check(
-    plan: Plan, knowledge: Knowledge, workload: Workload | None = None, budget: BudgetFor | None = None
+    plan: Plan, inputs: PlanInputs, workload: Workload | None = None, budget: BudgetFor | None = None
 ) -> tuple[Finding, ...]:
-    """What stands in a plan's way, will hurt it or could be better, the worst first.
+    """What blocks a plan, will hurt it or could be better, worst first.
 
-    The plan's own findings are among them. ``workload`` says how long requests are; ``budget`` what the same launch
-    would hold with other flags, for ways out that fit.
+    Includes the plan's own findings. ``workload`` gives the request lengths; ``budget`` the memory of the same launch
+    with other flags, to find fixes that fit.
     """
-    found = [*plan.findings, *_all(plan, knowledge, workload, budget)]
+    found = [*plan.findings, *_all(plan, inputs, workload, budget)]
     if simulated(plan):
         found = [replace(one, level=Level.WARNING) if _harmless(one) else one for one in found]
     return by_weight(found)
 
 
-def _all(plan: Plan, knowledge: Knowledge, workload: Workload | None, budget: BudgetFor | None) -> Iterator[Finding]:
+def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None) -> Iterator[Finding]:
     yield from engine_findings(plan)
-    yield from flag_findings(plan.flags, plan.environment, knowledge.flags, plan.engine.release)
-    yield from value_findings(plan, knowledge)
-    yield from model_findings(plan, knowledge)
-    yield from parallel_findings(plan, knowledge)
-    yield from precision_findings(plan, knowledge)
-    yield from memory_findings(plan, knowledge, workload, budget)
-    yield from network_findings(plan, knowledge)
-    yield from machine_findings(plan, knowledge)
+    yield from flag_findings(plan.flags, plan.environment, inputs.flags, plan.engine.release)
+    if not simulated(plan):
+        yield from variable_value_findings(
+            variables(plan, inputs), plan.environment, inputs.flags, plan.engine.release, plan.engine.build
+        )
+    yield from value_findings(plan, inputs)
+    yield from cpu_findings(plan, inputs)
+    yield from hardware_findings(plan, inputs)
+    yield from model_findings(plan, inputs)
+    yield from parallel_findings(plan, inputs)
+    yield from precision_findings(plan, inputs)
+    yield from memory_findings(plan, inputs, workload, budget)
+    yield from workload_findings(plan, inputs, workload, budget)
+    yield from sleep_findings(plan, inputs)
+    yield from network_findings(plan, inputs)
+    yield from machine_findings(plan, inputs)
 
 
 def _harmless(finding: Finding) -> bool:
     return finding.level is Level.ERROR and finding.code in GPU_ONLY
 
 
+def errors_anywhere(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Errors that block the launch on any machine with these GPUs."""
+    return tuple(finding for finding in errors(findings) if finding.code not in THIS_MACHINE)
+
+
 def errors(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Those that stand in a launch's way."""
+    """The errors that block a launch."""
     return tuple(finding for finding in findings if finding.level is Level.ERROR)

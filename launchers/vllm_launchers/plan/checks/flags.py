@@ -1,45 +1,62 @@
-"""Flags and variables that the chosen vLLM does not know, knows no more, or will not take. Pure.
+"""Flags and variables that the chosen vLLM does not know, has removed, or will reject. Pure.
 
 Codes: ``flag_unknown``, ``flag_dead``, ``flag_too_new``, ``flag_value``, ``flag_deprecated``, ``config_drops_false``;
-``variable_dead``, ``variable_unknown``, ``variable_misread``.
+``variable_dead``, ``variable_unknown``, ``variable_misread``, ``variable_value``,
+``variable_inherited``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 
-from vllm_launchers.machine.flags.judge import judge, problem
-from vllm_launchers.machine.flags.model import FlagSpec, FlagTable, ValueKind
-from vllm_launchers.machine.flags.releases import first_release, parse_release, variable_releases
-from vllm_launchers.machine.flags.search import resolve
-from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.flags import TRUE_ONLY, flag_words
-from vllm_launchers.plan.model import Changes, Flags, FlagValue
-from vllm_launchers.plan.retired.flags import RETIRED_FLAGS
-from vllm_launchers.plan.retired.model import NEVER, Fate, Release, RetiredFlag, unread_fate
-from vllm_launchers.plan.retired.values import retired_value
-from vllm_launchers.plan.retired.variables import MISREAD_VARIABLES, RETIRED_VARIABLES
+import msgspec
+from msgspec.structs import replace
 
-__all__ = ["flag_findings", "variable_findings"]
+from vllm_launchers.plan.checks.request import BYTES, LENGTH, UTILIZATION, length, simulated, utilization
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.flags import TRUE_ONLY, flag_words, token_count
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.presets.rules import FLAG_RULES
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
+from vllm_launchers.vllm.flags.check_value import judge, problem
+from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.vllm.flags.releases import RELEASES, first_release, parse_release, release_table, variable_releases
+from vllm_launchers.vllm.flags.search import resolve
+from vllm_launchers.vllm.release_defaults import Release
+from vllm_launchers.vllm.removed_flags import (
+    MISREAD_VARIABLES,
+    NEVER,
+    REMOVED_FLAGS,
+    REMOVED_VARIABLES,
+    Fate,
+    RemovedFlag,
+    removed_value,
+    unread_fate,
+)
+
+__all__ = ["flag_findings", "variable_findings", "variable_value_findings"]
 
 NEAR = 0.75
-"""How alike two names must be for one to be offered in place of the other."""
+"""How similar two names must be for one to be suggested for the other."""
 CLEARLY = 0.8
-"""How alike they must be for the change to be offered too; and no third name may come as near (``_APART``)."""
+"""How similar for a fix to be offered too; and no third name may be as near (``_APART``)."""
 
 _APART = 0.05
 _FALSE_DROPPED_TO: Release = (0, 32, 99)
-"""Up to here ``vllm serve --config`` drops ``x: false``: what 0.28 did about it holds for its API server alone."""
+"""Up to here ``vllm serve --config`` drops ``x: false``: the fix in 0.28 covers only its API server."""
 _BATCHED = "--max-num-batched-tokens "
 _OPEN_VALUES = ("quantization", "kv-cache-dtype", "load-format", "tokenizer-mode")
-"""Flags that take, beside their words, what plugins add: an unknown value is most likely a slip, but not surely."""
+"""Flags that accept plugins' values besides their words: an unknown value is most likely a typo, but not certainly."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """The vLLM that is asked about."""
+_SET_ON_THE_CPU = frozenset({"VLLM_WORKER_MULTIPROC_METHOD", "VLLM_DISABLE_SHARED_EXPERTS_STREAM"})
+"""Variables that the CPU build sets itself before it reads them (``CpuPlatform.check_and_update_config``)."""
+
+
+class _Engine(msgspec.Struct, frozen=True):
+    """The vLLM in question."""
 
     table: FlagTable | None
     release: Release | None
@@ -52,10 +69,11 @@ class _Engine:
 def flag_findings(
     flags: Flags, environment: Mapping[str, str], table: FlagTable | None, release: Release | None
 ) -> list[Finding]:
-    """What the vLLM with that flag table, of that release, will say to these flags and variables.
+    """How the vLLM with that flag table, of that release, will react to these flags and variables.
 
-    Without a table only what is surely dead in the release is found; without both, nothing but misread variables.
-    ``flags`` are normalised names (no dashes before them); ``environment`` is what is set for the server on purpose.
+    Without a table only what is certainly dead in the release is found; without both, only misread variables and names
+    that the newest known release does not have, as a warning. ``flags``
+    are normalized names (no leading dashes); ``environment`` is what is explicitly set for the server.
     """
     if release is None and table is not None and table.version:
         release = parse_release(table.version)
@@ -75,7 +93,7 @@ def flag_findings(
 def variable_findings(
     flags: Flags, environment: Mapping[str, str], table: FlagTable | None, release: Release | None
 ) -> list[Finding]:
-    """As :func:`flag_findings`, for the environment variables alone."""
+    """Like :func:`flag_findings`, only for the environment variables."""
     engine = _Engine(table, release)
     found: list[Finding] = []
     for name, value in environment.items():
@@ -84,63 +102,99 @@ def variable_findings(
     return found
 
 
+def variable_value_findings(
+    environment: Mapping[str, str],
+    given: Mapping[str, str],
+    table: FlagTable | None,
+    release: Release | None,
+    build: str | None = None,
+) -> Iterator[Finding]:
+    """Values of environment variables that vLLM cannot convert.
+
+    ``environment`` is the server's complete one; what is not in ``given`` is inherited.
+    """
+    if table is None:
+        return
+    engine = _Engine(table, release)
+    for name, spec in table.values.items():
+        value = environment.get(name)
+        wanted = spec.problem(value) if value is not None else None
+        if value is None or wanted is None or (build == "cpu" and name in _SET_ON_THE_CPU):
+            continue
+        shown = "".join(c if c.isprintable() else "?" for c in value[:40])
+        whence = "" if name in given else " (inherited from this shell: unset or change it)"
+        code = "variable_value" if name in given else "variable_inherited"
+        if table.reads_all:
+            text = f"{engine.name} will not start: {name} takes {wanted}, not '{shown}'{whence}"
+            yield Finding(code, Level.ERROR, text)
+        else:
+            text = f"{engine.name} fails where it reads {name}: it takes {wanted}, not '{shown}'{whence}"
+            yield Finding(code, Level.WARNING, text)
+
+
 def _flag(name: str, value: FlagValue, flags: Flags, engine: _Engine) -> Iterator[Finding]:
-    """What is to be said of a flag's name."""
+    """Findings on a flag's name."""
     head, _, key = name.partition(".")
-    retired = RETIRED_FLAGS.get(head)
-    fate = retired.fate(engine.release) if retired and engine.release else None
+    removed = REMOVED_FLAGS.get(head)
+    fate = removed.fate(engine.release) if removed and engine.release else None
     spec, several = resolve(engine.table, head) if engine.table else (None, ())
     if spec is not None and spec.name == head:
-        if retired and fate is Fate.IGNORED:
-            yield _dead(retired, flags, engine, Fate.IGNORED)
+        if removed and fate is Fate.IGNORED:
+            yield _dead(removed, flags, engine, Fate.IGNORED)
         if spec.deprecated:
             yield _deprecated(spec)
-    elif retired and (fate is Fate.REFUSED or engine.table):
+    elif removed and (fate is Fate.REFUSED or engine.table):
         taken = spec is not None and spec.opposite == head
-        yield _dead(retired, flags, engine, Fate.WARNED if taken else Fate.REFUSED)
+        yield _dead(removed, flags, engine, Fate.WARNED if taken else Fate.REFUSED)
     elif spec is not None:
         yield from _second_name(spec, head, key, value)
     elif engine.table is not None:
         yield _unknown(head, key, value, several, engine)
+    elif engine.release is None and not removed:
+        newest = _Engine(release_table(RELEASES[-1]), parse_release(RELEASES[-1]))
+        if newest.table is not None and resolve(newest.table, head) == (None, ()):
+            yield replace(_unknown(head, key, value, (), newest), level=Level.WARNING)
     if head == "config" and engine.release and engine.release <= _FALSE_DROPPED_TO:
-        message = f"{engine.name} drops a line 'x: false' of the --config file without a word; write 'no-x: true' there"
+        message = f"{engine.name} drops a line 'x: false' of the --config file silently; write 'no-x: true' there"
         yield Finding("config_drops_false", Level.ADVICE, message)
 
 
-def _dead(retired: RetiredFlag, flags: Flags, engine: _Engine, fate: Fate) -> Finding:
-    fix = retired.carry(flags)
+def _dead(removed: RemovedFlag, flags: Flags, engine: _Engine, fate: Fate) -> Finding:
+    fix = removed.carry(flags)
     if fix is not None and engine.table is not None and any(name not in engine.table.flags for name in fix.set):
         fix = Changes(unset=fix.unset)
     if fate is Fate.REFUSED:
-        gone = f"gone since {_short(retired.since)}" if retired.since != NEVER else "from an old guide"
-        message = f"{engine.name} refuses --{retired.name} ({gone}): {retired.instead}"
+        gone = f"removed in {_short(removed.since)}" if removed.since != NEVER else "removed long ago"
+        message = f"{engine.name} refuses --{removed.name} ({gone}): {removed.instead}"
         return Finding("flag_dead", Level.ERROR, message, fix)
-    what = "and does nothing with it" if fate is Fate.IGNORED else "only as another flag switched off"
-    message = f"{engine.name} takes --{retired.name} {what}: {retired.instead}"
+    what = "but ignores it" if fate is Fate.IGNORED else "only as the negation of another flag"
+    message = f"{engine.name} takes --{removed.name} {what}: {removed.instead}"
     return Finding("flag_dead", Level.WARNING, message, fix)
 
 
 def _deprecated(spec: FlagSpec) -> Finding:
-    said = " ".join(spec.deprecated.split())
-    message = said if f"--{spec.name}" in said else f"--{spec.name} is on its way out: {said}"
+    notice = " ".join(spec.deprecated.split())
+    message = notice if f"--{spec.name}" in notice else f"--{spec.name} is deprecated: {notice}"
     return Finding("flag_deprecated", Level.ADVICE, message)
 
 
 def _second_name(spec: FlagSpec, head: str, key: str, value: FlagValue) -> Iterator[Finding]:
-    """A name that this vLLM takes for a flag, and others perhaps do not."""
+    """A name that this vLLM accepts for a flag, and others perhaps do not."""
     written = f"{head}.{key}" if key else head
     if spec.opposite == head:
         if isinstance(value, bool):
             fix = _swap(written, spec.name, "", not value)
-            message = f"--{head} is a name that only vLLM 0.33 and later have for --no-{spec.name}"
+            message = f"--{head} is the name for --no-{spec.name} in vLLM 0.33 and later only"
             yield Finding("flag_unknown", Level.WARNING, message, fix)
     elif f"--{head}" not in spec.aliases:
-        message = f"--{head} is short for --{spec.name}; write it out, since another release may have two such flags"
+        message = (
+            f"--{head} is short for --{spec.name}; write it in full, since another release may have two such flags"
+        )
         yield Finding("flag_unknown", Level.WARNING, message, _swap(written, spec.name, key, value))
 
 
 def _values(flags: Flags, engine: _Engine) -> Iterator[Finding]:
-    """What is to be said of values, each alone and then together."""
+    """Findings on values, each alone and then together."""
     assert engine.table is not None
     known = dict(flags)
     for name, value in flags.items():
@@ -150,7 +204,7 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[Finding]:
     for name, sentence in judge(engine.table, known):
         alone = name in known and problem(engine.table, name, known[name]) is not None
         if _BATCHED in sentence and not alone:
-            continue  # two flags that contradict each other: `values` says it, with a way out
+            continue  # two contradictory flags: `values` reports it, with a fix
         spec, _ = resolve(engine.table, name.partition(".")[0])
         choices = (spec.choices or (spec.words if spec.closed else ())) if spec else ()
         fix = _nearest_value(name, str(known[name]), choices) if alone else None
@@ -158,23 +212,25 @@ def _values(flags: Flags, engine: _Engine) -> Iterator[Finding]:
 
 
 def _value(name: str, value: FlagValue, engine: _Engine) -> Finding | None:
-    """What is to be said of a value beside what the parser and the configuration say."""
+    """Findings on a value beyond the parser's and the configuration's."""
     spec = engine.table.get(name) if engine.table else None
     if spec is None:
         return None
     shown = f"--{name} {str(value)[:40]}"
-    gone = retired_value(name, value)
+    gone = removed_value(name, value)
     if gone is not None and engine.release is not None and engine.release >= gone.since:
-        since = f"gone since {_short(gone.since)}" if gone.since != NEVER else "gone long ago"
+        since = f"removed in {_short(gone.since)}" if gone.since != NEVER else "removed long ago"
         fix = Changes(set={name: gone.new_value}) if gone.new_value else None
-        return Finding("flag_value", Level.ERROR, f"{engine.name} does not know {shown} ({since}): {gone.instead}", fix)
+        return Finding(
+            "flag_value", Level.ERROR, f"{engine.name} does not support {shown} ({since}): {gone.instead}", fix
+        )
     if value is False and spec.kind is ValueKind.BOOL and not spec.negatable and name not in TRUE_ONLY:
-        message = f"{engine.name} will not start: --{name} cannot be switched off, only left out"
+        message = f"{engine.name} will not start: --{name} cannot be set to false, only left out"
         return Finding("flag_value", Level.ERROR, message, Changes(unset=(name,)))
     if name in _OPEN_VALUES and not spec.closed and spec.words and str(value).lower() not in spec.words:
         fix = _nearest_value(name, str(value), spec.words)
         hint = f"; did you mean {fix.set[name]}?" if fix else ""
-        return Finding("flag_value", Level.ERROR, f"{engine.name} knows no {shown}{hint}", fix, surely=False)
+        return Finding("flag_value", Level.ERROR, f"{engine.name} does not support {shown}{hint}", fix, surely=False)
     return None
 
 
@@ -189,7 +245,7 @@ def _unknown(head: str, key: str, value: FlagValue, several: tuple[str, ...], en
     written = f"{head}.{key}" if key else head
     first = first_release(head)
     if first is not None and engine.release is not None and engine.release < (parse_release(first) or NEVER):
-        message = f"{engine.name} does not have --{head} yet: it came with {first}"
+        message = f"{engine.name} does not have --{head} yet: added in {first}"
         return Finding("flag_too_new", Level.ERROR, message, Changes(unset=(written,)))
     if several:
         names = " or ".join(f"--{name}" for name in several[:3]) + (" or another" if len(several) > 3 else "")
@@ -206,7 +262,7 @@ def _unknown(head: str, key: str, value: FlagValue, several: tuple[str, ...], en
 
 
 def _other_form(head: str, value: FlagValue, table: FlagTable) -> tuple[str, FlagValue] | None:
-    """The flag of which ``head`` is a short name written with two dashes, or the opposite."""
+    """The flag whose short alias was written as ``head``, with two dashes, or the opposite flag."""
     for spec in table.flags.values():
         if f"-{head}" in spec.aliases:
             return spec.name, value
@@ -218,12 +274,12 @@ def _other_form(head: str, value: FlagValue, table: FlagTable) -> tuple[str, Fla
 
 
 def _swap(written: str, name: str, key: str, value: FlagValue) -> Changes:
-    """Take another name for a flag. What that one is set to, by the preset most likely, gives way."""
+    """Rename a flag. The new name's present value, most likely the preset's, is overridden."""
     return Changes(set={f"{name}.{key}" if key else name: value}, unset=(written,))
 
 
 def _meant(head: str, table: FlagTable) -> tuple[str, bool]:
-    """The flag whose name is nearest, and whether it is clearly that one."""
+    """The flag with the nearest name, and whether it is clearly that one."""
     near = get_close_matches(head, table.flags, 2, NEAR)
     if not near:
         return "", False
@@ -239,12 +295,12 @@ def _variable(name: str, value: str, flags: Flags, engine: _Engine) -> Iterator[
     if name in known or (not known and engine.release is None):
         return
     strict = flags.get("fail-on-environ-validation") is True
-    retired = RETIRED_VARIABLES.get(name)
-    if retired and (known or (engine.release and retired.fate(engine.release))):
-        fix = retired.carry(value, flags) if retired.carry else None
+    removed = REMOVED_VARIABLES.get(name)
+    if removed and (known or (engine.release and removed.fate(engine.release))):
+        fix = removed.carry(value, flags) if removed.carry else None
         if fix is not None and engine.table is not None and any(flag not in engine.table.flags for flag in fix.set):
             fix = None
-        message = f"{_unread(name, engine)}: {retired.instead}"
+        message = f"{_unread(name, engine)}: {removed.instead}"
         yield Finding("variable_dead", Level.ERROR if strict else Level.WARNING, message, fix)
     elif known:
         yield _unread_variable(name, known, engine, Level.ERROR if strict else Level.WARNING)
@@ -270,3 +326,108 @@ def _unread(name: str, engine: _Engine) -> str:
 def _short(release: Release) -> str:
     major, minor, patch = release
     return f"{major}.{minor}.{patch}" if patch else f"{major}.{minor}"
+
+
+# -- values that vLLM's own configuration checks reject, alone or together. Pure --------------------------------------
+
+
+HIGH_UTILIZATION = 0.95
+LONG_CONTEXT = 16_384
+"""From here on a prompt's activations need room besides the share that vLLM takes."""
+
+BATCHED = "max-num-batched-tokens"
+CHUNKED = "enable-chunked-prefill"
+OFF_SINCE = (0, 11, 1)
+"""From here on vLLM accepts ``--no-enable-chunked-prefill``."""
+
+
+def value_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+    """Each value alone (if no flag table does that better), then contradictory ones."""
+    if inputs.flags is None:
+        yield from _rules(plan)
+    yield from _utilization(plan, inputs)
+    yield from _batching(plan)
+    yield from _cache_bytes(plan)
+
+
+def _rules(plan: Plan) -> Iterator[Finding]:
+    for name, value in plan.flags.items():
+        rule = FLAG_RULES.get(name)
+        if rule is not None and not rule.allows(value):
+            text = f"vLLM will refuse --{name} {str(value)[:40]}: expected {rule.expected}"
+            yield Finding("flag_value", Level.ERROR, text)
+
+
+def _cache_bytes(plan: Plan) -> Iterator[Finding]:
+    """Sizes of the KV cache that vLLM parses, and which leave no memory for a block.
+
+    On a GPU 0 counts as not set (``Worker.determine_available_memory``).
+    """
+    try:
+        size = int(plan.flags.get(BYTES, 1))
+    except ValueError:
+        return  # with a unit, or not a number: said elsewhere
+    if size < 0 or (size == 0 and plan.engine.build == "cpu"):
+        text = f"--{BYTES} {size} leaves no memory for the KV cache, so vLLM will not start: expected bytes above 0"
+        yield Finding("flag_value", Level.ERROR, text, Changes(unset=(BYTES,)))
+    elif size == 0:
+        text = f"--{BYTES} 0 counts as not set: --{UTILIZATION} decides"
+        yield Finding("flag_value", Level.WARNING, text, Changes(unset=(BYTES,)))
+
+
+def _utilization(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+    share = utilization(plan)
+    context = length(plan, inputs)
+    long = context is not None and context > LONG_CONTEXT
+    if not (HIGH_UTILIZATION < share <= 1 or (share == HIGH_UTILIZATION and long)):
+        return
+    with_length = f" with contexts of {context:,} tokens" if long else ""
+    text = (
+        f"--{UTILIZATION} {share:g}{with_length} leaves {1 - share:.0%} of the GPU free: a long prompt can run out of "
+        f"memory. Use at most {HIGH_UTILIZATION}, and only with short contexts"
+    )
+    fix = Changes(set={UTILIZATION: 0.92 if long else HIGH_UTILIZATION})
+    yield Finding("utilization_high", Level.WARNING, text, fix)
+
+
+def _batching(plan: Plan) -> Iterator[Finding]:
+    """vLLM's own two conditions on ``max-num-batched-tokens`` (``SchedulerConfig.verify_max_model_len``)."""
+    flags = plan.flags
+    yield from _whole_prompts(plan)
+    batched = token_count(flags.get(BATCHED))
+    if batched is None:
+        return
+    sequences = token_count(flags.get("max-num-seqs"))
+    if sequences is not None and batched < sequences:
+        text = (
+            f"vLLM will refuse --{BATCHED} {batched}: each of {sequences} sequences (--max-num-seqs) "
+            "needs room for a token in every step"
+        )
+        yield Finding("batch_too_small", Level.ERROR, text, Changes(set={BATCHED: max(2048, sequences)}))
+    context = token_count(flags.get(LENGTH))
+    if flags.get("enable-chunked-prefill") is False and context is not None and batched < context:
+        text = (
+            f"vLLM will refuse --{BATCHED} {batched} without chunked prefill: a whole prompt of up to "
+            f"{context} tokens (--{LENGTH}) must fit in one step"
+        )
+        yield Finding("batch_too_small", Level.ERROR, text, Changes(set={"enable-chunked-prefill": True}))
+
+
+def _whole_prompts(plan: Plan) -> Iterator[Finding]:
+    """Chunked prefill switched off for a generative model, at any length.
+
+    The flag is ignored up to 0.11.0 and taken since 0.11.1; since 0.12 vLLM warns of it
+    (``EngineArgs._set_default_chunked_prefill_and_prefix_caching_args``).
+    """
+    flags, release = plan.flags, plan.engine.release
+    pooling = flags.get("runner") == "pooling" or flags.get("task") in ("embed", "classify", "score", "reward")
+    if flags.get(CHUNKED) is not False or pooling or simulated(plan):
+        return
+    if release is not None and release < OFF_SINCE:
+        text = f"vLLM {plan.engine.public_version} ignores --no-{CHUNKED}: prompts are still chunked"
+    else:
+        text = (
+            f"--no-{CHUNKED}: vLLM does not support disabling chunked prefill for generative models; it warns that "
+            "the engine may crash or give wrong answers"
+        )
+    yield Finding("chunked_prefill_off", Level.WARNING, text, Changes(unset=(CHUNKED,)))

@@ -1,6 +1,6 @@
-"""What of a GPU's memory is free, and whether weights and KV cache find room in it. Pure.
+"""Free GPU memory, and whether weights and KV cache fit in it. Pure.
 
-Errors here rest on an estimate, or on what others hold at this moment: ``--force`` may go over them.
+Errors here rest on an estimate, or on what others hold at this moment: ``--force`` may override them.
 """
 
 from __future__ import annotations
@@ -8,32 +8,38 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from vllm_launchers.machine.gpu.host import Gpu
-from vllm_launchers.machine.gpu.sharing import available_gib, is_held_by_others, share_words
-from vllm_launchers.plan.budget.model import MemoryBudget
-from vllm_launchers.plan.checks.asked import (
+from vllm_launchers.host.gpu.host import Gpu
+from vllm_launchers.host.gpu.sharing import available_gib, format_share, is_held_by_others
+from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.checks.model import longest_supported
+from vllm_launchers.plan.checks.request import (
+    BYTES,
     DATA,
     KV_DTYPE,
     LENGTH,
     PIPELINE,
     TENSOR,
     UTILIZATION,
+    fixed_size,
+    fp8_cache_of,
     gpus_of,
     ranks,
     size_of,
     utilization,
+    without_fixed_size,
 )
-from vllm_launchers.plan.checks.parallel import divisors
-from vllm_launchers.plan.choices.situation import BudgetFor
+from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.knowledge import Knowledge
-from vllm_launchers.plan.model import Changes, Flags, Plan
-from vllm_launchers.plan.placement import UUID_SINCE, takes_uuids
-from vllm_launchers.plan.placement_words import held_words
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.placement import UUID_SINCE, format_held, takes_uuids
 from vllm_launchers.presets.model import Workload
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.modelfacts.facts import divisors
 
 SLACK_GIB = 0.05
-"""What is free is compared no closer than the driver reports it."""
+"""Free memory is compared no more precisely than the driver reports it."""
 
 LEAST_UTILIZATION = 0.3
 LARGER_SHARES = (0.9, 0.92, 0.95)
@@ -43,36 +49,41 @@ MOST_TENSOR = 16
 
 
 def memory_findings(
-    plan: Plan, knowledge: Knowledge, workload: Workload | None, budget: BudgetFor | None
+    plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None
 ) -> Iterator[Finding]:
-    """Memory that is held now, weights that do not fit, a KV cache too small for one request."""
-    gpus = gpus_of(plan, knowledge)
+    """Memory in use, weights that do not fit, a KV cache too small for one request."""
+    gpus = gpus_of(plan, inputs)
     yield from _unusable(plan, gpus)
     yield from _claimed(gpus)
     for gpu in gpus:
-        yield from _held(plan, knowledge, gpu, budget)
+        yield from _held(plan, inputs, gpu, budget)
     if plan.memory is not None:
-        yield from _room(plan, knowledge, plan.memory, workload, budget)
+        yield from _room(plan, inputs, plan.memory, workload, budget)
 
 
 def _claimed(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
-    """GPUs that somebody else has claimed on the shared board: a word, which nothing but a person keeps."""
+    """GPUs claimed by other users on the shared board; claims are advisory."""
     for gpu in gpus:
         if gpu.claimed:
-            yield Finding("gpu_claimed", Level.WARNING, f"GPU {gpu.index} is {gpu.claimed}; ask first, or take another")
+            yield Finding(
+                "gpu_claimed", Level.WARNING, f"GPU {gpu.index} is {gpu.claimed}; ask first or choose another"
+            )
 
 
 def _unusable(plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.lost:
-            text = f"{gpu.label} answers no more ({gpu.lost}); choose another, or reset it"
+            text = f"{gpu.label} does not respond ({gpu.lost}); choose another or reset it"
             yield Finding("gpu_lost", Level.ERROR, text, surely=False)
         elif gpu.mig_mode and gpu.index in plan.gpus and not _on_slice(plan):
-            text = f"{gpu.label} is in MIG mode and cannot be used whole; choose one of its slices"
+            text = f"{gpu.label} is in MIG mode and cannot be used as a whole; choose one of its slices"
             yield Finding("gpu_in_mig_mode", Level.ERROR, text, surely=False)
     if _on_slice(plan) and not takes_uuids(plan.engine.release):
         since = ".".join(map(str, UUID_SINCE[:2]))
-        text = f"vLLM {plan.engine.version or 'of this age'} may not start on a MIG slice; {since} does"
+        version = plan.engine.public_version
+        text = f"vLLM {version} may not start on a MIG slice: it needs {since} or later"
+        if version is None:
+            text = f"needs vLLM {since} or later on a MIG slice; your version is unknown"
         yield Finding("mig_unsupported", Level.WARNING, text)
 
 
@@ -80,73 +91,115 @@ def _on_slice(plan: Plan) -> bool:
     return plan.environment.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
 
 
-def _held(plan: Plan, knowledge: Knowledge, gpu: Gpu, budget: BudgetFor | None) -> Iterator[Finding]:
+def _held(plan: Plan, inputs: PlanInputs, gpu: Gpu, budget: BudgetFor | None) -> Iterator[Finding]:
     """vLLM refuses to start unless its whole share is free at that moment."""
-    free, total = available_gib(gpu, knowledge.shares), gpu.memory_gib
-    who = held_words(gpu) or f"GPU {gpu.index}"
-    limit = share_words(gpu, knowledge.shares)
+    free, total = available_gib(gpu, inputs.shares), gpu.memory_gib
+    who = format_held(gpu) or f"GPU {gpu.index}"
+    limit = format_share(gpu, inputs.shares)
     if free is None or total is None or gpu.lost:
         return
     needed = utilization(plan) * total
     if free + SLACK_GIB >= needed:
         if is_held_by_others(gpu):
-            yield Finding("gpu_shared", Level.ADVICE, f"{who}: what they take later is missing to this server")
+            yield Finding("gpu_shared", Level.ADVICE, f"{who}: memory they allocate later is lost to this server")
         return
     fitting = math.floor(free / total * 100) / 100
     less = budget({**plan.flags, UTILIZATION: fitting}) if budget is not None and fitting >= LEAST_UTILIZATION else None
     fix = Changes(set={UTILIZATION: fitting}) if less is not None and less.fits else None
     why = f"; {limit}" if limit else ""
     text = (
-        f"{who}{why}: {free:.1f} of {total:.1f} GiB can be had now and --{UTILIZATION} {utilization(plan):g} asks for "
-        f"{needed:.1f}, so vLLM will not start"
+        f"{who}{why}: {free:.1f} of {total:.1f} GiB available; {needed - free:.1f} GiB short of "
+        f"--{UTILIZATION} {utilization(plan):g} ({needed:.1f} GiB), so vLLM will not start"
     )
     yield Finding("memory_held", Level.ERROR, text, fix, surely=False)
 
 
 def _room(
-    plan: Plan, knowledge: Knowledge, memory: MemoryBudget, workload: Workload | None, budget: BudgetFor | None
+    plan: Plan, inputs: PlanInputs, memory: MemoryBudget, workload: Workload | None, budget: BudgetFor | None
 ) -> Iterator[Finding]:
     if memory.kv_gib <= 0:
         rest = memory.overhead_gib + memory.graphs_gib
         room = max(0.0, memory.kv_gib + memory.weights_gib + rest)
-        way = _larger_share(plan, budget) or _more_gpus(plan, knowledge, budget)
+        way = _larger_share(plan, budget) or _more_gpus(plan, inputs, budget)
         text = (
-            f"weights take {memory.weights_gib:.1f} GiB of each GPU and computing {rest:.1f}, of {room:.1f} that may "
-            f"be taken: {-memory.kv_gib:.1f} GiB are missing"
-        ) + ("" if way is not None else "; take a quantized or a smaller model, or more GPUs")
+            f"weights need {memory.weights_gib:.1f} GiB per GPU and activations {rest:.1f}, of {room:.1f} available: "
+            f"{-memory.kv_gib:.1f} GiB short"
+        ) + ("" if way is not None else "; use a quantized or smaller model, or more GPUs")
         yield Finding("weights_do_not_fit", Level.ERROR, text, way, surely=False)
+        return
+    if memory.fixed and (found := _beyond(plan, memory, budget)) is not None:
+        yield found
         return
     if memory.fits:
         return
     asked = f"{memory.max_model_len:,} tokens" if memory.max_model_len else "the full context"
     has = f"{memory.kv_tokens:,} tokens" if memory.kv_tokens is not None else f"{memory.kv_gib:.1f} GiB"
-    fix, words = _smaller(plan, knowledge, memory, workload, budget)
-    text = f"the KV cache holds {has}, too little for one request of {asked}{words}"
+    fix, words = _smaller(plan, inputs, memory, workload, budget)
+    text = f"the KV cache holds {has}, not enough for one request of {asked}{words}"
     yield Finding("kv_too_small", Level.ERROR, text, fix, surely=False)
 
 
+def _beyond(plan: Plan, memory: MemoryBudget, budget: BudgetFor | None) -> Finding | None:
+    """A KV cache whose size was given in bytes, and which does not fit beside the rest."""
+    gpu = min(memory.per_gpu, key=lambda one: one.free_gib, default=None)
+    if gpu is None or gpu.free_gib + SLACK_GIB >= 0:
+        return None
+    rest = gpu.overhead_gib + gpu.graphs_gib
+    held = f", of which others hold {gpu.others_gib:.1f}" if gpu.others_gib >= SLACK_GIB else ""
+    text = (
+        f"--{BYTES} {plan.flags[BYTES]} is {gpu.kv_gib:.1f} GiB per GPU; weights need {gpu.weights_gib:.1f} and "
+        f"activations {rest:.1f}, the GPU has {gpu.total_gib:.1f}{held}: {-gpu.free_gib:.1f} GiB short"
+    )
+    most = math.floor((gpu.kv_gib + gpu.free_gib) * 10) / 10
+    smaller = {BYTES: int(most * GIB)}
+    less = budget({**plan.flags, **smaller}) if budget is not None and most > 0 else None
+    fix = Changes(set=smaller) if less is not None and less.fits else None
+    more = f"; {most:.1f} GiB would fit" if fix is not None else ""
+    return Finding("kv_cache_too_large", Level.ERROR, text + more, fix, surely=False)
+
+
 def _smaller(
-    plan: Plan, knowledge: Knowledge, memory: MemoryBudget, workload: Workload | None, budget: BudgetFor | None
+    plan: Plan, inputs: PlanInputs, memory: MemoryBudget, workload: Workload | None, budget: BudgetFor | None
 ) -> tuple[Changes | None, str]:
-    """The least painful way out: a shorter context while requests still fit, then an FP8 cache, then more GPUs."""
+    """The least costly fix: a shorter context while requests still fit, then an FP8 cache, then more GPUs."""
+    if (rest := without_fixed_size(plan)) is not None and budget is not None:
+        found = budget(rest)
+        if found is not None and found.fits:
+            fixed = fixed_size(plan)
+            return Changes(unset=fixed), f"; {_set(plan, fixed)} limits it, and without it fits"
     wanted = workload.input_tokens_p95 + workload.output_tokens_p95 if workload is not None else SHORTEST
-    longest = longest_context(plan.flags, memory, budget)
+    longest = longest_context(plan.flags, memory, budget, longest_supported(plan, inputs))
     if longest is not None and longest >= min(wanted, memory.max_model_len or wanted):
         return Changes(set={LENGTH: longest}), f"; {longest:,} would fit"
     if budget is not None:
         eight = {KV_DTYPE: "fp8"}
-        if KV_DTYPE not in plan.flags and (found := budget({**plan.flags, **eight})) is not None and found.fits:
-            return Changes(set=eight), f"; it fits with --{KV_DTYPE} fp8"
-        if (more := _more_gpus(plan, knowledge, budget)) is not None:
+        offered = KV_DTYPE not in plan.flags and fp8_cache_of(plan, inputs).works is True
+        if offered and (found := budget({**plan.flags, **eight})) is not None and found.fits:
+            return Changes(set=eight), f"; it fits with --{KV_DTYPE} fp8 (answers can differ slightly)"
+        if (more := _more_gpus(plan, inputs, budget)) is not None:
             return more, ""
     if longest is not None and longest >= SHORTEST:
-        return Changes(set={LENGTH: longest}), f"; {longest:,} would fit, less than the {wanted:,} that requests need"
-    return None, "; take more GPUs or a smaller model"
+        return Changes(set={LENGTH: longest}), f"; {longest:,} would fit, but requests need {wanted:,}"
+    return None, "; use more GPUs or a smaller model"
 
 
-def longest_context(flags: Flags, memory: MemoryBudget, budget: BudgetFor | None) -> int | None:
-    """The largest ``max-model-len``, in steps of 256, of which one request fits; None where none does."""
+def _set(plan: Plan, names: tuple[str, ...]) -> str:
+    return " ".join(f"--{name} {plan.flags[name]}" for name in names)
+
+
+def longest_context(
+    flags: Flags, memory: MemoryBudget, budget: BudgetFor | None, supported: int | None = None
+) -> int | None:
+    """The largest ``max-model-len`` of which one request fits; None if none does.
+
+    It is what the model supports, or less in steps of 256.
+    """
     most = memory.max_model_len
+    if most is not None and supported is not None and supported < most and budget is not None:
+        found = budget({**flags, LENGTH: supported})
+        if found is not None and found.fits:
+            return supported
+        most = supported
     if most is None or memory.kv_gib <= 0:
         return None
     if budget is None:
@@ -158,6 +211,8 @@ def longest_context(flags: Flags, memory: MemoryBudget, budget: BudgetFor | None
         middle = (low + high + 1) // 2
         found = budget({**flags, LENGTH: middle * STEP})
         low, high = (middle, high) if found is not None and found.fits else (low, middle - 1)
+    if memory.kv_tokens is not None and 0 < low * STEP - memory.kv_tokens < STEP:
+        low -= 1  # tokens are counted for requests of the present length, whose last block is not full
     return low * STEP or None
 
 
@@ -172,14 +227,14 @@ def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
     return None
 
 
-def _more_gpus(plan: Plan, knowledge: Knowledge, budget: BudgetFor | None) -> Changes | None:
-    """The next larger tensor-parallel size with which it fits, on as many GPUs as could give that share now."""
-    if budget is None or knowledge.facts is None or knowledge.host is None:
+def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
+    """The next larger tensor-parallel size with which it fits, on as many GPUs as could provide that share now."""
+    if budget is None or inputs.facts is None or inputs.host is None:
         return None
-    free = [gpu for gpu in knowledge.host.gpus if not gpu.mig_mode and not gpu.lost and _has_room(plan, knowledge, gpu)]
+    free = [gpu for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost and _has_room(plan, inputs, gpu)]
     there = max(len(free), len(plan.gpus))
     others = ranks(plan.flags) // size_of(plan.flags, TENSOR)
-    for size in divisors(knowledge.facts, min(there, MOST_TENSOR)):
+    for size in divisors(inputs.facts, min(there, MOST_TENSOR)):
         if size <= size_of(plan.flags, TENSOR):
             continue
         flags = {**plan.flags, TENSOR: size}
@@ -190,6 +245,6 @@ def _more_gpus(plan: Plan, knowledge: Knowledge, budget: BudgetFor | None) -> Ch
     return None
 
 
-def _has_room(plan: Plan, knowledge: Knowledge, gpu: Gpu) -> bool:
-    free, total = available_gib(gpu, knowledge.shares), gpu.memory_gib
+def _has_room(plan: Plan, inputs: PlanInputs, gpu: Gpu) -> bool:
+    free, total = available_gib(gpu, inputs.shares), gpu.memory_gib
     return free is not None and total is not None and free + SLACK_GIB >= utilization(plan) * total

@@ -1,102 +1,85 @@
-"""How a model is split: over how many GPUs, along which lines, over which links. Pure."""
+"""How a model is split: over how many GPUs, along which dimension, over which links. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
-from vllm_launchers.machine.gpu.host import Gpu, Host, connected
-from vllm_launchers.machine.gpu.links import Level, level_of, pcie_groups
-from vllm_launchers.machine.gpu.matrix import spans
-from vllm_launchers.machine.modelfacts.model import ModelFacts
-from vllm_launchers.plan.checks.asked import PIPELINE, TENSOR, gpus_of, ranks, simulated, size_of, spread
+from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.host.gpu.host import Gpu, Host, connected
+from vllm_launchers.host.gpu.topology import LinkLevel, level_of, pcie_groups, spans
+from vllm_launchers.plan.checks.request import (
+    DATA,
+    EXPERTS,
+    PIPELINE,
+    TENSOR,
+    gpus_of,
+    ranks,
+    size_of,
+    spread,
+)
 from vllm_launchers.plan.findings import Finding
 from vllm_launchers.plan.findings import Level as Weight
-from vllm_launchers.plan.knowledge import Knowledge
-from vllm_launchers.plan.model import Changes, Plan
-from vllm_launchers.plan.placement import set_level
-from vllm_launchers.plan.placement_words import crossing
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.placement import crossing, set_level
+from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, divisors, expert_split_problem, split_problem
 
 MOST_TENSOR = 64
 
 
-def parallel_findings(plan: Plan, knowledge: Knowledge) -> Iterator[Finding]:
-    """Sizes against the model, against the GPUs, and against the links between them."""
-    if knowledge.facts is not None and not simulated(plan):
-        yield from _split(plan, knowledge.facts)
-    yield from _count(plan, knowledge)
-    yield from _links(plan, knowledge)
-
-
-def split_problem(facts: ModelFacts, tensor: int) -> str:
-    """Why a model cannot be split over so many GPUs, in a few words; empty where it can, or where that is not known.
-
-    vLLM splits attention by heads (``ModelConfig.verify_with_parallel_config``) and, of a quantized layer whose rows
-    are split, whole groups or blocks only (``awq.py``, ``gptq.py``, ``fp8.py``).
-    """
-    heads, kv_heads = facts.heads, facts.kv_heads
-    if heads and heads % tensor:
-        return f"its {heads} attention heads cannot be dealt evenly to {tensor} GPUs"
-    if kv_heads and not facts.mla and (tensor % kv_heads if tensor > kv_heads else kv_heads % tensor):
-        return f"its {kv_heads} KV heads cannot be dealt evenly to {tensor} GPUs"
-    stored, inner = facts.quantization, facts.intermediate_size
-    if stored is None or not inner or facts.experts or tensor == 1:
-        return ""
-    group = stored.group_size if stored.group_size and stored.group_size > 0 else None
-    unit = stored.block[1] if stored.block else group if stored.method in _GROUPED else None
-    if unit and (inner % tensor or (inner // tensor) % unit):
-        kind = "blocks" if stored.block else "groups"
-        return f"its quantization {kind} of {unit} do not divide {inner} / {tensor} columns"
-    return ""
-
-
-_GROUPED = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
-
-
-def divisors(facts: ModelFacts, most: int) -> list[int]:
-    """The tensor-parallel sizes up to ``most`` that a model can be split into."""
-    return [size for size in range(1, most + 1) if not split_problem(facts, size)]
+def parallel_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+    """Sizes against the model, the GPUs, and the links between them."""
+    if inputs.facts is not None:
+        yield from _split(plan, inputs.facts)
+    yield from _count(plan, inputs)
+    yield from _links(plan, inputs)
 
 
 def _split(plan: Plan, facts: ModelFacts) -> Iterator[Finding]:
     tensor, pipeline = size_of(plan.flags, TENSOR), size_of(plan.flags, PIPELINE)
     if tensor > 1 and (problem := split_problem(facts, tensor)):
         fitting = divisors(facts, min(tensor, MOST_TENSOR))
-        said = ", ".join(map(str, fitting[-3:]))
-        text = f"--{TENSOR} {tensor}: {problem}; {said} would do"
+        sizes_text = ", ".join(map(str, fitting[-3:]))
+        text = f"--{TENSOR} {tensor}: {problem}; {sizes_text} would work"
         sure = facts.source != "table"
         yield Finding("tp_not_divisor", Weight.ERROR, text, Changes(set={TENSOR: fitting[-1]}), surely=sure)
+    spread = tensor * size_of(plan.flags, DATA)
+    if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
+        text = f"{spread} GPUs share each expert: {problem}; with --{EXPERTS} each GPU holds whole experts"
+        yield Finding("experts_not_divisible", Weight.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
     if facts.layers and pipeline > len(facts.layers):
         text = f"--{PIPELINE} {pipeline} is more than the {len(facts.layers)} layers of {facts.model}"
         yield Finding("pp_over_layers", Weight.ERROR, text, Changes(unset=(PIPELINE,)))
 
 
-def _count(plan: Plan, knowledge: Knowledge) -> Iterator[Finding]:
-    """Ranks against GPUs: those that were chosen, else all that there are."""
+def _count(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+    """Ranks against GPUs: the chosen ones, else all available."""
     wanted = ranks(plan.flags)
-    there = len(plan.gpus) or (len(knowledge.host.gpus) if knowledge.host is not None else 0)
+    there = len(plan.gpus) or (len(inputs.host.gpus) if inputs.host is not None else 0)
     if not there or plan.engine.build == "cpu":
         return
     if wanted > there:
         what = f"was given {there}" if plan.gpus else f"there {'is' if there == 1 else 'are'} {there} here"
         sure = not spread(plan.flags)
-        text = f"it wants {wanted} GPUs (tensor × pipeline × data parallel) and {what}"
+        text = f"it needs {wanted} GPUs (tensor × pipeline × data parallel) and {what}"
         fix = Changes(set={TENSOR: there}) if size_of(plan.flags, TENSOR) == wanted else None
-        if fix is not None and knowledge.facts is not None:
-            fix = Changes(set={TENSOR: divisors(knowledge.facts, there)[-1]})
+        if fix is not None and inputs.facts is not None:
+            fix = Changes(set={TENSOR: divisors(inputs.facts, there)[-1]})
         yield Finding("gpus_too_few", Weight.ERROR if sure else Weight.ADVICE, text, fix)
     elif len(plan.gpus) > wanted:
         text = (
-            f"it was given {len(plan.gpus)} GPUs and will use {wanted}: "
-            f"set tensor-parallel-size={len(plan.gpus)}, or give it fewer"
+            f"{len(plan.gpus)} GPUs assigned, {wanted} used: set tensor-parallel-size={len(plan.gpus)} or assign fewer"
         )
         yield Finding("gpus_unused", Weight.WARNING, text, Changes(set={TENSOR: len(plan.gpus)}))
 
 
-def _links(plan: Plan, knowledge: Knowledge) -> Iterator[Finding]:
+def _links(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     """Only the ranks of one tensor-parallel group exchange data at every layer: each group is judged by itself."""
-    gpus, host = gpus_of(plan, knowledge), knowledge.host
+    gpus, host = gpus_of(plan, inputs), inputs.host
     if len({gpu.name for gpu in gpus if gpu.name}) > 1:
-        text = "the GPUs differ: the slowest sets the pace, the smallest sets the memory"
+        text = "mixed GPUs: the slowest limits speed, the smallest limits memory"
         yield Finding("gpus_differ", Weight.WARNING, text)
     size = size_of(plan.flags, TENSOR)
     if host is None or size < 2 or len(gpus) < size:
@@ -105,25 +88,60 @@ def _links(plan: Plan, knowledge: Knowledge) -> Iterator[Finding]:
         yield from _group(plan, host, gpus[start : start + size])
 
 
+def _fastest_all_the_same(plan: Plan) -> str:
+    """The expected speed of a plan over slow links, and of the next best layout, if that is faster."""
+    alike = [one for one in plan.alternatives if one.model is None and one.throughput]
+    if len(alike) < 2 or not alike[0].chosen:
+        return ""
+    chosen, *others = alike
+    rest = [one for one in others if one.layout.total == chosen.layout.total and one.near]
+    second = max(rest, key=lambda one: one.throughput, default=None)
+    if second is None or second.throughput >= chosen.throughput:
+        return ""
+    return (
+        f"about {chosen.throughput:,.0f} tokens/s are predicted even so, against "
+        f"{second.throughput:,.0f} for {second.label}"
+    )
+
+
+def _against_nvlink(host: Host, gpus: tuple[Gpu, ...]) -> str:
+    """The bandwidth of the slowest pair, and of NVLink between such GPUs; empty if unknown."""
+    links = [host.link(a.index, b.index) for a, b in combinations(gpus, 2)]
+    rates = [link.bandwidth_gbs if link is not None else None for link in links]
+    known = [rate for rate in rates if rate is not None]
+    if not known or len(known) < len(rates):
+        return ""
+    slowest = f", at {int(min(known))} GB/s"
+    kinds = {gpu.name for gpu in gpus}
+    model = find_model(gpus[0].name) if len(kinds) == 1 and gpus[0].name else None
+    if model is None:
+        return slowest
+    if not model.nvlink:
+        return f"{slowest} (no NVLink on this GPU model)"
+    nvlink = 2 * model.nvlink / 1e9
+    times = nvlink / min(known)
+    return f"{slowest}: NVLink, available for these GPUs, carries {int(nvlink)} GB/s, {times:.1f}× that"
+
+
 def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     indices = [gpu.index for gpu in gpus]
 
-    def level(a: int, b: int) -> Level:
+    def level(a: int, b: int) -> LinkLevel:
         link = host.link(a, b)
         if link is not None:
             return level_of(link.kind)
-        return Level.NVLINK if any(a in island and b in island for island in host.islands) else Level.UNKNOWN
+        return LinkLevel.NVLINK if any(a in island and b in island for island in host.islands) else LinkLevel.UNKNOWN
 
     found = set_level(level, indices)
-    if found is None or found <= Level.PXB:
+    if found is None or found <= LinkLevel.PXB:
         return
     pairs = [(a, b) for a in indices for b in indices if a < b]
-    nvlink = connected(indices, [pair for pair in pairs if level(*pair) is Level.NVLINK])
+    nvlink = connected(indices, [pair for pair in pairs if level(*pair) is LinkLevel.NVLINK])
     groups = pcie_groups(indices, host.links) if len(nvlink) == len(indices) else nvlink
-    if found < Level.SYS:
+    if found < LinkLevel.SYS:
         text = (
-            f"tensor parallelism over {spans(sorted(indices))} goes over PCIe ({found.words}) at every layer: NVLink "
-            "is ten times as fast; use no more GPUs than the model needs"
+            f"tensor parallelism over {spans(sorted(indices))} uses PCIe ({found.words}) at every layer"
+            f"{_against_nvlink(host, gpus)}; use no more GPUs than the model needs"
         )
         yield Finding("tp_over_pcie", Weight.ADVICE, text)
         return
@@ -131,4 +149,9 @@ def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     if len({len(group) for group in groups}) == 1 and len(groups) > 1 and size_of(plan.flags, PIPELINE) == 1:
         fix = Changes(set={TENSOR: len(groups[0]), PIPELINE: len(groups)})
     text = crossing(indices, groups, found)
-    yield Finding("tp_over_pcie", Weight.WARNING if found is Level.SYS else Weight.ADVICE, text, fix)
+    if faster := _fastest_all_the_same(plan):
+        way = "crosses the CPU interconnect" if found is LinkLevel.SYS else "uses unknown links"
+        text = f"tensor parallelism over {spans(sorted(indices))} {way} at every layer; {faster}"
+        yield Finding("tp_over_pcie", Weight.ADVICE, text)
+        return
+    yield Finding("tp_over_pcie", Weight.WARNING if found is LinkLevel.SYS else Weight.ADVICE, text, fix)

@@ -1,1 +1,1 @@
-"""From traffic, model and machine to flags, each with its reason and price."""
+"""Chooses flags from traffic, model and machine, each with its reason and trade-off."""

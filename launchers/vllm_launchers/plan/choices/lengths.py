@@ -1,45 +1,50 @@
-"""Context, requests at once and tokens per step, from the traffic. Pure."""
+"""Context, concurrent requests and tokens per step, from the traffic. Pure."""
 
 from __future__ import annotations
 
 import math
 
-from vllm_launchers.plan.budget.model import MemoryBudget
-from vllm_launchers.plan.choices.machine_fit import held_at_p95
-from vllm_launchers.plan.choices.model import Choice, Source
-from vllm_launchers.plan.choices.situation import (
+from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.choices.inputs import (
     BATCHED,
     CHUNKED,
     DATA,
     LENGTH,
+    PREFIX,
     SEQUENCES,
     SPECULATION,
-    Situation,
+    Choice,
+    ChoiceInputs,
+    Source,
     whole,
 )
+from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import token_count
-from vllm_launchers.plan.model import Flags
+from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
 HEADROOM = 2
-"""Requests that may run for each that is in flight as a rule: bursts do not wait at once."""
+"""Requests that may run per usual request in flight: bursts do not queue at once."""
 
 COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Usual values of ``max-num-seqs``; CUDA graphs are captured for most of them, so that no batch is padded far."""
+"""Usual values of ``max-num-seqs``; CUDA graphs are captured for most of them, so no batch is padded much."""
 
 SMALL_STEP, LARGE_STEP, LARGEST_STEP = 2048, 8192, 16384
 LONG_PROMPT = 32_768
 LARGE_GPU_GIB = 70
-"""From here on vLLM's own step is 8,192 tokens (A100 excepted), below it 2,048 (``EngineArgs.get_batch_defaults``)."""
+"""From here on vLLM's default step is 8,192 tokens (except on A100), below it 2,048
+(``EngineArgs.get_batch_defaults``)."""
 
 
-def context(situation: Situation) -> Choice:
-    """``max-model-len``: p95 prompt plus p95 answer, rounded up by an eighth at most, and never above the model's."""
-    work, tokens = situation.workload, situation.request_tokens
+def context(inputs: ChoiceInputs) -> Choice:
+    """``max-model-len``: p95 prompt plus p95 output, rounded up by at most an eighth, and never above the model's."""
+    work, tokens = inputs.workload, inputs.request_tokens
     length = rounded_up(tokens)
     parts = f"{work.input_tokens_p95:,} prompt + {work.output_tokens_p95:,} answer tokens at p95"
-    limit = situation.facts.max_context if situation.facts is not None else None
+    limit = inputs.facts.max_context if inputs.facts is not None else None
     if limit is None or length <= limit:
-        rest = f"; the model could do {limit:,}" if limit is not None and limit > length else ""
+        rest = f"; the model supports {limit:,}" if limit is not None and limit > length else ""
         return Choice(
             LENGTH,
             length,
@@ -47,91 +52,106 @@ def context(situation: Situation) -> Choice:
             Source.WORKLOAD,
             "Longer requests are refused.",
         )
-    price = "Longer requests are refused."
+    tradeoff = "Longer requests are refused."
     if tokens > limit:
-        price = f"{parts} do not fit: longer requests are refused, so split them or take another model."
-    return Choice(LENGTH, limit, f"All that the model can do; the traffic asks for {tokens:,}.", Source.MODEL, price)
+        tradeoff = f"{parts} do not fit: longer requests are refused, so split them or use another model."
+    return Choice(LENGTH, limit, f"The model's maximum; the traffic needs {tokens:,}.", Source.MODEL, tradeoff)
 
 
 def rounded_up(tokens: int) -> int:
-    """A length rounded up to a power of two's multiple: an eighth more at most, 256 tokens at least."""
+    """A length rounded up to a multiple of a power of two: at most an eighth more, at least 256 tokens."""
     step = max(256, _power_of_two(math.ceil(tokens / 8)))
     return math.ceil(tokens / step) * step
 
 
-def sequences(situation: Situation, flags: Flags, budget: MemoryBudget | None) -> Choice:
-    """``max-num-seqs`` of each copy: twice what is in flight, and no more than its KV cache holds at p95."""
-    copies = whole(flags, DATA)
-    asked = math.ceil(situation.workload.concurrency / copies)
-    wanted = next((count for count in COUNTS if count >= asked * HEADROOM), COUNTS[-1])
+def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -> Choice:
+    """``max-num-seqs`` of each copy: twice what is in flight, but no more than its KV cache has room for.
+
+    For a server with history that room was observed, and as many may run as were observed to run well. Otherwise it is
+    requests of p95 length at once, all at full length: the worst case.
+    """
+    copies, seen = whole(flags, DATA), inputs.seen
+    asked = math.ceil(inputs.workload.concurrency / copies)
+    least = max(asked * HEADROOM, seen.ran if seen is not None else 0)
+    wanted = next((count for count in COUNTS if count >= least), max(COUNTS[-1], seen.ran if seen is not None else 0))
     batched = token_count(flags.get(BATCHED))
+    capped = batched is not None and batched < wanted
     if batched is not None:
         wanted = min(wanted, batched)
-    in_flight = f"{situation.workload.concurrency:,} requests in flight" + (
+    in_flight = f"{counted(inputs.workload.concurrency, 'request')} in flight" + (
         f" on {copies} copies" if copies > 1 else ""
     )
-    held = held_at_p95(budget)
+    held = float(seen.fitting) if seen is not None else held_at_p95(budget)
     if held is None or held >= wanted:
-        reason = f"{in_flight}, with headroom for bursts: more than that wait instead of slowing all."
+        reason = f"{in_flight}, with headroom for bursts; requests beyond that queue instead of slowing all."
+        if capped:
+            reason = f"vLLM allows at most as many sequences as tokens per step: {batched:,} ({in_flight})."
         return Choice(SEQUENCES, wanted, reason, Source.WORKLOAD)
     most = max(1, math.floor(held))
-    most = most - most % 8 if most >= 16 else most
+    most = most - most % 8 if most >= 16 and seen is None else most
     waiting = asked - most
-    price = f"About {waiting:,} of {asked:,} wait in the queue." if waiting > 0 else "Bursts wait in the queue."
-    reason = f"The KV cache holds about {held:,.0f} requests of p95 length: more would be preempted and begun again."
-    return Choice(SEQUENCES, most, reason, Source.MACHINE, price)
+    tradeoff = f"About {waiting:,} of {asked:,} queue." if waiting > 0 else "Bursts queue."
+    number = counted(int(held), "request")
+    reason = f"The KV cache holds about {number} at once if all have p95 length, a worst case."
+    if seen is not None:
+        reason = f"From the observed KV cache: {seen.reason}"
+    return Choice(SEQUENCES, most, reason, Source.MACHINE, tradeoff)
 
 
-def batched_tokens(situation: Situation, flags: Flags, memory_gib: float | None, gpu_name: str = "") -> Choice:
-    """``max-num-batched-tokens``: enough for the traffic's steady mix of prompts and answers, in even steps."""
-    work = situation.workload
+def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None, gpu_name: str = "") -> Choice:
+    """``max-num-batched-tokens``: enough for the traffic's steady mix of prompts and outputs, in even steps."""
+    work = inputs.workload
     count = whole(flags, SEQUENCES)
-    length = token_count(flags.get(LENGTH)) or situation.request_tokens
+    length = token_count(flags.get(LENGTH)) or inputs.request_tokens
     if flags.get(CHUNKED) is False:
         return Choice(
             BATCHED,
             max(length, count),
-            f"Without chunked prefill a whole prompt of up to {length:,} tokens must fit into one step.",
+            f"Without chunked prefill a whole prompt of up to {length:,} tokens must fit in one step.",
             Source.WORKLOAD,
-            "A long prompt stalls every running stream until it is read.",
+            "A long prompt stalls every running stream until its prefill ends.",
         )
-    wanted = max(2 * steady_step(situation, flags), SMALL_STEP)
+    wanted = max(2 * steady_step(inputs, flags), SMALL_STEP)
     reason = "Keeps up with this mix of prompts and answers in small, even steps."
-    if situation.facts is not None and situation.facts.multimodal:
-        wanted, reason = max(wanted, LARGE_STEP), "Room for a whole image in one step, which vLLM asks for."
+    if inputs.facts is not None and inputs.facts.multimodal:
+        wanted, reason = max(wanted, LARGE_STEP), "Room for a whole image in one step, as vLLM requires."
     if SPECULATION in flags:
-        wanted, reason = max(wanted, LARGE_STEP), "Guessed tokens take room in each step too: vLLM advises 8,192."
+        wanted, reason = (
+            max(wanted, LARGE_STEP),
+            "Speculative tokens also take room in each step: vLLM recommends 8,192.",
+        )
     elif work.input_tokens_p95 >= LONG_PROMPT:
         wanted = max(wanted, LARGE_STEP)
-        reason = f"Big steps read long prompts sooner: {math.ceil(work.input_tokens_p95 / wanted)} for one at p95."
+        steps = math.ceil(work.input_tokens_p95 / wanted)
+        reason = f"Large steps prefill long prompts sooner: {steps} for one at p95."
     elif memory_gib is not None and memory_gib >= LARGE_GPU_GIB and "A100" not in gpu_name:
         wanted, reason = (
             max(wanted, LARGE_STEP),
-            "A GPU of this size does a large step as quickly as others a small one.",
+            "A GPU of this size handles large steps quickly.",
         )
     size = min(_power_of_two(wanted), LARGEST_STEP)
-    # vLLM: at least a token for each sequence; more than all of them at full length is never used.
+    # vLLM requires at least a token per sequence; more than all of them at full length is never used.
     size = max(count, min(size, count * length))
-    price = f"A prompt that is read delays running streams by at most one step of {size:,} tokens."
-    return Choice(BATCHED, size, reason, Source.WORKLOAD, price)
+    tradeoff = f"A prefill delays running streams by at most one step of {size:,} tokens."
+    return Choice(BATCHED, size, reason, Source.WORKLOAD, tradeoff)
 
 
-def keeps_up(situation: Situation, flags: Flags, tokens: int) -> bool:
-    """Whether steps of so many tokens do for this traffic and are what vLLM takes: then they need not change."""
-    least = max(2 * steady_step(situation, flags), whole(flags, SEQUENCES))
+def keeps_up(inputs: ChoiceInputs, flags: Flags, tokens: int) -> bool:
+    """Whether steps of this many tokens are enough for this traffic and valid in vLLM, so that they need not change."""
+    least = max(2 * steady_step(inputs, flags), whole(flags, SEQUENCES))
     if flags.get(CHUNKED) is False:
-        least = max(least, token_count(flags.get(LENGTH)) or situation.request_tokens)
-    if situation.workload.input_tokens_p95 >= LONG_PROMPT or SPECULATION in flags:
+        least = max(least, token_count(flags.get(LENGTH)) or inputs.request_tokens)
+    if inputs.workload.input_tokens_p95 >= LONG_PROMPT or SPECULATION in flags:
         least = max(least, LARGE_STEP)
     return least <= tokens <= LARGEST_STEP
 
 
-def steady_step(situation: Situation, flags: Flags) -> int:
-    """Tokens per step in the long run: each running request's next one, and the new prompts' share beside it.
+def steady_step(inputs: ChoiceInputs, flags: Flags) -> int:
+    """Steady-state tokens per step: each running request's next one, and a share of the new prompts.
 
-    While ``n`` requests each gain a token, prompts come in at ``n · input / output``, less what is reused.
+    While ``n`` requests each gain a token, prompts arrive at ``n · input / output``, less the reused part.
     """
-    work = situation.workload
+    work = inputs.workload
     running = math.ceil(work.concurrency / whole(flags, DATA))
     running = min(running, whole(flags, SEQUENCES, running))
     prompts = work.input_tokens_p95 * (1 - work.prefix_reuse) / work.output_tokens_p95
@@ -139,5 +159,62 @@ def steady_step(situation: Situation, flags: Flags) -> int:
 
 
 def _power_of_two(number: int) -> int:
-    """The least power of two that is no smaller."""
+    """The smallest power of two that is no smaller."""
     return 1 << max(0, number - 1).bit_length()
+
+
+# -- prefix caching and chunked prefill, from the traffic. Pure -------------------------------------------------------
+
+
+REUSED = 0.35
+"""Above this share of reused prompt tokens prefix caching is worth enabling."""
+
+UNIQUE = 0.1
+"""Up to this share prompts count as unique."""
+
+SHORT_PROMPT = 512
+IDLE_REQUESTS = 2
+"""With prompts up to this many tokens, and at most this many requests in flight, chunked prefill has no effect."""
+
+
+def prefix_caching(inputs: ChoiceInputs) -> Choice:
+    """On if prompts share prefixes, off if they are unique, else vLLM's default."""
+    reuse = inputs.workload.prefix_reuse
+    share = f"{reuse:.0%} of prompt tokens repeat"
+    if reuse > REUSED:
+        linear = inputs.facts is not None and LayerKind.LINEAR in inputs.facts.layers
+        tradeoff = "Almost none where prompts differ."
+        if linear:
+            tradeoff = "New in vLLM for linear-attention layers: watch the hit rate."
+        return Choice(PREFIX, True, f"{share}: computed once and shared.", Source.WORKLOAD, tradeoff)
+    if reuse <= UNIQUE:
+        return Choice(
+            PREFIX,
+            False,
+            f"Prompts are unique ({share}): nothing to share.",
+            Source.WORKLOAD,
+            "Almost none; turn it on for repeated questions about the same text.",
+        )
+    reason = f"{share}: inconclusive, so vLLM's default (on) stays."
+    return Choice(PREFIX, None, reason, Source.WORKLOAD)
+
+
+def chunked_prefill(inputs: ChoiceInputs) -> Choice:
+    """On, except for short prompts on an idle GPU, where it is left to vLLM.
+
+    It is never switched off: since 0.11 vLLM warns that a generative model may then crash, and earlier it ignored that.
+    """
+    work = inputs.workload
+    if work.input_tokens_p95 <= SHORT_PROMPT and work.concurrency <= IDLE_REQUESTS:
+        reason = (
+            f"Prompts of {work.input_tokens_p95:,} tokens fit in one step and few requests queue: nothing to chunk."
+        )
+        return Choice(CHUNKED, None, reason, Source.WORKLOAD)
+    return Choice(
+        CHUNKED,
+        True,
+        f"Prompts of up to {work.input_tokens_p95:,} tokens are prefilled in chunks between decode steps, "
+        "so no stream stalls.",
+        Source.WORKLOAD,
+        "Slightly higher TTFT for long prompts under load.",
+    )

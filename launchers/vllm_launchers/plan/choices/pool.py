@@ -1,22 +1,24 @@
-"""The GPUs that a launch may be spread over, and which of them are near each other. Pure."""
+"""The GPUs that a launch may use, and which of them are near each other. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, pairwise
 
-from vllm_launchers.machine.gpu.host import Gpu, Host, connected
-from vllm_launchers.machine.gpu.links import Level, level_of
-from vllm_launchers.machine.gpu.sharing import Share, available_gib, is_held
+import msgspec
+
+from vllm_launchers.engine_model.gpus import Interconnect, over_nvlink, over_pcie_slot
+from vllm_launchers.host.gpu.host import Gpu, Host, Link, connected
+from vllm_launchers.host.gpu.mig_slices import best_slice
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, is_held
+from vllm_launchers.host.gpu.topology import LinkLevel, level_of
 
 IDLE_SHARE = 0.9
-"""A GPU counts as free with so much of its memory free."""
+"""A GPU counts as free if this share of its memory is free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How many GPUs a layer is cut over, how many stages and how many copies there are."""
+class Layout(msgspec.Struct, frozen=True):
+    """How many GPUs a layer is split over, how many stages and how many copies there are."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -29,16 +31,16 @@ class Layout:
 
     @property
     def total(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return self.replica * self.data
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """GPUs to choose from. ``groups`` are those near enough for tensor parallel; ``link`` says by what they are joined.
+class Pool(msgspec.Struct, frozen=True):
+    """GPUs to choose from. ``groups`` are those near enough for tensor parallel; ``link`` is what joins them.
 
     ``memory_gib`` is the smallest GPU's, None where unknown; ``capability`` the oldest GPU's (8.6), None where unknown.
-    ``exact`` is whether a person gave these GPUs, so that all of them are to be used.
+    ``exact`` is whether a user gave these GPUs, so that all of them are to be used. ``near`` is the link within a group
+    and ``far`` that of the two farthest GPUs, which ``far_link`` names; None if unknown.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -48,6 +50,9 @@ class Pool:
     name: str = ""
     exact: bool = False
     all_free: bool = True
+    near: Interconnect | None = None
+    far: Interconnect | None = None
+    far_link: str = ""
 
     @property
     def size(self) -> int:
@@ -55,26 +60,30 @@ class Pool:
         return sum(map(len, self.groups))
 
     def holds(self, layout: Layout, *, together: bool = False) -> bool:
-        """Whether each stage of each copy finds GPUs that are near each other.
+        """Whether each stage of each copy gets GPUs that are near each other.
 
-        ``together``: so do the copies of a stage, which share the experts of a mixture and exchange data at each layer.
+        ``together``: so do the copies of a stage, which share a mixture's experts and exchange data at each layer.
         """
         width = layout.tensor * layout.data if together else layout.tensor
         places = sum(len(group) // width for group in self.groups)
         right = layout.total == self.size if self.exact else layout.total <= self.size
         return right and places >= layout.total // width
 
+    def joining(self, gpus: int) -> Interconnect | None:
+        """What joins this many GPUs that exchange data: the link of a group, if one is large enough."""
+        return self.near if any(len(group) >= gpus for group in self.groups) else self.far
+
 
 def _may(gpu: Gpu, given: tuple[int, ...]) -> bool:
-    """Whether it is among those given, or nobody else has claimed it."""
+    """Whether it is among the given ones, or not claimed by another user."""
     return gpu.index in given if given else not gpu.claimed
 
 
-def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[Share] = ()) -> Pool | None:
-    """The GPUs that a launch may take: those given, else those that nobody works on, else all. None without GPUs.
+def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[GpuShare] = ()) -> Pool | None:
+    """The GPUs that a launch may use: those given, else unused ones, else all. None without GPUs.
 
-    Near is one NVLink island; on a machine without NVLink one PCIe switch, across which a tensor-parallel step still
-    pays. Where no links are known all GPUs count as near. A GPU in MIG mode lends one slice.
+    Near means one NVLink island; on a machine without NVLink, one PCIe switch, across which tensor parallelism still
+    pays off. If no links are known all GPUs count as near. A GPU in MIG mode provides one slice.
     """
     if host is None:
         return None
@@ -82,14 +91,15 @@ def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[Share]
     usable = {gpu.index: gpu for gpu in host.gpus if not gpu.lost and _may(gpu, given)}
     whole = {index: gpu for index, gpu in usable.items() if not gpu.mig_mode}
     if not whole:
-        return _slice(usable.values())
+        return _slice(usable.values(), shares)
     free = {index for index, gpu in whole.items() if _is_free(gpu, shares)}
     chosen = set(given) & set(whole) or free or set(whole)
-    # GPUs of one kind: the most memory of all decides which, so that a small one beside does not set the measure.
+    # GPUs of one kind: the kind with the most total memory, so that a small extra GPU does not decide.
     if not given:
         chosen = _alike(chosen, whole)
     members = [whole[index] for index in sorted(chosen)]
     groups, link = _groups(host, sorted(chosen))
+    far = _farthest(host, sorted(chosen))
     sizes = [size for gpu in members if (size := _size(gpu, shares)) is not None]
     capabilities = [known for gpu in members if (known := _capability(gpu)) is not None]
     return Pool(
@@ -100,15 +110,17 @@ def pool_of(host: Host | None, gpus: Iterable[int] = (), shares: Iterable[Share]
         name=members[0].name or "",
         exact=bool(given),
         all_free=chosen <= free,
+        near=_slowest(host, [pair for group in groups for pair in combinations(group, 2)], nvlink=link == "NVLink"),
+        far=_slowest(host, list(combinations(sorted(chosen), 2))),
+        far_link=_FAR.get(far, "") if far is not None else "",
     )
 
 
-def _slice(gpus: Iterable[Gpu]) -> Pool | None:
-    slices = [(part.memory_gib, gpu) for gpu in gpus for part in gpu.mig if part.memory_gib is not None]
-    if not slices:
+def _slice(gpus: Iterable[Gpu], shares: tuple[GpuShare, ...]) -> Pool | None:
+    best = best_slice(gpus, shares)
+    if best is None:
         return None
-    memory, gpu = max(slices, key=lambda pair: pair[0])
-    return Pool(((gpu.index,),), memory, _capability(gpu), "", gpu.name or "")
+    return Pool(((best.index,),), _size(best, shares), _capability(best), "", best.name or "")
 
 
 def _alike(chosen: set[int], gpus: dict[int, Gpu]) -> set[int]:
@@ -119,35 +131,78 @@ def _alike(chosen: set[int], gpus: dict[int, Gpu]) -> set[int]:
 
 
 def _groups(host: Host, indices: list[int]) -> tuple[tuple[tuple[int, ...], ...], str]:
-    """The parts that are near, and what joins them."""
-    pairs = list(_joined(host, indices, Level.MESH))
+    """The groups that are near, and what joins them."""
+    pairs = list(_joined(host, indices, LinkLevel.MESH))
     if pairs or host.islands_linked:
         return connected(indices, pairs), "NVLink"
     if len(indices) > 1 and not host.links:
-        return (tuple(indices),), "links that are not known"
-    return connected(indices, _joined(host, indices, Level.PXB)), "one PCIe switch"
+        return (tuple(indices),), "unknown links"
+    return connected(indices, _joined(host, indices, LinkLevel.PXB)), "one PCIe switch"
 
 
-def _joined(host: Host, indices: list[int], farthest: Level) -> Iterator[tuple[int, int]]:
+_FAR = {
+    LinkLevel.NVLINK: "NVLink",
+    LinkLevel.PIX: "one PCIe switch",
+    LinkLevel.PXB: "several PCIe switches",
+    LinkLevel.PHB: "one PCIe host bridge",
+    LinkLevel.NODE: "PCIe between host bridges",
+    LinkLevel.SYS: "the CPU interconnect",
+}
+"""The link between two GPUs, as the end of a sentence."""
+
+
+def _farthest(host: Host, indices: list[int]) -> LinkLevel | None:
+    """The level of the two farthest GPUs; None for one GPU, and if links are unknown."""
+    links = [host.link(a, b) for a, b in combinations(indices, 2)]
+    return max((level_of(link.kind) for link in links if link is not None), default=None) if None not in links else None
+
+
+def _slowest(host: Host, pairs: Sequence[tuple[int, int]], *, nvlink: bool = False) -> Interconnect | None:
+    """The slowest link among pairs; with ``nvlink`` only those joined by NVLink. None if one is unknown."""
+    links = [host.link(a, b) for a, b in pairs]
+    known = [link for link in links if link is not None]
+    if nvlink:
+        known = [link for link in known if level_of(link.kind) is LinkLevel.NVLINK]
+    elif None in links:
+        return None
+    found = [_interconnect(host, link) for link in known]
+    rates = [one for one in found if one is not None]
+    return min(rates, key=lambda one: one.bandwidth) if rates and len(rates) == len(found) else None
+
+
+def _interconnect(host: Host, link: Link) -> Interconnect | None:
+    """A link's bandwidth in one direction. GeForce drivers let no GPU read another's memory over PCIe."""
+    rate = link.bandwidth_gbs
+    if rate is None:
+        return None
+    level = level_of(link.kind)
+    if level is LinkLevel.NVLINK:
+        return over_nvlink(rate / 2 * 1e9)
+    geforce = any("GeForce" in (gpu.name or "") for gpu in host.gpus if gpu.index in (link.a, link.b))
+    blocked = link.p2p not in (None, "ok") or (link.p2p is None and geforce)
+    return over_pcie_slot(rate / 2 * 1e9, by_cpu=blocked or level >= LinkLevel.SYS)
+
+
+def _joined(host: Host, indices: list[int], farthest: LinkLevel) -> Iterator[tuple[int, int]]:
     wanted = set(indices)
     for link in host.links:
         if link.a in wanted and link.b in wanted and level_of(link.kind) <= farthest:
             yield link.a, link.b
-    if farthest is Level.MESH:
+    if farthest is LinkLevel.MESH:
         for island in host.islands:
             members = [index for index in island if index in wanted]
             yield from pairwise(members)
 
 
-def _is_free(gpu: Gpu, shares: tuple[Share, ...]) -> bool:
+def _is_free(gpu: Gpu, shares: tuple[GpuShare, ...]) -> bool:
     size, free = _size(gpu, shares), available_gib(gpu, shares)
     if size is None or free is None:
         return not is_held(gpu)
     return not is_held(gpu) and free >= size * IDLE_SHARE
 
 
-def _size(gpu: Gpu, shares: tuple[Share, ...]) -> float | None:
-    """What of the GPU is this person's to use, GiB."""
+def _size(gpu: Gpu, shares: tuple[GpuShare, ...]) -> float | None:
+    """The part of the GPU that this user may use, GiB."""
     limits = [limit for share in shares if share.gpu == gpu.index and (limit := share.limit(gpu)) is not None]
     known = [*limits, *([gpu.memory_gib] if gpu.memory_gib is not None else [])]
     return min(known, default=None)

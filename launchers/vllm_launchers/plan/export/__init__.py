@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from vllm_launchers.plan.export.compose import compose
-from vllm_launchers.plan.export.config_file import config_yaml
-from vllm_launchers.plan.export.errors import ExportError
+from vllm_launchers.plan.export.container import compose
 from vllm_launchers.plan.export.kubernetes import kubernetes
-from vllm_launchers.plan.export.shell import shell
+from vllm_launchers.plan.export.quoting import ExportError
+from vllm_launchers.plan.export.shell import config_yaml, shell
 from vllm_launchers.plan.export.systemd import systemd_unit
 from vllm_launchers.plan.model import Plan
 
@@ -37,10 +36,10 @@ class Form(StrEnum):
 
 
 def export(plan: Plan, form: Form, *, name: str = "") -> str:
-    """The plan in that form, as the text of a file. ``name`` is the server's, in place of the preset's.
+    """The plan in that form, as the text of a file. ``name`` is the server's, instead of the preset's.
 
     Raises:
-        ExportError: it cannot be said in that form.
+        ExportError: it cannot be expressed in that form.
     """
     forms: dict[Form, Callable[[], str]] = {
         Form.SHELL: lambda: shell(plan),

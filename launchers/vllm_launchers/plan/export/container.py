@@ -1,4 +1,4 @@
-"""What Compose and Kubernetes share: image, arguments, folders and variables of a plan inside a container. Pure."""
+"""The shared parts of Compose and Kubernetes: image, arguments, folders and variables of a container. Pure."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from vllm_launchers.addresses import is_loopback
-from vllm_launchers.plan.export.errors import ExportError
-from vllm_launchers.plan.export.quoting import checked
+from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
+from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.flags import flag_words
-from vllm_launchers.plan.model import EngineKind, Plan
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.secrets import redact_argv, redact_environment
+from vllm_launchers.vllm.engines import EngineKind
 
 IMAGE = "vllm/vllm-openai"
 ENTRYPOINT = ("vllm", "serve")
-"""Said outright, since the image's own changed over the releases."""
+"""Set explicitly, since the image's own entry point changed over the releases."""
 
 CACHE = "/huggingface"
-"""Where models are kept inside; ``HF_HOME`` says so."""
+"""Where models are stored inside; ``HF_HOME`` points there."""
 
 STARTUP_SECONDS = 3600
-"""How long a server may take to come up: a large model may have to be fetched first."""
+"""How long a server may take to start: a large model may have to be downloaded first."""
 
 _PATH_FLAGS = (
     "tokenizer", "hf-config-path", "chat-template", "generation-config", "ssl-keyfile", "ssl-certfile",
     "ssl-ca-certs", "log-config-file", "tool-parser-plugin", "reasoning-parser-plugin", "allowed-local-media-path",
     "spec-model",
 )  # fmt: skip
-"""Flags whose value may be a file or folder of this machine."""
+"""Flags whose value may be a file or folder on this machine."""
 
 _HOST_ONLY = frozenset(
     {
@@ -39,21 +41,19 @@ _HOST_ONLY = frozenset(
         "HOME", "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR",
     }
 )  # fmt: skip
-"""Variables that speak of this machine's folders, or of GPUs as they are counted outside."""
+"""Variables that refer to this machine's folders, or to GPU numbers outside the container."""
 
 _SNAPSHOT = re.compile(r"(/.*/models--[^/]+)/snapshots/[^/]+(?:/.*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A file or folder of this machine, under the same path inside."""
+class Mount(msgspec.Struct, frozen=True):
+    """A file or folder on this machine, mounted under the same path."""
 
     path: str
     writable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(msgspec.Struct, frozen=True):
     """A plan as a container."""
 
     image: str
@@ -69,7 +69,7 @@ def container(plan: Plan) -> Container:
     """The plan inside the official image.
 
     Raises:
-        ExportError: the engine has no such image, the model is a relative folder, or a word is no text.
+        ExportError: the engine has no such image, the model is a relative folder, or an argument is not text.
     """
     if plan.engine.kind is EngineKind.SIMULATED:
         raise ExportError("the simulated engine has no container image")
@@ -96,7 +96,7 @@ def container(plan: Plan) -> Container:
 
 
 def published_address(plan: Plan) -> str:
-    """The address of this machine at which a container's port is to be reached: as narrow as the plan has it."""
+    """The address of this machine for a container's port: as restricted as in the plan."""
     if is_loopback(plan.host):
         return "[::1]" if ":" in plan.host else "127.0.0.1"
     if re.fullmatch(r"[0-9.]+", plan.host):
@@ -105,7 +105,7 @@ def published_address(plan: Plan) -> str:
 
 
 def _world(plan: Plan) -> int:
-    """GPUs that the plan takes: tensor × pipeline × data parallel."""
+    """GPUs that the plan uses: tensor × pipeline × data parallel."""
     names = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
     sizes = [plan.flags.get(name, 1) for name in names]
     return math.prod(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
@@ -126,7 +126,7 @@ def _mounts(plan: Plan) -> Iterator[Mount]:
 
 
 def _whole(path: str) -> str:
-    """A snapshot in a model cache is made of links to its neighbours, so the model's whole folder is needed."""
+    """A snapshot in a model cache consists of links to its neighbors, so the model's whole folder is needed."""
     found = _SNAPSHOT.fullmatch(path)
     return found[1] if found else path
 
@@ -154,3 +154,85 @@ def _json(text: str) -> dict[str, object]:
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+# -- a plan as a Docker Compose service. Pure -------------------------------------------------------------------------
+
+
+SHARED_MEMORY = "16gb"
+"""Maximum size of ``/dev/shm``, which GPU processes share; it takes nothing until used."""
+
+
+def compose(plan: Plan, *, name: str = "") -> str:
+    """The text of a ``compose.yaml`` with one service on the official image.
+
+    The container gets exactly the plan's GPUs and listens where the plan does. Files and folders on this machine that
+    the plan names, the model's among them, are mounted under the same paths. Secrets come from a file beside it.
+
+    Raises:
+        ExportError: the engine has no such image, the model is a relative folder, or an argument is not text.
+    """
+    inside = container(plan)
+    service = label(name or plan.preset)
+    lines = [f"Start with: docker compose -f FILE up -d {service}", *inside.notes]
+    if plan.secrets:
+        lines.append(f"Secrets, one NAME=value a line ({', '.join(plan.secrets)}), in {service}.env beside this file;")
+        lines.append(f"only you should be able to read it: install -m 600 /dev/null {service}.env")
+    return comment(*lines) + yaml_document({"services": {service: _service(plan, inside, service)}})
+
+
+def _service(plan: Plan, inside: Container, service: str) -> dict[str, Yaml]:
+    document: dict[str, Yaml] = {
+        "image": inside.image,
+        "entrypoint": list(ENTRYPOINT),
+        "command": [_literal(word) for word in inside.arguments],
+        "ports": [f"{published_address(plan)}:{plan.port}:{plan.port}"],
+        "environment": {key: _literal(value) for key, value in inside.environment.items()},
+    }
+    if plan.secrets:
+        document["env_file"] = [f"{service}.env"]
+    return document | {
+        "volumes": _volumes(plan, inside),
+        "shm_size": SHARED_MEMORY,
+        "init": True,
+        "ulimits": {"nofile": 65536, "memlock": -1},
+        "deploy": {"resources": {"reservations": {"devices": [_devices(plan, inside)]}}},
+        "healthcheck": _healthcheck(plan, inside),
+        "restart": "unless-stopped",
+        "stop_signal": "SIGINT",
+        "stop_grace_period": f"{stop_seconds(plan)}s",
+    }
+
+
+def _volumes(plan: Plan, inside: Container) -> list[Yaml]:
+    own = plan.environment.get("HF_HOME")
+    volumes: list[Yaml] = [f"${{HF_HOME:-~/.cache/huggingface}}:{CACHE}"]  # created if missing
+    if own:
+        volumes = [{"type": "bind", "source": _literal(own), "target": CACHE}]
+    for mount in inside.mounts:
+        path = _literal(mount.path)
+        volume: dict[str, Yaml] = {"type": "bind", "source": path, "target": path}
+        volumes.append(volume if mount.writable else volume | {"read_only": True})
+    return volumes
+
+
+def _devices(plan: Plan, inside: Container) -> dict[str, Yaml]:
+    which: dict[str, Yaml] = {"device_ids": [str(gpu) for gpu in plan.gpus]} if plan.gpus else {"count": inside.gpus}
+    return {"driver": "nvidia", **which, "capabilities": ["gpu"]}
+
+
+def _healthcheck(plan: Plan, inside: Container) -> dict[str, Yaml]:
+    scheme, context = ("https", ", context=ssl._create_unverified_context()") if inside.tls else ("http", "")
+    ask = f"import ssl, urllib.request as r; r.urlopen('{scheme}://127.0.0.1:{plan.port}/health', timeout=8{context})"
+    return {
+        "test": ["CMD", "python3", "-c", ask],
+        "interval": "15s",
+        "timeout": "10s",
+        "retries": 4,
+        "start_period": f"{STARTUP_SECONDS}s",
+    }
+
+
+def _literal(text: str) -> str:
+    """Escape text so that Compose expands no variable in it."""
+    return text.replace("$", "$$")

@@ -1,4 +1,4 @@
-"""A plan as a Kubernetes Deployment with its Service and the volume that its models are kept on. Pure."""
+"""A plan as a Kubernetes Deployment with its Service and a volume for its models. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm_launchers.plan.export.container import (
 from vllm_launchers.plan.export.quoting import Yaml, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.shell_words import line_word
+from vllm_launchers.plan.shell_quoting import line_word
 
 SHARED_MEMORY = "16Gi"
 LEAST_VOLUME_GIB = 50
@@ -25,11 +25,11 @@ _PROBE_SECONDS = 10
 def kubernetes(plan: Plan, *, name: str = "") -> str:
     """Three documents: a claim on a volume for downloaded models, the Deployment and its Service.
 
-    A model in a folder of this machine becomes a ``hostPath``: the node must have it under the same path. Which GPUs of
-    a node it gets is Kubernetes' affair. Secrets come from a Secret by name.
+    A model in a folder on this machine becomes a ``hostPath``: the node must have it under the same path. Kubernetes
+    decides which GPUs of a node it gets. Secrets come from a named Secret.
 
     Raises:
-        ExportError: the engine has no such image, the model is a relative folder, or a word is no text.
+        ExportError: the engine has no such image, the model is a relative folder, or an argument is not text.
     """
     inside = container(plan)
     app = label(name or plan.preset)
@@ -67,7 +67,7 @@ def _claim(plan: Plan, inside: Container, app: str) -> dict[str, Yaml]:
 def _deployment(plan: Plan, inside: Container, app: str, *, downloads: bool) -> dict[str, Yaml]:
     volumes, mounts = _volumes(inside, app, downloads=downloads)
     pod: dict[str, Yaml] = {
-        # Else a Service called vllm gives the pod a VLLM_PORT that is no number, and vLLM ends on it.
+        # Otherwise a Service named vllm gives the pod a VLLM_PORT that is not a number, and vLLM ends on it.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": stop_seconds(plan),
         "containers": [_container(plan, inside, app, mounts)],
@@ -111,7 +111,7 @@ def _probe(inside: Container, *, period: int, failures: int) -> dict[str, Yaml]:
 
 
 def _volumes(inside: Container, app: str, *, downloads: bool) -> tuple[list[Yaml], list[Yaml]]:
-    """The pod's volumes, and where the container has them."""
+    """The pod's volumes, and their mount points."""
     volumes: list[Yaml] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}]
     mounts: list[Yaml] = [{"name": "shm", "mountPath": "/dev/shm"}]
     claim: dict[str, Yaml] = {"persistentVolumeClaim": {"claimName": f"{app}-models"}}
@@ -140,5 +140,5 @@ def _service(plan: Plan, app: str) -> dict[str, Yaml]:
 
 
 def _literal(text: str) -> str:
-    """A text in which Kubernetes sees no ``$(VARIABLE)``."""
+    """Escape text so that Kubernetes expands no ``$(VARIABLE)`` in it."""
     return text.replace("$", "$$")

@@ -1,11 +1,16 @@
-"""Texts as other tools read them back: words of a shell, of a systemd unit, of YAML; names that they allow. Pure."""
+"""Quoting for other tools: words of a shell, of a systemd unit, of YAML; names that they allow. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
-from vllm_launchers.plan.export.errors import ExportError
+from vllm_launchers.plan.findings import PlanError
+
+
+class ExportError(PlanError):
+    """A plan that cannot be expressed in the requested form; the message is one clear sentence."""
+
 
 Yaml = str | int | float | bool | Sequence["Yaml"] | Mapping[str, "Yaml"]
 """What :func:`yaml_document` writes."""
@@ -19,10 +24,10 @@ _NOT_IN_LABEL = re.compile(r"[^a-z0-9]+")
 
 
 def checked(text: str, what: str) -> str:
-    """``text``, if a UTF-8 file can hold it.
+    """``text``, if it can be stored in a UTF-8 file.
 
     Raises:
-        ExportError: it cannot (a path of raw bytes), or holds a zero byte.
+        ExportError: it cannot (a path of raw bytes), or contains a NUL byte.
     """
     try:
         text.encode()
@@ -34,7 +39,7 @@ def checked(text: str, what: str) -> str:
 
 
 def label(name: str, *, prefix: str = "vllm") -> str:
-    """A name for units, services and objects: ``vllm-`` and small letters, digits and dashes; 50 characters at most."""
+    """A name for units, services and objects: ``vllm-``, lower-case letters, digits, dashes; at most 50 characters."""
     slug = _NOT_IN_LABEL.sub("-", name.lower()).strip("-")
     whole = slug if slug == prefix or slug.startswith(f"{prefix}-") else f"{prefix}-{slug}"
     return whole[:50].strip("-")
@@ -51,7 +56,7 @@ def systemd_word(word: str, *, program: bool = False) -> str:
 
 
 def systemd_assignment(name: str, value: str) -> str:
-    """What stands after ``Environment=``."""
+    """The value of ``Environment=``."""
     return _systemd(f"{name}={value}")
 
 
@@ -66,29 +71,29 @@ def _systemd(text: str) -> str:
 def _systemd_escape(character: str) -> str:
     code = ord(character)
     if 0xD800 <= code <= 0xDFFF:
-        return character  # bytes that are no text: `checked` refuses the whole
+        return character  # not valid text: `checked` rejects the whole
     return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def yaml_number_or_text(word: str) -> str:
-    """A word that a reader turns back with ``str()``: as a number where nothing is lost, else as text."""
+    """A word that a reader converts back with ``str()``: as a number if nothing is lost, else as text."""
     if _INTEGER.fullmatch(word) or (_DECIMAL.fullmatch(word) and str(float(word)) == word):
         return word
     return yaml_text(word)
 
 
 def yaml_text(text: str) -> str:
-    """A YAML scalar that is read back as just this text: plain where that is safe, else in quotes."""
+    """A YAML scalar that is read back as exactly this text: plain if that is safe, else in quotes."""
     if _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS:
         return text
     if '"' in text and all(map(_in_yaml, text)):
-        return "'" + text.replace("'", "''") + "'"  # JSON stays as it reads
+        return "'" + text.replace("'", "''") + "'"  # JSON stays readable
     named = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return '"' + "".join(named.get(c) or (c if _in_yaml(c) else _yaml_escape(c)) for c in text) + '"'
 
 
 def _in_yaml(character: str) -> bool:
-    """Whether a character may stand as it is: printable ASCII, and letters that no reader takes for a line's end."""
+    """Whether a character may stay as it is: printable ASCII, and letters that no reader takes for a line end."""
     return " " <= character <= "~" or (character >= "\xa0" and character.isprintable())
 
 

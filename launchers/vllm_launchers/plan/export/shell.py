@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from vllm_launchers.plan.export.quoting import ExportError, checked, comment, yaml_number_or_text, yaml_text
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.secrets import redact_argv, redact_environment
-from vllm_launchers.plan.shell_words import script_line, script_word
+from vllm_launchers.plan.shell_quoting import line_word, script_line, script_word
+from vllm_launchers.vllm.engines import EngineKind
 
 
 def shell(plan: Plan) -> str:
     """The plan as a command for any POSIX shell, one flag a line.
 
-    It holds no secret: a secret variable is written ``NAME="$NAME"``, so that whoever has it exported gets it.
+    It contains no secret: a secret variable is written ``NAME="$NAME"``, to be expanded where it is exported.
     """
     lines = [f"{name}={script_word(value)}" for name, value in redact_environment(plan.environment).items()]
     lines += [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
@@ -22,12 +24,52 @@ def shell(plan: Plan) -> str:
 
 
 def split_argv(plan: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The plan's words: program and model, then each flag with its value."""
+    """The plan's arguments: program and model, then each flag with its value."""
     flags = [words for name, value in plan.flags.items() if (words := flag_words({name: value}))]
     if plan.argv[len(plan.argv) - sum(map(len, flags)) :] != tuple(word for words in flags for word in words):
-        return plan.argv, []  # not made by `make_plan`: keep its words as they are
+        return plan.argv, []  # not made by `make_plan`: keep its arguments as they are
     rest = plan.argv[: len(plan.argv) - sum(map(len, flags))]
     address = ("--host", plan.host, "--port", str(plan.port))
     if rest[-4:] == address:
         return rest[:-4], [address[:2], address[2:], *flags]
     return rest, flags
+
+
+# -- a plan as the YAML file of ``vllm serve --config``. Pure ---------------------------------------------------------
+
+
+def config_yaml(plan: Plan, *, file: str = "vllm.yaml") -> str:
+    """The file's text. A comment at the top has the command that reads it, with what the file cannot contain.
+
+    That is the environment, and values that begin with a dash.
+
+    Raises:
+        ExportError: the plan itself reads a config file, is for the simulated engine, or contains invalid text.
+    """
+    if plan.engine.kind is EngineKind.SIMULATED:
+        raise ExportError("the simulated engine reads no config file")
+    if "config" in plan.flags:
+        raise ExportError("this plan reads a config file already (--config), and vLLM takes only one")
+    lines = [f"model: {yaml_text(checked(plan.model, 'the model'))}", f"host: {yaml_text(plan.host)}"]
+    lines.append(f"port: {plan.port}")
+    besides: list[str] = []
+    for name, value in plan.flags.items():
+        words = redact_argv(flag_words({name: value}))
+        for word in words:
+            checked(word, f"--{name}")
+        if len(words) == 1 and "=" in words[0]:
+            besides.append(words[0])
+        elif len(words) == 1:
+            lines.append(f"{yaml_text(words[0][2:])}: true")
+        elif words:
+            lines.append(f"{yaml_text(words[0][2:])}: {yaml_number_or_text(words[1])}")
+    return _head(plan, besides, file) + "\n".join(lines) + "\n"
+
+
+def _head(plan: Plan, besides: list[str], file: str) -> str:
+    environment = redact_environment(plan.environment)
+    words = [f"{name}={line_word(checked(value, name))}" for name, value in environment.items()]
+    words += [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
+    command = [line_word(checked(word, "the command")) for word in (*plan.engine.command, "serve")]
+    words += [*command, "--config", line_word(file), *map(line_word, besides)]
+    return comment("Run with:", f"  {' '.join(words)}")

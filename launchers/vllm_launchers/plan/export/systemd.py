@@ -1,22 +1,21 @@
-"""A plan as a systemd service, of the system or of one user. Pure."""
+"""A plan as a systemd service, for the system or for one user. Pure."""
 
 from __future__ import annotations
 
-from vllm_launchers.plan.export.errors import ExportError
-from vllm_launchers.plan.export.quoting import checked, comment, label, systemd_assignment, systemd_word
+from vllm_launchers.plan.export.quoting import ExportError, checked, comment, label, systemd_assignment, systemd_word
 from vllm_launchers.plan.export.shell import split_argv
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.secrets import redact_argv, redact_environment
-from vllm_launchers.plan.shell_words import line_word
+from vllm_launchers.plan.shell_quoting import line_word
 
 STOP_SECONDS = 60
-"""How long a server may take to end, beside the time in which it finishes its requests (``--shutdown-timeout``)."""
+"""How long a server may take to stop, after the time for finishing its requests (``--shutdown-timeout``)."""
 
 ACCOUNT = "vllm"
-"""Whose service a system unit is."""
+"""The account of a system unit."""
 
 PROGRAMS = "/usr/local/bin"
-"""Where a program is looked for whose folder the plan does not know: vLLM is not installed here."""
+"""Assumed location of a program whose folder the plan does not know: vLLM is not installed here."""
 
 _PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -24,12 +23,12 @@ _PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/
 def systemd_unit(plan: Plan, user: bool, *, name: str = "") -> str:
     """The unit's text. ``user``: for ``systemctl --user``; else for the system, as the account ``vllm``.
 
-    Secrets are not in it: an ``EnvironmentFile``, which its owner fills, holds them. It comes back after a crash, but
-    not after a usage error (exit code 2), and gives up after five starts in an hour. vLLM also ends with code 0 when
-    its engine dies, so every end that nobody asked for counts as one (``Restart=always``).
+    It contains no secrets: an ``EnvironmentFile``, which its owner fills, has them. It restarts after a crash, but not
+    after a usage error (exit code 2), and gives up after five starts in an hour. vLLM also exits with code 0 when its
+    engine dies, so every unrequested exit counts as a crash (``Restart=always``).
 
     Raises:
-        ExportError: the program or the model is named by a relative path, or a word is no text.
+        ExportError: the program or the model has a relative path, or an argument is not text.
     """
     if "/" in plan.engine.command[0] and not plan.engine.command[0].startswith("/"):
         raise ExportError(f"systemd needs the whole path of {plan.engine.command[0]}")
@@ -46,7 +45,7 @@ def systemd_unit(plan: Plan, user: bool, *, name: str = "") -> str:
 
 
 def stop_seconds(plan: Plan) -> int:
-    """How long to wait for the server's end before it is killed."""
+    """How long to wait for the server's exit before killing it."""
     drain = plan.flags.get("shutdown-timeout", 0)
     return STOP_SECONDS + (drain if isinstance(drain, int) and drain > 0 else 0)
 
@@ -88,7 +87,7 @@ def _unit_lines(plan: Plan, *, user: bool) -> list[str]:
 
 def _service_lines(plan: Plan, unit: str, *, user: bool) -> list[str]:
     lines = ["Type=exec", *(() if user else (f"User={ACCOUNT}",))]
-    # Kernels that are compiled at the start need the tools beside the program, such as ninja, and those of CUDA.
+    # Kernels compiled at startup need the tools beside the program, such as ninja, and those of CUDA.
     tools = {"PATH": f"{_program(plan).rpartition('/')[0]}:{_PATH}"}
     environment = tools | redact_environment(plan.environment)
     lines += [f"Environment={systemd_assignment(key, checked(value, key))}" for key, value in environment.items()]

@@ -1,0 +1,92 @@
+"""Ways to launch a model, side by side, as lines of text: for `plan` and for the launch screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from vllm_console.text import UNKNOWN, plain
+from vllm_launchers.units import counted
+
+if TYPE_CHECKING:
+    from vllm_launchers.plan.alternatives import Alternative
+    from vllm_launchers.plan.pace import Pace, Paces
+
+LONGEST_LABEL = 40
+NARROW_LABEL = 22
+
+
+def table(alternatives: Sequence[Alternative], *, narrow: bool = False) -> list[str]:
+    """A heading, then a row per way: GiB per GPU, requests at once, expected time per token and tokens per second.
+
+    The plan's own is marked; times and tokens are with 1, 8 and all requests at once: those in flight, or those that
+    fit, as `format_full` shows. ``narrow`` keeps rows within 76 columns.
+    """
+    most = NARROW_LABEL if narrow else LONGEST_LABEL
+    labels = [_cut(plain(one.label), most) for one in alternatives]
+    width = max(map(len, labels), default=0)
+    times = [_three(one.paces, lambda pace: f"{pace.tpot_seconds * 1e3:.0f}") for one in alternatives]
+    rates = [_three(one.paces, lambda pace: f"{pace.tokens_per_second:,.0f}") for one in alternatives]
+    heads = ("ms 1/8/full", "tok/s 1/8/full") if narrow else ("ms/token 1/8/full", "tokens/s 1/8/full")
+    wide = max(map(len, (heads[0], *times)))
+    columns, room = ("GPU  wts    KV", 5) if narrow else ("GPUs weights    KV", 7)
+    gpus = len(columns.split()[0])
+    lines = [f"   {'layout':<{width}} {columns}  reqs  {heads[0]:<{wide}}  {heads[1]}"]
+    for number, one in enumerate(alternatives):
+        held = UNKNOWN if one.concurrent_requests is None else f"{int(one.concurrent_requests or 0):,}"
+        mark = "*" if one.chosen else " "
+        lines.append(
+            f"{number + 1}{mark} {labels[number]:<{width}} {one.layout.total:>{gpus}} {one.weights_gib:>{room}.1f} "
+            f"{one.kv_gib:>5.1f} {held:>5}  {times[number]:<{wide}}  {rates[number]}"
+        )
+    return lines
+
+
+_KINDS = {"TP": "tensor", "PP": "pipeline", "DP": "data"}
+
+
+def format_legend(alternatives: Sequence[Alternative]) -> str:
+    """What marks and abbreviations of the table mean, as far as they are in it, in one line."""
+    labels = " ".join(one.label for one in alternatives)
+    kinds = ", ".join(f"{short} {kind}" for short, kind in _KINDS.items() if short in labels.split())
+    parts = [f"{kinds} parallel" if kinds else "", "* this plan", "GiB per GPU", "1/8/full requests at once"]
+    parts.insert(1, "experts whole: expert parallel" if "experts whole" in labels else "")
+    return "; ".join(filter(None, parts))
+
+
+def format_full(alternatives: Sequence[Alternative]) -> str:
+    """What ``full`` in the heading means; empty where no pace is known."""
+    most = max((one.paces.full.concurrency for one in alternatives if one.paces and one.paces.full), default=None)
+    return f"full: {counted(most, 'concurrent request')}, or as many as fit" if most is not None else ""
+
+
+def sentence(one: Alternative) -> str:
+    """Why it is chosen or not, and what it costs."""
+    parts = (part.strip() for part in (one.reason, one.tradeoff))
+    ended = (part if part.endswith((".", "!", "?")) else f"{part}." for part in parts if part)
+    return plain(" ".join(part[0].upper() + part[1:] for part in ended))
+
+
+def format_pace(paces: Paces) -> str:
+    """``42 tokens/s (24 ms per token) with 1 request, 201 (40) with 8, 1,154 (56) with 64``; empty for none."""
+    found: list[str] = []
+    shown: set[int] = set()
+    for pace in (paces.one, paces.some, paces.full):
+        if pace is None or pace.concurrency in shown:
+            continue
+        shown.add(pace.concurrency)
+        per_token = f"{pace.tpot_seconds * 1e3:.0f}"
+        units = (" tokens/s", " ms per token", " request" if pace.concurrency == 1 else "")
+        rate, time, count = units if not found else ("", "", "")
+        found.append(f"{pace.tokens_per_second:,.0f}{rate} ({per_token}{time}) with {pace.concurrency:,}{count}")
+    return ", ".join(found)
+
+
+def _three(paces: Paces | None, shown: Callable[[Pace], str]) -> str:
+    if paces is None:
+        return UNKNOWN
+    return "/".join(UNKNOWN if pace is None else shown(pace) for pace in (paces.one, paces.some, paces.full))
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

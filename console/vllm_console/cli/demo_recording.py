@@ -1,0 +1,125 @@
+"""The demo's recording: what its simulated servers did in the minutes before it is opened.
+
+`tests/tools/record_demo.py` makes it: the simulated engine in virtual time, its own metrics and log. Here it is entered
+through the recorder's own stores, with times that end now.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.fleet.own_server import HISTORY
+from vllm_console.history.store import Writer
+from vllm_console.metrics.sample import Sample
+from vllm_console.recorder import WindowRecorder
+from vllm_console.runs.store import FILE_NAME, RunName
+from vllm_launchers import values
+from vllm_launchers.keeper.files import LOG
+from vllm_launchers.keeper.lifecycle import exit_of
+from vllm_launchers.keeper.records import Generation, LaunchSpec, Recording
+from vllm_launchers.private import open_file
+from vllm_launchers.vllm.flags.changes import FlagValue
+
+FILE = Path(__file__).with_suffix(".xz")
+STAMP = "\0"
+"""Where a line of the log has its time."""
+TOTALS = "recorded-totals.txt"
+"""In a server's folder: the body of ``/metrics`` that it counts on from."""
+
+
+class RecordedRun(msgspec.Struct, frozen=True):
+    """One run. Times are in seconds, and 0 is the end of the recording; ``log`` has the time of each line."""
+
+    flags: Mapping[str, FlagValue]
+    started_at: float
+    ready_at: float
+    ended_at: float | None
+    log: Sequence[tuple[float, str]]
+    samples: Sequence[Sample]
+
+
+class RecordedServer(msgspec.Struct, frozen=True):
+    """The runs of a server, oldest first, and the body of its ``/metrics`` at the end."""
+
+    runs: Sequence[RecordedRun]
+    totals: str
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were in flight at the end."""
+        engines = self.runs[-1].samples[-1].engines.values()
+        return int(sum((one.requests_running or 0) + (one.requests_waiting or 0) for one in engines))
+
+
+def read() -> Mapping[str, RecordedServer]:
+    """The recorded servers by name."""
+    return msgspec.msgpack.decode(lzma.decompress(FILE.read_bytes()), type=dict[str, RecordedServer])
+
+
+def save(servers: Mapping[str, RecordedServer]) -> None:
+    """Write the recording that is shipped."""
+    FILE.write_bytes(lzma.compress(msgspec.msgpack.encode(servers), preset=9))
+
+
+def enter(
+    server: RecordedServer, state: Path, folder: Path, specs: Sequence[LaunchSpec], now: float
+) -> tuple[LaunchSpec, Recording]:
+    """Enter a server's history, the minutes of its runs and its log; the last run goes on after ``now``.
+
+    ``specs`` are those of its runs. Returns what is to run, and what its keeper is to know.
+    """
+    _write(folder / LOG, b"".join(_log_of(server.runs, now)))
+    writer = Writer(folder / HISTORY)
+    for number, (run, spec) in enumerate(zip(server.runs, specs, strict=True), 1):
+        minutes = WindowRecorder(state / FILE_NAME, RunName(_run_key(spec, number), folder.name, number))
+        for recorded in run.samples:
+            sample = replace(recorded, at=now + recorded.at)
+            writer.append(sample, number)
+            minutes.append(sample)
+    writer.close()
+    _write(folder / TOTALS, server.totals.encode())
+    last = specs[-1]
+    environment = {**last.environment, "SIMULATED_TOTALS": str(folder / TOTALS)}
+    present = server.runs[-1]
+    recording = Recording(
+        generations=tuple(
+            _ended(number, run, spec, now)
+            for number, (run, spec) in enumerate(zip(server.runs[:-1], specs[:-1], strict=True), 1)
+        ),
+        started_at=now + present.started_at,
+        ready_at=now + present.ready_at,
+        log_offset=sum(len(text) for text in _log_of(server.runs[:-1], now)),
+    )
+    return values.replace(last, environment=environment, warm_up=None), recording
+
+
+def _ended(number: int, run: RecordedRun, spec: LaunchSpec, now: float) -> Generation:
+    ended_at = now + (run.ended_at or 0.0)
+    ended = exit_of(0, requested=True, killed=False, at=ended_at)
+    return Generation(number, spec, now + run.started_at, now + run.ready_at, ended_at, ended)
+
+
+def _run_key(spec: LaunchSpec, number: int) -> str:
+    """The key that its recorder gives the run of this generation."""
+    return spec.sidecar[spec.sidecar.index("--run") + 1].replace("{generation}", str(number))
+
+
+def _write(path: Path, data: bytes) -> None:
+    with os.fdopen(open_file(path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+        file.write(data)
+
+
+def _log_of(runs: Sequence[RecordedRun], now: float) -> list[bytes]:
+    """The lines as bytes, with the times of today."""
+    return [
+        line.replace(STAMP, time.strftime("%m-%d %H:%M:%S", time.localtime(now + at))).encode()
+        for run in runs
+        for at, line in run.log
+    ]

@@ -1,0 +1,105 @@
+"""The settings and the fleet that a command works with, from the global options."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from vllm_console.cli.output import complain
+from vllm_console.fleet.verbs import Fleet, RefusedError, UsageError
+from vllm_console.text import plain
+
+if TYPE_CHECKING:
+    from vllm_console.settings import Settings
+
+
+def settings_from(args: argparse.Namespace) -> Settings:
+    """The settings in force: the administrator's config file, and the user's or the one named on the command line.
+
+    Raises:
+        UsageError: the config file is invalid.
+    """
+    from vllm_console.settings import ConfigError, read_settings
+
+    try:
+        return read_settings(args.config)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
+def read_only_by(args: argparse.Namespace, config: Settings) -> str:
+    """What makes this command read-only: the administrator's file before the command line; empty if nothing does."""
+    return config.read_only_by or ("--read-only" if args.read_only else "")
+
+
+def refuse_read_only(args: argparse.Namespace) -> None:
+    """Refuse a command that changes something, before it has done any part of it.
+
+    Raises:
+        RefusedError: the command line or a config file says read-only.
+    """
+    from vllm_launchers.launch.refusal import read_only_message
+
+    if why := read_only_by(args, settings_from(args)):
+        raise RefusedError(read_only_message(why))
+
+
+def _ends_at_logout() -> tuple[str, ...]:
+    """A notice for a console whose servers would end at logout."""
+    from vllm_launchers.host.session_end import session_end
+
+    return tuple(filter(None, (session_end(),)))
+
+
+def open_fleet(
+    args: argparse.Namespace,
+    config: Settings | None = None,
+    *,
+    interactive: bool = False,
+    observe: bool = True,
+    check: bool = True,
+) -> Fleet:
+    """The user's servers, per the global options; ``observe`` also looks for other users' servers, ``check`` verifies
+    that the state folder is private.
+
+    Raises:
+        UsageError: the config file, read if ``config`` is not given, is invalid.
+    """
+    from vllm_console.fleet.local import LocalFleet
+    from vllm_console.settings import gpu_reserves, gpu_shares
+
+    config = config or settings_from(args)
+    read_only = read_only_by(args, config)
+    seen = check_state(args, config) if check else []
+    return LocalFleet(
+        args.state,
+        read_only=bool(read_only),
+        read_only_by=read_only,
+        notices=(*(seen if interactive else ()), *config.notices, *(_ends_at_logout() if interactive else ())),
+        board=config.board,
+        vllm_paths=config.vllm,
+        model_folders=config.models,
+        observe=observe,
+        interactive=interactive,
+        host_file=args.host_file,
+        shares=gpu_shares(config),
+        reserves=gpu_reserves(config),
+        warm_up=config.warm_up,
+        prepare=config.prepare_restarts,
+        rollback=config.rollback,
+        judge_launches=config.prepares_launches,
+    )
+
+
+def check_state(args: argparse.Namespace, config: Settings) -> list[str]:
+    """Make sure the state folder is private, and fix it if allowed; report what was wrong.
+
+    The sentences go to standard error, and are returned so that the caller can show them too.
+    """
+    from vllm_launchers.keeper.folders import default_root
+    from vllm_launchers.private import check
+
+    warnings = [plain(one) for one in check(args.state or default_root(), fix=not read_only_by(args, config))]
+    for sentence in warnings:
+        complain(sentence)
+    return warnings

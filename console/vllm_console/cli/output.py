@@ -1,0 +1,107 @@
+"""Output of commands; errors of standard output (a full disk, closed) are reported in one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from typing import Any, NoReturn
+
+from vllm_launchers.private import open_standard_streams
+
+Document = dict[str, Any]
+"""A JSON object."""
+
+
+class OutputError(Exception):
+    """A command's output could not be written. One sentence."""
+
+
+class Output(io.TextIOWrapper):
+    """Standard output whose errors are distinct from those of other files. A BrokenPipeError stays one."""
+
+    before: io.TextIOWrapper | None = None
+    """The stream that it replaces: if that were released, it would close the buffer that both share."""
+
+    def write(self, text: str) -> int:
+        """Write as usual.
+
+        Raises:
+            BrokenPipeError: the reader went away.
+            OutputError: it could not be written.
+        """
+        try:
+            return super().write(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _refused(error)
+
+    def flush(self) -> None:
+        """Flush as usual; errors as `write`."""
+        try:
+            super().flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _refused(error)
+
+
+def _refused(error: OSError) -> NoReturn:
+    raise OutputError(f"standard output cannot be written: {os.strerror(error.errno or 0)}") from error
+
+
+class ClosedOutput(io.TextIOBase):
+    """Replaces a standard output that was closed before the program started."""
+
+    def write(self, _text: str) -> int:
+        """Refuse.
+
+        Raises:
+            OutputError: always.
+        """
+        raise OutputError("standard output is closed")
+
+
+def guard() -> None:
+    """Replace standard output with an `Output`, and give closed standard streams a replacement.
+
+    Otherwise the next file opened, such as a database, would get standard output's descriptor.
+    """
+    open_standard_streams()
+    if sys.stdout is None:
+        sys.stdout = ClosedOutput()
+    elif type(sys.stdout) is io.TextIOWrapper:
+        before = sys.stdout
+        # Characters that the terminal's encoding lacks must not end a command.
+        sys.stdout = Output(
+            before.buffer,
+            encoding=before.encoding,
+            errors="replace",
+            line_buffering=before.line_buffering,
+            write_through=before.write_through,
+        )
+        sys.stdout.before = before
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="replace")
+
+
+def forget() -> None:
+    """Discard unwritten output: Python would try to write it again at exit, and complain."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def complain(sentence: str) -> None:
+    """Print an error on standard error, in one line."""
+    from vllm_console.text import plain
+
+    print(f"vllm-console: {plain(sentence)}", file=sys.stderr)
+
+
+def print_json(document: object) -> None:
+    """Write one JSON document to standard output."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")

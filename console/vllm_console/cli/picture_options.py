@@ -1,0 +1,60 @@
+"""``--picture`` and what belongs to it: for the console and for the demo."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_console.ui.screen_names import SCREENS
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.verbs import Fleet, Replay
+
+
+SIZE = "120x40"
+
+
+def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="save a picture (.svg or .png), open no console")
+    parser.add_argument(
+        "--screen", choices=SCREENS, metavar="NAME", help=f"screen of the picture: {', '.join(SCREENS)}"
+    )
+    parser.add_argument("--server", metavar="NAME", help="server under the cursor (default: the first)")
+    parser.add_argument("--size", metavar="COLSxROWS", help=f"size of the picture (default {SIZE})")
+    parser.add_argument("--keys", metavar="K,K", help="keys pressed before the picture, e.g. e or n,down")
+
+
+def check(args: argparse.Namespace) -> None:
+    """See that a picture can be taken, before servers are started for it.
+
+    Raises:
+        UsageError: its name or size is wrong, or PNG is not possible here.
+    """
+    from vllm_console.ui.picture import check_picture
+    from vllm_console.ui.screenshot import size_of
+
+    check_picture(args.picture)
+    size_of(args.size or SIZE)
+
+
+def save(
+    fleet: Fleet, args: argparse.Namespace, *, demo: bool = False, after: float = 0.0, replay: Replay | None = None
+) -> int:
+    """Take the picture that the options ask for, and say where it is."""
+    from vllm_console.ui.screenshot import Shot, take_picture
+
+    shot = Shot(
+        path=args.picture,
+        screen=args.screen or "overview",
+        size=args.size or SIZE,
+        server=args.server or "",
+        at=args.at,
+        after=after,
+        keys=[key for key in (args.keys or "").split(",") if key],
+        demo=demo,
+        replay=replay,
+    )
+    print(f"{take_picture(fleet, shot)} saved")
+    return 0

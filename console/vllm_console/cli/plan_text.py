@@ -1,0 +1,289 @@
+"""A plan as a JSON document (a contract) and as text: a bar per GPU, capacity, flags with reasons, findings."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vllm_console.alternatives_text import format_full, format_legend, format_pace, sentence, table
+from vllm_console.cli.output import Document
+from vllm_console.text import UNKNOWN, plain, size, sourced
+from vllm_launchers.launch.refusal import format_fix
+from vllm_launchers.plan.checks.check import errors
+from vllm_launchers.plan.findings import Level
+from vllm_launchers.plan.secrets import command_line, redact_argv, redact_environment
+from vllm_launchers.plan.shell_quoting import line_word
+from vllm_launchers.plan.verdict import format_verdict
+from vllm_launchers.units import counted
+
+if TYPE_CHECKING:
+    from vllm_launchers.plan.alternatives import Alternative
+    from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
+    from vllm_launchers.plan.findings import Finding
+    from vllm_launchers.plan.model import Plan
+    from vllm_launchers.plan.pace import Pace, Paces
+    from vllm_launchers.plan.verdict import Verdict
+
+BAR = 40
+WIDTH = 100
+MOST_WRITTEN = 32
+"""Longer flags get a line of their own."""
+MARKS = "█≡▒╳·"
+ASCII_MARKS = "#=+x."
+"""Weights, overhead with graphs, KV cache, others, free: as on the launch screen."""
+
+
+def plan_document(plan: Plan) -> Document:
+    """A plan as ``plan --json`` prints it. Sizes in GiB (2**30 bytes); null means unknown."""
+    return {
+        "preset": plan.preset,
+        "model": plan.model,
+        "engine": str(plan.engine.kind),
+        "engine_version": plan.engine.version,
+        "host": plan.host,
+        "argv": list(redact_argv(plan.argv)),
+        "env": redact_environment(plan.environment),
+        "secrets": list(plan.secrets),
+        "gpus": list(plan.gpus),
+        "placement": plan.placement or None,
+        "port": plan.port,
+        "flags": dict(plan.flags),
+        "memory": _memory(plan.memory) if plan.memory is not None else None,
+        "pace": _paces(plan.paces),
+        "alternatives": [_alternative(one) for one in plan.alternatives],
+        "estimated": _memory(plan.estimated) if plan.estimated is not None else None,
+        "choices": [
+            {
+                "flag": choice.flag,
+                "value": choice.value,
+                "reason": choice.reason,
+                "source": str(choice.source),
+                "tradeoff": choice.tradeoff or None,
+            }
+            for choice in plan.choices
+        ],
+        "findings": [_finding(finding) for finding in plan.findings],
+        "vllm_verdict": _vllm_verdict(plan.verdict) if plan.verdict is not None else None,
+    }
+
+
+def _vllm_verdict(verdict: Verdict) -> Document:
+    return {
+        "verdict": str(verdict.answer),
+        "message": verdict.message or None,
+        "version": verdict.version or None,
+        "parser_only": verdict.parser_only,
+    }
+
+
+def _paces(paces: Paces | None) -> Document | None:
+    """Seconds per generated token and generated tokens per second; null means unknown, or no room for that many."""
+    if paces is None:
+        return None
+    return {"1": _pace(paces.one), "8": _pace(paces.some), "full": _pace(paces.full)}
+
+
+def _pace(pace: Pace | None) -> Document | None:
+    if pace is None:
+        return None
+    return {
+        "concurrency": pace.concurrency,
+        "tpot_seconds": round(pace.tpot_seconds, 5),
+        "tokens_per_second": round(pace.tokens_per_second, 1),
+    }
+
+
+def _alternative(one: Alternative) -> Document:
+    layout = one.layout
+    return {
+        "tensor_parallel": layout.tensor,
+        "pipeline_parallel": layout.pipeline,
+        "data_parallel": layout.data,
+        "expert_parallel": one.expert_parallel,
+        "gpus": layout.total,
+        "kv_cache_dtype": one.kv_cache_dtype,
+        "quantization": one.quantization,
+        "model": one.model,
+        "weights_gib_per_gpu": _gib(one.weights_gib),
+        "kv_gib_per_gpu": _gib(one.kv_gib),
+        "kv_tokens": one.kv_tokens,
+        "concurrent_requests": _round(one.concurrent_requests),
+        "fits": one.fits,
+        "holds_workload": one.serves,
+        "pace": _paces(one.paces),
+        "tradeoff": one.tradeoff or None,
+        "chosen": one.chosen,
+        "reason": one.reason or None,
+        "changes": {"set": dict(one.changes.set), "unset": list(one.changes.unset)},
+    }
+
+
+def _memory(memory: MemoryBudget) -> Document:
+    return {
+        "weights_gib": _gib(memory.weights_gib),
+        "overhead_gib": _gib(memory.overhead_gib),
+        "graphs_gib": _gib(memory.graphs_gib),
+        "kv_gib": _gib(memory.kv_gib),
+        "kv_bytes_per_token": memory.kv_bytes_per_token,
+        "kv_tokens": memory.kv_tokens,
+        "max_model_len": memory.max_model_len,
+        "max_concurrency": _round(memory.max_concurrency),
+        "concurrency_p95": _round(memory.concurrency_p95),
+        "fits": memory.fits,
+        "source": memory.source,
+        "assumed": list(memory.assumed),
+        "per_gpu": [
+            {
+                "index": gpu.index,
+                "total_gib": _gib(gpu.total_gib),
+                "weights_gib": _gib(gpu.weights_gib),
+                "overhead_gib": _gib(gpu.overhead_gib),
+                "graphs_gib": _gib(gpu.graphs_gib),
+                "kv_gib": _gib(gpu.kv_gib),
+                "others_gib": _gib(gpu.others_gib),
+                "free_gib": _gib(gpu.free_gib),
+            }
+            for gpu in memory.per_gpu
+        ],
+    }
+
+
+def _gib(value: float) -> float:
+    return round(value, 3)
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+def _finding(finding: Finding) -> Document:
+    fix = finding.fix
+    return {
+        "code": finding.code,
+        "level": str(finding.level),
+        "message": finding.message,
+        "fix": {"set": dict(fix.set), "unset": list(fix.unset)} if fix is not None else None,
+        "forceable": not finding.surely if finding.level == "error" else True,
+    }
+
+
+def plan_lines(plan: Plan, *, ascii_only: bool = False) -> Iterator[str]:
+    """A plan for people."""
+    where = f"port {plan.port}" + (f", GPU {','.join(map(str, plan.gpus))}" if plan.gpus else "")
+    yield plain(f"{plan.preset}: {plan.model} on {plan.engine.label}, {where}")
+    if plan.placement:
+        yield plain(f"GPU {plan.placement}")
+    yield from _wrapped("", plain(_verdict(plan)))
+    if plan.verdict is not None and plan.verdict.answer != "refused":  # that is a finding
+        yield from _wrapped("", plain(f"{format_verdict(plan, plan.verdict)}."))
+    yield ""
+    yield from _memory_lines(plan.memory, ascii_only)
+    if plan.memory is not None and (before := plan.estimated) is not None:
+        tokens = f", {before.kv_tokens:,} tokens" if before.kv_tokens is not None else ""
+        yield f"estimated earlier: weights {before.weights_gib:.1f} GiB, KV cache {before.kv_gib:.1f} GiB{tokens}"
+    yield from _alternative_lines(plan)
+    yield ""
+    width = max((len(_written(choice.flag, choice.value)) for choice in plan.choices), default=0)
+    for choice in plan.choices:
+        written = _written(choice.flag, choice.value)
+        why = sourced(choice.source, choice.reason) + (f" Trade-off: {choice.tradeoff}" if choice.tradeoff else "")
+        if len(written) > MOST_WRITTEN:
+            yield f"  {written}"
+            written = ""
+        yield from _wrapped(f"  {written:<{min(width, MOST_WRITTEN)}}  ", plain(why))
+    yield ""
+    for finding in plan.findings:
+        fix = f" Fix: {format_fix(finding.fix)}" if finding.fix is not None else ""
+        yield from _wrapped(f"  {finding.level:<8}", plain(f"{finding.message} [{finding.code}]{fix}"))
+    if plan.findings:
+        yield ""
+    yield plain(command_line(plan))
+
+
+def _verdict(plan: Plan) -> str:
+    """Whether it would start and fit, and how much more there is to read below."""
+    found = errors(plan.findings)
+    if found:
+        more = f" (and {counted(len(found) - 1, 'more error')}, see below)" if len(found) > 1 else ""
+        return f"Error: {found[0].message}{more}"
+    warnings = sum(finding.level is Level.WARNING for finding in plan.findings)
+    hint = f"; {counted(warnings, 'warning')} below" if warnings else ""
+    if plan.memory is None:
+        return f"No errors, but whether it fits is not known{hint}."
+    if not plan.memory.fits:
+        nevertheless = "; a simulated server starts nevertheless" if plan.engine.kind == "simulated" else ""
+        return f"Does not fit{nevertheless}{hint}."
+    return f"Fits{hint}."
+
+
+def _alternative_lines(plan: Plan) -> Iterator[str]:
+    """Layouts side by side, the plan's own marked; only the plan's pace if there is no alternative."""
+    if not plan.alternatives:
+        if plan.paces is not None and (pace := format_pace(plan.paces)):
+            yield f"expected: {pace}"
+        return
+    yield ""
+    yield from table(plan.alternatives)
+    yield f"   {format_legend(plan.alternatives)}"
+    if full := format_full(plan.alternatives):
+        yield f"   ({full})"
+    for number, one in enumerate(plan.alternatives, 1):
+        if pace := sentence(one):
+            yield from _wrapped(f"  {number}{'*' if one.chosen else ' '} ", pace)
+
+
+def _written(flag: str, value: object) -> str:
+    if value is None:
+        return f"({flag})"
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{plain(flag)} {line_word(str(value))}"
+
+
+def _wrapped(head: str, text: str) -> Iterator[str]:
+    lines = textwrap.wrap(text, max(30, WIDTH - len(head)), break_long_words=False, break_on_hyphens=False) or [""]
+    yield head + lines[0]
+    for line in lines[1:]:
+        yield " " * len(head) + line
+
+
+LEAST_GIB = 0.05
+"""What would print as 0.0."""
+
+
+def _memory_lines(memory: MemoryBudget | None, ascii_only: bool) -> Iterator[str]:
+    if memory is None:
+        yield "Memory unknown: no GPU data (see --host) or no model data (see --hub)"
+        return
+    marks = ASCII_MARKS if ascii_only else MARKS
+    for gpu in memory.per_gpu:
+        index = UNKNOWN if gpu.index is None else str(gpu.index)
+        yield f"GPU {index:>2}  {_bar(gpu, marks)}  {gpu.total_gib:.1f} GiB"
+        overhead = gpu.overhead_gib + gpu.graphs_gib
+        parts = (("weights", gpu.weights_gib), ("overhead", overhead), ("KV cache", gpu.kv_gib),
+                 ("others", gpu.others_gib), ("free", gpu.free_gib))  # fmt: skip
+        cells = [f"{mark} {name} {gib:.1f}" for mark, (name, gib) in zip(marks, parts, strict=True)]
+        if gpu.free_gib < -LEAST_GIB:
+            cells[-1] = f"missing {-gpu.free_gib:.1f}"
+        yield f"        {'  '.join(cells)}"
+    if not memory.per_gpu:
+        yield f"weights {memory.weights_gib:.1f} GiB, KV cache {memory.kv_gib:.1f} GiB"
+    if memory.kv_tokens is not None:
+        each = f" of {size(memory.kv_bytes_per_token)}" if memory.kv_bytes_per_token else ""
+        yield f"KV cache: {memory.kv_tokens:,} tokens{each}"
+    if memory.max_concurrency is not None and memory.max_model_len:
+        p95 = f", {memory.concurrency_p95:.1f} at p95 length" if memory.concurrency_p95 is not None else ""
+        yield f"concurrency: {memory.max_concurrency:.1f} requests of {memory.max_model_len:,} tokens{p95}"
+    source = "as reported by the engine" if memory.source == "engine" else memory.source
+    assumed = f"; assumed: {'; '.join(memory.assumed)}" if memory.assumed else ""
+    yield from _wrapped("", plain(f"({source}{assumed})"))
+
+
+def _bar(gpu: GpuBudget, marks: str) -> str:
+    """Parts in proportion; each nonzero part gets at least one cell, the overflow is cut off."""
+    overhead = gpu.overhead_gib + gpu.graphs_gib
+    cells = ""
+    for mark, gib in zip(marks, (gpu.weights_gib, overhead, gpu.kv_gib, gpu.others_gib), strict=False):
+        cells += mark * (max(1, round(BAR * gib / gpu.total_gib)) if gib > 0 and gpu.total_gib > 0 else 0)
+    return f"[{cells[:BAR]:{marks[-1]}<{BAR}}]"

@@ -1,0 +1,105 @@
+"""Runs and comparisons as text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from vllm_console.diagnosis.finding import title_of_code
+from vllm_console.metrics.quantile import text_of
+from vllm_console.runs.compare import Comparison
+from vllm_console.runs.store import Run
+from vllm_console.runs.text import (
+    amount_text,
+    change_text,
+    notes,
+    objective_text,
+    plain_sentence,
+    sentence,
+    setting_text,
+    side_text,
+    signed,
+)
+from vllm_console.runs.windows import quantile_in
+from vllm_console.text import clock, count, duration, plain
+
+WIDTH = 100
+_COLUMNS = (("ID", 5), ("RUN", 20), ("SINCE", 13), ("LASTED", 9), ("REQ/S", 7), ("TTFT p99", 9), ("ITL p99", 9),
+            ("TOK/S", 8), ("HOW", 0))  # fmt: skip
+
+
+def run_lines(runs: Sequence[Run], now: float) -> list[str]:
+    """One line per run under a heading, with its difference from the previous run on a line below."""
+    lines = ["".join(f"{title:<{width}}" for title, width in _COLUMNS).rstrip()]
+    for run in runs:
+        cells = [plain(cell) for cell in _cells(run, now)]
+        lines.append("".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)).rstrip())
+        if run.changed:
+            lines.append("     " + plain("  ".join(setting_text(change) for change in run.changed)))
+        if run.findings:
+            lines += textwrap.wrap(
+                _held(run), WIDTH, initial_indent="     ", subsequent_indent="     ", break_on_hyphens=False
+            )
+    return [*lines, "REQ/S, TTFT, ITL and TOK/S: medians over the minutes with traffic of each run"]
+
+
+def _held(run: Run) -> str:
+    """Which findings were open, the longest first."""
+    longest = sorted(run.findings.items(), key=lambda held: -held[1])
+    findings = "; ".join(f"{title_of_code(code)} {duration(minutes * 60)}" for code, minutes in longest)
+    return f"findings: {findings}" + (" (findings about GPUs not included)" if run.judged_until is not None else "")
+
+
+def _cells(run: Run, now: float) -> tuple[str, ...]:
+    figures = run.figures
+    until = run.ended_at or now
+    return (
+        str(run.id),
+        run.name,
+        clock(run.started_at, now),
+        duration(until - run.started_at),
+        amount_text("", figures.get("requests_per_second")),
+        text_of(quantile_in(figures, "ttft_p99")),
+        text_of(quantile_in(figures, "itl_p99")),
+        count(figures.get("generation_tokens_per_second")),
+        _how(run),
+    )
+
+
+def _how(run: Run) -> str:
+    if not run.flags and run.ended_at is None:
+        return "only its metrics were recorded"
+    if run.ended_at is None:
+        return f"starting, {run.preset}" if run.ready_at is None and not run.windows else f"running, {run.preset}"
+    removed = " (server removed)" if run.removed else ""
+    if run.ended.get("requested"):
+        return f"stopped, {run.preset}{removed}"
+    cause = run.cause if run.cause != "other" else ""
+    return f"failed: {cause or run.ended.get('reason') or 'reason unknown'}{removed}"
+
+
+def comparison_lines(found: Comparison) -> list[str]:
+    """The outcome and verdict first, then what was changed, the traffic, and every figure."""
+    lines = textwrap.wrap(plain_sentence(found), WIDTH, break_on_hyphens=False)
+    lines += textwrap.wrap(sentence(found), WIDTH, break_on_hyphens=False)
+    for note in notes(found):
+        lines += textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    lines += ["", f"before  {_side(found, after=False)}", f"after   {_side(found, after=True)}"]
+    lines += [f"changed {setting_text(change)}" for change in found.differences]
+    lines += ["", f"{f'traffic: {found.traffic}':<22}{'before':>12}{'after':>12}   change"]
+    for factor in found.factors:
+        before, after = (amount_text(factor.unit, value) for value in (factor.before, factor.after))
+        change = f"{signed(factor.change):<8}{factor.likeness}"
+        lines.append(f"  {factor.name:<20}{before:>12}{after:>12}   {change}".rstrip())
+    lines += ["", f"{'figures (medians)':<22}{'before':>12}{'after':>12}   {'change':<28}verdict"]
+    for figure in found.figures:
+        before, after = (side_text(figure, after=after) for after in (False, True))
+        outcome = " ".join(filter(None, (str(figure.verdict or ""), objective_text(figure))))
+        lines.append(f"  {figure.name:<20}{before:>12}{after:>12}   {change_text(figure):<28}{outcome}".rstrip())
+    return [plain(line) for line in lines]
+
+
+def _side(found: Comparison, *, after: bool) -> str:
+    side = found.after if after else found.before
+    windows = f"{side.compared} of {side.windows} windows of {duration(side.seconds)} compared"
+    return f"run {side.run.id}, {side.run.name}: {windows}"

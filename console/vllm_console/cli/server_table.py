@@ -1,0 +1,250 @@
+"""Servers as text: a table of all, a description of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import asdict
+
+from vllm_console.cli.output import Document
+from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
+from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, contradicting, text_of
+from vllm_console.metrics.sample import Window
+from vllm_console.text import UNKNOWN, count, duration, percent, plain, seconds, took
+from vllm_launchers.values import as_dict
+
+COLUMNS = (
+    ("NAME", 14),
+    ("OWNER", 8),
+    ("PRESET", 16),
+    ("STATE", 20),
+    ("ENGINE", 22),
+    ("PORT", 6),
+    ("KV", 5),
+    ("RUN", 5),
+    ("WAIT", 5),
+    ("PREEMPT/min", 12),
+    ("TTFT p99", 9),
+    ("ITL p99", 9),
+    ("TOK/S", 7),
+)
+
+"""Titles, and the least width of each column."""
+
+LATENCY_NAMES = {"ttft": "TTFT", "itl": "ITL"}
+"""Names of latencies for people, where they differ from those in JSON."""
+
+
+def table(servers: Sequence[ServerView], now: float) -> list[str]:
+    """One line per server under a heading, each reason on a line of its own below."""
+    rows = [[plain(cell) for cell in _cells(server, now)] for server in servers]
+    widths = [max([least, *(len(row[at]) + 1 for row in rows)]) for at, (_, least) in enumerate(COLUMNS)]
+    lines = [_line([title for title, _ in COLUMNS], widths)]
+    for server, row in zip(servers, rows, strict=True):
+        lines.append(_line(row, widths))
+        if server.reason and not server.state.alive:
+            lines.append(f"  {plain(server.reason)}")
+        # That a server of others is read-only follows from its owner; that it is open to everybody does not.
+        if notice := server.notice if server.ours else server.exposed:
+            lines.append(f"  {plain(notice)}")
+    return lines
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _cells(server: ServerView, now: float) -> tuple[str, ...]:
+    window = server.window
+    latencies = window.latencies if window else {}
+    return (
+        server.name,
+        "you" if server.ours else server.owner or UNKNOWN,
+        server.preset or UNKNOWN,
+        _state(server, now, " "),
+        server.engine.label if server.engine else UNKNOWN,
+        str(server.port or UNKNOWN),
+        percent(window.kv_cache_usage if window else None),
+        count(window.requests_running if window else None),
+        count(window.requests_waiting if window else None),
+        count(window.preemptions_per_minute if window else None),
+        text_of(_p99(latencies.get("ttft"))),
+        text_of(_p99(latencies.get("itl"))),
+        count(window.generation_tokens_per_second if window else None),
+    )
+
+
+def _state(server: ServerView, now: float, between: str) -> str:
+    """Its state and for how long; of a server that was not asked only that its process runs."""
+    if not server.probed:
+        return "running (not probed)"
+    since = f"{between}{duration(now - server.state_since)}" if server.state_since else ""
+    return f"{server.state}{since}"
+
+
+def _p99(quantiles: Quantiles | None) -> Quantile | None:
+    return quantiles.p99 if quantiles else None
+
+
+def describe(server: ServerView, now: float) -> list[str]:
+    """One server in full, for people."""
+    lines = [
+        f"{server.name}  {_state(server, now, ' for ')}"
+        + ("  (simulated: no GPU is used)" if server.simulated else ""),
+    ]
+    if server.reason:
+        lines.append(f"  reason      {server.reason}")
+    if server.sleep is not None and server.sleep.sentence:
+        lines.append(f"  sleep       {server.sleep.sentence}")
+    if server.partner:
+        lines.append(f"  standby     pair with {server.partner}: one of the two sleeps while the other serves")
+    if server.notice:
+        lines.append(f"  note        {server.notice}")
+    facts = {
+        "owner": server.owner if not server.ours else "",
+        "preset": server.preset,
+        "model": server.model,
+        "engine": server.engine.label if server.engine else "",
+        "address": server.url if server.port else "",
+        "pid": str(server.pid or ""),
+        "GPUs": ",".join(map(str, server.gpus)),
+        "run": str(server.generation),
+        "log": server.log_path,
+    }
+    lines += [f"  {title:<11} {value}" for title, value in facts.items() if value]
+    if server.argv:
+        lines.append(f"  command     {' '.join(server.command)}")
+    if server.stages:
+        lines.append("  start-up    " + "  ".join(f"{s.name} {took(s.seconds)}" for s in server.stages))
+    if server.downtime_seconds is not None:
+        lines.append(f"  downtime    {took(server.downtime_seconds)} at the last restart")
+    lines += _describe_window(server)
+    lines += _describe_conditions(server, now)
+    return [plain(line) for line in lines]
+
+
+def _describe_conditions(server: ServerView, now: float) -> list[str]:
+    if not server.findings:
+        return []
+    from vllm_console.diagnosis.finding import finding_lines
+
+    lines = [""]
+    for finding in server.findings:
+        lines += [f"  {line}" for line in finding_lines(finding, f"for {duration(now - finding.since)}")]
+    return lines
+
+
+def _describe_window(server: ServerView) -> list[str]:
+    window = server.window
+    if window is None:
+        return []
+    lines = [
+        f"  KV cache    {percent(window.kv_cache_usage)} of {count(window.kv_cache_tokens)} tokens, "
+        f"prefix hits {percent(window.prefix_hit_rate)}",
+        f"  requests    {count(window.requests_running)} running, {count(window.requests_waiting)} waiting"
+        f"{_longest_wait(window)}, {count(window.preemptions_per_minute)} preemptions/min",
+        f"  tokens/s    {count(window.generation_tokens_per_second)} out, {count(window.prompt_tokens_per_second)} in",
+    ]
+    if window.latencies:
+        lines.append(f"  latencies   of the last {duration(max(1, round(window.end - window.start)))}")
+    for name, value in window.latencies.items():
+        shown = "  ".join(f"{part} {text_of(getattr(value, part)):<7}" for part, _ in PARTS)
+        lines.append(f"  {LATENCY_NAMES.get(name, name):<11} mean {seconds(value.mean):<7}  {shown}".rstrip())
+    if contradicting(window.latencies):
+        lines.append("              queue, prefill, decode and e2e: completed requests; TTFT: started requests")
+    return lines
+
+
+def _longest_wait(window: Window) -> str:
+    """What is known about waiting requests: neither queue time nor TTFT counts them yet."""
+    if not window.requests_waiting or not window.longest_wait or window.longest_wait < 1:
+        return ""
+    whom = "" if window.requests_waiting == 1 else "one "
+    return f" ({whom}for ≥ {duration(window.longest_wait)}, not yet counted in TTFT and queue)"
+
+
+# -- a server as a JSON document --------------------------------------------------------------------------------------
+
+
+def server_document(server: ServerView) -> Document:
+    """A server as ``start``, ``restart`` and ``stop`` print it (a contract); ``notice`` only if there is one."""
+    return {
+        "name": server.name,
+        "preset": server.preset or None,
+        "engine": str(server.engine.kind) if server.engine else None,
+        "port": server.port or None,
+        "state": str(server.state),
+        "pid": server.pid,
+        "argv": list(server.argv),
+        "generation": server.generation,
+        "log": server.log_path or None,
+        **({"notice": server.notice} if server.notice else {}),
+    }
+
+
+def status_document(server: ServerView) -> Document:
+    """A server as ``status`` and ``list`` print it (a contract): with its exit and its metrics."""
+    from vllm_console.metrics.window import metrics_document
+
+    return server_document(server) | {
+        "env": dict(server.environment),
+        "exit": as_dict(server.exit) if server.exit else None,
+        "metrics": metrics_document(server.sample) if server.sample else None,
+        "longest_wait_seconds": server.window.longest_wait if server.window else None,
+        "reason": server.reason or None,
+        "notice": server.notice or None,
+        "owner": server.owner or None,
+        "ours": server.ours,
+        "elsewhere": server.elsewhere or None,
+        "engine_version": server.engine.version if server.engine else None,
+        "model": server.model or None,
+        "downtime_seconds": server.downtime_seconds,
+        "warm_up": as_dict(server.warm_up) if server.warm_up else None,
+        "restart": _restart(server.restart) if server.restart else None,
+        "sleep": _sleep(server.sleep) if server.sleep else None,
+        "partner": server.partner or None,
+        "rollback": server.rollback or None,
+        "stages": [asdict(stage) for stage in server.stages],
+        "diagnosis": _diagnosis(server),
+        "findings": _findings(server),
+    }
+
+
+def _restart(restart: PreparedRestart) -> Document:
+    """The restart that is being prepared, or the last one if that did not happen as requested."""
+    return {
+        "asked_at": restart.asked_at,
+        "step": str(restart.step),
+        "changes": list(restart.changes),
+        "message": restart.message or None,
+        "memory_mib": restart.memory_mib,
+    }
+
+
+def _sleep(sleep: SleepView) -> Document:
+    """How it sleeps, or last slept."""
+    return {
+        "step": str(sleep.step),
+        "level": sleep.level,
+        "since": sleep.since,
+        "host_gib": sleep.host_gib,
+        "message": sleep.message or None,
+        "golden_prompts": sleep.checked,
+        "answered_differently": list(sleep.differing),
+    }
+
+
+def _diagnosis(server: ServerView) -> Document | None:
+    if server.diagnosis is None:
+        return None
+    from vllm_console.diagnosis.finding import diagnosis_document
+
+    return diagnosis_document(server.diagnosis)
+
+
+def _findings(server: ServerView) -> list[Document]:
+    if not server.findings:
+        return []
+    from vllm_console.diagnosis.finding import finding_document
+
+    return [finding_document(finding) for finding in server.findings]

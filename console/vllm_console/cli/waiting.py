@@ -1,0 +1,72 @@
+"""Waiting for a server to reach a state, and reporting the state it reached."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.server_table import server_document
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.text import duration, plain
+
+
+def wait_until(
+    fleet: Fleet, name: str, done: Callable[[ServerView], bool], *, quiet: bool, timeout: float
+) -> ServerView:
+    """Poll a server until ``done`` returns true; show startup progress on a terminal.
+
+    Raises:
+        FleetError: it took longer than ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    show = sys.stderr.isatty() and not quiet
+    shown = ""
+    while True:
+        server = fleet.snapshot().server(name)
+        if server is None:
+            raise FleetError(f"{name} was removed while this command waited")
+        if done(server):
+            break
+        if time.monotonic() > deadline:
+            raise FleetError(
+                f"{name} is still {server.state} after {duration(timeout)}, and goes on without this command. "
+                f"See 'vllm-console logs {name}', or wait longer with --timeout"
+            )
+        stage = server.stages[-1] if server.stages else None
+        line = f"{name}: {server.state}" + (f" · {stage.name} {stage.detail}" if stage else "")
+        if server.restart is not None and server.restart.under_way and server.state is State.READY:
+            line = f"{name}: {server.restart.sentence}"
+        if show and line != shown:
+            sys.stderr.write(f"\r\x1b[2K{plain(line)}")
+            sys.stderr.flush()
+            shown = line
+        time.sleep(0.2)
+    if show:
+        sys.stderr.write("\r\x1b[2K")
+    return server
+
+
+def settled(server: ServerView) -> bool:
+    """Whether a server is up, or down for good."""
+    if server.state is State.FAILED:
+        return server.next_attempt_at is None
+    return server.state in (State.READY, State.STOPPED)
+
+
+def report_server(args: argparse.Namespace, server: ServerView, *, wanted: State | None) -> int:
+    """Print a server; exit code 1, with the reason on stderr, if it is not in the ``wanted`` state."""
+    if args.json:
+        print_json(server_document(server))
+    else:
+        mark = " (simulated)" if server.simulated else ""
+        print(f"{server.name}{mark}: {server.state}, run {server.generation}, {server.url}")
+        if server.notice:
+            print(f"  note: {plain(server.notice)}")
+    if server.state is State.FAILED or (wanted is not None and server.state is not wanted):
+        complain(f"{server.name} is {server.state}: {server.reason}")
+        return 1
+    return 0

@@ -1,0 +1,99 @@
+"""Reports of unexpected exceptions, secrets redacted, and one sentence that says where the report is."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from vllm_console import __version__
+from vllm_console.text import plain
+from vllm_launchers.secrets import is_secret_name, redact, redact_argv
+
+FOLDER = "crashes"
+KEPT = 20
+"""How many reports are kept; older ones are deleted."""
+
+SHORTEST_SECRET = 8
+"""Values of secret variables are redacted everywhere from this length on; shorter ones would redact common words."""
+
+
+def tell(error: BaseException, words: Sequence[str], state: Path | None = None) -> str:
+    """Write a report of an unexpected exception; returns the sentence to show.
+
+    ``words`` is the command line, ``state`` the state folder if it is not the usual one. Never raises for disk errors:
+    then the sentence contains what the report would.
+    """
+    what = plain(_blank(f"{type(error).__name__}: {error}").splitlines()[0])[:300]
+    fault = f"internal error: {what}. Servers keep running"
+    text = report(error, words)
+    try:
+        path = _write(text, state)
+    except OSError as trouble:
+        why = os.strerror(trouble.errno or 0)
+        return f"{fault}. The report could not be saved ({why}):\n{text}"
+    return f"{fault}. The report {path} has secrets redacted; please attach it to an issue"
+
+
+def report(error: BaseException, words: Sequence[str]) -> str:
+    """The report: versions, command line and traceback; no variable values, secrets redacted."""
+    lines = [
+        f"vllm-console {__version__}, Python {platform.python_version()}, {platform.platform()}",
+        f"at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}, pid {os.getpid()}",
+        f"terminal {os.environ.get('TERM', 'unknown')}, "
+        + ("over SSH" if "SSH_CONNECTION" in os.environ else "not over SSH")
+        + (", in tmux" if "TMUX" in os.environ else ""),
+        "command " + " ".join(["vllm-console", *redact_argv(words)]),
+        "",
+        "".join(traceback.format_exception(error)),
+    ]
+    return "\n".join(plain(line) for line in _blank("\n".join(lines)).splitlines()) + "\n"
+
+
+def reports(state: Path) -> list[Path]:
+    """The reports below a state folder, newest last."""
+    with contextlib.suppress(OSError):
+        return sorted((state / FOLDER).glob("crash-*.txt"))
+    return []
+
+
+def _blank(text: str) -> str:
+    values = [value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= SHORTEST_SECRET]
+    return redact(text, values)
+
+
+def _write(text: str, state: Path | None) -> Path:
+    from vllm_launchers.keeper.folders import default_root
+    from vllm_launchers.private import open_file, own_folder
+
+    state = state or default_root()
+    folder = state / FOLDER
+    own_folder(state)
+    own_folder(folder)
+    path = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}.txt"
+    opened = open_file(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+    with os.fdopen(opened, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+    for old in reports(state)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def in_threads(words: Sequence[str], state: Path | None, messages: list[str]) -> None:
+    """Report exceptions that end a thread from now on, and add their sentence to ``messages``.
+
+    Python would print them over the screen. A lost terminal is not reported: there is no screen left to show it.
+    """
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        gone = isinstance(args.exc_value, OSError) and args.exc_value.errno == errno.EIO
+        if args.exc_value is not None and not gone and not isinstance(args.exc_value, SystemExit):
+            messages.append(tell(args.exc_value, words, state))
+
+    threading.excepthook = hook

@@ -1,0 +1,1 @@
+"""Why a server died: from its log to a named cause, with fixes. Pure."""

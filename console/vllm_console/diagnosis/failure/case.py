@@ -1,0 +1,215 @@
+"""The facts in a failed start's log besides the line that shows why: flags, version, memory figures. Pure."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from vllm_console.diagnosis.failure.failure_line import SERVES, FailureLine
+from vllm_console.logs.vllm_lines import LogLine
+from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.plan.attention import Fp8Cache, fp8_cache
+from vllm_launchers.plan.budget.memory_flags import decimal
+from vllm_launchers.plan.findings import FlagError
+from vllm_launchers.plan.flags import normalise, token_count
+from vllm_launchers.plan.model import Flags
+from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.modelfacts.facts import split_name
+from vllm_launchers.vllm.release_defaults import default_utilization
+
+_ARGS = re.compile(r"non-default args: (?P<args>\{.*\})")
+_VERSION = re.compile(
+    r"vLLM (?:API )?server version (?P<version>\d+\.\d+[\w.+]*)|\bversion (?P<banner>\d+\.\d+\.\d+\S*)$"
+)
+_LENGTH = re.compile(r"Using max model len (?P<length>\d{1,12})\b")
+_ENGINE = re.compile(
+    r"Initializing an? (?:V[01] )?LLM engine \(v[^)]{1,60}\) with config: model='(?P<model>[^']{1,500})'"
+)
+_QUANTIZATION = re.compile(r", quantization=(?!None\b)(?P<method>[\w-]+)")
+_MODEL = re.compile(r"'model(?:_tag)?': '(?P<model>[^']{1,500})'")
+_BATCHED = re.compile(r"max_num_batched_tokens=(?P<tokens>\d{1,12})\b")
+_CHECKPOINT = re.compile(r"Checkpoint size: (?P<gib>\d{1,6}(?:\.\d{1,4})?) GiB")
+_KV_TAKEN = re.compile(r"GPU KV cache size: |# (?:GPU|cuda) blocks: ")
+_CAPABILITY = re.compile(
+    r"has compute capability (?P<dotted>\d{1,2}\.\d)|\(compute capability (?P<named>\d{1,2}\.\d)\)"
+    r"|[Cc]urrent (?:compute )? ?capability(?: is|:) (?P<plain>\d{2,3})\b"
+)
+_GPU_NAME = re.compile(
+    r"device_name=(?P<file>NVIDIA_[\w-]{1,60}?)(?:,|\.json)|GPU \d+: (?P<listed>NVIDIA [\w -]{1,60})"
+)
+_MLA = re.compile(r"\buse_mla=True\b|\bUsing (?:\w+ )?\S*MLA\S* (?:attention )?backend")
+"""Where vLLM names the model's attention: when it selects a backend, or cannot."""
+_NO_FP8 = "does not have native support for FP8"
+_WORDS = (" args: ", "version ", "max model len ", "max_num_batched_tokens=", "KV cache size: ", " blocks: ",
+          " LLM engine ", "startup complete", "Avg prompt", " HTTP/", "capability", "device_name=", ": NVIDIA ",
+          _NO_FP8, "Checkpoint size: ")  # fmt: skip
+"""Every line with a fact contains one of these; nearly all other lines contain none."""
+
+_LONGEST_ARGS = 20_000
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A failure and the facts that its fixes are derived from.
+
+    ``flags`` are the server's flags as far as they are known; ``text`` is the line that shows the failure;
+    ``max_model_len`` the context in force, in tokens, and ``batched_tokens`` the tokens per step, if the log has them.
+    ``quantization`` is the method that vLLM found for the weights of ``model``, empty if none or unknown. ``gpu`` is
+    the GPU model, empty if unknown. ``kv_taken``: the KV cache had already been allocated; ``served``: the server was
+    up. ``checkpoint_gib`` is the size of the weight files, if the log has it. ``mla``: the model is known to use
+    multi-head latent attention. ``environment`` holds the known variables of the server.
+    """
+
+    failure: FailureLine
+    flags: Flags = msgspec.field(default_factory=dict)
+    version: str | None = None
+    max_model_len: int | None = None
+    batched_tokens: int | None = None
+    model: str = ""
+    quantization: str = ""
+    kv_taken: bool = False
+    served: bool = False
+    gpu: str = ""
+    checkpoint_gib: float | None = None
+    mla: bool = False
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def fp8_cache(self) -> Fp8Cache:
+        """Whether this vLLM can keep its KV cache in FP8 on the GPU it ran on."""
+        release = (*self.release, 0) if self.release is not None else None
+        return fp8_cache(self.flags, self.environment, release, self.capability, mla=self.mla)
+
+    @property
+    def text(self) -> str:
+        """The line that shows the failure."""
+        return self.failure.text
+
+    def number(self, name: str, default: float) -> float:
+        """A flag's value as a number, or the default if it is not set or not a number."""
+        value = decimal(self.flags.get(name))
+        return default if value is None else value
+
+    @property
+    def capability(self) -> float | None:
+        """The compute capability of the GPU, None if unknown."""
+        model = find_model(self.gpu) if self.gpu else None
+        found = re.search(r"\d{1,2}\.\d$", model.compute_capability if model is not None else self.gpu)
+        return float(found[0]) if found else None
+
+    @property
+    def release(self) -> tuple[int, int] | None:
+        """Major and minor version, or None when the log does not say."""
+        found = re.match(r"(\d+)\.(\d+)", self.version or "")
+        return (int(found[1]), int(found[2])) if found else None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether its weights are already quantized, by the log, a flag or the model's name."""
+        named = split_name(self.model.rstrip("/"))[1] is not None
+        return bool(self.quantization) or "quantization" in self.flags or named
+
+    @property
+    def utilization(self) -> float:
+        """The requested share of the GPU's memory."""
+        release = (*self.release, 0) if self.release is not None else None
+        return self.number("gpu-memory-utilization", default_utilization(release))
+
+
+def case_of(  # noqa: C901 (one branch per kind of fact)
+    failure: FailureLine,
+    lines: Iterable[LogLine],
+    flags: Flags | None = None,
+    gpu: str = "",
+    *,
+    mla: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Case:
+    """Read the case from the log's lines. ``flags`` override what the log says about them."""
+    given: dict[str, FlagValue] = {}
+    version: str | None = None
+    length: int | None = None
+    tokens: int | None = None
+    model = method = ""
+    taken = served = False
+    checkpoint: float | None = None
+    latent = mla
+    for line in lines:
+        if line.number > failure.number:
+            break
+        latent = latent or _MLA.search(line.message) is not None
+        if not any(word in line.message for word in _WORDS):
+            continue
+        if found := _ARGS.search(line.message):
+            given = _read_args(found["args"])
+            length = tokens = None
+            taken = served = False
+            named = _MODEL.search(found["args"])
+            model, method = named["model"] if named else "", ""
+        elif found := _ENGINE.search(line.message):
+            model, quantized = found["model"], _QUANTIZATION.search(line.message, found.end())
+            method = quantized["method"] if quantized else ""
+        elif found := _VERSION.search(line.message):
+            version = found["version"] or found["banner"]
+        elif found := _LENGTH.search(line.message):
+            length = int(found["length"])
+        elif found := _BATCHED.search(line.message):
+            tokens = int(found["tokens"])
+        elif _KV_TAKEN.search(line.message):
+            taken = True
+        elif SERVES.search(line.message):
+            served = True
+        elif found := _CHECKPOINT.search(line.message):
+            checkpoint = float(found["gib"])
+        gpu = gpu or _gpu_told(line.message)
+    known = flags if flags is not None else given
+    length = length or token_count(known.get("max-model-len"))
+    tokens = token_count(known.get("max-num-batched-tokens")) or tokens
+    return Case(
+        failure, known, version, length, tokens, model, method, taken, served, gpu, checkpoint, latent,
+        environment or {},
+    )  # fmt: skip
+
+
+def _gpu_told(message: str) -> str:
+    """The GPU as a line names it, or ``compute capability 8.6`` if it gives only that; else empty."""
+    if found := _GPU_NAME.search(message):
+        return (found["file"] or found["listed"]).replace("_", " ").replace("-", " ").strip()
+    if found := _CAPABILITY.search(message):
+        plain = found["plain"]
+        return f"compute capability {found['dotted'] or found['named'] or f'{plain[:-1]}.{plain[-1]}'}"
+    return "compute capability 8.0" if _NO_FP8 in message else ""  # Ampere or older; in any case before 8.9
+
+
+def _read_args(text: str) -> dict[str, FlagValue]:
+    """Parse the arguments that vLLM prints as a Python dictionary; values that are not plain values are left out."""
+    if len(text) > _LONGEST_ARGS:
+        return {}
+    try:
+        read = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return _read_pairs(text)
+    return _plain_values(read) if isinstance(read, dict) else {}
+
+
+def _read_pairs(text: str) -> dict[str, FlagValue]:
+    """The numbers, strings and booleans, if one value is an object that cannot be parsed."""
+    read: dict[object, object] = {}
+    for name, value in re.findall(r"'(\w+)': (-?\d+(?:\.\d+)?|'[^']*'|True|False)(?=[,}])", text):
+        with contextlib.suppress(ValueError, SyntaxError):  # 007, '\x', more digits than Python reads
+            read[name] = ast.literal_eval(value)
+    return _plain_values(read)
+
+
+def _plain_values(read: Mapping[object, object]) -> dict[str, FlagValue]:
+    values: dict[str, FlagValue] = {}
+    for name, value in read.items():
+        if isinstance(name, str) and isinstance(value, bool | int | float | str):
+            try:
+                values[normalise(name)] = value
+            except FlagError:
+                continue
+    return values

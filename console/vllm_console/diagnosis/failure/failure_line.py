@@ -1,0 +1,655 @@
+"""Finds the line in a dead server's log that shows why it died. Pure.
+
+The last line seldom does: the engine's own exception stands 25 to 180 lines above it, repeated by the processes that
+waited for the engine. So every candidate line is ranked:
+
+1. exceptions, and lines outside log records, that name a cause by themselves (`rules.RULES`), else
+2. error records that do, which may be complaints that the server survived, else
+3. the first exception that is not the aftermath of another, else
+4. lines that report that something died, else
+5. other exceptions and error records.
+
+Among equals the earliest counts, because waiting processes fail after the one they wait for. An interruption ends the
+log: it is the cause unless something failed before it, and nothing after it counts. If a log holds several starts, the
+last one is examined first. A server that served had errors of single requests, which ended nothing: only its end is
+examined. If it did not end, nothing failed, unless it rejects requests because of how it was started. A log that begins
+while the server runs is recognized by lines that only a running server writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.failure.literals import FirstMatches, names_a_flag
+from vllm_console.diagnosis.failure.rules import (
+    AFTERMATH,
+    CONFIG_PLACES,
+    DEATHS,
+    ENDS_A_SERVER,
+    GRAPHS_TOO_LARGE,
+    INTERNAL_ADDRESS,
+    MODEL_RUNS,
+    NOT_THE_TOKENIZER,
+    OUT_OF_MEMORY,
+    OUT_OF_MEMORY_ELSEWHERE,
+    OUT_OF_MEMORY_INSIDE,
+    OUT_OF_MEMORY_PLACES,
+    OUT_OF_MEMORY_STAGES,
+    OUT_OF_MEMORY_UNPLACED,
+    OWN_STOPS,
+    REFUSED,
+    REFUSED_REQUESTS,
+    RULES,
+    STOPPED,
+    STOPS,
+    TOKENIZER_PLACE,
+    TOKENIZER_PLACES,
+    WEIGHTS_TOO_LARGE,
+    FailureRule,
+    Topic,
+)
+from vllm_console.diagnosis.finding import Cause
+from vllm_console.logs.vllm_lines import LogLine, parse_lines
+
+SIGKILL_CODES = (-9, 137)
+
+BEHIND = {
+    Cause.KV_CACHE_TOO_SMALL: Cause.WEIGHTS_DO_NOT_FIT,
+    Cause.OOM_RUNTIME: Cause.WEIGHTS_DO_NOT_FIT,
+    Cause.OOM_GRAPH_CAPTURE: Cause.WEIGHTS_DO_NOT_FIT,
+}
+"""What may lie behind a cause: a model too large for the GPU often fails only after its weights are loaded."""
+
+MOST_ALIKE = 32
+"""How many GPU memory lines of one process are examined: where the first ones occurred is what counts."""
+
+BEFORE_DEATH = 150
+"""The engine's own exception may stand this many lines before the first report of a serving engine's death."""
+
+_START_FAILED = re.compile(r"EngineCore failed to start|[Ee]ngine (?:core )?(?:initialization|process) failed")
+_STARTS = ("non-default args: ", "vLLM API server version ", "vLLM server version ")
+SERVES = re.compile(
+    r"Application startup complete|Avg prompt throughput: |\"(?:GET|POST) /\S* HTTP/\d[.\d]*\" [1-4]\d\d"
+)
+_DYING_WORDS = (
+    r"EngineCore encountered a fatal error|EngineDeadError|WorkerProc hit an exception|died unexpectedly"
+    r"|output_handler failed|Watchdog caught|watchdog thread terminated|Engine background task failed"
+    r"|Engine loop (?:has|is) (?:died|dead|not running)|Segfault encountered|Fatal Python error|terminate called after"
+    r"|has failed, terminating server|is already dead, terminating|Background loop has errored already"
+    r"|Worker \w+ pid \d+ died, exit code"
+)
+_DYING = re.compile(_DYING_WORDS)
+_ENDINGS = FirstMatches([_DYING], [re.compile(OWN_STOPS)], [re.compile(STOPS)])
+_DIED_SERVING = re.compile(
+    r"EngineCore encountered a fatal error|output_handler failed|Engine background task failed|EngineGenerateError"
+    r"|Error in (?:chat )?completion stream generator|Background loop has errored already"
+)
+"""What an engine writes only after it has served: if it comes before all else, the log begins mid-run."""
+_ENGINE = re.compile(r"EngineCore|Worker|VllmWorker|RayWorker")
+_PYDANTIC = re.compile(r"\d+ validation errors? for (?P<model>\w+)")
+_KV_TAKEN = re.compile(r"KV cache size: |# (?:GPU|cuda) blocks: ")
+_NO_FAULT_OF_FLAGS = re.compile(r"Import|Module|OSError|Connection|HTTP|Runtime|Attribute")
+
+
+_WORDS = FirstMatches([rule.pattern for rule in RULES], [rule.pattern for rule in DEATHS], [OUT_OF_MEMORY], [AFTERMATH])
+_REFUSALS = FirstMatches([rule.pattern for rule in REFUSED_REQUESTS])
+_ALL_REFUSED = re.compile(r"\"POST /v1/(?:chat/)?(?:completions|responses)\S* HTTP/\d[.\d]*\" (?P<status>\d{3})")
+_WARNED = {
+    Topic.LIBRARY_SYMBOL: re.compile(r"undefined symbol: "),
+    Topic.KERNEL_CRASH: re.compile(r"illegal memory access|device-side assert|unspecified launch failure"),
+}
+_REFUSES = FailureRule(
+    re.compile(""),
+    Cause.OTHER,
+    "The server runs, but rejects its requests (400); the response to the client says why.",
+    0.3,
+)
+_QUOTES = re.compile(r"Worker failed with error ['\"](?!['\"])\S")
+"""A waiting process repeats the other one's message: as good as the original, if that is missing."""
+
+
+class _Rank(IntEnum):
+    ERROR_RECORD = 0
+    AFTERMATH = 1
+    DEATH = 2
+    EXCEPTION = 3
+    NAMED_IN_A_RECORD = 4
+    NAMED = 5
+
+
+class FailureLine(msgspec.Struct, frozen=True):
+    """The line that shows why a server died: its number from 1, its text (plain), and its meaning.
+
+    ``explanation`` is one sentence, or None if unknown; ``cause`` is then `Cause.OTHER`. ``confidence`` is from 0 to 1,
+    by how specific the line is; ``also`` holds other causes named in the same part of the log. ``topic`` distinguishes
+    failures of the same cause that have different fixes.
+    """
+
+    number: int
+    text: str
+    cause: Cause
+    explanation: str | None
+    confidence: float = 0.0
+    also: tuple[Cause, ...] = ()
+    topic: Topic = Topic.NONE
+
+
+class _Candidate(msgspec.Struct, frozen=True):
+    index: int
+    rank: _Rank
+    rule: FailureRule | None = None
+
+    @property
+    def cause(self) -> Cause:
+        return self.rule.cause if self.rule else Cause.OTHER
+
+    @property
+    def topic(self) -> Topic:
+        return self.rule.topic if self.rule else Topic.NONE
+
+
+def failure_line(lines: Sequence[str], exit_code: int | None = None) -> FailureLine | None:
+    """Like :func:`failure_in`, from raw lines."""
+    return failure_in(list(parse_lines(lines)), exit_code)
+
+
+def failure_in(parsed: Sequence[LogLine], exit_code: int | None = None) -> FailureLine | None:
+    """The line that shows why the process that wrote this log died, or None if none does.
+
+    ``exit_code`` is as Python gives it (negative: the signal), None if unknown. A process killed by SIGKILL could not
+    log the reason, so then only a line that names a cause by itself counts.
+    """
+    start, serves, begun = _last_start(parsed)
+    if serves is None:
+        window, best = _of_a_start(parsed, start, exit_code)
+    else:
+        window, best = _of_a_service(parsed, serves, exit_code)
+        if best is None and not begun:
+            window, best = _of_a_start(parsed, 0, exit_code)
+    if best is None:
+        return None
+    best = _first_warning(parsed, best)
+    line = parsed[best.index]
+    text = pydantic_field(parsed, best.index) + line.message.strip()
+    explanation = best.rule.explanation if best.rule else None
+    also = _also(window, best, serves is not None)
+    return FailureLine(line.number, text, best.cause, explanation or None, _confidence(best), also, best.topic)
+
+
+def _confidence(best: _Candidate) -> float:
+    """By kind of line: one that names its cause is nearly certain, a death without a reason is not."""
+    if best.rule is None or (best.cause is Cause.OTHER and best.topic is Topic.NONE):
+        return 0.3
+    return round(best.rule.confidence * (0.8 if best.rank is _Rank.NAMED_IN_A_RECORD else 1.0), 2)
+
+
+def _first_warning(parsed: Sequence[LogLine], best: _Candidate) -> _Candidate:
+    """An earlier line that shows the same problem, logged as a warning only.
+
+    vLLM warns when its compiled module cannot be loaded, and fails when it first needs it; torch warns of a crashed
+    kernel when it frees what the kernel used.
+    """
+    if best.topic not in _WARNED or best.rank is _Rank.NAMED_IN_A_RECORD:
+        return best
+    shows = _WARNED[best.topic]
+    for index in range(max(0, best.index - LONGEST), best.index):
+        line = parsed[index]
+        if line.level == "WARNING" and shows.search(line.message):
+            return _Candidate(index, best.rank, best.rule)
+    return best
+
+
+def _also(window: Iterable[_Candidate], best: _Candidate, served: bool) -> tuple[Cause, ...]:
+    """Other causes named by later lines, and what usually lies behind this one at a start."""
+    named = [one.cause for one in window if one.rank >= _Rank.NAMED_IN_A_RECORD and one.index >= best.index]
+    behind = [BEHIND[best.cause]] if best.cause in BEHIND and not served else []
+    alike = best.rule.also if best.rule else ()
+    return tuple(dict.fromkeys(other for other in (*alike, *behind, *named) if other not in (best.cause, Cause.OTHER)))
+
+
+def _last_start(parsed: Sequence[LogLine]) -> tuple[int, int | None, bool]:
+    """Where the last start begins, where it began to serve if it did, and whether the log shows the start or the
+    service.
+
+    A log without a start begins with the service if it shows the kind of engine death that only a service has, or if
+    something died before the first sign of a service.
+    """
+    start = 0
+    serves: int | None = None
+    begun = dying = failed = False
+    for index, line in enumerate(parsed):
+        message = line.message
+        if any(words in message for words in _STARTS):
+            start, serves, begun, failed = index, None, True, False
+        elif not failed and (serves is None or not begun):
+            failed = "ailed" in message and _START_FAILED.search(message) is not None
+            if _says_that_it_serves(message):
+                serves, begun = (0 if dying else index), True
+            elif not begun:
+                dying = dying or _DYING.search(message) is not None
+                serves = 0 if dying and _DIED_SERVING.search(message) else serves
+    return start, serves, begun
+
+
+def _says_that_it_serves(message: str) -> bool:
+    """Searches for words first, because every line of a log is tested."""
+    seen = "HTTP/" in message or "startup complete" in message or "Avg prompt" in message
+    return seen and SERVES.search(message) is not None
+
+
+def _of_a_start(
+    parsed: Sequence[LogLine], start: int, exit_code: int | None
+) -> tuple[list[_Candidate], _Candidate | None]:
+    """What ended a start, in the last one first; an earlier one may explain it if the last has no evidence."""
+    for first in dict.fromkeys((start, 0)):
+        window = list(_candidates(parsed, first))
+        best = _best(window, exit_code)
+        if best is None or best.rank <= _Rank.DEATH:
+            _, stopped = _ending(parsed, first)
+            if stopped is not None and (best is None or stopped < best.index):
+                best = _stop(parsed, stopped)
+        if best is not None and (best.rank >= _Rank.EXCEPTION or first == 0):
+            return window, best
+    return [], None
+
+
+def _of_a_service(
+    parsed: Sequence[LogLine], serves: int, exit_code: int | None
+) -> tuple[list[_Candidate], _Candidate | None]:
+    """What ended a serving server; if no line reports an end, what it keeps rejecting, if anything."""
+    dying, stopped = _ending(parsed, serves)
+    if stopped is not None:
+        return [], _stop(parsed, stopped)
+    if dying is None:
+        candidates = list(_candidates(parsed, serves))
+        window = [one for one in candidates if one.rank is _Rank.DEATH or _ends_a_server(one)]
+        best = _best(window, exit_code) or _last_words(parsed, candidates, exit_code)
+        return window, best or _refusal(parsed, serves, exit_code)
+    named = bool(parsed[dying].process)
+    window = [one for one in _candidates(parsed, dying) if not _of_a_request(parsed, one, named)]
+    best = _best(window, exit_code)
+    before = [one for one in _candidates(parsed, max(serves, dying - BEFORE_DEATH), dying) if _killed(parsed, one)]
+    earlier = _best(before, exit_code)
+    named_before = earlier is not None and earlier.rank >= _Rank.NAMED_IN_A_RECORD
+    if named_before and (best is None or best.rank <= _Rank.EXCEPTION or _may_be(earlier, best)):
+        return [*before, *window], earlier
+    if best is None or (best.rank < _Rank.EXCEPTION and earlier is not None and earlier.rank >= _Rank.EXCEPTION):
+        best = earlier
+    return window, best
+
+
+def _may_be(earlier: _Candidate | None, best: _Candidate) -> bool:
+    """Whether the earlier line says what the best line says, or what NCCL stumbled over."""
+    return earlier is not None and best.cause in (earlier.cause, Cause.NCCL)
+
+
+def _ending(parsed: Sequence[LogLine], first: int) -> tuple[int | None, int | None]:
+    """Where the first report of a death stands, or an external stop before anything failed."""
+    own = False
+    for index in range(first, len(parsed)):
+        message = parsed[index].message
+        dying, by_itself, stop = _ENDINGS.of(message)
+        if dying is not None:
+            return index, None
+        own = own or by_itself is not None
+        if stop is not None and not (own and "EngineCore: trigger" in message):
+            return None, index
+    return None, None
+
+
+def _stop(parsed: Sequence[LogLine], index: int) -> _Candidate:
+    """An external stop; less certain if only the engine mentions a signal, since its own server sends it one, too."""
+    sure = "EngineCore" not in parsed[index].message
+    return _Candidate(index, _Rank.DEATH, STOPPED if sure else replace(STOPPED, confidence=0.7))
+
+
+def _last_words(parsed: Sequence[LogLine], window: Sequence[_Candidate], exit_code: int | None) -> _Candidate | None:
+    """An exception that nothing follows: it ended the process, though this part of the log reports no death."""
+    if exit_code in SIGKILL_CODES or exit_code == 0:
+        return None
+    near = [one for one in window if one.rank >= _Rank.EXCEPTION and one.index >= len(parsed) - BEFORE_DEATH]
+    if not near:
+        return None
+    last = near[-1]
+    rest = [line for line in parsed[last.index + 1 :] if line.message.strip()]
+    ended = parsed[last.index].level == "" and len(rest) <= 3 and not any(SERVES.search(line.message) for line in rest)
+    return _best(near, exit_code) if ended else None
+
+
+def _refusal(parsed: Sequence[LogLine], serves: int, exit_code: int | None) -> _Candidate | None:
+    """What a healthy server rejects because of how it was started."""
+    if exit_code in SIGKILL_CODES:
+        return None
+    refused: int | None = None
+    served = False
+    for index in range(serves, len(parsed)):
+        line = parsed[index]
+        if "POST /v1/" in line.message and (found := _ALL_REFUSED.search(line.message)):
+            served = served or found["status"] != "400"
+            refused = index if refused is None and found["status"] == "400" else refused
+            continue
+        rule = None if line.harmless or CODE.match(line.message) else _REFUSALS.of(line.message)[0]
+        if rule is not None:
+            return _Candidate(index, _Rank.NAMED, REFUSED_REQUESTS[rule])
+    return _Candidate(refused, _Rank.ERROR_RECORD, _REFUSES) if refused is not None and not served else None
+
+
+def _of_a_request(parsed: Sequence[LogLine], one: _Candidate, named: bool) -> bool:
+    """Whether it is a request handler's reaction to a dead engine. ``named``: this log names the writing process."""
+    process = parsed[one.index].process
+    by_handler = process.startswith("APIServer") or (named and not process)
+    return by_handler and one.rank >= _Rank.EXCEPTION and not _ends_a_server(one)
+
+
+def _ends_a_server(one: _Candidate) -> bool:
+    return one.cause in ENDS_A_SERVER or one.topic in (Topic.KERNEL_CRASH, Topic.MAIN_MEMORY)
+
+
+def _killed(parsed: Sequence[LogLine], one: _Candidate) -> bool:
+    """Whether a line before the first report of a death may have caused it: the engine's own, or fatal."""
+    return _ends_a_server(one) or _ENGINE.match(parsed[one.index].process) is not None
+
+
+def _best(window: Sequence[_Candidate], exit_code: int | None) -> _Candidate | None:
+    """The candidate of highest rank, the earliest among equals."""
+    if exit_code in SIGKILL_CODES:
+        window = [one for one in window if one.rank >= _Rank.NAMED_IN_A_RECORD]
+    stopped = next((at for at, one in enumerate(window) if one.cause is Cause.INTERRUPTED), None)
+    if stopped is not None:
+        before = [one for one in window[:stopped] if one.rank >= _Rank.EXCEPTION]
+        window = before or [window[stopped]]
+    best = max(window, key=lambda one: (one.rank, -one.index), default=None)
+    if best is None or best.rank is not _Rank.NAMED:
+        return best
+    same = (one for one in window if one.rank is _Rank.NAMED_IN_A_RECORD and _says_the_same(one, best))
+    first = next(same, best)  # vLLM or NCCL may have reported it earlier in its own words
+    return best if first.index > best.index else _Candidate(first.index, best.rank, first.rule)
+
+
+def _says_the_same(one: _Candidate, best: _Candidate) -> bool:
+    return one.cause is best.cause or (best.cause is Cause.NCCL and one.topic is Topic.NCCL_WARNING)
+
+
+def _candidates(parsed: Sequence[LogLine], first: int, end: int | None = None) -> Iterable[_Candidate]:
+    """Candidate lines. Of exceptions without information, one per process is enough: the first one counts."""
+    seen: set[str] = set()
+    without_memory: Counter[str] = Counter()
+    for index in range(first, len(parsed) if end is None else end):
+        line = parsed[index]
+        if line.harmless or CODE.match(line.message):
+            continue
+        if _out_of_memory_in(line.message):
+            without_memory[line.process] += 1
+            if without_memory[line.process] > MOST_ALIKE:
+                continue
+        exception = EXCEPTION.match(line.message)
+        mute = exception is not None and _says_nothing(line.message)
+        if mute and line.process in seen:
+            continue
+        candidate = _exception(parsed, index, exception) if exception else _record(parsed, index)
+        if candidate is None:
+            continue
+        if mute and candidate.rank is _Rank.EXCEPTION:
+            seen.add(line.process)
+        yield candidate
+
+
+def _record(parsed: Sequence[LogLine], index: int) -> _Candidate | None:
+    """A line that is not an exception: it counts if it names a cause, reports a death, or is an error record."""
+    line = parsed[index]
+    if rule := _named(line):
+        if rule.topic is Topic.NCCL_WARNING:
+            return _Candidate(index, _Rank.NAMED_IN_A_RECORD, _warned_by_nccl(line.message, rule))
+        rank = _Rank.NAMED_IN_A_RECORD if line.level else _Rank.NAMED
+        return _behind_nccl(parsed, index, rule, rank)
+    if _out_of_memory_in(line.message):
+        return _Candidate(index, _Rank.NAMED_IN_A_RECORD, _out_of_memory(parsed, index, index))
+    if rule := _death(line.message):
+        return _Candidate(index, _Rank.DEATH, rule)
+    if line.level in ("ERROR", "CRITICAL") and not _is_aftermath(line.message):
+        return _Candidate(index, _Rank.ERROR_RECORD)
+    return None
+
+
+def _exception(parsed: Sequence[LogLine], index: int, exception: re.Match[str]) -> _Candidate | None:
+    """The last line of a traceback."""
+    line = parsed[index]
+    above = traceback_above(parsed, index)
+    if is_ignored(parsed, above):
+        return None
+    if _PYDANTIC.search(exception["text"] or "") and (refused_at := told_by_pydantic(parsed, index)) is not None:
+        return _Candidate(refused_at, _Rank.NAMED, _refused(parsed, refused_at))
+    if rule := _named(line):
+        return _behind_nccl(parsed, index, rule, _Rank.NAMED)
+    if _out_of_memory_in(line.message):
+        return _Candidate(index, _Rank.NAMED, _out_of_memory(parsed, above, index))
+    death = _death(line.message)
+    if death is None and _QUOTES.search(line.message):
+        return _Candidate(index, _Rank.EXCEPTION)
+    if _is_aftermath(line.message):
+        return _Candidate(index, _Rank.DEATH if death else _Rank.AFTERMATH, death)
+    if is_wrapped(parsed, index):
+        return _Candidate(index, _Rank.AFTERMATH)
+    return _Candidate(index, _Rank.EXCEPTION, death or _by_place(parsed, above, index, exception["type"]))
+
+
+def _behind_nccl(parsed: Sequence[LogLine], index: int, rule: FailureRule, rank: _Rank) -> _Candidate:
+    """NCCL is where other faults show first: the lines below its message say what they were."""
+    process = parsed[index].process
+    last = min(index + 8, len(parsed)) if rule.cause is Cause.NCCL else index
+    for below in range(index + 1, last):
+        line = parsed[below]
+        if line.process != process:
+            continue
+        if line.message.startswith("Traceback ") or ends_another(line.message):
+            break
+        behind = _rule(line.message)
+        if behind is None and _out_of_memory_in(line.message):
+            behind = OUT_OF_MEMORY_ELSEWHERE
+        if behind is not None and behind.cause is not Cause.NCCL:
+            return _Candidate(below, rank, behind)
+    return _Candidate(index, rank, rule)
+
+
+def _warned_by_nccl(message: str, rule: FailureRule) -> FailureRule:
+    """The reason given by NCCL's warning, marked as its warning."""
+    behind = OUT_OF_MEMORY_ELSEWHERE if _out_of_memory_in(message) else _rule(message.partition("NCCL WARN")[2])
+    return replace(behind, topic=Topic.NCCL_WARNING) if behind is not None else rule
+
+
+def _rule(message: str) -> FailureRule | None:
+    found = _WORDS.of(message)[0]
+    return None if found is None else RULES[found]
+
+
+def _death(message: str) -> FailureRule | None:
+    found = _WORDS.of(message)[1]
+    return None if found is None else DEATHS[found]
+
+
+def _says_nothing(message: str) -> bool:
+    """Whether it is none of those recognized here by their text."""
+    return not _WORDS.any_in(message) and "validation error" not in message
+
+
+def _out_of_memory_in(message: str) -> bool:
+    return _WORDS.of(message)[2] is not None
+
+
+def _is_aftermath(message: str) -> bool:
+    return _WORDS.of(message)[3] is not None
+
+
+def _named(line: LogLine) -> FailureRule | None:
+    """The rule that a line matches; a rejected server port is the API server's, whatever the wording."""
+    rule = _rule(line.message)
+    inside = rule is not None and rule.cause is Cause.PORT_IN_USE and _ENGINE.match(line.process)
+    return INTERNAL_ADDRESS if inside else rule
+
+
+def _refused(parsed: Sequence[LogLine], index: int) -> FailureRule | None:
+    """What pydantic's line means: a value of the wrong type or size, or the message of vLLM's own check."""
+    message = parsed[index].message
+    if rule := _rule(message):
+        return rule
+    own = message.lstrip().startswith(("Value error,", "Assertion failed,"))
+    if own and not names_a_flag(message):
+        return None
+    return _invalid_value(message, 0.75 if own else 0.95)
+
+
+def _by_place(parsed: Sequence[LogLine], above: int, index: int, kind: str) -> FailureRule | None:
+    """The meaning of an exception that names no cause, by where it was raised."""
+    places = functions(parsed, above, index)
+    if any(TOKENIZER_PLACES.fullmatch(place) for place in places) and not NOT_THE_TOKENIZER.search(kind):
+        return TOKENIZER_PLACE
+    checked = any(CONFIG_PLACES.fullmatch(place) for place in places)
+    if checked and not _NO_FAULT_OF_FLAGS.search(kind) and names_a_flag(parsed[index].message):
+        return _invalid_value(parsed[index].message, 0.7)
+    return None
+
+
+def _out_of_memory(parsed: Sequence[LogLine], first: int, index: int) -> FailureRule:
+    """The meaning of running out of memory, by where it happened.
+
+    Judged by its traceback, else by the same exception's traceback further down (which may be less truncated), else by
+    how far the start had come.
+    """
+    frames = lines_of(parsed, first, index)
+    if rule := _by_frames(frames):
+        return rule
+    below = repeated(parsed, index)
+    if below is not None:
+        again = lines_of(parsed, traceback_above(parsed, below), below)
+        if rule := _by_frames(again):
+            return rule
+    inside = any(MODEL_RUNS.search(frame) for frame in frames)
+    return _by_stage(parsed, index, inside) or (OUT_OF_MEMORY_INSIDE if inside else OUT_OF_MEMORY_UNPLACED)
+
+
+def _by_frames(frames: Sequence[str]) -> FailureRule | None:
+    found = (rule for pattern, rule in OUT_OF_MEMORY_PLACES if any(pattern.search(frame) for frame in frames))
+    return next(found, None)
+
+
+def _by_stage(parsed: Sequence[LogLine], index: int, inside: bool) -> FailureRule | None:
+    """How far the start had come. ``inside``: the model was running, so its weights were loaded."""
+    for above in range(index - 1, max(-1, index - LONGEST), -1):
+        message = parsed[above].message
+        if inside and _KV_TAKEN.search(message):
+            return GRAPHS_TOO_LARGE  # between cache and service, only graph warm-up runs
+        rule = next((rule for pattern, rule in OUT_OF_MEMORY_STAGES if pattern.search(message)), None)
+        if rule is not None or SERVES.search(message):
+            return None if inside and rule is WEIGHTS_TOO_LARGE else rule or OUT_OF_MEMORY_ELSEWHERE
+    return None
+
+
+def _invalid_value(message: str, confidence: float) -> FailureRule:
+    return FailureRule(re.compile(re.escape(message)), Cause.INVALID_FLAG_VALUE, REFUSED, confidence)
+
+
+# -- tracebacks in a log that several processes write to --------------------------------------------------------------
+
+
+LONGEST = 400
+"""The lines of one traceback, with lines of other processes in between."""
+
+EXCEPTION = re.compile(
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Timeout|NotFound|Failure|Failed)"
+    r"(?:\(\w+\))?|(?:[a-z_]\w*\.)+[A-Z]\w*)(?:: (?P<text>.*))?$"
+)
+"""The last line of a traceback."""
+
+CODE = re.compile(r"\s+(?!what\(\): )|File \"|Traceback |raise |return |[\^~]+$|$")
+"""Other lines of a traceback."""
+
+_CHAIN = re.compile(r"The above exception was the direct cause|During handling of the above exception")
+_FUNCTION = re.compile(r"\s*File \"(?P<file>[^\"]*)\", line \d+, in (?P<function>\S+)")
+_FIELD = re.compile(r"[a-z][a-z0-9_.]*")
+
+
+def traceback_above(parsed: Sequence[LogLine], index: int) -> int:
+    """Where the traceback that ends at ``index`` begins, as far as this log shows it.
+
+    Also works if its lines lost their indentation; without its first line, uses the lines directly above.
+    """
+    process = parsed[index].process
+    close = index
+    near = True
+    for above in range(index - 1, max(-1, index - LONGEST), -1):
+        line = parsed[above]
+        if line.process != process:
+            continue  # lines of processes are interleaved
+        if line.message.startswith("Traceback "):
+            return above
+        if line.harmless or EXCEPTION.match(line.message):
+            break
+        near = near and CODE.match(line.message) is not None
+        if near:
+            close = above
+    return close
+
+
+def functions(parsed: Sequence[LogLine], first: int, index: int) -> tuple[str, ...]:
+    """The functions in a traceback, outermost first."""
+    process = parsed[index].process
+    found = (_FUNCTION.match(line.message) for line in parsed[first:index] if line.process == process)
+    return tuple(match["function"] for match in found if match)
+
+
+def lines_of(parsed: Sequence[LogLine], first: int, index: int) -> list[str]:
+    """The lines of a traceback, without those of other processes."""
+    process = parsed[index].process
+    return [line.message for line in parsed[first:index] if line.process == process]
+
+
+def repeated(parsed: Sequence[LogLine], index: int) -> int | None:
+    """Where the same exception appears again, if it does: logged once, and again when the process ends."""
+    message = parsed[index].message
+    for below in range(index + 1, min(index + LONGEST, len(parsed))):
+        if parsed[below].message == message:
+            return below
+    return None
+
+
+def ends_another(message: str) -> bool:
+    """Whether a line is an exception, not one of NCCL's error names (``ncclSystemError: …``)."""
+    return not message.startswith("nccl") and EXCEPTION.match(message) is not None
+
+
+def is_ignored(parsed: Sequence[LogLine], first: int) -> bool:
+    """Whether Python marks the traceback's exception as ignored."""
+    return any("Exception ignored in" in parsed[above].message for above in range(max(0, first - 2), first))
+
+
+def is_wrapped(parsed: Sequence[LogLine], index: int) -> bool:
+    """Whether another exception was raised in its place, which then has the details."""
+    process = parsed[index].process
+    for below in range(index + 1, min(index + 40, len(parsed))):
+        line = parsed[below]
+        if line.process == process and line.message.strip():
+            return _CHAIN.search(line.message) is not None
+    return False
+
+
+def told_by_pydantic(parsed: Sequence[LogLine], index: int) -> int | None:
+    """The line below a ValidationError that says what is wrong."""
+    for below in range(index + 1, min(index + 8, len(parsed))):
+        message = parsed[below].message.lstrip()
+        if message.startswith(("Value error,", "Assertion failed,")) or "[type=" in message:
+            return below
+    return None
+
+
+def pydantic_field(parsed: Sequence[LogLine], index: int) -> str:
+    """The flag of a ValidationError's line, as ``--flag: ``: pydantic names it only in the line above."""
+    if "[type=" not in parsed[index].message or index == 0:
+        return ""
+    field = parsed[index - 1].message.strip()
+    return f"--{field.replace('_', '-')}: " if _FIELD.fullmatch(field) else ""

@@ -1,0 +1,85 @@
+"""What to change after a failure, derived from the figures in the log: the best fix first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from vllm_console.diagnosis.failure.case import Case
+from vllm_console.diagnosis.failure.fixes import environment, memory, settings
+from vllm_console.diagnosis.failure.rules import Topic
+from vllm_console.diagnosis.finding import Cause, Fix
+from vllm_launchers.plan.attention import is_fp8
+
+__all__ = ["remedies_for"]
+
+_REMEDIES: Mapping[Cause, Callable[[Case], tuple[Fix, ...]]] = {
+    Cause.KV_CACHE_TOO_SMALL: memory.kv_cache_too_small,
+    Cause.FREE_MEMORY_BELOW_UTILIZATION: memory.free_memory_below_utilization,
+    Cause.WEIGHTS_DO_NOT_FIT: memory.weights_do_not_fit,
+    Cause.OOM_RUNTIME: memory.oom_at_run_time,
+    Cause.OOM_GRAPH_CAPTURE: memory.oom_at_graph_capture,
+    Cause.UNKNOWN_FLAG: settings.unknown_flag,
+    Cause.INVALID_FLAG_VALUE: settings.invalid_value,
+    Cause.TP_NOT_DIVISOR: settings.tp_not_divisor,
+    Cause.UNSUPPORTED_BY_GPU: settings.unsupported_by_gpu,
+    Cause.TRUST_REMOTE_CODE: settings.trust_remote_code,
+    Cause.TOKENIZER: settings.tokenizer,
+    Cause.PORT_IN_USE: environment.port_in_use,
+    Cause.MODEL_NOT_FOUND: environment.model_not_found,
+    Cause.GATED: environment.gated,
+    Cause.NCCL: environment.nccl,
+    Cause.ENGINE_DIED: environment.engine_died,
+    Cause.DRIVER: environment.driver,
+    Cause.DISK_FULL: environment.disk_full,
+    Cause.INTERRUPTED: environment.interrupted,
+}
+
+_OUT_OF_MEMORY = frozenset({Cause.WEIGHTS_DO_NOT_FIT, Cause.OOM_RUNTIME, Cause.OOM_GRAPH_CAPTURE})
+"""Memory that others hold may be what was missing."""
+
+_BY_TOPIC: Mapping[Topic, Callable[[Case], tuple[Fix, ...]]] = {
+    Topic.LIBRARY_SYMBOL: environment.library_symbol,
+    Topic.RENDEZVOUS: environment.rendezvous,
+    Topic.NOT_READY_IN_TIME: environment.not_ready_in_time,
+    Topic.PEER_GONE: environment.peer_gone,
+    Topic.KERNEL_CRASH: environment.kernel_crash,
+    Topic.MAIN_MEMORY: environment.main_memory,
+    Topic.ATTENTION_BACKEND: settings.attention_backend,
+    Topic.QUANTIZATION_CONFIG: settings.quantization_config,
+    Topic.NO_CHAT_TEMPLATE: settings.no_chat_template,
+    Topic.NO_TOOL_PARSER: settings.no_tool_parser,
+}
+"""For causes that cover failures with different fixes."""
+
+
+def remedies_for(case: Case) -> tuple[Fix, ...]:
+    """The fixes for this failure, best first; none for an unnamed one."""
+    find = _BY_TOPIC.get(case.failure.topic) or _REMEDIES.get(case.failure.cause)
+    if find is None:
+        return ()
+    others = memory.freed_by_others(case) if case.failure.cause in _OUT_OF_MEMORY else ()
+    return (*others, *(one for one in find(case) if _is_known(one, case) and _gpu_takes(one, case)))
+
+
+def _gpu_takes(fix: Fix, case: Case) -> bool:
+    """Whether the GPU is not known to reject what a fix sets: an FP8 KV cache needs a kernel for it."""
+    return not is_fp8(fix.changes.set.get("kv-cache-dtype")) or case.fp8_cache.works is not False
+
+
+def _is_known(fix: Fix, case: Case) -> bool:
+    """Whether the vLLM that wrote the log accepts the flags and their values; assumed if the log does not give its
+    version.
+    """
+    if not fix.changes.set or case.version is None:
+        return True
+    from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
+
+    try:
+        known = release_table(case.version).flags
+    except UnknownReleaseError:
+        return True
+    for name, value in fix.changes.set.items():
+        spec = known.get(name.partition(".")[0])
+        if spec is None or (spec.choices and isinstance(value, str) and value not in spec.choices):
+            return False
+    return True

@@ -1,0 +1,316 @@
+"""Fixes for GPU memory shortages. Figures come from vLLM's own message if it has them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from vllm_console.diagnosis.failure.case import Case
+from vllm_console.diagnosis.finding import Fix
+from vllm_console.text import percent
+from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.plan.attention import is_fp8
+from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import FlagValue
+
+HIGHEST_UTILIZATION = 0.95
+LOWEST_UTILIZATION = 0.3
+"""Below this share of a GPU nothing useful runs: use another GPU instead."""
+
+FP8_WEIGHTS_FROM = 7.5
+"""Compute capability below which no kernel reads weights in FP8 (Marlin does, without computing in FP8)."""
+
+WEIGHTS_SHARE = 0.85
+"""Share of a GPU's memory; the rest is for activations and at least a small KV cache."""
+
+MOST_GPUS = 64
+
+BLOCK = 16
+
+SMALLEST_STEP = 1024
+"""Minimum tokens per prefill step; below this, prompts take too long."""
+
+_FIGURE = r"\d{1,9}(?:\.\d{1,9})?"
+_ESTIMATE = re.compile(r"estimated maximum model length is (\d{1,12})\b")
+_NEEDED = re.compile(
+    rf"seq(?:uence)? len \((?P<length>\d{{1,12}})\), \(?(?P<need>{_FIGURE}) Gi?B KV cache is needed, "
+    rf"which is larger than the available KV cache memory \((?P<have>{_FIGURE}) Gi?B\)"
+)
+_STORED = re.compile(r"max(?:imum)? seq(?:uence)? len \(\d+\) is larger than .*KV cache \((?P<tokens>\d{1,12})\)")
+_ASKED = re.compile(
+    rf"Tried to allocate (?P<asked>{_FIGURE}) (?P<unit>[KMG])iB.* total capacity of (?P<total>{_FIGURE}) GiB"
+    rf".* which (?P<free>{_FIGURE}) (?P<free_unit>[KMG]iB|bytes) is free"
+)
+_GIB: Mapping[str, float] = {"K": 1 / (1 << 20), "M": 1 / 1024, "G": 1.0, "b": 1 / (1 << 30)}
+_CAPACITY = re.compile(rf"total capacity of (?P<gib>{_FIGURE}) GiB")
+_IN_USE = re.compile(
+    rf"total capacity of (?P<total>{_FIGURE}) GiB.*? which (?P<free>{_FIGURE}) (?P<free_unit>[KMG]iB|bytes) is free"
+)
+_HOLDER = re.compile(rf"\bProcess (?P<pid>\d{{1,10}}) has (?P<held>{_FIGURE}) (?P<unit>[KMG]iB|bytes) memory in use")
+_THIS_PROCESS = "this process has "
+_FREE = re.compile(rf"\((?P<free>{_FIGURE})/(?P<total>{_FIGURE}) GiB\)")
+
+
+ANOTHER_GPU = "choose a GPU with more free memory, or wait until it is freed ('vllm-console host' shows who holds it)."
+
+LEAST_HELD_SHARE = 0.05
+"""Of a GPU's memory; what a desktop takes is not what a server fails for."""
+
+UNTOLD_GIB = 1.0
+"""What a process may hold besides what it is listed with."""
+
+NOT_ENOUGH = "not enough alone"
+
+LARGEST_GPU_GIB = 288.0
+"""Where the GPU is not known: more memory than any has."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What other processes hold of the GPU, by PyTorch's message. ``sure``: none of them can be the server's own."""
+
+    pids: tuple[str, ...]
+    gib: float
+    total_gib: float
+    sure: bool
+
+    @property
+    def sentence(self) -> str:
+        """Who holds how much, without a full stop."""
+        pids, many = ", ".join(self.pids), len(self.pids) > 1
+        if self.sure:
+            who = f"Other processes ({pids}) hold" if many else f"Another process ({pids}) holds"
+        else:
+            who = f"Processes {pids} hold" if many else f"Process {pids} holds"
+        return f"{who} {self.gib:.1f} of the GPU's {self.total_gib:.1f} GiB"
+
+
+def held_by_others(text: str) -> Held | None:
+    """What others hold of the GPU, where the message of running out of memory lists them and it is much.
+
+    The failing process is listed as "this process", but by its number where it cannot tell its own (in a container).
+    """
+    found, holders = _IN_USE.search(text), list(_HOLDER.finditer(text))
+    if found is None or not holders or float(found["total"]) <= 0:
+        return None
+    total = float(found["total"])
+    used = total - float(found["free"]) * _GIB[found["free_unit"][0]]
+    held = sum(float(one["held"]) * _GIB[one["unit"][0]] for one in holders)
+    sure = _THIS_PROCESS in text
+    if held < LEAST_HELD_SHARE * total or held > total or (not sure and len(holders) == 1 and used - held < UNTOLD_GIB):
+        return None
+    return Held(tuple(one["pid"] for one in holders), held, total, sure)
+
+
+def freed_by_others(case: Case) -> tuple[Fix, ...]:
+    """That another GPU helps, where others hold much of this one."""
+    held = held_by_others(case.text)
+    if held is None:
+        return ()
+    condition = "" if held.sure else "unless it is this server's own, "
+    return (Fix(Changes(), f"{held.sentence}: {condition}{ANOTHER_GPU}"),)
+
+
+def change(name: str, value: FlagValue) -> Changes:
+    """A fix that sets one flag."""
+    return Changes({name: value})
+
+
+def kv_cache_too_small(case: Case) -> tuple[Fix, ...]:
+    """One request of ``max-model-len`` needs more than the KV cache holds."""
+    found: list[Fix] = []
+    fitting = _fitting_length(case)
+    if fitting is not None:
+        was = f" instead of {case.max_model_len:,}" if case.max_model_len else ""
+        tradeoff = f"Requests above {fitting:,} tokens (prompt + output) are rejected."
+        found.append(Fix(change("max-model-len", fitting), f"{fitting:,} tokens{was} is what fits.", tradeoff))
+    if "num-gpu-blocks-override" in case.flags:
+        why = "Without it the KV cache gets all memory that vLLM may use."
+        return (*found, Fix(Changes(unset=("num-gpu-blocks-override",)), why))
+    if fitting is not None:
+        found += _fp8_kv(case)
+    found += _more_utilization(case)
+    if fitting is None:
+        found += _smaller_steps(case)
+        found += _spread(case)
+    return tuple(found)
+
+
+def _fitting_length(case: Case) -> int | None:
+    """The longest context that fits: vLLM's own estimate, else in proportion to the available memory."""
+    if found := _ESTIMATE.search(case.text):
+        length = int(found[1])
+    elif found := _STORED.search(case.text):
+        length = int(found["tokens"])
+    elif (found := _NEEDED.search(case.text)) and float(found["need"]) > 0:
+        length = int(int(found["length"]) * float(found["have"]) / float(found["need"]))
+    else:
+        return None
+    whole = length // BLOCK * BLOCK
+    return whole if whole > 0 else None
+
+
+def _more_utilization(case: Case) -> list[Fix]:
+    if "kv-cache-memory-bytes" in case.flags or case.utilization >= HIGHEST_UTILIZATION:
+        return []
+    more = min(HIGHEST_UTILIZATION, round(case.utilization + 0.05, 2))
+    share = more - case.utilization
+    why = f"{percent(share)} more of the GPU's memory for the KV cache{_not_enough_with(case, share)}."
+    tradeoff = "That memory must be free, and long prompts have less of it for activations."
+    return [Fix(change("gpu-memory-utilization", more), why, tradeoff)]
+
+
+def _not_enough_with(case: Case, share: float) -> str:
+    """That so much more of the GPU is less than what is missing; empty where it may be enough."""
+    found = _NEEDED.search(case.text)
+    if found is None:
+        return ""
+    model = find_model(case.gpu) if case.gpu else None
+    more = share * (model.usable_gib if model is not None else LARGEST_GPU_GIB)
+    missing = float(found["need"]) - float(found["have"])
+    return f": {NOT_ENOUGH} for {int(found['length']):,}" if missing > more else ""
+
+
+def _fp8_kv(case: Case) -> list[Fix]:
+    """An FP8 KV cache, unless it is already in use or this vLLM is known to reject it on this GPU."""
+    verdict = case.fp8_cache
+    if is_fp8(case.flags.get("kv-cache-dtype")) or verdict.works is False:
+        return []
+    tradeoff = "Output can differ slightly."
+    if verdict.works is None:
+        tradeoff = (
+            "Needs a GPU of compute capability 8.9 or newer (Ada, Hopper, Blackwell); output can differ slightly."
+        )
+    why = "An FP8 KV cache holds twice the tokens of a 16-bit one"
+    found, fitting = _NEEDED.search(case.text), _fitting_length(case)
+    if found:
+        enough = float(found["need"]) <= 2 * float(found["have"])
+        why += f": {'enough' if enough else NOT_ENOUGH} for {int(found['length']):,}"
+    elif fitting is not None and case.max_model_len and 2 * fitting < case.max_model_len:
+        why += f": {NOT_ENOUGH} for {case.max_model_len:,}"
+    return [Fix(change("kv-cache-dtype", "fp8"), f"{why}.", tradeoff)]
+
+
+def _smaller_steps(case: Case) -> list[Fix]:
+    """Reduce activations, which grow with the tokens of one step."""
+    tokens = case.batched_tokens
+    less = max(SMALLEST_STEP, tokens // 2) if tokens else SMALLEST_STEP
+    if (tokens is not None and less >= tokens) or case.flags.get("enable-chunked-prefill") is False:
+        return []
+    was = f" instead of {tokens:,}" if tokens else ""
+    why = f"A step of {less:,} tokens{was} needs less memory for activations."
+    return [Fix(change("max-num-batched-tokens", less), why, "Long prompts take more steps: TTFT rises.")]
+
+
+def _fewer_sequences(case: Case, for_what: str) -> list[Fix]:
+    """Half of the configured value; 128 for the default, which is 256 or more."""
+    known = int(case.number("max-num-seqs", 0))
+    fewer = known // 2 if known else 128
+    if fewer < 1:
+        return []
+    why = f"{fewer} sequences at once{f' instead of {known}' if known else ''} need less memory for {for_what}."
+    return [Fix(change("max-num-seqs", fewer), why, "Lower throughput under full load.")]
+
+
+def _less_utilization(case: Case, margin: float, why: str) -> list[Fix]:
+    """Lower by what was requested but not free, if the log says so, and in any case by the margin.
+
+    Where the KV cache has a fixed size that changes nothing: then without that.
+    """
+    if "kv-cache-memory-bytes" in case.flags:
+        words = "vLLM then measures what is free now instead of taking a fixed size for the KV cache."
+        return [Fix(Changes(unset=("kv-cache-memory-bytes",)), words, "A smaller KV cache, and a slower start.")]
+    missing = 0.0
+    if (found := _ASKED.search(case.text)) and float(found["total"]) > 0:
+        asked = float(found["asked"]) * _GIB[found["unit"]]
+        missing = (asked - float(found["free"]) * _GIB[found["free_unit"][0]]) / float(found["total"])
+    lower = math.floor((case.utilization - max(margin, missing + 0.01)) * 100 + 1e-6) / 100
+    if lower < LOWEST_UTILIZATION:
+        return []
+    words = f"vLLM uses {lower:g} of the GPU instead of {case.utilization:g}{why}"
+    return [Fix(change("gpu-memory-utilization", lower), words, "Smaller KV cache.")]
+
+
+def _spread(case: Case) -> list[Fix]:
+    size = int(case.number("tensor-parallel-size", 1))
+    wanted, why = size * 2, f"With {size * 2} GPUs each holds half as much of the weights."
+    found = _CAPACITY.search(case.text)
+    if case.checkpoint_gib and found and float(found["gib"]) > 0:
+        while wanted < MOST_GPUS and case.checkpoint_gib / wanted > WEIGHTS_SHARE * float(found["gib"]):
+            wanted *= 2
+        part = case.checkpoint_gib / wanted
+        why = f"With {wanted} GPUs each holds {part:.1f} of the weights' {case.checkpoint_gib:.1f} GiB."
+    tradeoff = f"Needs {wanted} GPUs, ideally linked by NVLink."
+    smaller = "" if case.quantized else ", or the same one as AWQ, GPTQ or FP8"
+    return [
+        Fix(change("tensor-parallel-size", wanted), why, tradeoff),
+        Fix(Changes(), f"Use a smaller model{smaller}.", "Slightly lower quality."),
+    ]
+
+
+def free_memory_below_utilization(case: Case) -> tuple[Fix, ...]:
+    """Others hold what ``gpu-memory-utilization`` requests."""
+    elsewhere = Fix(Changes(), f"{ANOTHER_GPU[0].upper()}{ANOTHER_GPU[1:]}")
+    found = _FREE.search(case.text)
+    if found is None or float(found["total"]) <= 0:
+        return (elsewhere,)
+    free, total = float(found["free"]), float(found["total"])
+    # Rounded down and one step below: vLLM compares against what is free at that moment, to the byte.
+    fitting = math.floor(free / total * 100 - 0.5) / 100
+    if fitting < LOWEST_UTILIZATION:
+        return (elsewhere,)
+    why = f"{free:g} of {total:g} GiB free; {fitting:g} asks for {fitting * total:.1f} GiB."
+    tradeoff = "Smaller KV cache, by what the others hold."
+    return (Fix(change("gpu-memory-utilization", fitting), why, tradeoff), elsewhere)
+
+
+def weights_do_not_fit(case: Case) -> tuple[Fix, ...]:
+    """The model is larger than the GPU."""
+    found = _spread(case)
+    if _fits_in_fp8(case):
+        # "fp8" is deprecated for weights that are converted at the start from 0.31 on
+        method = "fp8_per_tensor" if case.release is not None and case.release >= (0, 31) else "fp8"
+        found.insert(
+            1,
+            Fix(
+                change("quantization", method),
+                "FP8 weights take half the memory of 16-bit ones.",
+                "Converted at every start; fast only on Ada, Hopper or newer GPUs.",
+            ),
+        )
+    # The log does not say how much is missing: the start ended at the first allocation that failed.
+    why = "--cpu-offload-gb keeps part of the weights in main memory; 'vllm-console plan' shows how much is missing."
+    found.append(Fix(Changes(), why, "Much slower: every step reads them over PCIe."))
+    return tuple(found)
+
+
+def _fits_in_fp8(case: Case) -> bool:
+    """Whether FP8 weights may help: not quantized yet, supported by this GPU, and small enough if that is known."""
+    if case.quantized or (case.capability is not None and case.capability < FP8_WEIGHTS_FROM):
+        return False
+    found = _CAPACITY.search(case.text)
+    if not case.checkpoint_gib or found is None:
+        return True
+    part = case.checkpoint_gib / max(1.0, case.number("tensor-parallel-size", 1))
+    return part / 2 <= WEIGHTS_SHARE * float(found["gib"])
+
+
+def oom_at_run_time(case: Case) -> tuple[Fix, ...]:
+    """Activations did not fit beside the weights, or beside weights and KV cache."""
+    if case.kv_taken or case.served or "warming up sampler" in case.text:
+        found = _less_utilization(case, 0.05, ", which leaves room for activations.")
+        return (*found, *_smaller_steps(case), *_fewer_sequences(case, "activations and sampling"))
+    # Before the KV cache is allocated, a lower limit frees nothing.
+    return (*_smaller_steps(case), *_fewer_sequences(case, "activations and sampling"), *_spread(case))
+
+
+def oom_at_graph_capture(case: Case) -> tuple[Fix, ...]:
+    """CUDA graphs did not fit after the KV cache was allocated."""
+    found = _less_utilization(case, 0.04, ": the graphs get what is left.")
+    found += _fewer_sequences(case, "CUDA graphs: the largest is for that many")
+    if case.flags.get("enforce-eager") is not True:
+        why = "Without CUDA graphs their memory is not needed."
+        found.append(Fix(change("enforce-eager", True), why, "Each step is slower, most of all with few requests."))
+    return tuple(found)

@@ -1,0 +1,279 @@
+"""Fixes where a flag, or the model with its flags, is not what this vLLM or this GPU takes."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+
+from vllm_console.diagnosis.failure.case import Case
+from vllm_console.diagnosis.failure.literals import flags_in
+from vllm_console.diagnosis.finding import Fix
+from vllm_launchers.plan.findings import FlagError
+from vllm_launchers.plan.flags import normalise, parse_value
+from vllm_launchers.plan.model import Changes, Flags
+from vllm_launchers.presets.rules import FLAG_NAME
+from vllm_launchers.vllm.flags.changes import FlagValue
+
+_UNRECOGNIZED = re.compile(r"unrecognized arguments: (?P<words>.*)")
+_ARGUMENT = re.compile(r"argument (?P<names>--?[\w./-]+): (?P<why>.*)")
+_CHOICES = re.compile(r"invalid choice: '?(?P<given>[^'(]*?)'? \(choose from (?P<choices>[^)]*)\)")
+_DERIVED = re.compile(r"derived max_model_len \((?P<why>[^)]*?(?P<length>\d+))(?:\.\d+)?[^)\d]*\)")
+_HEADS = re.compile(
+    r"heads ?[(=] ?(?P<heads>\d+)\)?.*?divisible by (?:tensor.parallel.?(?:world )?size|tp_size) ?[(=] ?(?P<size>\d+)",
+    re.IGNORECASE,
+)
+_BLOCKS = re.compile(
+    r"= ?(?P<part>\d+) is not divisible by\s+"
+    r"(?:weight quantization block_\w|min_thread_\w|group_size) ?= ?(?P<block>\d+)"
+)
+_KEYWORD = re.compile(r"unexpected keyword argument '(?P<name>[a-z][a-z0-9_]*)'")
+_STEP = re.compile(
+    r"max_num_batched_tokens \((?P<step>\d+)\) (?:is smaller than|must be greater than or equal to) "
+    r"(?P<what>max_model_len|max_num_seqs) \((?P<least>\d+)\)"
+)
+_PARSERS = re.compile(
+    r"invalid (?P<kind>tool call|reasoning) parser: (?P<given>\S+) \(chose from \{(?P<choices>[^}]*)\}"
+)
+_PERCENT = re.compile(r"(?:input_value=|Got )(?P<given>\d+(?:\.\d+)?)\b")
+_AGAIN = re.compile(r"Re-run with --kv-cache-dtype (?P<value>[a-z0-9_]+)")
+_SUPPORTED = re.compile(r"Supported dtypes: \[(?:torch\.)?(?P<first>\w+)")
+_FIELD = re.compile(r"^--(?P<name>[a-z][a-z0-9-]*): ")
+_OTHER_FORMAT = "Take a checkpoint in a format that this GPU knows: AWQ or GPTQ run from Turing on."
+
+
+def unknown_flag(case: Case) -> tuple[Fix, ...]:
+    """What the flags are called now, or were most likely meant for, in one change; else leave them out."""
+    given = _given(case.text)
+    if not given:
+        return ()
+    listed = ", ".join(f"--{name}" for name in given)
+    version = f"vLLM {case.version}" if case.version else "This vLLM"
+    many = "them" if len(given) > 1 else "it"
+    without = Fix(Changes(unset=tuple(given)), f"{version} does not know {listed}: remove {many}.")
+    right = {name: found for name in given if (found := _right_name(name, given, case)) is not None}
+    wanted = {new: value for fix in right.values() for new, value in fix.changes.set.items()}
+    why = " ".join(fix.why for fix in right.values())
+    if wanted:
+        return (Fix(Changes(wanted, tuple(given)), why), without)
+    return (Fix(without.changes, f"{without.why} {why}".strip()),)
+
+
+def _given(text: str) -> dict[str, FlagValue]:
+    """The flags that the parser did not know, with the values that stood behind them."""
+    if found := _KEYWORD.search(text):
+        return {found["name"].replace("_", "-"): True}
+    found = _UNRECOGNIZED.search(text)
+    given: dict[str, FlagValue] = {}
+    last = None
+    for word in found["words"].split() if found else ():
+        name, _, value = word.partition("=")
+        name = name.lstrip("-").replace("_", "-")
+        if word.startswith("--") and FLAG_NAME.fullmatch(name):
+            last = name
+            given[name] = parse_value(value, name=name) if value else True
+        elif last is not None and given[last] is True:
+            given[last] = parse_value(word, name=last)
+    return given
+
+
+def _right_name(name: str, given: Flags, case: Case) -> Fix | None:
+    """The change to today's spelling of a removed flag, or to the flag whose name is nearly the same."""
+    from vllm_launchers.vllm.flags.releases import RELEASES, UnknownReleaseError, release_table
+    from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS
+
+    try:
+        table = release_table(case.version or RELEASES[-1])
+    except UnknownReleaseError:
+        return None
+    if removed := REMOVED_FLAGS.get(name):
+        changes = removed.carry({**case.flags, **given})
+        known = changes is not None and all(new.partition(".")[0] in table.flags for new in changes.set)
+        return Fix(changes if changes is not None and known else Changes(), f"--{name}: {removed.instead}.")
+    near = difflib.get_close_matches(name, table.flags, n=1, cutoff=0.8)
+    return Fix(Changes({near[0]: given[name]}), f"--{name} is called --{near[0]}.") if near else None
+
+
+def invalid_value(case: Case) -> tuple[Fix, ...]:
+    """The nearest value that is allowed, or the flag left out."""
+    if derived := _DERIVED.search(case.text):
+        length = int(derived["length"])
+        why = f"The model's context length is {length:,} tokens."
+        return (Fix(Changes({"max-model-len": length}), why, "Longer requests are rejected."),)
+    if (derived := _STEP.search(case.text)) and int(derived["step"]) < int(derived["least"]):
+        least = int(derived["least"])
+        what = "max-model-len" if "max_model_len" in derived["what"] else "max-num-seqs"
+        why = f"A step must hold at least the {least:,} tokens of {what}."
+        return (Fix(Changes({"max-num-batched-tokens": least}), why, "Steps need more memory for activations."),)
+    name = _named(case)
+    if name is None:
+        return ()
+    found = []
+    if (derived := _CHOICES.search(case.text)) or (derived := _PARSERS.search(case.text)):
+        choices = [choice.strip().strip("'\"") for choice in derived["choices"].split(",")]
+        near = difflib.get_close_matches(derived["given"].strip(), choices, n=1, cutoff=0.6)
+        if near:
+            found.append(Fix(Changes({name: parse_value(near[0], name=name)}), f"--{name} takes {near[0]}."))
+    if (
+        name == "gpu-memory-utilization"
+        and (derived := _PERCENT.search(case.text))
+        and 10 <= float(derived["given"]) <= 100
+    ):
+        share = min(0.95, float(derived["given"]) / 100)
+        found.append(Fix(Changes({name: share}), f"It is a fraction, not a percentage: {share:g}."))
+    why = f"Without it vLLM's default for --{name} applies."
+    return (*found, Fix(Changes(unset=(name,)), why))
+
+
+def _named(case: Case) -> str | None:
+    """The flag that the message is about."""
+    found = _ARGUMENT.search(case.text)
+    word = max(found["names"].split("/"), key=len) if found else ""
+    if not word and (field := _FIELD.match(case.text)):
+        word = field["name"]
+    if not word and (found := _PARSERS.search(case.text)):
+        word = "tool-call-parser" if found["kind"] == "tool call" else "reasoning-parser"
+    if not word and "GPU memory utilization must" in case.text:
+        word = "gpu-memory-utilization"
+    if not word and "quantization method" in case.text:
+        word = "quantization"
+    if not word:
+        spoken = list(flags_in(case.text))
+        word = next((name for name in spoken if name in case.flags), spoken[0] if spoken else "")
+    try:
+        return normalise(word) if word else None
+    except FlagError:
+        return None
+
+
+def tp_not_divisor(case: Case) -> tuple[Fix, ...]:
+    """Fewer GPUs for each layer, or layers one after another."""
+    size = int(case.number("tensor-parallel-size", 1))
+    if heads_line := _HEADS.search(case.text):
+        heads, size = int(heads_line["heads"]), int(heads_line["size"])
+        fitting = math.gcd(heads, size)
+        why = f"{heads} attention heads can be split over {fitting} GPUs, not over {size}."
+    elif heads_line := _BLOCKS.search(case.text):
+        return _whole_blocks(int(heads_line["part"]), int(heads_line["block"]), size)
+    else:
+        fitting, why = (size // 2 if size > 1 else 0), "The model can't be split over that many GPUs."
+    if not fitting or fitting >= size:
+        return ()
+    found = [Fix(Changes({"tensor-parallel-size": fitting}), why, "Each GPU holds more of the weights.")]
+    if size % fitting == 0 and fitting < size:
+        both = {"tensor-parallel-size": fitting, "pipeline-parallel-size": size // fitting}
+        tradeoff = "A single request is slower: it passes through the stages one after another."
+        found.append(Fix(Changes(both), f"All {size} GPUs stay in use, {fitting} per layer.", tradeoff))
+    return tuple(found)
+
+
+def _whole_blocks(part: int, block: int, size: int) -> tuple[Fix, ...]:
+    """A rank's part must be a multiple of the checkpoint's blocks: parts grow as ranks get fewer."""
+    factor = next((times for times in (2, 4, 8, 16, 32) if block and part * times % block == 0), 0)
+    why = f"A rank's part of {part} columns is not a multiple of the checkpoint's block size {block}"
+    found = []
+    if factor and size % factor == 0:
+        why += f"; over {size // factor} GPUs it is {part * factor}."
+        found.append(Fix(Changes({"tensor-parallel-size": size // factor}), why, "Each GPU holds more of the weights."))
+    elif factor:
+        found.append(Fix(Changes(), f"{why}: divide --tensor-parallel-size by {factor}."))
+    why = "For a mixture of experts: distributes whole experts over the GPUs."
+    found.append(Fix(Changes({"enable-expert-parallel": True}), why))
+    return tuple(found)
+
+
+def unsupported_by_gpu(case: Case) -> tuple[Fix, ...]:
+    """Another number format, or another kernel."""
+    text = case.text.lower()
+    if found := _AGAIN.search(case.text):
+        why = f"This GPU supports a KV cache in {found['value']}."
+        return (Fix(Changes({"kv-cache-dtype": found["value"]}), why, "It may hold half as many tokens."),)
+    if found := _SUPPORTED.search(case.text):
+        why = f"The quantization kernels need {found['first']}."
+        return (Fix(Changes({"dtype": found["first"]}), why, "Some models overflow in float16: check the output."),)
+    if "bfloat16" in text or "bf16" in text:
+        why = "This GPU supports float16, not bfloat16."
+        return (Fix(Changes({"dtype": "half"}), why, "Some models overflow in float16: check the output."),)
+    if "fp8" in text and str(case.flags.get("kv-cache-dtype", "")).startswith("fp8"):
+        why = "This GPU does not support an FP8 KV cache."
+        return (Fix(Changes(unset=("kv-cache-dtype",)), why, "The KV cache holds half as many tokens."),)
+    if "fp8" in text and not case.flags and "kv cache" not in text and "kv_cache" not in text:
+        why = "Remove --kv-cache-dtype fp8 if it was set: FP8 needs compute capability 8.9."
+        return (Fix(Changes(), why), Fix(Changes(), _OTHER_FORMAT))
+    if "quantization" in case.flags:
+        why = "This GPU has no kernel for that quantization."
+        return (Fix(Changes(unset=("quantization",)), why, "The weights take as much memory as their files."),)
+    return (Fix(Changes(), _OTHER_FORMAT),)
+
+
+def _asks_for_backend(case: Case) -> str:
+    """What asks for an attention backend by name in the vLLM of the log: a flag since 0.13, a variable before 0.15."""
+    flag, variable = "--attention-backend", "the variable VLLM_ATTENTION_BACKEND"
+    if case.release is None:
+        return f"{flag} (before 0.15 {variable})"
+    if case.release >= (0, 15):
+        return flag
+    return f"{flag} or {variable}" if case.release >= (0, 13) else variable
+
+
+def attention_backend(case: Case) -> tuple[Fix, ...]:
+    """vLLM's own choice of the backend, or settings that it supports."""
+    found = []
+    if "attention-backend" in case.flags:
+        why = "Without it vLLM chooses a backend that this GPU and model support."
+        found.append(Fix(Changes(unset=("attention-backend",)), why))
+    elif "Selected backend" in case.text or "Invalid attention backend" in case.text:
+        why = f"Remove {_asks_for_backend(case)}: vLLM then chooses one."
+        found.append(Fix(Changes(), why))
+    if "kv_cache_dtype not supported" in case.text and "kv-cache-dtype" in case.flags:
+        why = "No backend supports this KV cache dtype on this GPU."
+        found.append(Fix(Changes(unset=("kv-cache-dtype",)), why, "The KV cache holds fewer tokens."))
+    if "block_size not supported" in case.text and "block-size" in case.flags:
+        found.append(Fix(Changes(unset=("block-size",)), "Without it vLLM chooses the block size."))
+    if not found:
+        why = "No attention backend supports this model on this GPU: use another model, a newer GPU, or a newer vLLM."
+        found.append(Fix(Changes(), why))
+    return tuple(found)
+
+
+def quantization_config(case: Case) -> tuple[Fix, ...]:
+    """The method that the files are in, or other files."""
+    found = []
+    if "quantization" in case.flags:
+        why = "Without it vLLM reads the method from the model's files; an unquantized model needs none."
+        found.append(Fix(Changes(unset=("quantization",)), why))
+    size = int(case.number("tensor-parallel-size", 1))
+    if size > 1 and "linear" in case.text:
+        why = f"With {size // 2} GPUs each rank's part is larger, and more kernels support it."
+        found.append(Fix(Changes({"tensor-parallel-size": size // 2}), why, "Each GPU holds more of the weights."))
+    why = "Use a 4-bit checkpoint with group size 128 (AWQ or GPTQ), or one with complete files."
+    return (*found, Fix(Changes(), why))
+
+
+def no_chat_template(_case: Case) -> tuple[Fix, ...]:
+    """A template, another variant of the model, or another endpoint."""
+    found = [Fix(Changes(), "Pass a template with --chat-template FILE; the model's page often has one.")]
+    found.append(Fix(Changes(), "Base models have none: use the instruction-tuned variant for chat."))
+    found.append(Fix(Changes(), "/v1/completions needs no template."))
+    return tuple(found)
+
+
+def no_tool_parser(_case: Case) -> tuple[Fix, ...]:
+    """A parser for the model's tool calls."""
+    why = "Start it with --enable-auto-tool-choice and the --tool-call-parser of the model's family."
+    return (Fix(Changes(), why),)
+
+
+def trust_remote_code(_case: Case) -> tuple[Fix, ...]:
+    """Let the model's own code run."""
+    tradeoff = "Code from the model's repository runs as you: read it first, and pin --revision."
+    return (Fix(Changes({"trust-remote-code": True}), "The model ships its own code.", tradeoff),)
+
+
+def tokenizer(case: Case) -> tuple[Fix, ...]:
+    """Another tokenizer or template."""
+    if "template" in case.text.lower() and "chat-template" in case.flags:
+        return (Fix(Changes(unset=("chat-template",)), "Uses the model's own chat template."),)
+    if "template" in case.text.lower():
+        return (Fix(Changes(), "Pass a template with --chat-template FILE; base models have none."),)
+    return (Fix(Changes(), "Check that the tokenizer's files are complete, or name another with --tokenizer."),)

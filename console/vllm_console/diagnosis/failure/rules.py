@@ -1,0 +1,593 @@
+"""How failures appear in a log: rules from a line, or from the functions of a traceback, to a cause. Pure."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import msgspec
+
+from vllm_console.diagnosis.finding import Cause
+
+
+class Topic(StrEnum):
+    """The exact problem, for causes that cover failures with different fixes."""
+
+    NONE = ""
+    LIBRARY_SYMBOL = "library symbol"
+    RENDEZVOUS = "rendezvous"
+    NOT_READY_IN_TIME = "not ready in time"
+    PEER_GONE = "peer gone"
+    ATTENTION_BACKEND = "attention backend"
+    QUANTIZATION_CONFIG = "quantization config"
+    NO_CHAT_TEMPLATE = "no chat template"
+    NO_TOOL_PARSER = "no tool parser"
+    KERNEL_CRASH = "kernel crash"
+    NCCL_WARNING = "NCCL warning"
+    MAIN_MEMORY = "main memory"
+
+
+class FailureRule(msgspec.Struct, frozen=True):
+    """A line that matches ``pattern`` shows ``cause``; ``explanation`` is one sentence for people, or empty.
+
+    ``confidence`` is from 0 to 1: how certainly the words alone mean this cause. ``also`` holds causes with similar
+    lines.
+    """
+
+    pattern: re.Pattern[str]
+    cause: Cause
+    explanation: str
+    confidence: float = 0.95
+    also: tuple[Cause, ...] = ()
+    topic: Topic = Topic.NONE
+
+
+def _rule(
+    pattern: str, cause: Cause, explanation: str, confidence: float = 0.95, *also: Cause, topic: Topic = Topic.NONE
+) -> FailureRule:
+    return FailureRule(re.compile(pattern, re.IGNORECASE), cause, explanation, confidence, also, topic)
+
+
+OUT_OF_MEMORY = re.compile(
+    r"(?:CUDA|HIP|XPU|Triton Error \[CUDA\]:)(?: (?:driver )?error:)? out of memory|OutOfMemoryError"
+    r"|out of memory occurred when|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|Cuda failure (?:\d+ )?'out of memory'",
+    re.IGNORECASE,
+)
+"""The GPU's memory ran out; the traceback says where."""
+
+WEIGHTS_TOO_LARGE = FailureRule(
+    OUT_OF_MEMORY, Cause.WEIGHTS_DO_NOT_FIT, "The model's weights do not fit into the GPU's memory."
+)
+GRAPHS_TOO_LARGE = FailureRule(
+    OUT_OF_MEMORY, Cause.OOM_GRAPH_CAPTURE, "The GPU ran out of memory during CUDA graph capture."
+)
+OUT_OF_MEMORY_ELSEWHERE = FailureRule(
+    OUT_OF_MEMORY, Cause.OOM_RUNTIME, "The GPU ran out of memory while running the model."
+)
+OUT_OF_MEMORY_INSIDE = FailureRule(
+    OUT_OF_MEMORY,
+    Cause.OOM_RUNTIME,
+    "The GPU ran out of memory while running the model; this part of the log does not show at which step.",
+    0.7,
+    (Cause.OOM_GRAPH_CAPTURE,),
+)
+OUT_OF_MEMORY_AT_ONCE = FailureRule(
+    OUT_OF_MEMORY,
+    Cause.OOM_RUNTIME,
+    "The GPU had no free memory for this process: another process holds it.",
+    0.6,
+    (Cause.FREE_MEMORY_BELOW_UTILIZATION,),
+)
+
+OUT_OF_MEMORY_UNPLACED = FailureRule(
+    OUT_OF_MEMORY,
+    Cause.OOM_RUNTIME,
+    "The GPU ran out of memory; this part of the log does not show at which step.",
+    0.6,
+    (Cause.WEIGHTS_DO_NOT_FIT, Cause.OOM_GRAPH_CAPTURE),
+)
+
+OUT_OF_MEMORY_PLACES = (
+    (
+        re.compile(
+            r", in (?:_?capture_model|_?capture_(?:cuda_?)?graphs?|_capture_cudagraphs|capture_full_graph"
+            r"|capture_(?:end|begin)|_warmup_and_capture|profile_cudagraph_memory)$"
+            r"|torch/cuda/graphs\.py\", line \d+, in (?!replay)|^\s*with (?:torch\.cuda\.graph|graph_capture)\("
+            r"|\bself\.model_runner\.capture_model\("
+        ),
+        GRAPHS_TOO_LARGE,
+    ),
+    (
+        re.compile(
+            r", in (?:load_model|load_weights|create_weights|_?initialize_model|process_weights_after_loading"
+            r"|\w*weight_loader(?:_v\d)?|\w*weights_iterator)$"
+            r"|model_executor/(?:models|layers)/\S+\.py\", line \d+, in (?:__init__|make_layers|<lambda>|get_layer)$"
+        ),
+        WEIGHTS_TOO_LARGE,
+    ),
+    (re.compile(r", in (?:init_device|set_device)$"), OUT_OF_MEMORY_AT_ONCE),
+    (
+        re.compile(
+            r", in (?:profile_run|determine_available_memory|determine_num_available_blocks|execute_model"
+            r"|sample_tokens|_preprocess|_prepare_inputs|initialize_kv_cache\w*|_allocate_kv_cache\w*"
+            r"|compile_or_warm_up_model|kernel_warmup)$"
+        ),
+        OUT_OF_MEMORY_ELSEWHERE,
+    ),
+)
+"""A line of the traceback, and what running out of memory there means. The first match counts."""
+
+MODEL_RUNS = re.compile(r", in (?:forward|_dummy_run|compute_logits|apply)$")
+"""The model ran, in one of several steps: the rest of the log may tell which."""
+
+OUT_OF_MEMORY_STAGES = (
+    (
+        re.compile(r"Graph capturing finished|init engine \(profile", re.IGNORECASE),
+        OUT_OF_MEMORY_ELSEWHERE,
+    ),
+    (re.compile(r"Capturing (?:CUDA ?graphs?|the model for CUDA graphs|cudagraphs)", re.IGNORECASE), GRAPHS_TOO_LARGE),
+    (
+        re.compile(r"Loading (?:model )?weights took|Model loading took|model weights take|Memory profiling takes"),
+        OUT_OF_MEMORY_ELSEWHERE,
+    ),
+    (re.compile(r"Starting to load model|Loading (?:safetensors|pt) checkpoint shards"), WEIGHTS_TOO_LARGE),
+)
+"""The same, by the last of these lines before it, if the traceback does not tell."""
+
+TOKENIZER_PLACES = re.compile(
+    r"(?:cached_)?get_(?:cached_)?tokenizer|init_tokenizer\w*|cached_tokenizer_from_config"
+    r"|load_chat_template|resolve_chat_template|_?compile_jinja_template"
+)
+TOKENIZER_PLACE = FailureRule(
+    TOKENIZER_PLACES, Cause.TOKENIZER, "The tokenizer or chat template could not be loaded.", 0.7
+)
+"""For unnamed exceptions that pass through one of these functions."""
+
+NOT_THE_TOKENIZER = re.compile(r"Import|Module|Connection|Timeout|Permission|HTTP|FileNotFound", re.IGNORECASE)
+"""Exceptions that do not implicate the tokenizer itself."""
+
+CONFIG_PLACES = re.compile(
+    r"create_(?:engine|model|\w+)_config\w*|validate_parsed_serve_args|from_cli_args|from_engine_args|__post_init__"
+    r"|_verify_\w+|verify_\w+|_get_and_verify_\w+"
+)
+"""Functions in which vLLM validates its input."""
+
+REFUSED = "vLLM does not accept this flag value."
+
+RULES: tuple[FailureRule, ...] = (
+    # flags
+    _rule(r"\berror: unrecognized arguments", Cause.UNKNOWN_FLAG, "This vLLM does not know the flag."),
+    _rule(
+        r"\b(?:Async)?EngineArgs(?:\.__init__\(\))? got an unexpected keyword argument",
+        Cause.UNKNOWN_FLAG,
+        "This vLLM does not know the flag.",
+        0.8,
+    ),
+    _rule(
+        r"\berror: argument|\berror: the following arguments|\berror: ambiguous option|\berror: expected",
+        Cause.INVALID_FLAG_VALUE,
+        REFUSED,
+    ),
+    _rule(
+        r"max_model_len \(\d+\) is greater than the derived max_model_len",
+        Cause.INVALID_FLAG_VALUE,
+        "max-model-len exceeds the model's context length.",
+    ),
+    _rule(
+        r"Unknown quantization method|does not match the quantization method specified in",
+        Cause.INVALID_FLAG_VALUE,
+        "vLLM does not accept this quantization value for this model.",
+        0.9,
+    ),
+    _rule(
+        r"max_num_batched_tokens \(\d+\) (?:is smaller than|must be greater)"
+        r"|invalid (?:tool call|reasoning) parser|^\w+: Error: --\S+ requires"
+        r"|GPU memory utilization must be|Invalid kv_cache_dtype|model type \S+ does not support b?float16"
+        r"|[Uu]nknown [\w ]+: '[^']*'\. Valid (?:options|values|choices) are"
+        r"|Unknown (?:dtype: |kv cache dtype|load format|distributed executor)",
+        Cause.INVALID_FLAG_VALUE,
+        REFUSED,
+        0.9,
+    ),
+    # memory
+    _rule(
+        r"No available memory for the cache blocks|Cannot auto-fit max_model_len",
+        Cause.KV_CACHE_TOO_SMALL,
+        "Weights and activations leave no memory for the KV cache.",
+    ),
+    _rule(
+        r"To serve at least one request with the models?'?s? max(?:imum)? seq(?:uence)? len"
+        r"|larger than the maximum number of tokens that can be stored in (?:the )?KV cache"
+        r"|larger than the available KV cache memory",
+        Cause.KV_CACHE_TOO_SMALL,
+        "The KV cache can't hold even one request of max-model-len tokens.",
+    ),
+    _rule(
+        r"Free memory on device .*is less than (?:the )?(?:desired GPU memory utilization|engine's budget)",
+        Cause.FREE_MEMORY_BELOW_UTILIZATION,
+        "Less GPU memory is free than gpu-memory-utilization asks for: other processes hold the rest.",
+    ),
+    _rule(
+        r"Available memory on node .*is less than desired CPU memory utilization",
+        Cause.FREE_MEMORY_BELOW_UTILIZATION,
+        "Less main memory is free than gpu-memory-utilization asks for (on a CPU the flag applies to main memory).",
+    ),
+    _rule(
+        r"Failed to load model - not enough GPU memory",
+        Cause.WEIGHTS_DO_NOT_FIT,
+        "The model's weights do not fit into the GPU's memory.",
+    ),
+    # modules built for other libraries; before everything that quotes them
+    _rule(
+        r"undefined symbol: (?:cu[A-Z]|nvml)\w+",
+        Cause.DRIVER,
+        "The installed driver is older than the CUDA that this build calls.",
+        0.8,
+    ),
+    _rule(
+        r"undefined symbol: |'_OpNamespace' '_\w+' object has no attribute|No module named 'vllm\._\w*C\w*'"
+        r"|DLL load failed|symbol not found in flat namespace",
+        Cause.OTHER,
+        "A compiled module was built for another version of its libraries (mostly torch): the packages in this "
+        "environment are incompatible. The GPU driver is not the cause.",
+        0.9,
+        topic=Topic.LIBRARY_SYMBOL,
+    ),
+    # the machine
+    _rule(
+        r"DefaultCPUAllocator: |^MemoryError\b|\[Errno 12\]|Cannot allocate memory|OutOfMemoryError: Task was killed"
+        r"|oom_kill event|\boom-kill:|Out of memory: Killed process|\bOOMKilled\b|Memory cgroup out of memory"
+        r"|node was low on resource: memory",
+        Cause.OTHER,
+        "The machine's (or container's) main memory ran out, not the GPU's.",
+        topic=Topic.MAIN_MEMORY,
+    ),
+    _rule(
+        r"larger than the number of available GPUs|invalid device ordinal|exceeds the total number of available GPUs"
+        r"|Current node has no GPU available",
+        Cause.OTHER,
+        "More GPUs requested than this server may use.",
+    ),
+    _rule(r"\[Errno 28\]|No space left on device|\(os error 28\)", Cause.DISK_FULL, "A disk (or /dev/shm) is full."),
+    _rule(r"\[Errno 122\]|Disk quota exceeded", Cause.DISK_FULL, "The disk quota is used up."),
+    _rule(
+        r"Address already in use.*(?:ipc|tcp)://|EADDRINUSE|failed to listen on any local network address",
+        Cause.OTHER,
+        "An internal address of vLLM's processes is in use; it is not the server's port.",
+    ),
+    _rule(
+        r"\[Errno (?:98|48)\].*address already in use|port is already allocated"
+        r"|failed to bind (?:host )?port .*address already in use|listen tcp\S* \S+ bind: address already in use",
+        Cause.PORT_IN_USE,
+        "Another process already listens on the port.",
+    ),
+    _rule(
+        r"NCCL WARN .*(?:Cuda failure|Failed to CUDA|Error while creating shared memory|no socket interface found"
+        r"|Duplicate GPU detected|Call to \w+ failed)",
+        Cause.NCCL,
+        "The GPUs could not communicate over NCCL.",
+        topic=Topic.NCCL_WARNING,
+    ),
+    _rule(
+        r"NCCL error|\bnccl\w+Error\b|Watchdog caught collective operation timeout|DistBackendError.*NCCL",
+        Cause.NCCL,
+        "The GPUs could not communicate over NCCL.",
+    ),
+    _rule(
+        r"Timed out after \d+ seconds waiting for clients|client socket has timed out after|DistStoreError"
+        r"|wait timeout after \d+ ?ms, keys|(?:TCP client|\[c10d\]).* failed to connect"
+        r"|DistNetworkError: .*(?:timed out|failed to connect|connection refused)"
+        r"|Gloo connectFullMesh failed|\[gloo\].*(?:timed out|connect)|RuntimeError: Socket Timeout",
+        Cause.NCCL,
+        "The ranks did not connect in time: one is missing, or its address is unreachable.",
+        0.7,
+        topic=Topic.RENDEZVOUS,
+    ),
+    _rule(
+        r"NVIDIA driver on your system is too old|Found no NVIDIA driver|CUDA driver version is insufficient"
+        r"|Driver/library version mismatch|forward compatibility was attempted|unsupported display driver"
+        r"|unsatisfied condition: cuda|PTX was compiled with an unsupported toolchain|cudaErrorInsufficientDriver"
+        r"|NVIDIA-SMI has failed|system not yet initialized|couldn't communicate with the NVIDIA driver",
+        Cause.DRIVER,
+        "The GPU driver is incompatible with this CUDA version, or does not work.",
+    ),
+    _rule(
+        r"Failed to infer device type|no CUDA-capable device|No (?:CUDA|HIP) GPUs are available|cudaGetDeviceCount"
+        r"|CUDA unknown error|libcuda\w*\.so[.\d]*: cannot open|nvidia-container-cli: "
+        r"|could not select device driver .*\[gpu\]|NVML(?:Error_|_ERROR_)?\w*(?:Driver|DRIVER|LIBRARY|Library)\w*",
+        Cause.DRIVER,
+        "vLLM can't use the GPU: driver, CUDA libraries and build are incompatible.",
+        0.9,
+    ),
+    _rule(
+        r"ImportError: .*(?:\.so[.\d]*: cannot open shared object|GLIBC)"
+        r"|lib(?:cu|nv|nccl|torch|c10)\w*\.so[.\d]*: cannot open",
+        Cause.DRIVER,
+        "A library is missing or has the wrong version: vLLM, torch and CUDA are incompatible.",
+        0.75,
+    ),
+    # the model on this GPU
+    _rule(
+        r"(?:Selected backend|No valid (?:\w+ )?attention backend|backend \S+ is not valid for).*"
+        r"compute capability (?:\d\S* )?not supported",
+        Cause.UNSUPPORTED_BY_GPU,
+        "The attention backend does not support this GPU's compute capability.",
+        0.9,
+        topic=Topic.ATTENTION_BACKEND,
+    ),
+    _rule(
+        r"Selected backend \S+ is not valid for\b|Invalid attention backend for|Unknown attention backend"
+        r"|Backend \S+ must be registered",
+        Cause.INVALID_FLAG_VALUE,
+        "The attention backend that was chosen does not support this model or these settings.",
+        0.75,
+        Cause.UNSUPPORTED_BY_GPU,
+        topic=Topic.ATTENTION_BACKEND,
+    ),
+    _rule(
+        r"No valid (?:\w+ )?attention backend found",
+        Cause.UNSUPPORTED_BY_GPU,
+        "No attention backend of this vLLM supports this model with these settings on this GPU.",
+        0.8,
+        Cause.INVALID_FLAG_VALUE,
+        topic=Topic.ATTENTION_BACKEND,
+    ),
+    _rule(
+        r"Cannot find the config file for \w+$|Cannot find any of \[.*\] in the model'?s quantization config"
+        r"|Invalid quantization config|Unable to find (?:the )?quantization config",
+        Cause.INVALID_FLAG_VALUE,
+        "The model's files do not describe their quantization, or describe another method.",
+        0.75,
+        topic=Topic.QUANTIZATION_CONFIG,
+    ),
+    _rule(
+        r"only \d-bit weight quantization is supported|Unsupported num_bits = |Unsupported (?:AWQ|GPTQ|Marlin)\b"
+        r"|Marlin does not support (?:weight_bits|group_size)|(?:awq|gptq)\w* does not support (?:bits|group_size)",
+        Cause.UNSUPPORTED_BY_GPU,
+        "vLLM has no kernel for this quantization (bits, group size or zero points).",
+        0.7,
+        Cause.INVALID_FLAG_VALUE,
+        topic=Topic.QUANTIZATION_CONFIG,
+    ),
+    _rule(
+        r"Failed to find a kernel that can implement the \S+ (?:linear|MoE)",
+        Cause.UNSUPPORTED_BY_GPU,
+        "No kernel supports this checkpoint's quantization on this GPU with the shapes of each rank.",
+        0.7,
+        Cause.TP_NOT_DIVISOR,
+        topic=Topic.QUANTIZATION_CONFIG,
+    ),
+    _rule(
+        r"(?<!FA\d is )only supported on (?:GPUs|devices) with compute capability|compute capability \S+ is not"
+        r"|not supported (?:for|on|by|in) (?:the |this |your )(?:current )?(?:GPU|architecture)\b"
+        r"|Min(?:imum)? capability: |requires? (?:a )?(?:GPU )?(?:with )?compute capability"
+        r"|only support(?:s|ed on)? (?:\w+ (?:and|or) )?(?:Turing|Ampere|Ada|Hopper|Blackwell)"
+        r"|requires \.target sm_|not supported on CUDA arch"
+        r"|requires? (?:a )?(?:\w+ or )?(?:Ampere|Ada|Hopper|Blackwell)\b.* GPU|requires (?:the |an? )?(?:SM|sm_?)\d\d"
+        r"|kv-cache on this device|\bfp8e4nv\b|device capability \S+ is not supported"
+        r"|compute capability of ?\d[\d.]* is not supported|minimum capability|needs (?:native )?(?:SM|sm_?)\d\d"
+        r"|requires capability \d+, current compute\s+capability|Only types = .*device_capability ="
+        r"|No operator found for `memory_efficient|requires device with capability"
+        r"|FP8 .{0,40}not supported on .{0,60}(?:GPU|device|compute)|does not support FP8\b",
+        Cause.UNSUPPORTED_BY_GPU,
+        "This GPU does not support the model's number format or a kernel that it needs.",
+        0.9,
+    ),
+    _rule(
+        r"no kernel image is available|kernel image is invalid|invalid device function",
+        Cause.UNSUPPORTED_BY_GPU,
+        "This build has no kernel for this GPU.",
+        0.8,
+        Cause.DRIVER,
+    ),
+    _rule(
+        r"is not supported for quantization method",
+        Cause.UNSUPPORTED_BY_GPU,
+        "The quantization kernels do not support this dtype.",
+        0.7,
+        Cause.INVALID_FLAG_VALUE,
+    ),
+    _rule(
+        r"(?:is not|must be) divisible by (?:the )?(?:tensor|tp\b|tp_size|world_size)"
+        r"|is not divisible by weight quantization block|is not divisible by\s+min_thread_[nk]"
+        r"|too large tensor parallel size|(?:reducing|decrease) (?:the )?`?tensor[_ -]parallel",
+        Cause.TP_NOT_DIVISOR,
+        "The model can't be split over this many GPUs: tensor-parallel-size does not divide its shape.",
+        0.9,
+    ),
+    # `divide` of vLLM's tensor parallelism gives no more detail
+    _rule(
+        r"^AssertionError: \d+ is not divisible by \d+$",
+        Cause.TP_NOT_DIVISOR,
+        "The model can't be split over this many GPUs: tensor-parallel-size does not divide its shape.",
+        0.8,
+    ),
+    # the model's files
+    _rule(
+        r"(?<!private or )gated repo|GatedRepoError|Access to model .* is restricted|awaiting a review from the repo"
+        r"|You must (?:be authenticated|have access to it)|LocalTokenNotFoundError"
+        r"|Invalid (?:user token|credentials in Authorization header)",
+        Cause.GATED,
+        "The model's repository is gated: it needs a Hugging Face token with access.",
+    ),
+    _rule(
+        r"custom code\b.* must be executed|(?:set the option|pass the argument) `?trust_remote_code"
+        r"|setting `?trust_remote_code=True|using the `?--trust-remote-code",
+        Cause.TRUST_REMOTE_CODE,
+        "The model ships its own code, which runs only with trust-remote-code.",
+        0.9,
+    ),
+    _rule(
+        r"default chat template is no longer allowed",
+        Cause.TOKENIZER,
+        "The model has no chat template: chat requests are rejected (400).",
+        0.9,
+        topic=Topic.NO_CHAT_TEMPLATE,
+    ),
+    _rule(
+        r"Can't load tokenizer|instantiate the backend tokenizer|Tokenizer class \S+ does not exist"
+        r"|supplied chat template|chat template .*(?:not|looks like|must|invalid)|error while loading.*tokenizer"
+        r"|untagged enum ModelWrapper|Tokenizer\w*'? (?:object )?has no attribute",
+        Cause.TOKENIZER,
+        "The tokenizer or chat template could not be loaded.",
+        0.9,
+    ),
+    _rule(
+        r"RepositoryNotFoundError|is not a valid model identifier",
+        Cause.MODEL_NOT_FOUND,
+        "Model not found: no such folder, not in the local cache, not on the Hub.",
+        0.85,
+        Cause.GATED,  # the hub hides private repositories from users without access
+    ),
+    _rule(
+        r"Repo id must be (?:in the form|a string)"
+        r"|Invalid repository ID or local directory|Cannot find any model weights|RevisionNotFoundError"
+        r"|is not a valid git identifier|Can't load the configuration of|Incorrect path_or_model_id"
+        r"|No supported config format found"
+        r"|does not appear to have a file named (?:config|params|model|pytorch_model)\b"
+        r"|No such file or directory: '[^']*(?:config\.json|\.safetensors|\.gguf)",
+        Cause.MODEL_NOT_FOUND,
+        "Model not found: no such folder, not in the local cache, not on the Hub.",
+        0.9,
+    ),
+    _rule(
+        r"LocalEntryNotFoundError|OfflineModeIsEnabled|couldn't connect to .*huggingface|EntryNotFoundError"
+        r"|huggingface\.co\b.*(?:Max retries exceeded|Failed to resolve|NameResolutionError)"
+        r"|does not appear to have a file named",
+        Cause.MODEL_NOT_FOUND,
+        "The model's files are missing and could not be downloaded.",
+        0.7,
+    ),
+    _rule(
+        r"does not recognize this architecture|Model architectures .* (?:are|is) not supported",
+        Cause.OTHER,
+        "This vLLM (or its transformers) does not know the model's architecture; a newer one may.",
+    ),
+    # external ends
+    _rule(r"^KeyboardInterrupt\b", Cause.INTERRUPTED, "The start was interrupted (SIGINT, as by ctrl+c).", 0.6),
+    _rule(
+        r"\bCANCELLED AT \S+(?: DUE TO| \*\*\*)|srun: Job step aborted",
+        Cause.INTERRUPTED,
+        "The batch system ended it (time limit, preemption or scancel).",
+        0.9,
+    ),
+    _rule(
+        r"illegal memory access|device-side assert|misaligned address|CUDA error: unspecified launch failure"
+        r"|uncorrectable ECC|Memory access fault by GPU|cudaErrorIllegalAddress|CUDA error: an illegal instruction"
+        r"|Cuda failure (?:\d+ )?'an illegal|GPU is lost|fallen off the bus",
+        Cause.OTHER,
+        "A GPU kernel crashed: a bug in vLLM or the kernel, or a faulty GPU.",
+        topic=Topic.KERNEL_CRASH,
+    ),
+)
+"""Lines that name the cause by themselves; the first matching rule counts."""
+
+INTERNAL_ADDRESS = _rule(
+    "", Cause.OTHER, "An internal address of vLLM's processes is in use; it is not the server's port."
+)
+
+STOPPED = _rule(
+    "",
+    Cause.INTERRUPTED,
+    "It was stopped from outside (SIGTERM or SIGINT); what follows in the log is its end, not a fault.",
+    0.85,
+)
+"""For a line that shows it: see `STOPS`."""
+
+STOPS = (
+    r"\[shutdown\] API server: shutdown triggered|EngineCore: trigger received signal=SIG(?:TERM|INT)"
+    r"|\*\*\* SIGTERM received|[Rr]eceived (?:exit )?(?:signal )?(?:SIGTERM|SIGINT)\b|[Rr]eceived signal:? (?:15|2)\b"
+    r"|SIG(?:TERM|INT) received|[Cc]aught SIG(?:TERM|INT)|KeyboardInterrupt: (?:\w+ )?terminated"
+    r"|^Stopp(?:ing|ed) \S+\.service\b|^Stopping .*\.{3}$|Gracefully stopping\.\.\.|^Shutting down$"
+    r"|Shutting down FastAPI HTTP server|Stopping container|CANCELLED AT "
+)
+"""An external stop. uvicorn also logs a shutdown when its own engine has failed, but only afterwards."""
+
+OWN_STOPS = r"\[shutdown\] Process manager: send sigterm|MPClient: engine core exited unexpectedly"
+"""vLLM ends its own processes because one of them failed: signals they mention after that came from vLLM itself."""
+
+REFUSED_REQUESTS: tuple[FailureRule, ...] = (
+    _rule(
+        r"default chat template is no longer allowed|(?:must|need to) provide a chat template"
+        r"|tokenizer\.chat_template is not set|does not have a (?:default )?chat template"
+        r"|no chat template (?:is )?(?:defined|found|set)",
+        Cause.TOKENIZER,
+        "The model has no chat template: the server runs, but rejects chat requests (400).",
+        0.9,
+        topic=Topic.NO_CHAT_TEMPLATE,
+    ),
+    _rule(
+        r"tool choice requires --enable-auto-tool-choice",
+        Cause.OTHER,
+        "The server runs, but rejects requests with tools (400): it was started without a tool parser.",
+        0.9,
+        topic=Topic.NO_TOOL_PARSER,
+    ),
+)
+"""What a healthy server answers, request after request, because of how it was started."""
+
+DEATHS: tuple[FailureRule, ...] = (
+    _rule(
+        r"Failed core proc\(s\): \{'[^}]*: -(?:15|2)\}|died unexpectedly \(exit code: -(?:15|2)\)"
+        r"|Worker \w+ pid \d+ died, exit code: -(?:15|2)\b",
+        Cause.INTERRUPTED,
+        "An engine process was ended from outside (SIGTERM or SIGINT).",
+        0.7,
+    ),
+    _rule(
+        r"Timed out waiting for (?:new )?engine",
+        Cause.ENGINE_DIED,
+        "The engine was not ready before the API server's timeout.",
+        0.75,
+        topic=Topic.NOT_READY_IN_TIME,
+    ),
+    _rule(
+        r"Connection closed by peer|Connection reset by peer|DistNetworkError: (?:failed to recv|failed to send)"
+        r"|recvValue failed|Broken pipe.*TCPStore",
+        Cause.ENGINE_DIED,
+        "Another rank died; its log shows why.",
+        0.7,
+        topic=Topic.PEER_GONE,
+    ),
+    _rule(
+        r"Failed core proc\(s\): \{'[^}]*: -9\}|died unexpectedly \(exit code: -9\)|died, exit code: -9\b",
+        Cause.ENGINE_DIED,
+        "An engine process was killed (SIGKILL), often by the kernel's out-of-memory killer.",
+        0.75,
+    ),
+    _rule(r"Failed core proc\(s\): \{'[^}]*-\d+\}", Cause.ENGINE_DIED,
+          "The engine's process was ended by a signal.", 0.75),
+    _rule(r"RPC call to \w+ timed out", Cause.ENGINE_DIED, "A worker did not answer the engine in time.", 0.7),
+    _rule(r"(?:Worker proc|RayWorkerProc) .*died unexpectedly|Worker \w+ pid \d+ died, exit code"
+          r"|(?:Actor|RayActor)DiedError|WorkerCrashedError"
+          r"|A worker died or was killed while executing", Cause.ENGINE_DIED,
+          "A worker process died without a word of its own.", 0.6),
+    _rule(r"Engine core proc .* died unexpectedly|EngineDeadError|Engine loop (?:has|is) (?:died|dead)",
+          Cause.ENGINE_DIED, "The engine's process died without a word of its own.", 0.6),
+    _rule(r"Fatal Python error|Segmentation fault|Segfault encountered|terminate called|Bus error|core dumped"
+          r"|ChildProcessError: worker died",
+          Cause.ENGINE_DIED, "The process crashed outside of Python.", 0.6),
+)  # fmt: skip
+"""Lines that report that something died, not why: used if no better line is found."""
+
+_ENDS = ("SystemExit", "CancelledError", "BrokenPipeError", "ConnectionResetError", "EOFError", "GeneratorExit",
+         "RayActorError")  # fmt: skip
+
+AFTERMATH = re.compile(
+    "|".join(rf"^(?:\w+\.)*{name}\b" for name in _ENDS)
+    + r"|^RuntimeError: cancelled$|[Gg]ot fatal signal from worker"
+    + r"|Engine core initialization failed|See (?:root cause|stack trace)"
+    r"|Engine(?:Core)? (?:failed to start|encountered)"
+    r"|EngineDeadError|EngineGenerateError|WorkerProc (?:initialization failed|hit an exception|failed to start)"
+    r"|Worker failed with error|Failed core proc|Timed out waiting for engine|output_handler failed"
+    r"|Did not receive response from front-end|Exception in worker \w+ while processing"
+    r"|died unexpectedly|RuntimeError: Executor failed|shutting down|Shutdown|Application (?:shutdown|startup)",
+    re.IGNORECASE,
+)
+"""What other processes log after one of them has failed."""
+
+ENDS_A_SERVER = frozenset(
+    {Cause.OOM_RUNTIME, Cause.OOM_GRAPH_CAPTURE, Cause.NCCL, Cause.DISK_FULL, Cause.DRIVER, Cause.INTERRUPTED}
+)
+"""Causes that end a serving server; any other exception is of a single request."""

@@ -1,0 +1,264 @@
+"""Findings about the KV cache: pressure, preemption, prefix caching, reserved context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.live.fixes import (
+    WORTH_CACHING,
+    fewer_sequences,
+    more_cache,
+    present,
+    setting,
+    share_prefixes,
+)
+from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, tokens_p99, totals
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, above
+from vllm_console.history.frames import Frame, merged, total
+from vllm_console.metrics.sample import Histogram
+from vllm_console.metrics.window import preemptions_per_request
+from vllm_console.text import UNKNOWN, clock, percent
+from vllm_launchers.plan.model import Changes
+
+USAGE_MARGIN = 0.05
+"""Usage must fall this far below its objective before pressure ends."""
+
+MOST_PREEMPTIONS = 10.0
+"""Per minute: more than this is too many, whatever the share of requests."""
+
+FEWEST_PREEMPTIONS = 2
+"""Per minute: a single one may be chance."""
+
+KEPT_WHEN_PREEMPTING = 0.6
+"""Share of the running sequences: admitted sequences grow until they do not fit, so fewer must run."""
+
+
+class KvCachePressure:
+    """Usage of the KV cache above the objective."""
+
+    code = "kv_cache_pressure"
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the highest usage in each frame."""
+        goal = evidence.objectives.kv_cache_usage
+        return [above(frame.usage_max, goal, goal - USAGE_MARGIN) for frame in evidence.frames]
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """Current usage and its growth."""
+        goal = evidence.objectives.kv_cache_usage
+        usage = max((frame.usage_max or 0.0 for frame in evidence.last(MINUTE)), default=0.0)
+        symptom = f"{percent(usage)} of the KV cache used{_trend(evidence.last(MINUTE))}."
+        cause = "Running requests hold more tokens than the cache should; once it is full, requests are preempted."
+        measures = [Measure("KV cache usage", percent(usage), percent(goal), evidence.objectives_source)]
+        if usage <= goal:
+            over = [frame.end for frame in evidence.frames if (frame.usage_max or 0.0) > goal]
+            until = f" until {clock(over[-1], evidence.now)}" if over else ""
+            symptom = f"KV cache usage was above its objective of {percent(goal)}{until};"
+            symptom += f" at most {percent(usage)} in the last minute."
+            cause = f"Recovering: ends after 30s at {percent(goal - USAGE_MARGIN)} or less."
+            return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
+        fixes = present((*more_cache(evidence), fewer_sequences(evidence, goal / usage)))
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
+
+
+def _trend(frames: Sequence[Frame]) -> str:
+    values = [frame.usage_max for frame in frames if frame.usage_max is not None]
+    return " and rising" if len(values) >= 2 and values[-1] > values[0] + 0.02 else ""
+
+
+class Preempting:
+    """Requests are evicted from the KV cache and recomputed."""
+
+    code = "preempting"
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By share of requests and by rate, over the minute up to each frame."""
+        frames = evidence.frames
+        counted = zip(totals(frames, "preemptions_total"), totals(frames, "requests_finished_total"), strict=True)
+        return [
+            self._verdict(
+                evidence.objectives.preemption_rate,
+                count,
+                preemptions_per_request(count, finished, frames[at].grown.requests_running),
+                _length(frames, at),
+            )
+            for at, (count, finished) in enumerate(counted)
+        ]
+
+    @staticmethod
+    def _verdict(goal: float, count: float | None, share: float | None, length: float) -> Judgement:
+        if count is None:
+            return Judgement.UNKNOWN
+        if not count:
+            return Judgement.OVER
+        rate = count * 60 / length
+        if rate > MOST_PREEMPTIONS or (share is not None and share > goal and count >= FEWEST_PREEMPTIONS):
+            return Judgement.BAD
+        few = share is not None and share <= goal / 2
+        return Judgement.GOOD if few and rate <= MOST_PREEMPTIONS / 2 else Judgement.BETWEEN
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """How many, and the effect on the streams."""
+        frames = evidence.last(MINUTE)
+        count, finished = (totals(frames, key)[-1] for key in ("preemptions_total", "requests_finished_total"))
+        running = frames[-1].grown.requests_running
+        share = preemptions_per_request(count, finished, running)
+        rate = (count or 0.0) * 60 / _length(frames, len(frames) - 1)
+        goal = evidence.objectives.preemption_rate
+        minute = clock(frames[-1].end, evidence.now, seconds=True)
+        symptom = f"{rate:.0f} preemptions/min in the minute to {minute}{_per_request(share, finished, running)}."
+        shown = UNKNOWN if share is None else f"{share:.2g}"
+        measures = [
+            Measure("preemptions per request", shown, f"{goal:g}", evidence.objectives_source),
+            Measure("preemptions", f"{rate:.0f}/min", f"{MOST_PREEMPTIONS:.0f}/min", "built-in"),
+        ]
+        histogram = observed(frames, "itl")[-1]
+        usual, worst = p50(histogram), p99(histogram)
+        if usual is not None and worst is not None:
+            times = worst.factor_of(usual)
+            measures.append(Measure("ITL p99", f"{worst.text}, {times} its median" if times else worst.text))
+        if share is not None and share <= goal and rate <= MOST_PREEMPTIONS:
+            cause = "Recovering: ends after 30s with preemptions below half of their objective."
+            symptom = f"Preemptions were above their objective; now {symptom}"
+            return Finding(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), recovering=True)
+        cause = "The KV cache is full: requests are evicted and recomputed from the prompt."
+        fixes = present((*more_cache(evidence), fewer_sequences(evidence, KEPT_WHEN_PREEMPTING)))
+        return Finding(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), fixes)
+
+
+def _per_request(share: float | None, finished: float | None, running: float | None) -> str:
+    if share is None:
+        return ""
+    return f", {share:.2g} per {'request that ended' if (finished or 0) >= (running or 0) else 'running request'}"
+
+
+def _length(frames: Sequence[Frame], at: int) -> float:
+    """Seconds of the minute up to a frame; counted as a whole one right after the start."""
+    return max(60.0, frames[at].end - frames[max(0, at - MINUTE + 1)].start)
+
+
+class PrefixCacheIdle:
+    """Prefix caching is on but has no hits."""
+
+    code = "prefix_cache_idle"
+    LOW, ENOUGH, SPAN, TOKENS = 0.02, 0.10, 5 * MINUTE, 20_000
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the hit rate over five minutes, where enough prompt tokens were looked up."""
+        frames = evidence.frames
+        if evidence.flags.get("enable-prefix-caching") is False:
+            return [Judgement.GOOD] * len(frames)
+        asked = totals(frames, "prefix_cache_queries_total", self.SPAN)
+        found = totals(frames, "prefix_cache_hits_total", self.SPAN)
+        return [
+            Judgement.UNKNOWN if queries is None else self._verdict(at, queries, hits or 0.0)
+            for at, (queries, hits) in enumerate(zip(asked, found, strict=True))
+        ]
+
+    def _verdict(self, at: int, queries: float, hits: float) -> Judgement:
+        if at + 1 < self.SPAN or queries < self.TOKENS:
+            return Judgement.BETWEEN
+        rate = hits / queries
+        return Judgement.BAD if rate < self.LOW else Judgement.GOOD if rate > self.ENOUGH else Judgement.BETWEEN
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """The hit rate, and that it costs little."""
+        hits = hit_rate(evidence.last(self.SPAN)) or 0.0
+        measures = (Measure("prefix cache hit rate", percent(hits, 1), percent(self.LOW), "built-in"),)
+        fix = setting("enable-prefix-caching", False, "Prompts share no prefix.",
+                         "Shared prefixes would be recomputed every time.")  # fmt: skip
+        symptom = f"Prefix cache hit rate is {percent(hits, 1)}."
+        cause = "Prompts share no prefix. The overhead is small: disable it only if every millisecond counts."
+        return Finding(self.code, Severity.NOTE, since, symptom, cause, measures, (fix,))
+
+
+def hit_rate(frames: Sequence[Frame]) -> float | None:
+    """Share of the prompt tokens found in the prefix cache; None if none was looked up."""
+    asked = total(frames, "prefix_cache_queries_total")
+    return (total(frames, "prefix_cache_hits_total") or 0.0) / asked if asked else None
+
+
+class PrefixCacheMissed:
+    """Prefix caching is off although prompts share prefixes.
+
+    While it is off vLLM has no such counters: the figure comes from earlier, or from the preset.
+    """
+
+    code = "prefix_cache_missed"
+    ENOUGH_REQUESTS = 20
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the flag and the known reuse; judged only while requests arrive."""
+        off = evidence.flags.get("enable-prefix-caching") is False
+        if not off or evidence.reuse[0] <= WORTH_CACHING:
+            return [Judgement.GOOD] * len(evidence.frames)
+        ended = totals(evidence.frames, "requests_finished_total", len(evidence.frames))
+        return [
+            Judgement.UNKNOWN
+            if count is None
+            else Judgement.BAD
+            if count >= self.ENOUGH_REQUESTS
+            else Judgement.BETWEEN
+            for count in ended
+        ]
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """What is recomputed each time."""
+        reuse, source = evidence.reuse
+        measures = (Measure("prefix reuse", percent(reuse), percent(WORTH_CACHING), source),)
+        fixes = present((share_prefixes(evidence),))
+        symptom = f"Prompts share a prefix ({percent(reuse)}, {source}) that is recomputed for every request."
+        return Finding(self.code, Severity.WARNING, since, symptom, "Prefix caching is off.", measures, fixes)
+
+
+class ContextUnused:
+    """``max-model-len`` is far longer than any request."""
+
+    code = "context_unused"
+    SHARE, ENOUGH, REQUESTS, ROUND = 0.25, 0.35, 200, 1024
+    LONG, MUCH = 8192, 0.05
+    """A context that saves less of the KV cache than this is not worth mentioning."""
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the p99 of prompt plus output, over all frames so far."""
+        frames, context = evidence.frames, evidence.max_model_len
+        if context is None:
+            return [Judgement.UNKNOWN] * len(frames)
+        cache = evidence.cache_tokens
+        if context < self.LONG and (cache is None or context < self.MUCH * cache):
+            return [Judgement.GOOD] * len(frames)
+        seen = (observed(frames, key, len(frames)) for key in ("prompt_tokens", "generation_tokens"))
+        return [self._verdict(prompt, answer, context) for prompt, answer in zip(*seen, strict=True)]
+
+    def _verdict(self, prompt: Histogram | None, answer: Histogram | None, context: int) -> Judgement:
+        if prompt is None or answer is None:
+            return Judgement.UNKNOWN
+        longest, answered = _longest(prompt, answer), min(prompt.count, answer.count)
+        if longest is None or answered < self.REQUESTS:
+            return Judgement.BETWEEN
+        return above(-longest / context, -self.SHARE, -self.ENOUGH)
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """Actual lengths against the limit."""
+        frames, context = evidence.frames, evidence.max_model_len or 0
+        prompt, answer = merged(frames, "prompt_tokens"), merged(frames, "generation_tokens")
+        longest = (_longest(prompt, answer) if prompt and answer else None) or 0.0
+        requests = min(prompt.count, answer.count) if prompt and answer else 0.0
+        fitting = -(-int(longest * 1.25) // self.ROUND) * self.ROUND
+        amount = f"{longest:,.0f} tokens in {requests:,.0f} requests"
+        measures = [Measure("prompt + output p99", amount, f"{context:,}", "max-model-len")]
+        cause = "One long request can take much of the KV cache from the others."
+        if cache := evidence.cache_tokens:
+            share = f"{percent(min(1.0, context / cache))} of the KV cache{evidence.each}"
+            measures.append(Measure("one full context takes", share))
+        why = f"99% of requests stay below {longest:,.0f} tokens; this leaves 25% headroom."
+        fixes = (Fix(Changes({"max-model-len": fitting}), why, f"Requests above {fitting:,} tokens are rejected."),)
+        symptom = f"Requests use {percent(longest / context)} of max-model-len ({context:,} tokens)."
+        return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
+
+
+def _longest(prompt: Histogram, answer: Histogram) -> float | None:
+    """An upper estimate of the p99 of prompt plus output, in tokens."""
+    longest = tokens_p99(prompt), tokens_p99(answer)
+    return longest[0] + longest[1] if longest[0] is not None and longest[1] is not None else None

@@ -1,0 +1,164 @@
+"""Findings about the engine itself: dead, hung, or idle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.live.frame_sums import MINUTE
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, holds_since, moments_within
+from vllm_console.history.frames import Frame
+from vllm_console.text import duration, percent
+from vllm_launchers.plan.model import Changes
+
+RESTART = Fix(Changes(), "Restart the server; requests in flight are lost.")
+
+LOOK = Fix(Changes(), "First see where it hangs: py-spy dump --pid PID of the EngineCore process.")
+PAUSED = Fix(Changes(), "If it was paused (POST /pause), resume it with POST /resume.")
+
+HUNG_AFTER_SECONDS = 15.0
+"""A one-token request unanswered for this long proves a hang; a busy engine answers it much sooner."""
+
+SUSPECTED_FRAMES = 4
+"""Frames in a row without progress, when no request can distinguish a hang from a long step."""
+
+FIRST_REQUEST = "first_request"
+
+ENGINE_DEAD = ("HTTP 503", "answer 503")
+"""The keeper's message when the API server lives but its engine has died (the second: an earlier version's)."""
+
+
+def engine_dead(evidence: Evidence) -> Finding | None:
+    """Known at once, regardless of the frames: the API server itself reports it."""
+    if not any(words in evidence.health_problem for words in ENGINE_DEAD):
+        return None
+    symptom = "/health returns 503: the engine has died; the API server still listens."
+    cause = "The engine process ended with an error; see the log a few lines above its end."
+    measures = (Measure("/health", evidence.health_problem, "200", "vLLM"),)
+    return Finding("engine_dead", Severity.CRITICAL, evidence.health_since, symptom, cause, measures, (RESTART,))
+
+
+def first_request(evidence: Evidence) -> Finding:
+    """The finding while a run's first requests are served without a warm-up."""
+    first = [frame for frame in evidence.frames if frame.compiling]
+    since, running = first[0].start, first[-1].running_max or 0.0
+    which = "The first request has" if round(running) == 1 else "The first requests have"
+    symptom = f"{which} run for {duration(evidence.now - since)} without a token while kernels are compiled."
+    cause = "There was no warm-up request. These requests are not judged or compared."
+    measures = (Measure("running", f"{running:.0f}"),)
+    return Finding(FIRST_REQUEST, Severity.NOTE, since, symptom, cause, measures)
+
+
+def _silence(frames: Sequence[Frame]) -> list[Judgement]:
+    """Bad: frames in which an engine that is stuck now was already stuck, with requests running."""
+    still = frames[-1].still if frames else ()
+    found = []
+    for frame in frames:
+        if frame.grown.generation_tokens_total is None or frame.running_max is None:
+            found.append(Judgement.UNKNOWN)
+        else:
+            found.append(Judgement.BAD if set(still).intersection(frame.still) else Judgement.GOOD)
+    return found
+
+
+def in_part(frames: Sequence[Frame]) -> bool:
+    """Whether only some engines are stuck: a request would reach one of the others and prove nothing."""
+    return bool(frames) and 0 < len(frames[-1].still) < frames[-1].engines
+
+
+def suspected_hang(frames: Sequence[Frame]) -> float | None:
+    """Since when (Unix seconds) requests run without progress, or None. To be confirmed by a one-token request."""
+    verdicts = _silence(frames)
+    if not verdicts or verdicts[-1] is not Judgement.BAD:
+        return None
+    return holds_since(verdicts, frames)
+
+
+class EngineHung:
+    """Requests run without tokens though ``/health`` returns 200; a one-token request stays unanswered.
+
+    If no such request may be sent, or it is rejected, a silence of a minute counts as a hang.
+    """
+
+    code = "engine_hung"
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By frames without progress, once the request has proved it is not a pause."""
+        silent = evidence.silent_seconds
+        if evidence.unasked:
+            return self._suspected(_silence(evidence.frames))
+        if silent is None or silent < HUNG_AFTER_SECONDS:
+            return [Judgement.GOOD] * len(evidence.frames)
+        return _silence(evidence.frames)
+
+    @staticmethod
+    def _suspected(silence: Sequence[Judgement]) -> list[Judgement]:
+        """Bad from the fourth silent frame in a row on."""
+        found, row = [], 0
+        for verdict in silence:
+            row = row + 1 if verdict is Judgement.BAD else 0
+            found.append(Judgement.BETWEEN if 0 < row < SUSPECTED_FRAMES else verdict)
+        return found
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """Since when there is no progress, and the evidence."""
+        newest = evidence.frames[-1]
+        running = newest.running_max or 0.0
+        since = suspected_hang(evidence.frames) or since
+        run = "1 request runs" if round(running) == 1 else f"{running:.0f} requests run"
+        silent = f"no token for {duration(evidence.now - since)}"
+        symptom = f"{run}, and {silent}."
+        more = (Measure("running", f"{running:.0f}"), Measure("/health", "200"))
+        fixes = (RESTART, LOOK, PAUSED)
+        if in_part(evidence.frames):
+            which = f"{'engine' if len(newest.still) == 1 else 'engines'} {', '.join(newest.still)}"
+            symptom = f"Some engines seem to hang: requests run on {which}, and {silent} from there."
+            cause = "Other engines work, so a one-token test request could reach one of them and prove nothing."
+            measures = (Measure("stalled", f"{which} ({newest.engines} total)"), *more)
+            return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, (RESTART, LOOK))
+        if evidence.unasked:
+            symptom = f"It seems to hang: {symptom}"
+            cause = f"Not confirmed by a one-token test request: {evidence.unasked}."
+            asked = Measure("one-token request", evidence.unasked)
+            return Finding(self.code, Severity.WARNING, since, symptom, cause, (asked, *more), fixes)
+        cause = "The engine hangs: the API server responds, but a one-token test request gets no answer."
+        asked = Measure("one-token request", f"no answer after {evidence.silent_seconds or 0:.0f}s",
+                        f"{HUNG_AFTER_SECONDS:.0f}s", "built-in")  # fmt: skip
+        return Finding(self.code, Severity.CRITICAL, since, symptom, cause, (asked, *more), fixes)
+
+
+class StarvedByClients:
+    """Nothing waits and the GPU is idle: its clients send less than it could serve."""
+
+    code = "starved_by_clients"
+    IDLE, BUSY = 20.0, 35.0
+    """Percent of the time in which the GPU is busy."""
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the GPUs' utilization and the queue; unknown without a sample of the GPUs."""
+        found = []
+        for frame, moments in moments_within(evidence):
+            busy = [gpu.utilization for moment in moments for gpu in moment.gpus if gpu.utilization is not None]
+            if not busy or frame.waiting_max is None:
+                found.append(Judgement.UNKNOWN)
+            elif frame.waiting_max >= 1:
+                found.append(Judgement.GOOD)
+            else:
+                used = sum(busy) / len(busy)
+                bad = used < self.IDLE
+                found.append(Judgement.BAD if bad else Judgement.GOOD if used > self.BUSY else Judgement.BETWEEN)
+        return found
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """How idle it is."""
+        busy = [gpu.utilization for gpu in evidence.moments[-1].gpus if gpu.utilization is not None]
+        running = max((frame.running_max or 0.0 for frame in evidence.last(MINUTE)), default=0.0)
+        used = sum(busy) / len(busy) / 100 if busy else None
+        symptom = f"Queue empty, GPU utilization {percent(used)}."
+        cause = "Clients send less than the server can handle; the server is not the bottleneck."
+        measures = (
+            Measure("GPU utilization", percent(used), percent(self.IDLE / 100), "built-in"),
+            evidence.running(running, "peak running"),
+        )
+        more = Fix(Changes(), "Send more concurrent requests, or free the GPU for other work.")
+        return Finding(self.code, Severity.NOTE, since, symptom, cause, measures, (more,))

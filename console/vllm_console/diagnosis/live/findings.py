@@ -1,0 +1,186 @@
+"""All findings of a server at one moment, the most severe first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding, Measure, Severity
+from vllm_console.diagnosis.live.cache import (
+    ContextUnused,
+    KvCachePressure,
+    Preempting,
+    PrefixCacheIdle,
+    PrefixCacheMissed,
+)
+from vllm_console.diagnosis.live.engine import EngineHung, StarvedByClients, engine_dead, first_request
+from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p99, sustained_usage, totals
+from vllm_console.diagnosis.live.gpus import GpuThrottled, PcieNarrow, TensorParallelStalls
+from vllm_console.diagnosis.live.latency import PrefillContention, SlowFirstToken, SlowTokens
+from vllm_console.diagnosis.live.queue import (
+    NotAdmitted,
+    OversubscribedCompute,
+    OversubscribedMemory,
+    OversubscribedSequences,
+)
+from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, holds_since
+from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
+from vllm_console.history.frames import merged
+from vllm_console.history.timeline import IDLE_SECONDS
+from vllm_console.metrics.quantile import Quantile
+from vllm_console.text import percent, seconds
+
+RULES: tuple[Rule, ...] = (
+    EngineHung(),
+    Preempting(),
+    OversubscribedMemory(),
+    OversubscribedSequences(),
+    OversubscribedCompute(),
+    NotAdmitted(),
+    KvCachePressure(),
+    PrefillContention(),
+    TensorParallelStalls(),
+    SlowTokens(),
+    SlowFirstToken(),
+    GpuThrottled(),
+    GpuMemoryBelowReserve(),
+    GpuMemoryContended(),
+    GpuClaimed(),
+    PcieNarrow(),
+    PrefixCacheMissed(),
+    PrefixCacheIdle(),
+    ContextUnused(),
+    StarvedByClients(),
+)
+"""All rules that are evaluated."""
+
+_HELD_UP = ("preempting", "oversubscribed_memory", "oversubscribed_sequences", "oversubscribed_compute", "not_admitted")
+EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
+    "kv_cache_pressure": ("preempting", "oversubscribed_memory"),
+    "slow_tokens": (*_HELD_UP, "kv_cache_pressure", "prefill_contention", "tensor_parallel_stalls", "gpu_throttled"),
+    "slow_first_token": (*_HELD_UP, "kv_cache_pressure", "tensor_parallel_stalls", "gpu_throttled"),
+    "starved_by_clients": ("not_admitted",),
+    "oversubscribed_memory": ("not_admitted",),
+    "oversubscribed_sequences": ("not_admitted",),
+    "oversubscribed_compute": ("not_admitted",),
+}
+"""Findings explained by others: each is hidden while one of these is open, so a problem is named once, by its cause."""
+
+LAST = ("slow_tokens", "slow_first_token", PrefixCacheIdle.code)
+"""Findings ranked after others of the same severity: an objective missed for no other reason, and optional fixes."""
+
+SETTLING_SECONDS = 20.0
+"""Nothing is judged for this long after a server becomes ready: first requests warm it up."""
+
+FIX_SETTLES_SECONDS = 60.0
+"""A finding's fix may change for this long; then it is fixed, so that what a user reads is what gets staged."""
+
+FIX_RENEWED_SECONDS = 600.0
+"""It is recomputed at multiples of this on the clock, because traffic changes."""
+
+OF_TRAFFIC = (
+    "kv_cache_pressure", "preempting", "prefill_contention", "slow_tokens", "slow_first_token", "starved_by_clients",
+    "oversubscribed_sequences", "oversubscribed_memory", "oversubscribed_compute", "not_admitted",
+    "tensor_parallel_stalls",
+)  # fmt: skip
+"""Findings that end with the traffic: they are about what requests experience."""
+
+MOST_STALE_SECONDS = 30.0
+"""If the newest frame is older, the present state is unknown."""
+
+
+def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding, ...]:
+    """Every open finding, the most severe first and among equals the oldest.
+
+    If nothing worse than a note is found and requests are served well, `Healthy` is added.
+    """
+    if (dead := engine_dead(evidence)) is not None:
+        return (dead,)
+    newest = evidence.frames[-1] if evidence.frames else None
+    if newest is not None and newest.unanswered and evidence.now - newest.end <= MOST_STALE_SECONDS:
+        return (first_request(evidence),)
+    settled = evidence.ready_at + SETTLING_SECONDS
+    frames = [frame for frame in evidence.frames if frame.start >= settled and not frame.compiling]
+    if not frames or evidence.now - frames[-1].end > MOST_STALE_SECONDS:
+        return ()
+    judged = replace(evidence, frames=tuple(frames))
+    if evidence.idle_seconds >= IDLE_SECONDS:
+        rules = [rule for rule in rules if rule.code not in OF_TRAFFIC]
+    held = [(rule, since) for rule in rules if (since := holds_since(rule.verdicts(judged), frames)) is not None]
+    if any(rule.code == EngineHung.code for rule, _ in held):
+        held = [(rule, since) for rule, since in held if rule.code == EngineHung.code]  # others predate the hang
+    codes = {rule.code for rule, _ in held}
+    found = [
+        _described(rule, judged, since)
+        for rule, since in held
+        if not codes.intersection(EXPLAINED_BY.get(rule.code, ()))
+    ]
+    if all(finding.severity is Severity.NOTE for finding in found):
+        well = Healthy()
+        if (since := holds_since(well.verdicts(judged), frames)) is not None:
+            found.append(well.describe(judged, since))
+    order = list(Severity)
+    return tuple(sorted(found, key=lambda one: (order.index(one.severity), one.code in LAST, one.since)))
+
+
+def _described(rule: Rule, evidence: Evidence, since: float) -> Finding:
+    """The finding with current figures, and with cause and fixes as last computed."""
+    now = rule.describe(evidence, since)
+    if now.recovering:
+        return now  # earlier causes and fixes no longer apply
+    settled = max(since + FIX_SETTLES_SECONDS, evidence.now // FIX_RENEWED_SECONDS * FIX_RENEWED_SECONDS)
+    frames = tuple(frame for frame in evidence.frames if frame.end <= settled)
+    if len(frames) in (0, len(evidence.frames)):
+        return now
+    moments = tuple(moment for moment in evidence.moments if moment.at <= settled) or evidence.moments
+    then = rule.describe(replace(evidence, frames=frames, moments=moments), since)
+    return replace(now, cause=then.cause, fixes=then.fixes)
+
+
+# -- healthy: requests are served, and within the objectives ----------------------------------------------------------
+
+
+WINDOW = "last minute"
+"""What its figures cover."""
+
+NEARLY = 1.25
+"""A p99 may exceed its objective by this factor by chance without ending a healthy state."""
+
+
+class Healthy:
+    """Requests are served within the objectives. Here a bad verdict means a good minute: bad ones begin findings."""
+
+    code = "healthy"
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the minute up to each frame."""
+        frames, objectives = evidence.frames, evidence.objectives
+        minutes = (totals(frames, "generation_tokens_total"), observed(frames, "ttft"), observed(frames, "itl"))
+        found = []
+        for at, (tokens, ttft, itl) in enumerate(zip(*minutes, strict=True)):
+            if tokens is None:
+                found.append(Judgement.UNKNOWN)
+                continue
+            worst = max(_share(p99(ttft), objectives.ttft_p99_seconds), _share(p99(itl), objectives.itl_p99_seconds))
+            served = tokens > 0
+            well = Judgement.BAD if worst <= 1.0 else Judgement.BETWEEN if worst <= NEARLY else Judgement.GOOD
+            full = (sustained_usage(frames, at) or 0.0) > objectives.kv_cache_usage
+            found.append(well if served and not full else Judgement.GOOD)
+        return found
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """The figures that have objectives."""
+        frames, objectives, source = evidence.last(MINUTE), evidence.objectives, evidence.objectives_source
+        usage = sustained_usage(frames, len(frames) - 1) or 0.0
+        measures = [Measure("KV cache usage (median)", percent(usage), percent(objectives.kv_cache_usage), source)]
+        for key, goal in (("ttft", objectives.ttft_p99_seconds), ("itl", objectives.itl_p99_seconds)):
+            if (latency := p99(merged(frames, key))) is not None:
+                measures.append(Measure(f"{key.upper()} p99", latency.text, seconds(goal), source))
+        symptom = f"All objectives met in the {WINDOW}."
+        return Finding(self.code, Severity.GOOD, since, symptom, "", tuple(measures))
+
+
+def _share(latency: Quantile | None, goal: float) -> float:
+    """The ratio of a p99 to its objective; 0 without one. For a bounded p99, the upper bound is used."""
+    return latency.nearest / goal if latency is not None else 0.0

@@ -1,0 +1,260 @@
+"""Fixes for a running server, each offered only if this model and GPU support it, with its trade-off.
+
+Ranked by impact: quantization, FP8 KV cache, prefix caching, chunked prefill, then limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vllm_console.diagnosis.finding import Fix
+from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p99
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.history.frames import merged
+from vllm_console.history.workload import seen_room
+from vllm_console.text import percent, seconds
+from vllm_launchers.plan import attention
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.flags.changes import FlagValue
+
+ADA = (8, 9)
+WORTH_CACHING = 0.35
+"""Prefix caching pays off from this share of repeated prompt tokens on."""
+
+UTILIZATION_STEP = 0.03
+PEAKS_GIB = 0.5
+"""What stays free in addition, for peaks."""
+
+HIGHEST_UTILIZATION = 0.95
+MOST_KEPT = 0.9
+"""Share of the running sequences, and of the limit: a higher one would change next to nothing."""
+
+FEWEST_ENDED = 20
+"""Requests that must have ended before what running ones hold is representative."""
+
+BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
+"""Flags that fix the size of the KV cache, whatever memory is available."""
+
+WORTH_FREEING = 1.1
+"""The KV cache must grow by this factor without them, to be worth a restart."""
+
+AT_THE_LIMIT = 0.95
+"""Share of ``max-num-seqs`` from which the limit is what makes requests wait."""
+
+WORTH_MORE = 1.1
+"""A limit raised by less than a tenth would change next to nothing."""
+
+WAIT_LONGER = "More requests queue, so TTFT rises."
+
+FULL_STEPS = 8
+"""Sequences change in steps of eight, like the batch sizes that CUDA graphs are captured for."""
+
+
+def setting(name: str, value: FlagValue, why: str, tradeoff: str = "") -> Fix:
+    """A fix that sets one flag."""
+    return Fix(Changes({name: value}), why, tradeoff)
+
+
+SECOND_SERVER = "Start a second server"
+"""How the advice begins that the console has a key for."""
+
+
+def elsewhere(evidence: Evidence) -> Fix:
+    """What helps if no flag does: less load on this server."""
+    return Fix(Changes(), f"{SECOND_SERVER} on another {evidence.hardware}, or send fewer concurrent requests.")
+
+
+def more_capacity(evidence: Evidence) -> Fix:
+    """What helps if demand exceeds what this hardware can serve, and no flag changes that."""
+    if evidence.build == "cpu":
+        return Fix(Changes(), f"{SECOND_SERVER} on another machine, serve a smaller model, or send fewer requests.")
+    smaller = "smaller" if evidence.quantized else "smaller or quantized"
+    ways = f"on another GPU, split the model over more GPUs, serve a {smaller} model, or send fewer requests"
+    return Fix(Changes(), f"{SECOND_SERVER} {ways}.")
+
+
+def more_cache(evidence: Evidence) -> list[Fix]:
+    """Every fix that lets the KV cache hold more tokens, or need fewer, the most effective first."""
+    by_blocks, by_bytes = (token_count(evidence.flags.get(name)) is not None for name in (BLOCKS, BYTES))
+    offered = (
+        free_size(evidence),
+        None if by_blocks or by_bytes else quantize(evidence),
+        None if by_blocks else fp8_cache(evidence),
+        share_prefixes(evidence),
+        more_memory(evidence),
+    )
+    return [fix for fix in offered if fix is not None]
+
+
+def free_size(evidence: Evidence) -> Fix | None:
+    """The KV cache as large as memory allows, if a flag makes it smaller and nobody else holds that memory."""
+    names = tuple(name for name in (BLOCKS, BYTES) if name in evidence.flags)
+    now, free = evidence.cache_gib, evidence.cache_free_gib
+    if not names or now is None or free is None or free < WORTH_FREEING * now:
+        return None
+    for gpu in evidence.moments[-1].gpus if evidence.moments else ():
+        spare = evidence.spare_gib.get(gpu.index)
+        if spare is None or spare < free - now + PEAKS_GIB:
+            return None
+    flags = " and ".join(f"--{name}" for name in names)
+    why = f"{flags} limits the KV cache to {now:.1f} GiB; {free:.1f} GiB would fit."
+    return Fix(Changes(unset=names), why, "The KV cache then takes all memory that gpu-memory-utilization allows.")
+
+
+FOR_ROOM = "FP8 weights take half the memory; the KV cache gets the rest."
+FOR_SPEED = "FP8 weights take about half the time per step."
+
+
+def quantize(evidence: Evidence, why: str = FOR_ROOM) -> Fix | None:
+    """Weights in FP8, if they are not quantized and the GPU computes in FP8."""
+    capability = evidence.compute_capability
+    if evidence.quantized is not False or capability is None or capability < ADA:
+        return None
+    if "quantization" in evidence.flags:
+        return None
+    tradeoff = "Slightly lower quality; weights are converted at every start."
+    return setting("quantization", "fp8", why, tradeoff)
+
+
+def fp8_cache(evidence: Evidence) -> Fix | None:
+    """An FP8 KV cache, which holds twice the tokens, if vLLM supports it here."""
+    if str(evidence.flags.get("kv-cache-dtype", "auto")) not in ("auto", "bfloat16", "float16", "half"):
+        return None
+    numbers = evidence.compute_capability
+    if evidence.build == "cpu" or numbers is None:
+        return None
+    able = float(f"{numbers[0]}.{numbers[1]}")
+    verdict = attention.fp8_cache(evidence.flags, evidence.environment, evidence.release, able, mla=evidence.mla)
+    if not verdict.works:
+        return None
+    tradeoff = f"Output can differ slightly; {verdict.why}." if verdict.why else "Output can differ slightly."
+    return setting("kv-cache-dtype", "fp8", "An FP8 KV cache holds twice the tokens.", tradeoff)
+
+
+def share_prefixes(evidence: Evidence) -> Fix | None:
+    """Prefix caching, if it is off and prompts share prefixes."""
+    reuse, source = evidence.reuse
+    if evidence.flags.get("enable-prefix-caching") is not False or reuse <= WORTH_CACHING:
+        return None
+    why = f"{percent(reuse)} of each prompt repeats ({source}): computed and stored once."
+    return setting("enable-prefix-caching", True, why, "Next to nothing.")
+
+
+def more_memory(evidence: Evidence) -> Fix | None:
+    """A little more of the GPU; never what other tenants hold or what is reserved for them."""
+    present = evidence.flags.get("gpu-memory-utilization")
+    if not evidence.moments or not isinstance(present, float) or {BLOCKS, BYTES} & evidence.flags.keys():
+        return None
+    more = round(min(HIGHEST_UTILIZATION, present + UTILIZATION_STEP), 2)
+    if more <= present:
+        return None
+    for gpu in evidence.moments[-1].gpus:
+        spare = evidence.spare_gib.get(gpu.index)
+        if spare is None or gpu.memory_gib is None or spare < (more - present) * gpu.memory_gib + PEAKS_GIB:
+            return None
+    why = f"{percent(more - present)} more of the GPU's memory (free now) for the KV cache."
+    return setting("gpu-memory-utilization", more, why, "Less memory for activations of long prompts.")
+
+
+def fitting_sequences(evidence: Evidence) -> int:
+    """How many sequences the KV cache of each engine has room for, up to four times as many as may run now.
+
+    Not more than `seen_room` says, from which `fewer_sequences` takes its number: else the two would undo each other.
+    """
+    limit, last, goal = evidence.max_num_seqs, evidence.last(MINUTE), evidence.objectives.kv_cache_usage
+    usage = max((frame.usage_max or 0.0 for frame in last), default=0.0)
+    fitting = int(limit * min(4.0, goal / max(usage, 0.01)))
+    if _enough_ended(evidence) and (room := seen_room(evidence.frames, goal)) is not None:
+        fitting = min(fitting, max(room.fitting, room.ran))
+    return fitting
+
+
+def no_more_sequences(evidence: Evidence) -> str:
+    """Why a higher sequence limit would not help, to follow a sentence about the limit; empty where it would."""
+    fitting = fitting_sequences(evidence)
+    if fitting >= max(evidence.max_num_seqs + 1, WORTH_MORE * evidence.max_num_seqs):
+        return ""
+    held = max(fitting, evidence.max_num_seqs)
+    return f" The KV cache holds about {held} of these within its objective, so a higher limit would not help."
+
+
+def more_sequences(evidence: Evidence) -> Fix | None:
+    """As many as the cache has room for (`fitting_sequences`); a limit of tokens per step must not be less."""
+    limit, last = evidence.max_num_seqs, evidence.last(MINUTE)
+    fitting, least = fitting_sequences(evidence), max(limit + 1, WORTH_MORE * limit)
+    wanted = stepped if (stepped := _stepped(fitting)) >= least else fitting
+    if wanted < least or wanted > evidence.max_num_batched_tokens:
+        return None
+    why = f"{wanted} sequences of the current length fit into the KV cache{evidence.each}."
+    tradeoff = "Slower streams (ITL) and a fuller KV cache."
+    itl, itl_goal = p99(observed(last, "itl")[-1]), evidence.objectives.itl_p99_seconds
+    if itl is not None and itl.within(0.8 * itl_goal) is False:
+        tradeoff = f"ITL p99 is already {itl.text} (objective {seconds(itl_goal)}) and gets slower."
+    return setting("max-num-seqs", wanted, why, tradeoff)
+
+
+def fewer_sequences(evidence: Evidence, factor: float) -> Fix | None:
+    """As many sequences as the KV cache has held (`seen_room`); until enough requests have ended, ``factor`` times the
+    fewest that ran while it was too full. The reason names the source of the number.
+    """
+    limit, goal, engines = evidence.max_num_seqs, evidence.objectives.kv_cache_usage, evidence.engines
+    last = evidence.last(MINUTE)
+    # A count says what fits only while the cache was too full; many run only while they are short.
+    full = [frame for frame in last if (frame.usage_max or 0.0) > goal or frame.grown.preemptions_total]
+    counts = [count / engines for frame in full if (count := frame.grown.requests_running)]
+    if not counts:
+        return None
+    fewest, most = min(*counts, limit), min(limit, max((frame.running_max or 0.0) / engines for frame in full))
+    room = seen_room(evidence.frames, goal) if _enough_ended(evidence) else None
+    if room is not None:
+        fitting, why = float(room.fitting), room.reason
+        # Never below what ran well; else never above what runs now, which is already too much.
+        if fitting > (kept := max(float(room.ran), fewest * factor, MOST_KEPT * (most or limit))):
+            fitting, why = kept, f"{most or limit:.0f} ran at once while the KV cache was too full."
+    else:
+        fitting = fewest * factor
+        why = f"{fewest:.0f} ran at once while the KV cache was too full, and each still grows."
+    wanted = int(fitting) if room is not None and fitting == room.fitting else max(1, _stepped(fitting))
+    if wanted > MOST_KEPT * limit:
+        return None
+    why = f"{_sequences(wanted)} at once{evidence.each} instead of {limit} for the KV cache: {why}"
+    return setting("max-num-seqs", wanted, why, WAIT_LONGER)
+
+
+def shorter_steps(evidence: Evidence) -> Fix | None:
+    """Half as many sequences as run, so that a step computes less."""
+    last, limit = evidence.last(MINUTE), evidence.max_num_seqs
+    running = min(limit, max((frame.running_max or 0.0 for frame in last), default=0.0) / evidence.engines)
+    wanted = _stepped(running / 2)
+    if not 1 <= wanted < limit:
+        return None
+    why = f"A step of {_sequences(wanted)}{evidence.each}, about half of the {running:.0f} running, takes less time."
+    return setting("max-num-seqs", wanted, why, WAIT_LONGER)
+
+
+def _stepped(count: float) -> int:
+    return int(count) // FULL_STEPS * FULL_STEPS if count > FULL_STEPS else int(count)
+
+
+def _sequences(count: int) -> str:
+    return f"{count} sequence" if count == 1 else f"{count} sequences"
+
+
+def _enough_ended(evidence: Evidence) -> bool:
+    """Whether enough requests ended that what running ones hold is representative."""
+    answers = merged(evidence.frames, "generation_tokens")
+    return answers is not None and answers.count >= FEWEST_ENDED
+
+
+def chunked(evidence: Evidence) -> Fix | None:
+    """Chunked prefill, if it is off."""
+    if evidence.flags.get("enable-chunked-prefill") is not False:
+        return None
+    why = "Long prompts are prefilled in chunks between decode steps."
+    return setting("enable-chunked-prefill", True, why, "TTFT of long prompts rises slightly.")
+
+
+def present(fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
+    """The fixes that are not None."""
+    return tuple(fix for fix in fixes if fix is not None)

@@ -1,0 +1,121 @@
+"""Sums over the last frames up to each frame: the basis of a minute's rates, shares and quantiles. Pure.
+
+Uses running totals, so half an hour costs about as much as a minute.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+
+from vllm_console.history.frames import Frame
+from vllm_console.metrics.quantile import Quantile, interpolated, quantile
+from vllm_console.metrics.sample import Histogram
+
+MINUTE = 6
+"""Frames of ten seconds in a minute."""
+
+SUSTAINED_FRAMES = 3
+"""Frames in a row for which usage must hold, so that a peak does not count."""
+
+SLOW_SHARE = 0.01
+"""A p99 is above its objective if more than this share of the observations is."""
+
+SURE = 2.0
+"""Standard deviations above that share from which it is not chance: one in forty."""
+
+FEWEST_SLOW = 3
+
+
+def totals(frames: Sequence[Frame], counter: str, count: int = MINUTE) -> list[float | None]:
+    """Per frame, the count over the ``count`` frames up to it; None if that frame does not report it."""
+    sums = [0.0]
+    reported = []
+    for frame in frames:
+        value: float | None = getattr(frame.grown, counter)
+        reported.append(value is not None)
+        sums.append(sums[-1] + (value or 0.0))
+    return [sums[at + 1] - sums[max(0, at + 1 - count)] if known else None for at, known in enumerate(reported)]
+
+
+def sustained_usage(frames: Sequence[Frame], at: int, count: int = MINUTE) -> float | None:
+    """The highest KV cache usage (a share) that three frames in a row reached within the ``count`` up to ``at``.
+
+    Peaks do not count; `check` uses the same measure. None if usage is not reported.
+    """
+    known = [one.usage_max for one in frames[max(0, at + 1 - count) : at + 1] if one.usage_max is not None]
+    rows = [known[begin : begin + SUSTAINED_FRAMES] for begin in range(max(1, len(known) - SUSTAINED_FRAMES + 1))]
+    return max(map(min, rows)) if known else None
+
+
+def observed(frames: Sequence[Frame], key: str, count: int = MINUTE) -> list[Histogram | None]:
+    """Per frame, the histogram over the ``count`` frames up to it; None if that frame does not report it."""
+    bounds: tuple[float, ...] = next((found.bounds for one in frames if (found := one.histogram(key))), ())
+    sums = [Histogram(bounds, (0.0,) * len(bounds), 0.0)]
+    minutes: list[Histogram | None] = []
+    for at, frame in enumerate(frames):
+        new = frame.histogram(key)
+        if new is None or new.bounds != bounds:
+            sums.append(sums[-1])
+            minutes.append(None)
+            continue
+        sums.append(_plus(sums[-1], new))
+        minutes.append(_minus(sums[at + 1], sums[max(0, at + 1 - count)]))
+    return minutes
+
+
+def _plus(one: Histogram, other: Histogram) -> Histogram:
+    if not other.count:
+        return one
+    return Histogram(one.bounds, tuple(map(operator.add, one.counts, other.counts)), one.sum + other.sum)
+
+
+def _minus(one: Histogram, other: Histogram) -> Histogram:
+    if not other.count:
+        return one
+    return Histogram(one.bounds, tuple(map(operator.sub, one.counts, other.counts)), one.sum - other.sum)
+
+
+def p99(histogram: Histogram | None) -> Quantile | None:
+    """The 99th percentile with its bucket, or None without observations."""
+    return quantile(0.99, histogram.bounds, histogram.counts) if histogram is not None else None
+
+
+def p50(histogram: Histogram | None) -> Quantile | None:
+    """The median with its bucket, or None without observations."""
+    return quantile(0.5, histogram.bounds, histogram.counts) if histogram is not None else None
+
+
+def tokens_p99(histogram: Histogram) -> float | None:
+    """The 99th percentile of lengths in tokens, interpolated; None without observations."""
+    return interpolated(0.99, histogram.bounds, histogram.counts)
+
+
+def mean(histogram: Histogram | None) -> float | None:
+    """The exact mean, or None without observations."""
+    return histogram.sum / histogram.count if histogram is not None and histogram.count > 0 else None
+
+
+def count_above(histogram: Histogram, limit: float) -> float:
+    """How many observations are above ``limit``, linear within its bucket.
+
+    In the first bucket and in the open one this is unknown: all of them count as below.
+    """
+    below, lower = 0.0, 0.0
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
+        if bound >= limit:
+            if math.isinf(bound):
+                break
+            if not lower:
+                return histogram.count - count
+            inside = (limit - lower) / (bound - lower) if bound > lower else 1.0
+            return histogram.count - (below + (count - below) * inside)
+        below, lower = count, bound
+    return 0.0
+
+
+def surely_slow(histogram: Histogram, goal: float) -> bool:
+    """Whether enough observations are above ``goal`` that its p99 is too, and not by chance."""
+    expected = SLOW_SHARE * histogram.count
+    return count_above(histogram, goal) > max(FEWEST_SLOW - 1, expected + SURE * math.sqrt(expected))

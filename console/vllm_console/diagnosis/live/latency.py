@@ -1,0 +1,264 @@
+"""Latency findings: prompts that delay other streams, and objectives missed for other reasons."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.live.fixes import (
+    AT_THE_LIMIT,
+    FOR_SPEED,
+    elsewhere,
+    more_sequences,
+    no_more_sequences,
+    present,
+    quantize,
+    setting,
+    share_prefixes,
+    shorter_steps,
+)
+from vllm_console.diagnosis.live.frame_sums import MINUTE, count_above, mean, observed, p50, p99, surely_slow
+from vllm_console.diagnosis.live.rule import Evidence, Judgement
+from vllm_console.history.frames import Frame, merged, total
+from vllm_console.metrics.quantile import text_of
+from vllm_console.metrics.sample import Histogram
+from vllm_console.text import clock, seconds
+from vllm_launchers.plan.model import Changes
+
+SPIKE = 3.0
+"""An ITL p99 of this many times the median is a spike."""
+
+STALL = 4.0
+"""A gap of this many times the objective is noticeable though too rare to reach the p99."""
+
+LEAST_STEP_TOKENS = 256
+STEP_ROUND = 256
+SLOWER_PROMPTS = "TTFT of long prompts rises, and fewer prompt tokens are computed per second."
+
+BACK = 0.8
+"""Share of its objective that a latency must fall to before its finding ends."""
+
+
+def _prompt_tokens(frame: Frame) -> float:
+    return frame.grown.prompt_tokens_total or 0.0
+
+
+def _peak(frames: Sequence[Frame]) -> float:
+    """The most prompt tokens of any of these frames: no step had more."""
+    return max(map(_prompt_tokens, frames), default=0.0)
+
+
+def _is_spike(frame: Frame, goal: float, engines: int) -> bool | None:
+    """Whether many gaps, or one in half of an engine's streams, far exceed the objective and not due to preemption."""
+    itl = frame.histogram("itl")
+    if itl is None:
+        return None
+    usual, worst = p50(itl), p99(itl)
+    if usual is None or worst is None or itl.count < 20 or frame.grown.preemptions_total:
+        return False
+    if usual.within(goal) is False:
+        return False
+    stalled = count_above(itl, STALL * goal) >= max(3.0, (frame.running_max or 0.0) / engines / 2)
+    return stalled or (worst.within(goal) is False and worst.nearest >= SPIKE * usual.nearest)
+
+
+class PrefillContention:
+    """ITL spikes when prompts are computed, independent of load: now and then, or in most frames."""
+
+    code = "prefill_contention"
+    FRAMES, SPIKES, SHARE = 18, 3, 0.7
+    MOST = 4
+    """Share of the frames of a minute."""
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By spikes in most of the last minute, or by those of three minutes that coincide with prompts."""
+        frames, goal, engines = evidence.frames, evidence.objectives.itl_p99_seconds, evidence.engines
+        spikes = [_is_spike(frame, goal, engines) for frame in frames]
+        prefill = observed(frames, "prefill", 5 * MINUTE)
+        found = []
+        for at, spike in enumerate(spikes):
+            begin = max(0, at - self.FRAMES + 1)
+            span = range(begin, at + 1)
+            if spike is None:
+                found.append(Judgement.UNKNOWN)
+            elif not any(spikes[one] for one in span):
+                found.append(Judgement.GOOD)
+            else:
+                slow = _is_slow(prefill[at], goal / 2) and _peak(frames[begin : at + 1]) > LEAST_STEP_TOKENS
+                most = sum(bool(spikes[one]) for one in span[-MINUTE:]) >= self.MOST
+                bad = slow and (most or self._by_prompts(frames, spikes, span))
+                found.append(Judgement.BAD if bad else Judgement.BETWEEN)
+        return found
+
+    def _by_prompts(self, frames: Sequence[Frame], spikes: Sequence[bool | None], span: range) -> bool:
+        """Whether spikes coincide with more prompt tokens than calm frames have, but not with more load."""
+        hit = [at for at in span if spikes[at]]
+        calm = [frames[at] for at in span if spikes[at] is False]
+        if len(hit) < self.SPIKES or not calm:
+            return False
+        usual = statistics.median(map(_prompt_tokens, calm))
+        # A prompt is counted at its first token, which may come in the next frame.
+        near = [max(map(_prompt_tokens, frames[at : at + 2])) for at in hit]
+        heavy = sum(tokens > 2 * usual + 1 for tokens in near)
+        load = statistics.median(frame.running_max or 0.0 for frame in calm)
+        loaded = statistics.median(frames[at].running_max or 0.0 for at in hit)
+        return heavy >= self.SHARE * len(hit) and loaded <= 1.5 * load + 2
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """How high the spikes are, and what coincides with them."""
+        frames, goal = evidence.last(self.FRAMES), evidence.objectives.itl_p99_seconds
+        itl = merged(frames, "itl")
+        peak = highest_gap(itl)
+        usual = text_of(p50(itl))
+        spikes = sum(bool(_is_spike(one, goal, evidence.engines)) for one in frames)
+        measures = (
+            Measure("ITL max", seconds(peak), seconds(goal), f"for the p99: {evidence.objectives_source}"),
+            Measure("ITL p50", usual),
+            Measure("spikes", f"in {spikes} of the last {len(frames)} ten-second windows"),
+            Measure("prefill mean", seconds(mean(merged(frames, "prefill")))),
+            Measure("peak prompt tokens in 10s", f"{_peak(frames):,.0f}"),
+        )
+        symptom = f"ITL jumps from {usual} to {seconds(peak)} during prefill."
+        cause = "Prefill shares its step with the decode of all streams and makes that step long."
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, self._fixes(evidence))
+
+    def _fixes(self, evidence: Evidence) -> tuple[Fix, ...]:
+        tokens = evidence.max_num_batched_tokens
+        whole = evidence.flags.get("enable-chunked-prefill") is False
+        fitting = _step_within(evidence.last(self.FRAMES), evidence.objectives.itl_p99_seconds) or tokens / 2
+        least = max(LEAST_STEP_TOKENS, evidence.max_num_seqs)
+        less = max(least, int(min(fitting, tokens / 2)) // STEP_ROUND * STEP_ROUND)
+        smaller = None
+        longest = min(tokens, _peak(evidence.last(self.FRAMES)))
+        if less < longest and whole:
+            why = f"Long prompts are prefilled in chunks of {less:,} tokens between decode steps."
+            changes = Changes({"enable-chunked-prefill": True, "max-num-batched-tokens": less})
+            smaller = Fix(changes, why, SLOWER_PROMPTS)
+        elif less < longest:
+            why = f"Shorter steps: {less:,} tokens instead of {tokens:,}."
+            smaller = setting("max-num-batched-tokens", less, why, SLOWER_PROMPTS)
+        where = "machine" if evidence.build == "cpu" else "GPU"
+        apart = Fix(Changes(), f"Send long prompts to a second server on another {where}.")
+        return present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), smaller, apart))
+
+
+def _is_slow(prefill: Histogram | None, limit: float) -> bool:
+    """Whether prompts, or some of them, take long enough to delay other streams."""
+    if prefill is None or not prefill.count:
+        return False
+    longest = p99(prefill)
+    return prefill.sum / prefill.count > limit or (longest is not None and longest.within(limit) is False)
+
+
+def highest_gap(itl: Histogram | None) -> float | None:
+    """An upper estimate of the longest gap, leaving out the top three observations."""
+    if itl is None or not itl.count:
+        return None
+    at_least = itl.count - min(3.0, 0.01 * itl.count)
+    bounds = zip(itl.bounds, itl.counts, strict=True)
+    return next((min(bound, itl.bounds[-2]) for bound, count in bounds if count >= at_least), None)
+
+
+def _step_within(frames: Sequence[Frame], goal: float) -> float | None:
+    """How many prompt tokens are computed in four fifths of the objective, at the observed prefill rate."""
+    prefill = merged(frames, "prefill")
+    computed = (total(frames, "prompt_tokens_total") or 0.0) - (total(frames, "prefix_cache_hits_total") or 0.0)
+    if prefill is None or prefill.sum <= 0 or computed <= 0:
+        return None
+    return BACK * goal * computed / prefill.sum
+
+
+class SlowTokens:
+    """ITL p99 above its objective for a minute."""
+
+    code = "slow_tokens"
+    key, name = "itl", "ITL"
+
+    def goal(self, evidence: Evidence) -> float:
+        """Its objective, in seconds."""
+        return evidence.objectives.itl_p99_seconds
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the minute up to each frame."""
+        goal, frames = self.goal(evidence), evidence.frames
+        minutes = observed(frames, self.key)
+        return [self._verdict(minute, goal, frame) for minute, frame in zip(minutes, frames, strict=True)]
+
+    @staticmethod
+    def _verdict(minute: Histogram | None, goal: float, frame: Frame) -> Judgement:
+        if minute is None:
+            return Judgement.UNKNOWN
+        worst = p99(minute)
+        if worst is None:
+            # Requests that wait, or whose prompt is being computed, are not counted yet: their silence is not good
+            # news.
+            return Judgement.BETWEEN if frame.running_max or frame.waiting_max else Judgement.OVER
+        if worst.within(BACK * goal):
+            return Judgement.GOOD
+        return Judgement.BAD if surely_slow(minute, goal) else Judgement.BETWEEN
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """How slow, and what takes the time."""
+        frames, goal = evidence.last(MINUTE), self.goal(evidence)
+        found = merged(frames, self.key)
+        measures = [
+            Measure(f"{self.name} p99", text_of(p99(found)), seconds(goal), evidence.objectives_source),
+            Measure(f"{self.name} p50", text_of(p50(found))),
+        ]
+        worst = p99(found)
+        if worst is not None and worst.within(goal):
+            return self._recovering(evidence, since, text_of(worst), measures)
+        symptom = f"{self.name} p99 is {text_of(worst)}; the objective is {seconds(goal)}."
+        if worst is None:
+            symptom = (
+                f"{self.name} p99 was above its objective of {seconds(goal)}; nothing measured in the last minute."
+            )
+        cause, fixes = self.why(evidence, frames, measures)
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
+
+    def _recovering(self, evidence: Evidence, since: float, now: str, measures: Sequence[Measure]) -> Finding:
+        """Back within its objective, but not yet by enough for long enough: no fix, since the cause may be gone."""
+        goal, minutes = self.goal(evidence), observed(evidence.frames, self.key)
+        worst = [p99(minute) for minute in minutes]
+        slow = [at for at, found in enumerate(worst) if found is not None and found.within(goal) is False]
+        until = f" until {clock(evidence.frames[slow[-1]].end, evidence.now)}" if slow else ""
+        symptom = f"{self.name} p99 was above its objective of {seconds(goal)}{until}; now {now}."
+        cause = f"Recovering: ends after 30s below {seconds(BACK * goal)}."
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), recovering=True)
+
+    def why(self, evidence: Evidence, frames: Sequence[Frame], measures: list[Measure]) -> tuple[str, tuple[Fix, ...]]:
+        """The cause in one sentence, and its fixes; may append to ``measures``."""
+        running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
+        measures.append(evidence.running(running))
+        running /= evidence.engines
+        sequences = "1 sequence" if round(running) == 1 else f"{running:.0f} sequences"
+        cause = f"Steps with {sequences} take too long on this {evidence.hardware}."
+        fewer = shorter_steps(evidence) if running >= 8 else None
+        return cause, present((quantize(evidence, FOR_SPEED), fewer, elsewhere(evidence)))
+
+
+class SlowFirstToken(SlowTokens):
+    """TTFT p99 above its objective for a minute."""
+
+    code = "slow_first_token"
+    key, name = "ttft", "TTFT"
+
+    def goal(self, evidence: Evidence) -> float:
+        """Its objective, in seconds."""
+        return evidence.objectives.ttft_p99_seconds
+
+    def why(self, evidence: Evidence, frames: Sequence[Frame], measures: list[Measure]) -> tuple[str, tuple[Fix, ...]]:
+        """Whether requests queue, or prompts take long."""
+        queue, prefill = (mean(merged(frames, key)) or 0.0 for key in ("queue", "prefill"))
+        measures += [Measure("queue time mean", seconds(queue)), Measure("prefill mean", seconds(prefill))]
+        if queue > prefill:
+            running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
+            full = running >= AT_THE_LIMIT * evidence.most_running
+            limit = f"{evidence.max_num_seqs} run at once{evidence.each}"
+            held = f": only {limit}" if full else " before prefill"
+            cause = f"Requests wait in the queue{held}.{no_more_sequences(evidence) if full else ''}"
+            more = more_sequences(evidence) if full else None
+            return cause, present((more, share_prefixes(evidence), elsewhere(evidence)))
+        offered = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), elsewhere(evidence)))
+        return "Prefill is slow, of the request's own prompt or of those ahead of it.", offered

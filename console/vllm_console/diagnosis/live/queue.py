@@ -1,0 +1,263 @@
+"""Queue findings: more work arrives than is done, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.live.fixes import (
+    AT_THE_LIMIT,
+    FOR_SPEED,
+    chunked,
+    elsewhere,
+    more_cache,
+    more_capacity,
+    more_sequences,
+    no_more_sequences,
+    present,
+    quantize,
+    setting,
+    share_prefixes,
+)
+from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed, p99, surely_slow
+from vllm_console.diagnosis.live.rule import Evidence, Judgement
+from vllm_console.history.frames import Frame, merged
+from vllm_console.text import percent, seconds
+from vllm_launchers.plan.model import Changes
+
+GROWTH_FRAMES = 4
+LEAST_WAITING = 4.0
+"""Shorter queues come and go."""
+
+
+class Bottleneck(Enum):
+    """What waiting requests wait for."""
+
+    SEQUENCES = "sequences"
+    MEMORY = "memory"
+    STEPS = "steps"
+    """Prefill capacity: prompts arrive faster than they are computed."""
+
+
+def _growth(frames: Sequence[Frame], at: int) -> Judgement:
+    """Whether the queue, at its shortest within each frame, grew over the last frames."""
+    now = frames[at].waiting_min
+    if now is None:
+        return Judgement.UNKNOWN
+    if now < LEAST_WAITING / 2:
+        return Judgement.GOOD
+    known = [value for frame in frames[max(0, at - GROWTH_FRAMES) : at] if (value := frame.waiting_min) is not None]
+    if now >= LEAST_WAITING and known and now > min(known) * 1.1 + 1:
+        return Judgement.BAD
+    return Judgement.GOOD if known and now < 0.5 * max(known) else Judgement.BETWEEN
+
+
+def _bottleneck_of(evidence: Evidence, frame: Frame, prompt: float) -> Bottleneck:
+    """What limits the queue in a frame; ``prompt`` is a typical prompt's length in tokens."""
+    usage = frame.usage_max or 0.0
+    if usage > evidence.objectives.kv_cache_usage or frame.grown.preemptions_total:
+        return Bottleneck.MEMORY
+    if (frame.running_max or 0.0) >= AT_THE_LIMIT * evidence.most_running:
+        return Bottleneck.SEQUENCES
+    # A request is admitted when its whole prompt fits: with long prompts much of the cache stays empty.
+    cache = evidence.cache_tokens
+    room = (1 - usage) * cache if cache is not None else None
+    return Bottleneck.MEMORY if room is not None and room < prompt else Bottleneck.STEPS
+
+
+def _prompts(frames: Sequence[Frame]) -> list[float]:
+    """Per frame, the mean length of the prompts up to it, in tokens."""
+    return [mean(one) or 0.0 for one in observed(frames, "prompt_tokens", len(frames))]
+
+
+def _newest(evidence: Evidence, bottleneck: Bottleneck) -> tuple[Frame, float]:
+    """The newest frame in which this limits the queue, whose figures prove it, and the mean prompt's tokens then."""
+    found = list(zip(evidence.frames, _prompts(evidence.frames), strict=True))
+    limited = (one for one in reversed(found) if _bottleneck_of(evidence, *one) is bottleneck)
+    return next(limited, found[-1])
+
+
+def _computes(frame: Frame) -> bool:
+    return bool(frame.grown.generation_tokens_total or frame.grown.prompt_tokens_total)
+
+
+def _verdicts(evidence: Evidence, bottleneck: Bottleneck) -> list[Judgement]:
+    """By growth, if this is what limits the queue."""
+    frames = evidence.frames
+    prompts = _prompts(frames)
+    found = []
+    for at, frame in enumerate(frames):
+        verdict = _growth(frames, at)
+        waits = verdict in (Judgement.BAD, Judgement.BETWEEN)
+        if waits and _bottleneck_of(evidence, frame, prompts[at]) is not bottleneck:
+            verdict = Judgement.GOOD
+        if verdict is Judgement.BAD and bottleneck is Bottleneck.STEPS and not _computes(frame):
+            verdict = Judgement.BETWEEN  # it seems to hang, or was paused: more compute would not help
+        found.append(verdict)
+    return found
+
+
+def _queue(evidence: Evidence) -> str:
+    last = evidence.last(MINUTE)
+    first, now, most = last[0].waiting_min or 0.0, last[-1].waiting_min or 0.0, last[-1].waiting_max or 0.0
+    if most < 1:
+        return "The queue just emptied"
+    return f"The queue {'grows' if now > first else 'is not shrinking'}: {most:.0f} waiting"
+
+
+def _measures(evidence: Evidence, frame: Frame) -> list[Measure]:
+    usage, goal = percent(frame.usage_max), percent(evidence.objectives.kv_cache_usage)
+    measures = [
+        Measure("waiting", f"{frame.waiting_max or 0:.0f}"),
+        evidence.running(frame.running_max or 0.0),
+        Measure("KV cache usage", usage, goal, evidence.objectives_source),
+    ]
+    queued = merged(evidence.last(MINUTE), "queue")
+    if (longest := p99(queued)) is not None:
+        # A request is counted when it ends: those waiting now are not included.
+        measures.append(Measure("queue time p99 (finished requests)", longest.text))
+    return measures
+
+
+SLOW_STEPS = 0.8
+"""From this share of the ITL's p99 objective on, a mean says that steps as such are slow, not single ones."""
+
+
+def _slow_steps(evidence: Evidence) -> float | None:
+    """The mean ITL (seconds) where steps are too slow for more sequences: also its p99 is surely above its objective.
+
+    None where they are not, or that is not known.
+    """
+    goal, minute = evidence.objectives.itl_p99_seconds, observed(evidence.last(MINUTE), "itl")[-1]
+    itl = mean(minute)
+    if minute is None or itl is None or itl < SLOW_STEPS * goal or not surely_slow(minute, goal):
+        return None
+    return itl
+
+
+class OversubscribedSequences:
+    """The queue grows while the KV cache has room: ``max-num-seqs`` is the limit."""
+
+    code = "oversubscribed_sequences"
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By growth, if the sequence limit is reached and the cache is not full."""
+        return _verdicts(evidence, Bottleneck.SEQUENCES)
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """How many wait, and how many more would fit."""
+        limit = evidence.max_num_seqs
+        frame, _ = _newest(evidence, Bottleneck.SEQUENCES)
+        symptom = f"{_queue(evidence)}, and {percent(frame.usage_max)} of the KV cache used."
+        cause = f"At most {limit} sequences run at once{evidence.each} (max-num-seqs).{no_more_sequences(evidence)}"
+        fixes = present((more_sequences(evidence), elsewhere(evidence)))
+        measures = _measures(evidence, frame)
+        if (itl := _slow_steps(evidence)) is not None:
+            goal = evidence.objectives.itl_p99_seconds
+            measures.insert(1, Measure("ITL mean", seconds(itl), seconds(goal), evidence.objectives_source))
+            cause = (
+                f"Demand exceeds what this {evidence.hardware} can serve: with {limit} sequences{evidence.each} ITL is "
+                f"{seconds(itl)} on average. More of them slow every stream, fewer lengthen the queue."
+            )
+            faster = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence)))
+            fixes = (*faster, more_capacity(evidence))
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
+
+
+class OversubscribedMemory:
+    """The queue grows and the KV cache has no room for the next request."""
+
+    code = "oversubscribed_memory"
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By growth, if the cache is full."""
+        return _verdicts(evidence, Bottleneck.MEMORY)
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """How many wait, and what would hold more."""
+        frame, prompt = _newest(evidence, Bottleneck.MEMORY)
+        usage, cache = frame.usage_max or 0.0, evidence.cache_tokens
+        symptom = f"{_queue(evidence)}, and the KV cache is {percent(usage)} full."
+        cause = "Demand exceeds the KV cache: more sequences would only cause preemptions."
+        fixes = (*more_cache(evidence), elsewhere(evidence))
+        measures = _measures(evidence, frame)
+        if usage <= evidence.objectives.kv_cache_usage and not frame.grown.preemptions_total and cache is not None:
+            free = f"{(1 - usage) * cache:,.0f}"
+            cause = f"A request is admitted when its whole prompt fits, and {free} tokens are free{evidence.each}."
+            measures = [one if one.name != "KV cache usage" else Measure(one.name, one.value) for one in measures]
+            measures.append(Measure("mean prompt", f"{prompt:,.0f} tokens", f"{free} tokens", "free in the KV cache"))
+        return Finding(self.code, Severity.CRITICAL, since, symptom, cause, tuple(measures), fixes)
+
+
+class OversubscribedCompute:
+    """The queue grows though there is room for sequences and tokens: the GPU cannot compute the prompts in time."""
+
+    code = "oversubscribed_compute"
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By growth, if neither the sequence limit nor the cache is the limit."""
+        return _verdicts(evidence, Bottleneck.STEPS)
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """How many wait, and what makes prompts cheaper."""
+        symptom = f"{_queue(evidence)}, though max-num-seqs and the KV cache have room."
+        cause = "Prompts arrive faster than the GPU prefills them."
+        offered = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), chunked(evidence)))
+        fixes = (*offered, elsewhere(evidence))
+        if not offered:
+            cause = (
+                f"Demand exceeds what this {evidence.hardware} can serve: prompts arrive faster than it prefills them."
+            )
+            fixes = (more_capacity(evidence),)
+        measures = tuple(_measures(evidence, evidence.frames[-1]))
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, measures, fixes)
+
+
+class NotAdmitted:
+    """Requests wait and none runs: none of them fits."""
+
+    code = "not_admitted"
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By waiting without running or tokens."""
+        found = []
+        for frame in evidence.frames:
+            if frame.waiting_min is None or frame.running_max is None:
+                found.append(Judgement.UNKNOWN)
+            elif frame.waiting_min >= 1 and frame.running_max == 0 and not frame.grown.generation_tokens_total:
+                found.append(Judgement.BAD)
+            else:
+                found.append(Judgement.GOOD)
+        return found
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """Nothing runs: either the cache cannot hold a full context, or the engine was paused.
+
+        vLLM refuses to start if one full context does not fit; older versions check only memory, and not
+        ``num-gpu-blocks-override``. With ``/pause`` and ``/sleep`` it admits no requests (tested on 0.32).
+        """
+        frame, context = evidence.frames[-1], evidence.max_model_len
+        waiting = round(frame.waiting_max or 0)
+        symptom = "1 request waiting, none running." if waiting == 1 else f"{waiting} requests waiting, none running."
+        if frame.running_max:
+            symptom = "Requests waited while none ran; some run again now."
+        cache, each = evidence.cache_tokens, evidence.each
+        measures = tuple(_measures(evidence, frame))
+        if cache is not None and context is not None and context > cache:
+            held = f"the KV cache holds {cache:,}{each}"
+            cause = f"max-model-len allows {context:,} tokens, but {held}: the first request does not fit."
+            fixes = (*more_cache(evidence), self._shorter(cache))
+        else:
+            cause = "They would fit: the engine is paused, asleep, or blocked."
+            wake = "If it was paused or put to sleep: POST /resume or /wake_up. Otherwise restart it."
+            fixes = (
+                Fix(Changes(), wake, "A restart loses the waiting requests."),
+                *present((chunked(evidence),)),
+            )
+        return Finding(self.code, Severity.CRITICAL, since, symptom, cause, measures, fixes)
+
+    @staticmethod
+    def _shorter(cache: int) -> Fix:
+        why = "Requests that can never fit are then rejected at once instead of blocking others."
+        return setting("max-model-len", cache // 16 * 16, why, "Longer requests are rejected.")

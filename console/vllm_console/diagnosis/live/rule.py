@@ -1,0 +1,241 @@
+"""How a finding is detected: a verdict for every frame, and from the verdicts, since when it holds.
+
+A finding begins when three of the last four frames are bad and ends when three in a row are good, so that it does not
+flap, or at once if its whole evaluation window has no occurrence; a neutral frame changes nothing. After a while
+without reports it is not shown. Everything is recomputed from the frames each time, so every console and command
+agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Protocol
+
+import msgspec
+
+from vllm_console.diagnosis.finding import Finding, Measure
+from vllm_console.history.frames import Frame
+from vllm_launchers.engine_model.gpus import SMALL_BATCHES
+from vllm_launchers.host.gpu.host import Gpu
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.model import Flags
+from vllm_launchers.presets.model import Objectives, Workload
+
+DEFAULT_OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+"""For servers whose launch sets no objectives."""
+
+ELSEWHERE = (
+    "data-parallel-rank", "data-parallel-external-lb", "data-parallel-hybrid-lb", "data-parallel-size-local",
+    "data-parallel-multi-port-external-lb", "nnodes",
+)  # fmt: skip
+"""With one of these, only some of ``data-parallel-size`` engines, or one, are behind the server's port."""
+
+ENTER, OF = 3, 4
+LEAVE = 3
+QUIET_AFTER = 3
+"""Frames in a row without a report, after which nothing is reported."""
+
+
+class Judgement(Enum):
+    """One frame's verdict on one finding."""
+
+    BAD = "bad"
+    BETWEEN = "between"
+    """Neither bad enough to begin nor good enough to end."""
+    GOOD = "good"
+    OVER = "over"
+    """No occurrence in the whole evaluation window: it ends at once, for there is no figure to show."""
+    UNKNOWN = "unknown"
+    """The figures it is judged by were not reported."""
+
+
+class GpuMoment(msgspec.Struct, frozen=True):
+    """A sample of the server's GPUs (at Unix seconds), as far as they were read."""
+
+    at: float
+    gpus: tuple[Gpu, ...]
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """All inputs for findings. ``frames`` are those of the present generation, oldest first.
+
+    ``ready_at`` is when it began to serve. ``moments`` are samples of its GPUs, oldest first, empty if none is known.
+    ``link`` is how its GPUs are connected (``NV4``, ``PIX``, ``SYS``, …), for the slowest pair. ``silent_seconds`` is
+    how long a one-token request has been unanswered, None if none was sent, and 0 once it was answered.
+    ``health_problem`` is the response of ``/health`` if it was not 200 (``HTTP 503``), since ``health_since``.
+    """
+
+    now: float
+    ready_at: float
+    frames: Sequence[Frame]
+    flags: Flags = msgspec.field(default_factory=dict)
+    preset_objectives: Objectives | None = None
+    workload: Workload | None = None
+    preset: str = ""
+    release: tuple[int, int, int] | None = None
+    max_model_len: int | None = None
+    health_problem: str = ""
+    health_since: float = 0.0
+    moments: Sequence[GpuMoment] = ()
+    link: str = ""
+    server: str = ""
+    reserve_gib: Mapping[int, float] = msgspec.field(default_factory=dict)
+    """Per GPU index, what is reserved for other tenants."""
+    spare_gib: Mapping[int, float] = msgspec.field(default_factory=dict)
+    """Per GPU index, what this server may still take: free now, within this user's share, the reserve left alone."""
+    earlier_reuse: float | None = None
+    """The prefix cache's hit rate in its previous generation, if caching was on and that is known."""
+    weights_gib: float | None = None
+    """What its weights take of each GPU, if estimated."""
+    cache_gib: float | None = None
+    """What its KV cache takes of each GPU, if estimated."""
+    cache_free_gib: float | None = None
+    """What it would take if no flag fixed its size; None if unknown."""
+    build: str | None = None
+    """The engine's build: ``cuda``, ``cpu``, …; a CPU build has no GPU to tune for."""
+    compute_capability: tuple[int, int] | None = None
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The server's own variables, and the inherited ones that its record keeps."""
+    mla: bool = False
+    """Whether the model uses multi-head latent attention."""
+    batch_sizes: tuple[int, int] = SMALL_BATCHES
+    """vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` for it if the flags are not set."""
+    quantized: bool | None = None
+    """Whether its weights are quantized; None if unknown."""
+    silent_seconds: float | None = None
+    idle_seconds: float = 0.0
+    """How long nothing has run, waited or been counted, as far as known."""
+    unasked: str = ""
+    """Why it gets no one-token request though it seems to hang (``this console is read-only``), else empty."""
+
+    @property
+    def objectives(self) -> Objectives:
+        """The thresholds: its preset's, or our defaults for a server without one."""
+        return self.preset_objectives or DEFAULT_OBJECTIVES
+
+    @property
+    def objectives_source(self) -> str:
+        """The source of the thresholds, for people."""
+        if self.preset_objectives is None:
+            return "default objectives, no preset"
+        return f"objectives of preset {self.preset}" if self.preset else "its preset's objectives"
+
+    @property
+    def engines(self) -> int:
+        """Its engines (data-parallel ranks): limits apply to each, requests and tokens are counted over all of them.
+
+        As observed; by its flag if it has so many that history merges them.
+        """
+        seen = self.frames[-1].engines if self.frames else 1
+        if seen > 1 or any(name in self.flags for name in ELSEWHERE):
+            return seen
+        return token_count(self.flags.get("data-parallel-size")) or 1
+
+    @property
+    def max_num_seqs(self) -> int:
+        """How many sequences may run at once in each engine; vLLM's own default if the flag is not set."""
+        return token_count(self.flags.get("max-num-seqs")) or self.batch_sizes[0]
+
+    @property
+    def most_running(self) -> int:
+        """How many sequences may run at once over all engines."""
+        return self.engines * self.max_num_seqs
+
+    def running(self, count: float, name: str = "running") -> Measure:
+        """How many sequences run, and the limit."""
+        source = f"max-num-seqs of {self.engines} engines" if self.engines > 1 else "max-num-seqs"
+        return Measure(name, f"{count:.0f}", str(self.most_running), source)
+
+    @property
+    def hardware(self) -> str:
+        """What computes: ``GPU``, or ``machine`` for a CPU build."""
+        return "machine" if self.build == "cpu" else "GPU"
+
+    @property
+    def each(self) -> str:
+        """The suffix of a figure that applies to each engine; empty if there is only one."""
+        return " in each engine" if self.engines > 1 else ""
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens that one engine's KV cache holds."""
+        tokens = self.frames[-1].kv_cache_tokens if self.frames else None
+        return tokens // self.engines if tokens is not None else None
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """How many tokens a step may have; vLLM's own default if the flag is not set."""
+        default = max(self.batch_sizes[1], token_count(self.flags.get("max-num-seqs")) or 0)
+        return token_count(self.flags.get("max-num-batched-tokens")) or default
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Over how many GPUs each layer is split."""
+        return token_count(self.flags.get("tensor-parallel-size")) or 1
+
+    @property
+    def reuse(self) -> tuple[float, str]:
+        """The share of prompts that repeats, and its source; 0 if unknown."""
+        if self.earlier_reuse is not None:
+            return self.earlier_reuse, "measured in the previous run"
+        return (self.workload.prefix_reuse, "by its preset") if self.workload is not None else (0.0, "")
+
+    def last(self, count: int) -> Sequence[Frame]:
+        """The newest frames."""
+        return self.frames[-count:]
+
+
+def moments_within(evidence: Evidence) -> Iterator[tuple[Frame, Sequence[GpuMoment]]]:
+    """Each frame with the GPU samples that fall into it; empty if there were none."""
+    moments = evidence.moments
+    begin = 0
+    for frame in evidence.frames:
+        while begin < len(moments) and moments[begin].at < frame.start:
+            begin += 1
+        end = begin
+        while end < len(moments) and moments[end].at < frame.end:
+            end += 1
+        yield frame, moments[begin:end]
+        begin = end
+
+
+class Rule(Protocol):
+    """One finding."""
+
+    code: str
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """One verdict per frame of the evidence."""
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """The finding as it stands now."""
+
+
+def holds_since(verdicts: Sequence[Judgement], frames: Sequence[Frame]) -> float | None:
+    """When the finding that holds at the end began (the start of its first bad frame), or None if none holds."""
+    begun: float | None = None
+    good = unknown = 0
+    for index, verdict in enumerate(verdicts):
+        unknown = unknown + 1 if verdict is Judgement.UNKNOWN else 0
+        if unknown >= QUIET_AFTER:
+            begun, good = None, 0
+        if verdict is Judgement.OVER:
+            begun, good = None, 0
+        elif begun is not None:
+            good = good + 1 if verdict is Judgement.GOOD else 0 if verdict is Judgement.BAD else good
+            if good >= LEAVE:
+                begun, good = None, 0
+        elif verdict is Judgement.BAD:
+            last = range(max(0, index - OF + 1), index + 1)
+            bad = [at for at in last if verdicts[at] is Judgement.BAD]
+            if len(bad) >= ENTER:
+                begun, good = frames[bad[0]].start, 0
+    return begun
+
+
+def above(value: float | None, begins: float, ends: float) -> Judgement:
+    """Bad above ``begins``, good up to ``ends``, neither between."""
+    if value is None:
+        return Judgement.UNKNOWN
+    return Judgement.BAD if value > begins else Judgement.GOOD if value <= ends else Judgement.BETWEEN

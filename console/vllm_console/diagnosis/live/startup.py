@@ -1,0 +1,119 @@
+"""What would make the next start of a server shorter, by its last one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from vllm_console.diagnosis.finding import OF_THE_NEXT_START, Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.live.fixes import BLOCKS, BYTES, setting
+from vllm_console.metrics.sample import Stage, StartupFacts
+from vllm_console.text import duration, seconds
+from vllm_launchers.plan.model import Changes, Flags
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.fast_loaders import FastLoader
+
+WORTH_SECONDS = 20.0
+"""A shorter start is not worth a finding."""
+LEAST_COMPILE, LEAST_MEASURE, LEAST_WEIGHTS = 5.0, 1.0, 10.0
+"""Seconds that compiling, measuring memory and reading weights must take to be worth a fix."""
+WEIGHTS_SHARE = 0.2
+"""Share of the start that reading weights must take."""
+
+PLAN_VARIABLE, PLAN_SINCE = "VLLM_ENABLE_STARTUP_PLAN", (0, 26, 0)
+
+_NOT_COUNTED = ("download", "first request")
+
+PINNED = (
+    "It holds for this model, these flags and GPUs, and while neighbors take no more GPU memory than at that start:"
+    " otherwise the server runs out of memory. vLLM then ignores gpu-memory-utilization for the cache's size."
+)
+
+
+class LastStart(msgspec.Struct, frozen=True):
+    """The start of a server that is ready since ``ready_at`` (Unix seconds).
+
+    ``pin_bytes`` is the KV cache size that vLLM suggested, None if it can't be set; ``loaders`` are the load formats
+    that can be used.
+    """
+
+    ready_at: float
+    stages: Sequence[Stage]
+    facts: StartupFacts
+    flags: Flags
+    release: tuple[int, int, int] | None = None
+    pin_bytes: int | None = None
+    loaders: tuple[FastLoader, ...] = ()
+    cache_off: bool = False
+    """Whether its environment turns the compile cache off, which not every log says."""
+
+    def took(self, name: str) -> float | None:
+        """The seconds of a stage."""
+        return next((stage.seconds for stage in self.stages if stage.name == name), None)
+
+    @property
+    def whole(self) -> float:
+        """How long it took, without what the next start does not have."""
+        return sum(stage.seconds or 0.0 for stage in self.stages if stage.name not in _NOT_COUNTED)
+
+
+def slow_startup(start: LastStart) -> Finding | None:
+    """That the next start can be shorter, and by what; None if nothing is known that is worth it."""
+    if start.whole < WORTH_SECONDS:
+        return None
+    parts = [*_compile_cache(start), *_kv_cache(start), *_weights(start)]
+    if not parts:
+        return None
+    measures = tuple(measure for measure, _ in parts if measure is not None)
+    symptom = f"The last start took {duration(start.whole)}."
+    cause = "Parts of it need not be done again at the next one."
+    fixes = tuple(fix for _, fix in parts)
+    return Finding(OF_THE_NEXT_START, Severity.NOTE, start.ready_at, symptom, cause, measures, fixes)
+
+
+_Part = tuple[Measure | None, Fix]
+
+
+def _compile_cache(start: LastStart) -> Iterator[_Part]:
+    known = start.facts.compile_seconds
+    took = known if known is not None else start.took("compile")
+    off = start.facts.compile_cache == "disabled" or (start.cache_off and not start.facts.compile_cache)
+    if off and took is not None and took >= LEAST_COMPILE:
+        why = (
+            "vLLM's compile cache is off, so each start compiles anew: start it without VLLM_DISABLE_COMPILE_CACHE"
+            " (or force_disable_caches in compilation-config)."
+        )
+        yield Measure("compiling", seconds(took)), Fix(Changes(), why)
+
+
+def _kv_cache(start: LastStart) -> Iterator[_Part]:
+    took, size = start.facts.kv_measure_seconds, start.pin_bytes
+    if size is None or start.facts.kv_pinned or {BLOCKS, BYTES} & start.flags.keys():
+        return
+    if took is not None and took < LEAST_MEASURE:
+        return
+    spent = f", which took {seconds(took)}" if took is not None else ""
+    why = f"Skips measuring memory{spent}: {size / GIB:.1f} GiB is the KV cache size that vLLM suggested then."
+    measure = Measure("measuring memory", seconds(took)) if took is not None else None
+    yield measure, setting(BYTES, size, why, PINNED)
+    if start.release is not None and start.release >= PLAN_SINCE:
+        yield (
+            None,
+            Fix(
+                Changes(),
+                f"Or start it anew with --env {PLAN_VARIABLE}=1: vLLM keeps that size itself, and measures again if"
+                " flags changed or less memory is free.",
+            ),
+        )
+
+
+def _weights(start: LastStart) -> Iterator[_Part]:
+    known = start.facts.weights_seconds
+    took = known if known is not None else start.took("weights")
+    if took is None or took < max(LEAST_WEIGHTS, WEIGHTS_SHARE * start.whole):
+        return
+    for loader in start.loaders:
+        why = f"Reading weights took {seconds(took)} of {duration(start.whole)}; its package is installed."
+        yield Measure("reading weights", seconds(took)), setting("load-format", loader.name, why, loader.tradeoff)
+        break

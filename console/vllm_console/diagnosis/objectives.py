@@ -1,0 +1,255 @@
+"""A server's objectives against its performance over a window: each with figure, limit and source. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding, Measure, Severity
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.metrics.quantile import Quantile
+from vllm_console.metrics.sample import EngineSample, Sample, Window
+from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles, restarted
+from vllm_console.text import UNKNOWN, duration, percent, seconds
+from vllm_launchers.presets.model import Objectives
+
+STEP_SECONDS = 10.0
+SUSTAINED_STEPS = 3
+"""KV cache usage counts if it holds for three steps of ten seconds: a single peak violates nothing."""
+
+MOSTLY = 0.9
+"""If usage is known for less of the window, that is stated."""
+
+CODES: Mapping[str, tuple[str, ...]] = {
+    "kv_cache_usage": ("kv_cache_pressure",),
+    "preemption_rate": ("preempting",),
+    "ttft_p99_seconds": ("slow_first_token",),
+    "itl_p99_seconds": ("slow_tokens",),
+}
+"""The finding that an objective is missed, by objective: without a figure, it is missed while that finding lasts."""
+
+NAMES = {
+    "kv_cache_usage": "KV cache usage",
+    "preemption_rate": "preemptions per request",
+    "ttft_p99_seconds": "TTFT p99",
+    "itl_p99_seconds": "ITL p99",
+}
+"""Every objective of a preset, by display name."""
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """One objective. Shares are from 0 to 1, latencies in seconds.
+
+    ``value`` and ``ok`` are None if there is nothing to judge by: not reported, or nothing served. A latency also has
+    its ``bucket``: if that has only one end, ``value`` is None, and ``ok`` follows from that end, or is None.
+    ``seconds`` is how long it is known for, if that is not the whole window.
+    """
+
+    name: str
+    value: float | None
+    limit: float
+    ok: bool | None
+    source: str
+    seconds: float | None = None
+    bucket: Quantile | None = None
+    note: str = ""
+    """What the figure leaves out, in a few words."""
+
+    @property
+    def sentence(self) -> str:
+        """For people: the objective, its limit, and the limit's source."""
+        return f"{self._told}; {self.note}" if self.note else self._told
+
+    @property
+    def _told(self) -> str:
+        title = NAMES[self.name]
+        limit = f"{self._shown(self.limit)} ({self.source})"
+        if self.ok is None and self.bucket is not None:
+            return f"{title} is {self.bucket.text}, so it can't be judged against its limit of {limit}"
+        if self.ok is None:
+            return f"{title} has no data; limit {limit}"
+        known = f"; known for {duration(self.seconds)} of the window" if self.seconds is not None else ""
+        over = "above" if self.ok is False else "within"
+        return f"{title} is {self.text}, {over} its limit of {limit}{known}"
+
+    @property
+    def text(self) -> str:
+        """The figure, formatted."""
+        if self.value is None:
+            return self.bucket.text if self.bucket is not None else UNKNOWN
+        rough = "~" if self.bucket is not None and self.bucket.wide else ""
+        return rough + self._shown(self.value)
+
+    @property
+    def limit_text(self) -> str:
+        """Its limit, formatted."""
+        return self._shown(self.limit)
+
+    def _shown(self, value: float) -> str:
+        if self.name == "preemption_rate":
+            return f"{value:.2g}"
+        if not self.name.endswith("_seconds"):
+            return percent(value, 1)
+        # Near the limit a rounded figure would look like the limit itself.
+        shown = seconds(value)
+        return f"{value:.3f}s" if shown == seconds(self.limit) and value != self.limit else shown
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A server's performance over the samples of a window. None means not reported.
+
+    ``usage_seconds`` is how much of the window KV cache usage is known for.
+    """
+
+    usage: float | None = None
+    usage_seconds: float = 0.0
+    counted: EngineSample | None = None
+    running_min: float = 0.0
+    running_max: float = 0.0
+    running: float | None = None
+    """At the end."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request was served, as far as that is reported."""
+        counted = self.counted
+        if counted is None:
+            return True
+        moved = (counted.requests_finished_total, counted.generation_tokens_total, counted.prompt_tokens_total)
+        return not any(moved) and self.running_max < 1
+
+
+def served(samples: Sequence[Sample], often: Iterable[Sample] | None = None) -> Served:
+    """What happened over these samples of one generation of a server, oldest first; engines may restart in between.
+
+    If they are further apart than `STEP_SECONDS`, usage is judged by ``often``, which are not.
+    """
+    if not samples:
+        return Served()
+    usage, usage_seconds = _sustained_usage(samples if often is None else often)
+    running = [combine(sample.engines.values()).requests_running or 0.0 for sample in samples]
+    counted = combine(grown for before, after in _stretches(samples) for grown in growths(before, after))
+    reported = len(samples) > 1 and any(sample.engines for sample in samples)
+    return Served(usage, usage_seconds, counted if reported else None, min(running), max(running), running[-1])
+
+
+def _stretches(samples: Sequence[Sample]) -> Iterable[tuple[Sample, Sample]]:
+    """First and last sample of each stretch without an engine restart; a new start counts from its beginning."""
+    first = last = samples[0]
+    for sample in samples[1:]:
+        known = last.engines
+        anew = {label for label, one in sample.engines.items() if label in known and restarted(known[label], one)}
+        if anew:
+            yield first, last
+            first = replace(last, engines={label: one for label, one in known.items() if label not in anew})
+        last = sample
+    yield first, last
+
+
+def _sustained_usage(samples: Iterable[Sample]) -> tuple[float | None, float]:
+    """The highest usage of the fullest engine reached in each of three steps in a row, and how long usage is known.
+
+    A step without a sample ends a row: the highest of three samples that are minutes apart are just peaks.
+    """
+    steps: dict[int, float] = {}
+    for sample in samples:
+        usages = [one.kv_cache_usage for one in sample.engines.values() if one.kv_cache_usage is not None]
+        if usages:
+            step = int(sample.at // STEP_SECONDS)
+            steps[step] = max(*usages, steps.get(step, 0.0))
+    if not steps:
+        return None, 0.0
+    length = min(SUSTAINED_STEPS, max(steps) - min(steps) + 1)
+    rows = [row for row in (range(step, step + length) for step in steps) if all(at in steps for at in row)]
+    known = {at for row in rows for at in row}
+    return max((min(steps[at] for at in row) for row in rows), default=None), len(known) * STEP_SECONDS
+
+
+def objectives_of(objectives: Objectives | None, preset: str) -> tuple[Objectives, str]:
+    """A server's thresholds and their source, as its findings have them."""
+    evidence = Evidence(now=0.0, ready_at=0.0, frames=(), preset_objectives=objectives, preset=preset)
+    return evidence.objectives, evidence.objectives_source
+
+
+def judge(done: Served, objectives: Objectives | None, preset: str, span: float | None = None) -> tuple[Judged, ...]:
+    """Each objective over a window; without a preset our defaults apply, and the source says so.
+
+    ``span`` is how many seconds of it were recorded, to state if usage is known for less.
+    """
+    objectives, source = objectives_of(objectives, preset)
+    counted = done.counted or EngineSample()
+    values = {"kv_cache_usage": done.usage, "preemption_rate": _preempted(done)}
+    judged = [_judged(name, value, getattr(objectives, name), source) for name, value in values.items()]
+    judged += [
+        _judged_latency(f"{key}_p99_seconds", _p99(counted, key), getattr(objectives, f"{key}_p99_seconds"), source)
+        for key in ("ttft", "itl")
+    ]
+    if span is not None and done.usage_seconds < MOSTLY * span:
+        judged[0] = replace(judged[0], seconds=done.usage_seconds)
+    return tuple(judged)
+
+
+def judge_window(
+    window: Window, samples: Iterable[Sample], objectives: Objectives | None, preset: str
+) -> tuple[Judged, ...]:
+    """Each objective over the window that panes show; ``samples`` are its samples, which tell whether usage held."""
+    objectives, source = objectives_of(objectives, preset)
+    usage, _ = _sustained_usage(samples)
+    p99 = {key: found.p99 for key, found in window.latencies.items()}
+    return (
+        _judged("kv_cache_usage", usage, objectives.kv_cache_usage, source),
+        _judged("preemption_rate", window.preemption_share, objectives.preemption_rate, source),
+        _judged_latency("ttft_p99_seconds", p99.get("ttft"), objectives.ttft_p99_seconds, source),
+        _judged_latency("itl_p99_seconds", p99.get("itl"), objectives.itl_p99_seconds, source),
+    )
+
+
+def _judged(name: str, value: float | None, limit: float, source: str) -> Judged:
+    return Judged(name, value, limit, None if value is None else value <= limit, source)
+
+
+def _judged_latency(name: str, found: Quantile | None, limit: float, source: str) -> Judged:
+    if found is None:
+        return Judged(name, None, limit, None, source)
+    return Judged(name, found.value, limit, found.within(limit), source, bucket=found)
+
+
+def _preempted(done: Served) -> float | None:
+    counted = done.counted or EngineSample()
+    return preemptions_per_request(counted.preemptions_total, counted.requests_finished_total, done.running)
+
+
+def _p99(counted: EngineSample, key: str) -> Quantile | None:
+    histogram = counted.histograms.get(key)
+    return quantiles(histogram).p99 if histogram is not None else None
+
+
+def agreed(findings: Sequence[Finding], judged: Sequence[Judged]) -> tuple[Finding, ...]:
+    """The findings with `Healthy` matching the objectives: dropped while one is missed, else with their figures."""
+    if not judged:
+        return tuple(findings)
+    missed = any(one.ok is False for one in judged)
+    return tuple(
+        replace(one, measures=_measures(judged)) if one.severity is Severity.GOOD else one
+        for one in findings
+        if one.severity is not Severity.GOOD or not missed
+    )
+
+
+def _measures(judged: Sequence[Judged]) -> tuple[Measure, ...]:
+    held = {"kv_cache_usage": "KV cache usage (median)"}
+    known = (one for one in judged if one.ok is not None)
+    return tuple(Measure(held.get(one.name, NAMES[one.name]), one.text, one.limit_text, one.source) for one in known)
+
+
+def missed(name: str, judged: Iterable[Judged], findings: Iterable[Finding]) -> bool:
+    """Whether an objective is missed now: by the last minute's judgment.
+
+    If that cannot tell, by a finding that lasts and is not recovering. A figure within its limit is never missed.
+    """
+    met = next((one.ok for one in judged if one.name == name), None)
+    if met is not None:
+        return not met
+    return any(one.code in CODES[name] and not one.recovering for one in findings)

@@ -1,0 +1,72 @@
+"""Judges the time without an open console afterwards, from the stored history.
+
+History has no GPU samples, and cannot tell whether a silent engine would have answered a request. Ten-second rows reach
+back a day; older times cannot be judged. They hold the longest queue of their step and not the shortest, so a growing
+queue looks the same as bursts that are worked off at once: queues are judged only for the last half hour, which is
+stored second by second. The TTFT shows the effect of earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vllm_console.diagnosis.live.engine import EngineHung
+from vllm_console.fleet.judge import HISTORY_SECONDS, Judge
+from vllm_console.fleet.moment import at_work
+from vllm_console.fleet.own_server import HISTORY, JudgeContext
+from vllm_console.history.store import TIERS, Entry, HistoryMissingError, Reader
+from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.launch.details import unpack
+
+INTERVAL_SECONDS = 60.0
+"""Between two evaluations, as in a console."""
+
+DAY_SECONDS = TIERS[1].step * TIERS[1].rows - 600.0
+FINE_SECONDS = TIERS[0].step * TIERS[0].rows - 60.0
+"""How far back one-second rows reliably reach."""
+
+_CHUNK_SECONDS = 3600.0
+_POINTS = 600
+"""Maximum rows per chunk: more than it has at ten seconds, and too few for one-second rows."""
+
+Stretches = dict[str, list[tuple[float, float]]]
+
+
+def judge_past(folder: Path, record: ServerRecord, index: int, since: float, until: float) -> Stretches:
+    """Which findings were open in a generation of a server, by code, from ``since`` to ``until`` (Unix seconds).
+
+    ``index`` is the generation's position in the record. Times without data have no findings.
+
+    Raises:
+        HistoryError: the history cannot be read.
+    """
+    generation, then = record.generations[index], at_work(record, index)
+    judge, details, found = Judge(record.name), unpack(generation.spec.details), Stretches()
+    due = since
+    for entry in _rows(folder, max(since, until - DAY_SECONDS) - HISTORY_SECONDS, until):
+        if entry.generation > generation.number:
+            break
+        judge.append(entry.sample, entry.generation)
+        if entry.at < due or entry.generation != generation.number:
+            continue
+        due = entry.at + INTERVAL_SECONDS
+        for finding in judge.findings(then, details, JudgeContext(may_ask=False), entry.at):
+            if finding.severity != "good" and finding.code != EngineHung.code:
+                found.setdefault(finding.code, []).append((max(since, min(finding.since, entry.at)), entry.at))
+    return found
+
+
+def _rows(folder: Path, start: float, end: float) -> Iterator[Entry]:
+    """Reads an hour at a time, since a day of histograms would fill the memory; the last half hour second by second."""
+    reader, fine = Reader(folder / HISTORY), end - FINE_SECONDS
+    try:
+        while start < end:
+            stop = min(start + _CHUNK_SECONDS, fine if start < fine else end)
+            points = _POINTS if start < fine else TIERS[0].rows
+            yield from (entry for entry in reader.range(start, stop, points) if entry.at < stop or stop == end)
+            start = stop
+    except HistoryMissingError:
+        return
+    finally:
+        reader.close()

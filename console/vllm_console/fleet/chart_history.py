@@ -1,0 +1,232 @@
+"""Charts over any range: read from a history in a thread, a slice at a time, and kept up to date.
+
+A week is ten thousand rows. They are read once per range; after that only new rows are read, no more often than every
+fraction of a point's duration.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from vllm_console.history.store import Entry, HistoryError, HistoryMissingError, Reader, Stretch
+from vllm_console.history.time_view import ChartRange
+from vllm_console.history.timeline import Timeline
+from vllm_console.metrics.sample import Series
+
+SLICE_ROWS = 400
+"""Rows per read: some 30 ms."""
+
+REST_PER_WORK = 0.5
+"""Seconds of rest per second of reading, so that the screen gets its turn."""
+
+WAIT_SECONDS = 0.15
+"""How long a snapshot waits for a range being read: enough for a short one."""
+
+KEPT = 4
+"""How many ranges are cached; the least recently shown is dropped first."""
+
+MOST_SECONDS_BETWEEN = 60.0
+OUTDATED_SECONDS = 900.0
+"""A range not shown for this long is reread."""
+
+
+class Row(Protocol):
+    """A row of a history."""
+
+    @property
+    def at(self) -> float:
+        """When it was taken (Unix seconds)."""
+
+
+_Row = TypeVar("_Row", bound=Row)
+
+
+class Rows(Protocol[_Row]):
+    """What rows are read from: `vllm_console.history.store.Reader`, and its like for GPUs."""
+
+    def first_at(self) -> float | None:
+        """When the oldest row was taken."""
+
+    def stretches(self, start: float, end: float, step: float) -> list[Stretch]:
+        """Which tables have the rows of a span, for points of ``step`` seconds."""
+
+    def read(self, part: Stretch, most: int, step: float = 0.0, /) -> list[_Row]:
+        """The first rows of a stretch; those within ``step`` seconds may come as one."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class Points(Protocol):
+    """What makes points of rows. A pause of more than ``gap`` seconds between rows stays empty."""
+
+    gap: float
+
+    def series(self, end: float) -> Series:
+        """The points up to ``end`` (Unix seconds)."""
+
+
+_Points = TypeVar("_Points", bound=Points)
+
+
+class ChartSource(Generic[_Row, _Points]):
+    """Where charts come from: how a history is opened, and how its rows become points.
+
+    ``append`` gives the next row to what ``points`` has made for a range.
+    """
+
+    def __init__(
+        self,
+        rows: Callable[[], Rows[_Row]],
+        points: Callable[[ChartRange], _Points],
+        append: Callable[[_Points, _Row], None],
+    ) -> None:
+        self.rows, self.points, self.append = rows, points, append
+
+
+def server_source(path: Path) -> ChartSource[Entry, Timeline]:
+    """A server's history."""
+    return ChartSource(
+        lambda: Reader(path),
+        lambda span: Timeline(span.step, span.points),
+        lambda timeline, entry: timeline.append(entry.sample, entry.generation),
+    )
+
+
+class _Range(Generic[_Row, _Points]):
+    """One range that ends at a fixed moment, or goes on (``ends`` is whether it does not)."""
+
+    def __init__(self, source: ChartSource[_Row, _Points], span: ChartRange, end: float, *, ends: bool) -> None:
+        self.problem = ""
+        self.done = threading.Event()
+        self.read_until = end
+        self.points = source.points(span)
+        self._append = source.append
+        self._newest = end - span.seconds - span.step
+        """When the newest row that was read was taken: one that is written late is still newer."""
+        self._reader = source.rows()
+        self._span = span
+        self._ends = ends
+        self._apart = 0.0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="charts", daemon=True).start()
+
+    def series(self, end: float) -> Series:
+        """The points read so far."""
+        with self._lock:
+            return replace(self.points.series(end), loading=not self.done.is_set())
+
+    def update(self, now: float) -> None:
+        """Read new rows, if it is time."""
+        if self.done.is_set() and now - self.read_until >= min(MOST_SECONDS_BETWEEN, self._span.step / 4):
+            self._read(now)
+            self.read_until = now
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed.set()
+        if self.done.is_set():
+            self._reader.close()
+
+    def _run(self) -> None:
+        try:
+            self._read(self.read_until)
+        except HistoryMissingError:
+            pass
+        except HistoryError as error:
+            self.problem = str(error)
+        finally:
+            self.done.set()
+            if self._ends or self._closed.is_set():
+                self._reader.close()
+
+    def _read(self, end: float) -> None:
+        joined = self._span.step / 2
+        for part in self._reader.stretches(self._newest, end, self._span.step):
+            at, apart = part.start, 2.5 * part.tier.step + (joined if joined >= 2 * part.tier.step else 0.0)
+            while not self._closed.is_set():
+                began = time.monotonic()
+                rows = self._reader.read(Stretch(part.tier, at, part.end), SLICE_ROWS, joined)
+                if not rows:
+                    break
+                self._take(rows, apart)
+                self._newest = at = rows[-1].at
+                if not self.done.is_set():
+                    self._closed.wait((time.monotonic() - began) * REST_PER_WORK)
+
+    def _take(self, rows: list[_Row], apart: float) -> None:
+        """Take in rows that are at most ``apart`` seconds from each other where nothing is missing."""
+        with self._lock:
+            for row in rows:
+                # Where finer rows follow coarser ones, the first of them is as far from its predecessor as those were.
+                self.points.gap = max(15.0, apart, self._apart)
+                self._apart = apart
+                self._append(self.points, row)
+
+
+class ChartHistory(Generic[_Row, _Points]):
+    """The ranges of one history that were shown lately."""
+
+    def __init__(self, source: ChartSource[_Row, _Points]) -> None:
+        self._source = source
+        self._ranges: dict[tuple[float, float | None], _Range[_Row, _Points]] = {}
+        self._reader = source.rows()
+        self._first: tuple[float, float | None] = (float("-inf"), None)
+
+    def recorded_from(self, now: float) -> float | None:
+        """When the oldest stored sample was taken; refreshed once a minute.
+
+        Raises:
+            HistoryError: the history cannot be read.
+        """
+        if now - self._first[0] >= MOST_SECONDS_BETWEEN or self._first[1] is None:
+            try:
+                self._first = (now, self._reader.first_at())
+            except HistoryMissingError:
+                self._first = (now, None)
+        return self._first[1]
+
+    def series(self, span: ChartRange, now: float, end: float | None = None) -> Series:
+        """The points of ``span`` up to ``end`` (Unix seconds; default: now), as far as they have been read.
+
+        Raises:
+            HistoryError: the history cannot be read.
+        """
+        return self._range(span, now, end).series(now if end is None else end)
+
+    def points(self, span: ChartRange, now: float, end: float | None = None) -> _Points:
+        """What those points were made by. Raises as `series`."""
+        return self._range(span, now, end).points
+
+    def _range(self, span: ChartRange, now: float, end: float | None) -> _Range[_Row, _Points]:
+        key = (span.seconds, end)
+        found = self._ranges.pop(key, None)
+        if found is not None and end is None and now - found.read_until > OUTDATED_SECONDS:
+            found.close()
+            found = None
+        if found is None:
+            found = _Range(self._source, span, now if end is None else end, ends=end is not None)
+            found.done.wait(WAIT_SECONDS)
+        self._ranges[key] = found
+        while len(self._ranges) > KEPT:
+            self._ranges.pop(next(iter(self._ranges))).close()
+        if found.problem:
+            self._ranges.pop(key).close()  # the next call rereads it
+            raise HistoryError(found.problem)
+        if end is None:
+            found.update(now)
+        return found
+
+    def close(self) -> None:
+        """Close open files."""
+        self._reader.close()
+        for one in self._ranges.values():
+            one.close()
+        self._ranges.clear()

@@ -1,0 +1,356 @@
+"""The open findings of one of our servers, from its frames and samples of its GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding
+from vllm_console.diagnosis.live.cache import hit_rate
+from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
+from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
+from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
+from vllm_console.history.timeline import IDLE_SECONDS
+from vllm_console.metrics.sample import Sample
+from vllm_console.metrics.window import is_idle
+from vllm_console.text import plain
+from vllm_launchers.addresses import tls_to_own
+from vllm_launchers.engine_model.gpus import SMALL_BATCHES, find_model
+from vllm_launchers.host.gpu.host import Gpu, Host
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib
+from vllm_launchers.host.gpu.topology import level_of
+from vllm_launchers.keeper.records import ServerRecord, State
+from vllm_launchers.launch.details import Details
+from vllm_launchers.listeners import Owner
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.vllm.engines import EngineKind
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError
+from vllm_launchers.vllm.modelfacts.read import model_facts
+from vllm_launchers.vllm.release_defaults import Release, default_utilization
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.own_server import JudgeContext
+
+
+DEADLINE_SECONDS = 20.0
+REST_SECONDS = 60.0
+"""Between the starts of two requests."""
+
+
+class OneToken:
+    """One server's test request. `silent_seconds` is its result; all methods may be called by one thread only."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._asked_at = float("-inf")
+        self._silent_since: float | None = None
+        self._answered: bool | None = None
+        self.refused = ""
+        """The API server's response in place of the engine's, which says nothing about the engine; else empty."""
+
+    def ask(self, owner: Owner, port: int, model: str, *, tls: bool = False) -> None:
+        """Send it to the server's own process, unless one is in flight or was sent within the last minute."""
+        if self._busy or time.monotonic() - self._asked_at < REST_SECONDS:
+            return
+        self._asked_at = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = self._asked_at
+        self._answered = None
+        self._thread = threading.Thread(target=self._run, args=(owner, port, model, tls), name="one-token", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is answered, at most this long."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """How long it has been unanswered; 0 if the engine answered, None if unknown."""
+        if self._silent_since is None:
+            return None
+        if self._busy or self._answered is False:
+            return time.monotonic() - self._silent_since
+        return 0.0 if self._answered else None
+
+    def forget(self) -> None:
+        """Reset: the server makes progress again, or is another one now; the pause between requests is kept."""
+        if not self._busy:
+            self._silent_since = self._answered = None
+            self.refused = ""
+
+    @property
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self, owner: Owner, port: int, model: str, tls: bool) -> None:
+        import http.client  # this import and that of `_complete` take a tenth of a console's start
+
+        try:
+            status = _complete(owner, port, model, tls=tls)
+        except TimeoutError:
+            self._answered, self.refused = False, ""
+            return
+        except (OSError, http.client.HTTPException) as error:  # no connection, or cut off: not the engine's answer
+            self._silent_since = None
+            self.refused = f"it could not be sent: {plain(str(error), 120) or type(error).__name__}"
+            return
+        except ValueError:  # the error's text would contain the key
+            self._silent_since = None
+            self.refused = "it could not be sent: VLLM_API_KEY has characters that no HTTP header can carry"
+            return
+        if status == http.client.OK:
+            self._answered, self.refused = True, ""
+        else:
+            # A refusal (an API key, a model that completes nothing) comes from the API server, not from the engine.
+            self._silent_since = None
+            self.refused = f"the API server answered it with {status}"
+
+
+def _complete(owner: Owner, port: int, model: str, *, tls: bool) -> int:
+    """The status of a completion of one token. Raises TimeoutError after the deadline.
+
+    The peer is verified before anything is sent: the key goes to no other process.
+    """
+    import http.client
+
+    from vllm_launchers.keeper.health import TEXT
+
+    headers = {"content-type": "application/json"}
+    if key := os.environ.get("VLLM_API_KEY"):
+        headers["authorization"] = f"Bearer {key}"
+    body = json.dumps({"model": model, "prompt": TEXT, "max_tokens": 1})
+    with owner.connect(port, DEADLINE_SECONDS) as plain_socket:
+        connection = http.client.HTTPConnection(plain_socket.getpeername()[0], port)
+        connection.sock = tls_to_own().wrap_socket(plain_socket) if tls else plain_socket
+        try:
+            connection.request("POST", "/v1/completions", body, headers)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+
+HISTORY_SECONDS = FRAMES * STEP_SECONDS
+"""How much history a server is judged by."""
+
+MOMENT_SECONDS = 5.0
+"""Between two stored samples of its GPUs."""
+
+ENOUGH_LOOKED_UP = 5_000
+"""Prompt tokens looked up in the prefix cache before an earlier generation's hit rate is meaningful."""
+
+
+class Judge:
+    """Judges one server. Its findings are recomputed once per frame, not at every sample."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._frames = Frames()
+        self._latest: Sample | None = None
+        self._busy_at: float | None = None
+        self._moments: deque[GpuMoment] = deque(maxlen=int(HISTORY_SECONDS / MOMENT_SECONDS))
+        self._link = ""
+        self._request = OneToken()
+        self._facts: tuple[object, _Facts] | None = None
+        self._found: tuple[tuple[object, ...], tuple[Finding, ...]] | None = None
+
+    def append(self, sample: Sample, generation: int) -> None:
+        """Add the next sample of its metrics."""
+        self._frames.append(sample, generation)
+        if self._latest is None or not is_idle(self._latest, sample):
+            self._busy_at = sample.at
+        self._latest = sample
+
+    @property
+    def _idle_seconds(self) -> float:
+        """How long its samples have shown no traffic."""
+        if self._latest is None or self._busy_at is None:
+            return 0.0
+        return max(0.0, self._latest.at - self._busy_at)
+
+    def add_gpus(self, host: Host | None, gpus: Iterable[int], now: float) -> None:
+        """Add a sample of its GPUs; one from before a driver fault says nothing about now."""
+        if host is None or host.problem or (self._moments and 0 <= now - self._moments[-1].at < MOMENT_SECONDS):
+            return
+        found = [gpu for index in gpus if (gpu := host.gpu(index)) is not None]
+        if found:
+            self._moments.append(GpuMoment(now, tuple(found)))
+            self._link = slowest_link(host, [gpu.index for gpu in found])
+
+    def findings(
+        self, record: ServerRecord, details: Details, context: JudgeContext, now: float, *, wait: bool = False
+    ) -> tuple[Finding, ...]:
+        """The findings as of ``now`` (Unix seconds); ``wait`` for the answer of a server that seems to hang."""
+        if record.state not in (State.READY, State.UNRESPONSIVE):
+            self._request.forget()
+            return ()
+        generation = record.current.number
+        ready_at = record.current.ready_at or record.state_since
+        frames = self._frames.since(ready_at, generation)
+        unasked = self._ask_if_hanging(record, frames, context, wait=wait)
+        silent = self._request.silent_seconds
+        newest = frames[-1].end if frames else None
+        hung = silent is not None and silent >= HUNG_AFTER_SECONDS
+        idle = self._idle_seconds >= IDLE_SECONDS
+        key = (generation, record.state, newest, hung, idle, int(now // STEP_SECONDS))
+        if self._found is None or self._found[0] != key:
+            evidence = self._evidence(record, details, context, frames, now)
+            self._found = (key, findings(replace(evidence, unasked=unasked)))
+        return self._found[1]
+
+    def _ask_if_hanging(
+        self, record: ServerRecord, frames: Sequence[Frame], context: JudgeContext, *, wait: bool
+    ) -> str:
+        """Send a test request to a server that seems to hang; returns why that is not possible, if so.
+
+        None while its first requests are served: it compiles kernels.
+        """
+        frames = [frame for frame in frames if not frame.compiling]
+        if record.state is not State.READY or suspected_hang(frames) is None:
+            self._request.forget()
+            return ""
+        if in_part(frames):
+            self._request.forget()
+            return "an engine that goes on would answer it"
+        model = self._latest.model_name if self._latest is not None else None
+        if model is None:
+            return "its metrics do not name its model"
+        if not context.may_ask:
+            return "read-only sends none"
+        if record.server is None:
+            return "its process is not known"
+        spec, owner = record.current.spec, Owner(record.server.pid, record.server.start_time)
+        self._request.ask(owner, spec.port, model, tls=spec.tls)
+        if wait:
+            self._request.wait(HUNG_AFTER_SECONDS + 0.1)
+        return self._request.refused
+
+    def _evidence(
+        self, record: ServerRecord, details: Details, context: JudgeContext, frames: Sequence[Frame], now: float
+    ) -> Evidence:
+        gpus = self._moments[-1].gpus if self._moments else ()
+        reserve = {gpu.index: limit for gpu in gpus if (limit := _reserve(gpu, context.reserves)) is not None}
+        free = {gpu.index: gib for gpu in gpus if (gib := available_gib(gpu, context.shares)) is not None}
+        facts = self._known(record, details)
+        silent = record.state is State.UNRESPONSIVE
+        return Evidence(
+            now=now,
+            ready_at=record.current.ready_at or record.state_since,
+            frames=frames,
+            flags=details.flags,
+            preset_objectives=details.objectives,
+            workload=details.workload,
+            preset=details.preset,
+            release=details.engine.release if details.engine else None,
+            max_model_len=token_count(details.flags.get("max-model-len")),
+            health_problem=record.reason if silent else "",
+            health_since=record.state_since,
+            moments=tuple(self._moments),
+            link=self._link,
+            server=self._name,
+            reserve_gib=reserve,
+            spare_gib={index: gib - reserve.get(index, 0.0) for index, gib in free.items()},
+            build=details.engine.build if details.engine else None,
+            compute_capability=facts.compute_capability,
+            environment={**details.inherited, **details.environment},
+            mla=facts.mla,
+            batch_sizes=facts.batch_sizes,
+            quantized=facts.quantized,
+            weights_gib=details.predicted.get("weights_gib"),
+            cache_gib=details.predicted.get("kv_gib"),
+            cache_free_gib=_cache_free(details, facts.memory_gib, details.engine.release if details.engine else None),
+            silent_seconds=self._request.silent_seconds,
+            idle_seconds=self._idle_seconds,
+            earlier_reuse=self._earlier_reuse(record),
+        )
+
+    def _known(self, record: ServerRecord, details: Details) -> _Facts:
+        """Looked up once per generation, and again when GPUs become known."""
+        gpu = self._moments[-1].gpus[0] if self._moments else None
+        key = (record.current.number, gpu.name if gpu else None)
+        if self._facts is None or self._facts[0] != key:
+            self._facts = (key, _facts(details, gpu))
+        return self._facts[1]
+
+    def _earlier_reuse(self, record: ServerRecord) -> float | None:
+        frames = self._frames.since(0.0, record.current.number - 1)
+        looked_up = total(frames, "prefix_cache_queries_total") or 0.0
+        return hit_rate(frames) if looked_up >= ENOUGH_LOOKED_UP else None
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    memory_gib: float | None = None
+    compute_capability: tuple[int, int] | None = None
+    batch_sizes: tuple[int, int] = SMALL_BATCHES
+    quantized: bool | None = None
+    mla: bool = False
+
+
+def _facts(details: Details, gpu: Gpu | None) -> _Facts:
+    """What decides which fixes are possible: the GPU as seen, recorded or simulated, and the model."""
+    simulated = details.engine is not None and details.engine.kind is EngineKind.SIMULATED
+    name = (gpu.name if gpu and not simulated else None) or details.gpu_name
+    model = find_model(name) if name else None
+    reported = gpu.compute_capability if gpu is not None and gpu.name == name else None
+    capability = reported or (model.compute_capability if model else None)
+    numbers = tuple(int(part) for part in capability.split(".")[:2]) if capability else ()
+    model_known = _model_facts(details)
+    memory = model.memory_gib if model else (gpu.memory_gib if gpu else None)
+    release = details.engine.release if details.engine is not None else None
+    on_cpu = details.engine is not None and details.engine.build == "cpu"
+    return _Facts(
+        memory_gib=memory,
+        compute_capability=(numbers[0], numbers[1]) if len(numbers) == 2 else None,
+        batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else GpuShape(name, memory)),
+        quantized=_quantized(details, model_known),
+        mla=details.mla or (model_known is not None and model_known.mla),
+    )
+
+
+def _cache_free(details: Details, memory_gib: float | None, release: Release | None) -> float | None:
+    """What the KV cache would take of a GPU if no flag fixed its size, by the estimate at launch."""
+    taken = [details.predicted.get(name) for name in ("weights_gib", "overhead_gib")]
+    utilization = details.flags.get("gpu-memory-utilization", default_utilization(release))
+    if memory_gib is None or None in taken or not isinstance(utilization, int | float):
+        return None
+    return utilization * memory_gib - sum(filter(None, taken))
+
+
+def _model_facts(details: Details) -> ModelFacts | None:
+    try:
+        return model_facts(details.model)
+    except (ModelFactsError, OSError):
+        return None
+
+
+def _quantized(details: Details, facts: ModelFacts | None) -> bool | None:
+    if "quantization" in details.flags:
+        return True
+    if facts is None:
+        return None
+    if facts.quantization is not None:
+        return True
+    return False if facts.layers and facts.dtype != "float32" else None
+
+
+def slowest_link(host: Host, gpus: Sequence[int]) -> str:
+    """How the two GPUs that are farthest apart are connected; empty if unknown."""
+    pairs = [(a, b) for at, a in enumerate(gpus) for b in gpus[at + 1 :]]
+    kinds = [link.kind for a, b in pairs if (link := host.link(a, b)) is not None]
+    return max(kinds, key=level_of, default="") if len(kinds) == len(pairs) else ""
+
+
+def _reserve(gpu: Gpu, reserves: Sequence[GpuShare]) -> float | None:
+    limits = [share.limit(gpu) for share in reserves if share.gpu == gpu.index]
+    return max((limit for limit in limits if limit is not None), default=None)

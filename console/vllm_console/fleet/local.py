@@ -1,0 +1,813 @@
+"""The fleet on this machine: this user's servers through their records and keepers, others' from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vllm_console.fleet.board import NO_BOARD, SharedBoard, gpu_claims
+from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, remove_leftovers
+from vllm_console.fleet.loads import Loads
+from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
+from vllm_console.fleet.own_server import JudgeContext, WatchedServer
+from vllm_console.fleet.runs import RunHistory, RunRecorder
+from vllm_console.fleet.snapshot import (
+    Changes,
+    Engine,
+    FleetSnapshot,
+    LaunchRequest,
+    Preset,
+    ServerView,
+    Workload,
+    paired,
+)
+from vllm_console.fleet.verbs import (
+    DRAIN_SECONDS,
+    FleetError,
+    NotFoundError,
+    PresetProblem,
+    RefusedError,
+    Say,
+    UsageError,
+    silently,
+)
+from vllm_console.history.time_view import LIVE, TimeView
+from vllm_console.settings import config_folder
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.errors import BadNameError, KeeperError
+from vllm_launchers.keeper.records import NotRetryable, ServerRecord
+from vllm_launchers.launch.details import Details, Records, unpack
+from vllm_launchers.launch.errors import keeper_errors
+from vllm_launchers.listeners import Listener, Owner
+from vllm_launchers.plan.model import Plan
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts
+    from vllm_console.fleet.gpus import GpuSource
+    from vllm_console.fleet.launch_verdicts import LaunchVerdicts
+    from vllm_console.fleet.leftovers import Leftovers, Removed
+    from vllm_console.fleet.memory_release import Releases
+    from vllm_console.fleet.removed import RemovedServers
+    from vllm_console.fleet.replay import Replays
+    from vllm_console.fleet.rolling import AnswerComparison
+    from vllm_console.fleet.standby import Sleeping
+    from vllm_console.fleet.verbs import Replay
+    from vllm_console.history.workload import SeenWorkload
+    from vllm_console.runs.compare import Comparison
+    from vllm_console.runs.store import Run
+    from vllm_launchers.host.board import Board
+    from vllm_launchers.host.gpu.host import Host
+    from vllm_launchers.host.gpu.sharing import GpuShare
+    from vllm_launchers.launch.launcher import Launcher, Recorded, RestartMethod
+    from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
+    from vllm_launchers.vllm.flags.flag_table import FlagTable
+    from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+    from vllm_launchers.vllm.modelfacts.local import LocalModels
+
+
+class LocalFleet:
+    """`vllm_console.fleet.verbs.Fleet` on this machine.
+
+    ``interactive`` is for a console, which refreshes once a second: GPUs, board and leftovers are then watched by
+    threads, ``leftovers`` where it is asked for. A command reads them when it needs them. A stop never waits for a
+    snapshot that another thread takes.
+    """
+
+    def __init__(
+        self,
+        state: Path | None = None,
+        *,
+        read_only: bool = False,
+        vllm_paths: Sequence[str] = (),
+        model_folders: Sequence[str] = (),
+        observe: bool = True,
+        interactive: bool = False,
+        host_file: Path | None = None,
+        gpus: bool = True,
+        shares: Sequence[GpuShare] = (),
+        reserves: Sequence[GpuShare] = (),
+        read_only_by: str = "",
+        notices: Sequence[str] = (),
+        board: str = "",
+        warm_up: bool = True,
+        prepare: bool = True,
+        rollback: bool = True,
+        leftovers: bool = True,
+        judge_launches: bool = False,
+    ) -> None:
+        self.read_only, self.read_only_by = read_only, read_only_by
+        self.judge_launches = judge_launches and not read_only
+        self._interactive = interactive
+        self._notices = tuple(notices)
+        self._state = state or client.default_root()
+        self._hostname = os.uname().nodename
+        self._warm_up, self._vllm_paths = warm_up, tuple(vllm_paths)
+        self._prepare, self._rollback = prepare, rollback
+        self._model_folders = tuple(model_folders)
+        self._shares, self._reserves = tuple(shares), tuple(reserves)
+        self._host_file, self._with_gpus = host_file, gpus
+        self._report_leftovers = interactive and leftovers
+        self._acted = False
+        """Whether this fleet has started, restarted or stopped a server."""
+
+        self._records = Records(self._state)
+        self._recorder = RunRecorder(self._state, 0.0 if interactive else time.time(), read_only=read_only)
+        self._history = RunHistory(self._recorder, self._records, self.snapshot)
+        self._loads = Loads()
+        patience = FIRST_ANSWER_SECONDS if interactive else ONLY_ANSWER_SECONDS
+        self._observer = Observer(patience=patience) if observe else None
+        self._board = SharedBoard(Path(board), watched=interactive, read_only=read_only) if board else None
+        self._leftovers_watch: LeftoversWatch | None = None
+        self._watched: dict[str, WatchedServer] = {}
+        self._snapshot_lock = threading.Lock()
+        self._gpus: GpuSource | None = None
+        self._gpu_charts: GpuCharts | None = None
+        self._releases: Releases | None = None
+        self._replays: Replays | None = None
+        self._verdicts: LaunchVerdicts | None = None
+        if gpus and (interactive or host_file is not None):
+            self._open_gpus()
+
+    # -- snapshot --------------------------------------------------------------------------------------------------
+
+    def snapshot(self, selected: str | None = None, time: TimeView = LIVE) -> FleetSnapshot:
+        """All servers now; a server whose keeper died gets a new one in passing. One snapshot at a time."""
+        with self._snapshot_lock, keeper_errors():
+            return self._take_snapshot(selected, time)
+
+    def _take_snapshot(self, selected: str | None, view: TimeView) -> FleetSnapshot:
+        now = time.time()
+        records, problems = self._records.read()
+        if any(self._lacks_keeper(record) for record in records):
+            problems += self._adopt()
+            records, _ = self._records.read()
+        for gone in self._watched.keys() - {record.name for record in records}:
+            self._watched.pop(gone).close()
+        views = paired([self._view(record, now, selected, view) for record in records])
+        problems += self._recorder.update(records, views)
+        if self._observer is not None:
+            own = {record.server.pid for record in records if record.server and record.state.alive}
+            preparations = [record.preparation for record in records]
+            own |= {one.process.pid for one in preparations if one is not None and one.process is not None}
+            views += self._observer.views(own, [one.name for one in views], selected, view)
+        if self._board is not None:
+            announcing = self._interactive or self._acted
+            views = self._board.exchange(records, views, announce=announcing, always=self._interactive)
+            if self._gpus is not None:
+                self._gpus.claims = gpu_claims(self._board.latest())
+            problems += [self._board.trouble] if self._board.trouble else []
+        problems += self._leftovers_notices()
+        replay = None
+        if view.run is not None or self._replays is not None:
+            replay = self._replaying().view(now, view)
+            problems += filter(None, [self._replaying().trouble])
+        found = FleetSnapshot(
+            at=now,
+            hostname=self._hostname,
+            servers=tuple(views),
+            notices=(*problems, *self._notices),
+            earlier=self._earlier(records, views, selected, view.at),
+            replay=replay,
+        )
+        if self._gpus is None or not self._interactive:
+            return found
+        self._gpus.update(records, views)
+        seen = self._gpus.latest()
+        chart = self._gpu_chart(self._gpus, seen.host, now, view) if seen.host is not None else None
+        trouble = self._gpu_charts.trouble if self._gpu_charts is not None else ""
+        return replace(
+            found,
+            notices=(*found.notices, *([trouble] if trouble else [])),
+            host=seen.host,
+            host_problem=seen.problem,
+            host_recorded=self._gpus.recorded,
+            gpu_shares=self._shares,
+            gpu_chart=chart,
+        )
+
+    def _gpu_chart(self, source: GpuSource, host: Host, now: float, view: TimeView) -> GpuChart | None:
+        """Keep what the GPUs do now, where no recorder does; and what the one asked for did."""
+        if not host.gpus:
+            return None
+        if self._gpu_charts is None:
+            from vllm_console.fleet.gpu_charts import GpuCharts
+
+            recorded = host if source.recorded else None
+            self._gpu_charts = GpuCharts(self._state, recorded, write=not self.read_only)
+        self._gpu_charts.record(host, now)
+        gpu = host.gpu(view.gpu) if view.gpu is not None else None
+        if gpu is None:
+            self._gpu_charts.close_charts()
+            return None
+        return self._gpu_charts.chart(gpu, now, view)
+
+    def _view(self, record: ServerRecord, now: float, selected: str | None, time: TimeView = LIVE) -> ServerView:
+        name = record.name
+        if name not in self._watched:
+            self._watched[name] = WatchedServer(client.folder(self._state, name), interactive=self._interactive)
+        context = JudgeContext(self._gpus, self._shares, self._reserves, may_ask=not self.read_only, board=self._board)
+        load, chosen = self._loads.describe(name), selected == name
+        view = self._watched[name].view(record, now, selected=chosen, load=load, context=context)
+        if chosen and self._interactive:
+            view = self._watched[name].in_time(view, record, now, time, self._loads.spans(name))
+        if result := self._loads.result(name):
+            view = replace(view, load_result=result)
+        held = self._releases.notice(name) if self._releases is not None else ""
+        elsewhere = client.elsewhere(self._state, record)
+        if elsewhere:
+            view = replace(view, elsewhere=elsewhere, pid=None)
+            elsewhere = f"runs {elsewhere}: read-only here, shown as last recorded there"
+        notices = [*filter(None, (elsewhere, client.keeper_silence(record), held))]
+        return replace(view, notice="; ".join(filter(None, (*notices, view.notice)))) if notices else view
+
+    def _earlier(
+        self, records: Sequence[ServerRecord], views: Sequence[ServerView], selected: str | None, at: float | None
+    ) -> ServerView | None:
+        """The selected server of ours at an earlier moment."""
+        record = next((one for one in records if one.name == selected), None)
+        view = next((one for one in views if one.name == selected and one.ours), None)
+        if at is None or record is None or view is None:
+            return None
+        return self._watched[record.name].earlier(view, record, at)
+
+    def _view_apart(self, record: ServerRecord) -> ServerView:
+        """A server after a verb, without snapshot caches: another thread's snapshot may be running, or hang."""
+        with contextlib.closing(WatchedServer(client.folder(self._state, record.name), interactive=False)) as watched:
+            return watched.view(record, time.time(), selected=True, load=self._loads.describe(record.name))
+
+    def _lacks_keeper(self, record: ServerRecord) -> bool:
+        if not record.needs_keeper or client.elsewhere(self._state, record):
+            return False
+        return not client.keeper_alive(self._state, record.name)
+
+    def _adopt(self) -> list[str]:
+        if self.read_only:
+            return ["a keeper died; this console is read-only and starts none"]
+        try:
+            client.adopt_orphans(self._state)
+        except KeeperError as error:
+            return [str(error)]
+        return []
+
+    def _leftovers_notices(self) -> list[str]:
+        """Only in a console that may remove them; commands search for leftovers when they are asked to."""
+        if not self._report_leftovers or self.read_only:
+            return []
+        if self._leftovers_watch is None:
+            self._leftovers_watch = LeftoversWatch(self._state)
+        return self._leftovers_watch.notices
+
+    # -- what can be launched --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _launcher(self) -> Launcher:
+        # Imported when first needed: a good part of a command's start-up time.
+        from vllm_console.fleet.recorder_command import recorder_command
+        from vllm_launchers.launch.earlier_starts import report_store
+        from vllm_launchers.launch.inputs import PlanInputsReader
+        from vllm_launchers.launch.launcher import Launcher
+        from vllm_launchers.launch.planner import Planner
+
+        if self._with_gpus and self._gpus is None:
+            self._open_gpus()
+        inputs = PlanInputsReader(self._gpus, self._shares, patient=not self._interactive)
+        planner = Planner(
+            config_folder(),
+            inputs,
+            report_store(self._state),
+            self._vllm_paths,
+            self._gpus,
+            self._shares,
+            warm_up=self._warm_up,
+        )
+        return Launcher(
+            self._state,
+            planner,
+            self._records,
+            sidecar=partial(recorder_command, self._state),
+            not_retryable=_not_retryable,
+            refresh=self._refresh_gpus,
+            noted=self._note,
+            judged=self._judged,
+        )
+
+    def _open_gpus(self) -> None:
+        """Have GPUs available; a console watches them, a command that launches reads them once."""
+        from vllm_console.fleet.gpus import GpuSource
+
+        self._gpus = GpuSource(self._host_file)
+        if self._interactive:
+            from vllm_console.fleet.memory_release import Releases
+
+            self._gpus.start()
+            # A recorded host's memory is never freed.
+            self._releases = None if self._gpus.recorded else Releases(self._gpus.host)
+
+    def _refresh_gpus(self) -> None:
+        """Before a launch: which processes, and which GPUs of a recorded host, belong to which server."""
+        if self._gpus is None and self._with_gpus:
+            self._open_gpus()
+        if self._gpus is not None and not self._interactive:
+            records = self._records.read()[0]
+            views = [self._view(record, time.time(), None) for record in records] if self._gpus.recorded else []
+            self._gpus.update(records, views)
+            if self._board is not None:
+                self._gpus.claims = gpu_claims(self._board.latest())
+
+    def presets(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
+        """All usable presets by name, and the files that cannot be used."""
+        presets, problems = self._launcher.planner.presets()
+        return tuple(presets.values()), tuple(PresetProblem(str(error.path), str(error)) for error in problems)
+
+    def engines(self) -> Sequence[Engine]:
+        """The engines found here, the simulated one last."""
+        return self._launcher.planner.engines()
+
+    def models(self) -> LocalModels:
+        """The models in the Hugging Face cache and in the folders of the settings; reads files, asks no network."""
+        from vllm_launchers.vllm.modelfacts.local import local_models
+
+        return local_models(self._model_folders)
+
+    def flags(self, engine: Engine | None = None) -> FlagTable | None:
+        """All known flags of an engine; unknown ones are learned in the background."""
+        planner = self._launcher.planner
+        return planner.inputs.flags(engine or planner.engine("auto", None))
+
+    def plan(self, request: LaunchRequest) -> Plan:
+        """Plan a launch without doing it; problems are in its findings."""
+        return self._launcher.plan(request).plan
+
+    def judged_plan(self, request: LaunchRequest) -> Plan | None:
+        """Plan a launch and let the engine itself judge its flags; None if another question came first.
+
+        Raises:
+            RefusedError: this console is read-only.
+        """
+        self._refuse_read_only()
+        if self._verdicts is None:
+            from vllm_console.fleet.launch_verdicts import LaunchVerdicts
+
+            self._verdicts = LaunchVerdicts()
+        launch = self._launcher.plan(request)
+        elsewhere = self._gpus is not None and self._gpus.recorded
+        return self._verdicts.judged(launch.plan) if self._verdicts.ask(launch, elsewhere=elsewhere) else None
+
+    @property
+    def judging_mib(self) -> int | None:
+        """The memory of the process that judges now; None if none does, or not known yet."""
+        return self._verdicts.memory_mib if self._verdicts is not None else None
+
+    def stop_judging(self) -> None:
+        """End the process that judges."""
+        if self._verdicts is not None:
+            self._verdicts.close()
+
+    def _judged(self, plan: Plan) -> Plan:
+        return self._verdicts.judged(plan) if self._verdicts is not None else plan
+
+    def plan_restart(self, name: str, changes: Changes) -> Plan:
+        """Plan a restart with changed flags without doing it."""
+        return self._launcher.plan_restart(self._ours(name), changes).plan
+
+    def seen_workload(self, name: str) -> SeenWorkload | None:
+        """The traffic of one of our servers in the last hour, as a workload; None for others' servers."""
+        from vllm_console.fleet.traffic import seen_traffic
+
+        if name not in client.names(self._state):
+            return None
+        with keeper_errors():
+            return seen_traffic(client.folder(self._state, name), client.read(self._state, name), time.time())
+
+    def suggest(self, name: str, workload: Workload, room: SeenRoom | None = None) -> Sequence[Choice]:
+        """The flag changes that traffic calls for, each with its reason; empty if the flags already fit."""
+        record = self._ours(name)
+        self._refresh_gpus()
+        return self._launcher.planner.suggest(record, workload, room)
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def start(self, request: LaunchRequest, planned: Callable[[Plan], None] | None = None) -> ServerView:
+        """Launch; returns as soon as a keeper has the server. ``planned`` gets the plan before it is executed.
+
+        Raises:
+            UnfitError: the plan has errors that ``force`` does not or may not override.
+            FleetError: it cannot be launched, or the name is taken.
+        """
+        self._refuse_read_only()
+        return self._launched(self._launcher.start(request, planned))
+
+    def resume(self, name: str, runs: Sequence[LaunchRequest], recorded: Recorded) -> ServerView:
+        """Launch a simulated server that goes on from a recording, as `Launcher.resume` says."""
+        self._refuse_read_only()
+        return self._launched(self._launcher.resume(name, runs, recorded))
+
+    def restart(
+        self,
+        name: str,
+        changes: Changes,
+        *,
+        force: bool = False,
+        port: int | None = None,
+        warm_up: bool | None = None,
+        prepare: bool | None = None,
+        rollback: bool | None = None,
+    ) -> ServerView:
+        """Stop and start again with changed flags: same name, port (or ``port``) and GPUs, next generation.
+
+        A running server keeps running if its plan has errors. ``warm_up``, ``prepare``, ``rollback``: None keeps the
+        setting.
+
+        Raises:
+            UnfitError: the plan has errors that ``force`` does not or may not override.
+            FleetError: the port is taken: an ended server's port may belong to another process by now.
+        """
+        self._ours(name)
+        how = self._method(prepare, rollback)
+        return self._launched(self._launcher.restart(name, changes, force=force, port=port, warm_up=warm_up, how=how))
+
+    def switch(
+        self,
+        name: str,
+        preset: str,
+        *,
+        force: bool = False,
+        warm_up: bool | None = None,
+        prepare: bool | None = None,
+        rollback: bool | None = None,
+    ) -> ServerView:
+        """Replace the server with another preset, keeping name, GPUs and port.
+
+        Raises:
+            UnfitError: the preset's plan has errors; a running server keeps running.
+        """
+        self._ours(name)
+        how = self._method(prepare, rollback)
+        return self._launched(self._launcher.switch(name, preset, force=force, warm_up=warm_up, how=how))
+
+    def cancel_restart(self, name: str) -> ServerView:
+        """Cancel the restart that is being prepared; the server goes on serving.
+
+        Raises:
+            FleetError: none is, or the server is being stopped for it.
+        """
+        self._ours(name)
+        with keeper_errors():
+            return self._view_apart(client.cancel(self._state, name))
+
+    def sleep(
+        self, name: str, *, level: int = 1, drain_seconds: float = DRAIN_SECONDS, say: Say = silently
+    ) -> ServerView:
+        """Put a server to sleep; blocks until it is. ``say`` gets each step as a sentence.
+
+        Raises:
+            RefusedError: this level would give wrong answers or fail, or the machine's memory is too small for it.
+            FleetError: it can't go to sleep now, or requests were left after ``drain_seconds``.
+        """
+        return self._launched(self._sleeping.sleep(self._ours(name), level, drain_seconds, say))
+
+    def wake(
+        self, name: str, *, level: int = 1, drain_seconds: float = DRAIN_SECONDS, say: Say = silently
+    ) -> ServerView:
+        """Wake a server up; blocks until it answers as before. ``say`` gets each step as a sentence.
+
+        Raises:
+            RefusedError: the other server of its pair must not sleep at this level.
+            FleetError: the other one did not go to sleep, its memory was not freed, or this one could not be woken up.
+        """
+        return self._launched(self._sleeping.wake(self._ours(name), level, drain_seconds, say))
+
+    @cached_property
+    def _sleeping(self) -> Sleeping:
+        from vllm_console.fleet.standby import Sleeping
+
+        def facts(details: Details) -> ModelFacts | None:
+            inputs = self._launcher.planner.inputs
+            return inputs.model(details.model, details.flags, os.environ, token=None).facts
+
+        def host() -> Host | None:
+            self._refresh_gpus()
+            return self._gpus.read() if self._gpus is not None else None
+
+        return Sleeping(self._state, self._records, facts, host, self._loads.stop)
+
+    def _method(self, prepare: bool | None, rollback: bool | None) -> RestartMethod:
+        from vllm_launchers.launch.launcher import RestartMethod
+
+        return RestartMethod(
+            prepare=self._prepare if prepare is None else prepare,
+            rollback=self._rollback if rollback is None else rollback,
+        )
+
+    def start_beside(
+        self,
+        name: str,
+        changes: Changes,
+        *,
+        force: bool = False,
+        port: int | None = None,
+        warm_up: bool | None = None,
+    ) -> ServerView:
+        """Launch the same server with changed flags next to a ready one, which goes on serving.
+
+        Raises:
+            NoPlaceError, UnfitError: there is no room for a second one.
+            FleetError: the server is not ready, or no port is free.
+        """
+        self._ours(name)
+        return self._launched(self._launcher.start_beside(name, changes, force=force, port=port, warm_up=warm_up))
+
+    def compare_answers(self, old: str, new: str) -> AnswerComparison:
+        """Compare the greedy answers of two of our ready servers to the golden prompts; takes seconds.
+
+        Raises:
+            FleetError: one of them is not ready, or does not answer.
+        """
+        from vllm_console.fleet.rolling import compare_answers
+
+        return compare_answers(self._ours(old), self._ours(new))
+
+    def listener(self, name: str) -> Listener | None:
+        """Where one of our servers listens; None if it does not. Raises OSError: another process has its port."""
+        with keeper_errors():
+            record = client.read(self._state, name)
+        if record.server is None or not record.state.alive:
+            return None
+        return Owner(record.server.pid, record.server.start_time).listener(record.current.spec.port)
+
+    def stop(self, name: str) -> ServerView:
+        """Ask its keeper to stop it; returns at once."""
+        record = self._ours(name)
+        if record.needs_keeper:
+            if self._releases is not None:
+                self._releases.watch(name, lambda: self._has_ended(name))
+            with keeper_errors():
+                record = client.stop(self._state, name)
+            self._announce()
+        self._loads.stop(name)  # only now: a server that can't be stopped keeps its load
+        return self._view_apart(record)
+
+    def forget(self, name: str, *, purge: bool = False) -> bool:
+        """Remove a server that has stopped or failed: its record and log are deleted, its history is kept for replays.
+
+        ``purge`` keeps nothing, and deletes what was kept of servers with this name before. Returns whether there is
+        something to replay.
+        """
+        if purge and self._purged(name):
+            return False
+        record = self._recorder.enter(self._ours(name))
+        self._recorder.judge_past([record])
+        self._loads.stop(name)
+        self._forget_release(name)
+        kept = False
+
+        def keep(home: Path) -> None:
+            nonlocal kept
+            kept = self._removed.keep(home, name, record.created_at)
+
+        with keeper_errors():
+            client.remove(self._state, name, keep=None if purge else keep)
+        if purge:
+            self._removed.delete(name)
+        return kept
+
+    def _purged(self, name: str) -> bool:
+        """Whether there was no server of that name, but histories of removed ones, which are deleted now."""
+        self._refuse_read_only()
+        with keeper_errors():
+            return not client.exists(self._state, name) and self._removed.delete(name)
+
+    def start_load(self, name: str, rate: float | None = None, seconds: float = 60.0) -> None:
+        """Send the preset's workload from a process of its own, bounded in count and time.
+
+        The default rate keeps about the preset's concurrency in flight, and never more: a server slower than the rate
+        assumes is kept busy without an ever longer queue.
+        """
+        from vllm_console.load.shape import suggested_rate
+
+        workload = unpack(self._ours(name).current.spec.details).workload
+        most = None
+        if rate is None:
+            rate = suggested_rate(workload) if workload is not None else 1.0
+            most = workload.concurrency if workload is not None else None
+        self._loads.start(name, self._state, rate, seconds, most)
+
+    def stop_load(self, name: str) -> None:
+        """End this console's load."""
+        self._refuse_read_only()
+        self._loads.stop(name)
+
+    def _launched(self, record: ServerRecord) -> ServerView:
+        self._announce()
+        return self._view_apart(record)
+
+    def _note(self, record: ServerRecord) -> ServerRecord:
+        """Record that a server was launched, or is about to restart."""
+        self._forget_release(record.name)
+        return self._recorder.enter(record)
+
+    def _announce(self) -> None:
+        """After a verb: announce what runs now. A board that cannot be written does not keep a server from running."""
+        self._acted = True
+        if self._board is not None:
+            with contextlib.suppress(KeeperError):
+                self._board.announce(self._records.read()[0])
+
+    def _has_ended(self, name: str) -> bool:
+        """Called from another thread: only reads the record."""
+        try:
+            return not client.read(self._state, name).state.alive
+        except KeeperError:
+            return True
+
+    def _forget_release(self, name: str) -> None:
+        if self._releases is not None:
+            self._releases.forget(name)
+
+    # -- runs ------------------------------------------------------------------------------------------------------
+
+    def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
+        """The newest runs, newest first, of one server or of all; and notices about the store of runs."""
+        found, notices = self._history.runs(name)
+        self._prune_removed()
+        return self._removed.marked(found, self._records.read()[0]), notices
+
+    def replay(self, word: str, at: float | None = None) -> Replay:
+        """The finished run of that number, ``NAME@GENERATION`` or ``NAME`` (its newest, or that of the moment ``at``).
+
+        Raises:
+            FleetError: it has not ended, or nothing of it is kept.
+            NotFoundError: there is no such run.
+            UsageError: the argument names no run, or it did not run at that moment.
+        """
+        return self._replaying().find(word, at)
+
+    def removed_at(self, name: str, at: float) -> Replay | None:
+        """The run of a removed server that had this name at a moment; None if the present one had it by then."""
+        with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
+            present = client.read(self._state, name) if client.exists(self._state, name) else None
+            if present is not None and present.created_at <= at:
+                return None
+        with contextlib.suppress(NotFoundError):
+            return self._replaying().find(name, at)
+        return None
+
+    def used_presets(self) -> Sequence[str]:
+        """The presets that ran, most recently used first, from what is recorded so far."""
+        return self._history.used_presets()
+
+    def compare(self, before: str, after: str | None = None) -> Comparison:
+        """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` (its newest); with one name its last two."""
+        return self._history.compare(before, after)
+
+    def last_change(self, name: str) -> Comparison | None:
+        """The result of `compare` for a server, from what is recorded so far; None if there is nothing to compare."""
+        return self._history.last_change(name)
+
+    def compare_again(self, before: int, after: int) -> Comparison:
+        """Compare two runs by their numbers, from what is recorded so far."""
+        return self._history.compare_again(before, after)
+
+    def judge_past(self, name: str | None = None) -> str:
+        """Record which findings were open while no console was, and delete histories that were kept for long enough.
+
+        Returns what went wrong, if anything.
+        """
+        self._prune_removed()
+        return self._history.judge_past(name)
+
+    def _prune_removed(self) -> None:
+        if not self.read_only:
+            self._removed.prune()
+
+    @cached_property
+    def _removed(self) -> RemovedServers:
+        # Imported when first needed, like replays: most commands remove and replay nothing.
+        from vllm_console.fleet.removed import RemovedServers
+
+        return RemovedServers(self._state)
+
+    def _replaying(self) -> Replays:
+        if self._replays is None:
+            from vllm_console.fleet.replay import Replays
+
+            self._replays = Replays(self._state, self._records, self._history)
+        return self._replays
+
+    # -- board and leftovers ---------------------------------------------------------------------------------------
+
+    def board(self) -> Board:
+        """Who runs what here, and which GPUs are claimed until when, according to the board.
+
+        Raises:
+            FleetError: no board is configured, or it cannot be read.
+        """
+        return self._named_board().read()
+
+    def claim(self, gpus: Sequence[int], until: float, why: str = "") -> Board:
+        """Claim GPUs on the board, until when (Unix seconds) and why; replaces own claims of the same GPUs.
+
+        Raises:
+            RefusedError: another user has claimed one of them, or this console is read-only.
+            UsageError: there is no such GPU, or the time is past or too far ahead.
+            FleetError: the board cannot be written.
+        """
+        self._refuse_read_only()
+        return self._named_board().claim(gpus, until, why, self._check_gpus)
+
+    def release(self, gpus: Sequence[int] = ()) -> Board:
+        """Release own claims of these GPUs, or all of them.
+
+        Raises:
+            RefusedError: another user holds the claim, or this console is read-only.
+            FleetError: there is no such claim, or the board cannot be written.
+        """
+        self._refuse_read_only()
+        return self._named_board().release(gpus)
+
+    def _named_board(self) -> SharedBoard:
+        if self._board is None:
+            raise FleetError(NO_BOARD)
+        return self._board
+
+    def _check_gpus(self, wanted: Sequence[int]) -> None:
+        """Raise UsageError for GPUs that do not exist, if any are known."""
+        self._refresh_gpus()
+        source = self._gpus
+        if source is None or not (source.recorded or source.has_driver):
+            return
+        known = [gpu.index for gpu in source.read().gpus]
+        missing = [index for index in wanted if index not in known]
+        if known and missing:
+            raise UsageError(
+                f"there is no GPU {', '.join(map(str, missing))} here; there are {min(known)} to {max(known)}"
+            )
+
+    def leftovers(self) -> Leftovers:
+        """What ended servers left: processes without a keeper, and files in ``/dev/shm``. Changes nothing."""
+        return find_leftovers(self._state)
+
+    def remove_leftovers(self, wanted: Leftovers) -> Removed:
+        """End and remove what `leftovers` found, if it is still there.
+
+        Raises:
+            RefusedError: this console is read-only.
+        """
+        self._refuse_read_only()
+        removed = remove_leftovers(self._state, wanted)
+        if self._leftovers_watch is not None:
+            self._leftovers_watch.again()
+        return removed
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of loads, open files and observers. Servers go on."""
+        owned = (self._verdicts, self._loads, self._gpus, self._gpu_charts, self._releases, self._board, self._replays)
+        for one in (*owned, self._leftovers_watch, self._observer):
+            if one is not None:
+                one.close()
+        for watched in self._watched.values():
+            watched.close()
+        self._watched.clear()
+
+    def _refuse_read_only(self) -> None:
+        if self.read_only:
+            from vllm_launchers.launch.refusal import read_only_message
+
+            raise RefusedError(read_only_message(self.read_only_by))
+
+    def _ours(self, name: str) -> ServerRecord:
+        """The record of a server that may be acted on.
+
+        Raises:
+            RefusedError: the console is read-only, another user started the server, or it runs on another host.
+            NotFoundError: there is no server of that name.
+        """
+        self._refuse_read_only()
+        with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
+            if client.exists(self._state, name):
+                client.adopt(self._state, name)
+                record = client.read(self._state, name)
+                client.refuse_elsewhere(self._state, record)
+                return record
+        seen = self.snapshot().server(name)
+        if seen is not None and not seen.ours:
+            owner = seen.owner or "another user"
+            raise RefusedError(f"{name} was started by {owner} outside this console: read-only")
+        known = ", ".join(client.names(self._state)) or "none yet"
+        raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
+
+
+def _not_retryable() -> Sequence[NotRetryable]:
+    from vllm_console.diagnosis.failure.diagnose import NOT_RETRYABLE
+
+    return NOT_RETRYABLE

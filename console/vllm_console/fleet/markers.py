@@ -1,0 +1,223 @@
+"""Events of a server as marks on the time axis of its charts.
+
+Starts with the flags that changed, stops, crashes, findings, load. Pure, but `MarkerBook` reads the run database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vllm_console.text import plain, rate
+from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.secrets import redact
+
+if TYPE_CHECKING:
+    from vllm_console.diagnosis.finding import Finding
+    from vllm_console.load.spans import LoadSpan
+    from vllm_console.runs.store import PastRun
+    from vllm_launchers.keeper.records import Generation, ServerRecord
+
+REFRESH_SECONDS = 15.0
+"""Between two reads of the run database."""
+
+SAME_SECONDS = 120.0
+"""A stored finding that ended within this time is the present one, if it has the same name."""
+
+SAME_LOAD_SECONDS = 10.0
+"""A load started by this console begins within this time in its own process."""
+
+STOP_SECONDS = 5.0
+"""A requested stop and a start within this time are one restart."""
+
+
+class MarkerKind(StrEnum):
+    """What a marker marks."""
+
+    START = "start"
+    STOP = "stop"
+    CRASH = "crash"
+    FINDING = "finding"
+    FINDING_END = "finding end"
+    LOAD = "load"
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """One event: when (Unix seconds), its mark on an axis (``r3``: generation 3 started), and its description."""
+
+    at: float
+    kind: MarkerKind
+    label: str
+    text: str
+
+
+def replay_markers(run: PastRun, generation: Generation, loads: Iterable[LoadSpan]) -> tuple[Marker, ...]:
+    """All events of a run that has ended, oldest first."""
+    end = generation.ended_at if generation.ended_at is not None else generation.started_at
+    found = [
+        start_marker(run.started_at, run.generation, ", ".join(flag_change(*change) for change in run.changed)),
+        *_end(generation, None),
+        *finding_markers((run,), (), run.started_at),
+        *load_markers(loads),
+    ]
+    within = (marker for marker in found if run.started_at <= marker.at <= end)
+    return tuple(sorted(within, key=lambda marker: marker.at))
+
+
+def record_markers(record: ServerRecord) -> list[Marker]:
+    """Starts, stops and crashes of the generations still in the record."""
+    markers: list[Marker] = []
+    before: Details | None = None
+    for index, generation in enumerate(record.generations):
+        details = unpack(generation.spec.details)
+        first = index == 0 and generation.number > 1
+        what = "" if first else _changed(before, details)
+        markers.append(start_marker(generation.started_at, generation.number, what))
+        following = record.generations[index + 1] if index + 1 < len(record.generations) else None
+        markers += _end(generation, following)
+        before = details
+    return markers
+
+
+def start_marker(at: float, generation: int, changed: str) -> Marker:
+    """The start of a generation, with its changes."""
+    text = "Started" if generation == 1 else f"Restarted: run {generation}"
+    return Marker(at, MarkerKind.START, f"r{generation}", f"{text}: {changed}" if changed else text)
+
+
+def _end(generation: Generation, following: Generation | None) -> Iterator[Marker]:
+    end = generation.exit
+    if end is None:
+        return
+    if not end.requested:
+        yield Marker(end.at, MarkerKind.CRASH, "✗", f"Ended by itself: {redact(plain(end.reason))}")
+    elif following is None or following.started_at - end.at > STOP_SECONDS:
+        yield Marker(end.at, MarkerKind.STOP, "s", "Stopped on request")
+
+
+def _changed(before: Details | None, after: Details) -> str:
+    """What a restart changed: ``--max-num-seqs 256 → 128``; empty for a first start."""
+    if before is None:
+        return ""
+    parts = [
+        f"{name} {plain(one) or '–'} → {plain(other) or '–'}"
+        for name, one, other in (("preset", before.preset, after.preset), ("model", before.model, after.model))
+        if one != other
+    ]
+    names = sorted({*before.flags, *after.flags})
+    parts += [
+        flag_change(name, before.flags.get(name), after.flags.get(name))
+        for name in names
+        if before.flags.get(name) != after.flags.get(name)
+    ]
+    return ", ".join(parts) or "same flags"
+
+
+def flag_change(name: str, before: object, after: object) -> str:
+    """``--max-num-seqs 256 → 128``."""
+    return redact(plain(f"--{name} {_value(before)} → {_value(after)}"))
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "unset"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def run_markers(runs: Iterable[PastRun], record: ServerRecord) -> list[Marker]:
+    """Starts no longer in the record, from the run database."""
+    known = record.generations[0]
+    return [
+        start_marker(run.started_at, run.generation, ", ".join(flag_change(*change) for change in run.changed))
+        for run in runs
+        if run.generation <= known.number
+        and record.created_at - STOP_SECONDS <= run.started_at < known.started_at - STOP_SECONDS
+    ]
+
+
+def finding_markers(runs: Iterable[PastRun], holding: Sequence[Finding], created_at: float) -> list[Marker]:
+    """When findings began and ended: those in the run database and the open ones."""
+    from vllm_console.diagnosis.finding import title_of_code
+
+    now = {one.code: one for one in holding if one.severity != "good"}
+    markers = [_began(one.since, title_of_code(code)) for code, one in now.items()]
+    for code, since, until in (stretch for run in runs for stretch in run.findings):
+        if since < created_at - STOP_SECONDS:
+            continue  # belongs to an earlier server with this name
+        holds = now.get(code)
+        if holds is not None and until >= holds.since - SAME_SECONDS:
+            continue
+        title = title_of_code(code)
+        markers += [_began(since, title), Marker(until, MarkerKind.FINDING_END, "✓", f"Finding ended: {title}")]
+    return markers
+
+
+def _began(at: float, title: str) -> Marker:
+    return Marker(at, MarkerKind.FINDING, "!", f"Finding began: {title}")
+
+
+def load_markers(spans: Iterable[LoadSpan]) -> list[Marker]:
+    """Begin and end of the load that was sent."""
+    markers = []
+    for span in spans:
+        what = f": {rate(span.rate, 'req')}" if span.rate is not None else ""
+        markers.append(Marker(span.began_at, MarkerKind.LOAD, "b", f"Load began{what}"))
+        if span.ended_at is not None:
+            markers.append(Marker(span.ended_at, MarkerKind.LOAD, "b", "Load ended"))
+    return markers
+
+
+def other_loads(own: Sequence[LoadSpan], noted: Iterable[LoadSpan]) -> list[LoadSpan]:
+    """The loads noted in the server's folder that this console did not send; the ends of its own are known exactly."""
+    return [span for span in noted if not any(abs(span.began_at - one.began_at) < SAME_LOAD_SECONDS for one in own)]
+
+
+class MarkerBook:
+    """The markers of one server, recomputed only if there may be news."""
+
+    def __init__(self, folder: Path, runs_file: Path) -> None:
+        self._folder, self._runs_file = folder, runs_file
+        self._noted: Sequence[LoadSpan] = ()
+        self._of_record: tuple[object, list[Marker]] = (None, [])
+        self._runs: tuple[float, Sequence[PastRun]] = (float("-inf"), ())
+        self._made: tuple[object, tuple[Marker, ...]] = (None, ())
+        """The markers, and what they were made of."""
+
+    def markers(
+        self, record: ServerRecord, holding: Sequence[Finding], loads: Sequence[LoadSpan], now: float
+    ) -> tuple[Marker, ...]:
+        """All markers, oldest first."""
+        if self._of_record[0] is not record.generations:
+            self._of_record = (record.generations, record_markers(record))
+        if now - self._runs[0] >= REFRESH_SECONDS:
+            from vllm_console.load.spans import read_spans
+
+            self._runs = (now, self._read(record.name))
+            self._noted = read_spans(self._folder, now)
+        holds = tuple((one.code, one.since) for one in holding if one.severity != "good")
+        made_of = (self._of_record[1], self._runs[1], holds, tuple(loads), self._noted)
+        if self._made[0] != made_of:
+            self._made = (made_of, self._make(record, holding, loads))
+        return self._made[1]
+
+    def _make(self, record: ServerRecord, holding: Sequence[Finding], loads: Sequence[LoadSpan]) -> tuple[Marker, ...]:
+        runs = self._runs[1]
+        found = [
+            *self._of_record[1],
+            *run_markers(runs, record),
+            *finding_markers(runs, holding, record.created_at),
+            *load_markers((*loads, *other_loads(loads, self._noted))),
+        ]
+        return tuple(sorted(found, key=lambda marker: marker.at))
+
+    def _read(self, name: str) -> Sequence[PastRun]:
+        from vllm_console.runs.store import RunStore, RunStoreError
+
+        try:
+            return RunStore(self._runs_file, read_only=True).past(name)
+        except RunStoreError:
+            return ()  # the fleet reports the problem when it enters a run

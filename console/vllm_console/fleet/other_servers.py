@@ -1,0 +1,251 @@
+"""Servers that this user's keepers did not start: observed from outside, in memory, never signaled.
+
+Each has its own thread, so one that hangs delays only itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from vllm_console.fleet.own_server import CHART_POINTS, CHART_STEP_SECONDS
+from vllm_console.fleet.snapshot import Engine, ServerView, State
+from vllm_console.history.time_view import LIVE, TimeView, points_shown
+from vllm_console.history.timeline import Timeline, newest_points
+from vllm_console.metrics.sample import Series
+from vllm_launchers.addresses import TLS_FLAGS, base_url, format_exposure
+from vllm_launchers.host.processes import ObservedServer, ProcessScanner
+from vllm_launchers.listeners import Owner
+from vllm_launchers.procfs import other_network, started_at
+from vllm_launchers.secrets import API_KEY
+
+SCAN_SECONDS = 5.0
+"""How often the process table is searched."""
+
+FIRST_ANSWER_SECONDS = 0.5
+"""How long the first snapshot waits for the first answers, where another one follows."""
+
+ANSWER_SECONDS = 5.0
+"""How long an answer may take: a busy server may need seconds."""
+
+UNANSWERED_SAMPLES = 3
+"""Samples in a row without an answer before a server that has answered is called unresponsive, as by the keepers."""
+
+ONLY_ANSWER_SECONDS = ANSWER_SECONDS + 0.5
+"""How long it waits where none follows: longer than a question can take, so that each server has answered or not."""
+
+REST_PER_WORK = 9.0
+"""Seconds of rest per second of computing: parsing others' metrics takes a tenth of a core at most."""
+
+
+PORT_UNKNOWN = "its port is not known: its processes belong to another user"
+IN_A_CONTAINER = "in a container: its port is not reachable from here"
+
+
+class ObservedWatch:
+    """Another user's (or hand-started) server and the thread that samples it. The lock guards the shared state."""
+
+    def __init__(self, server: ObservedServer, interval: float) -> None:
+        self.server = server
+        self.sampled = threading.Event()
+        self._interval = interval
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._state = State.STARTING
+        # When it became ready is unknown; only its process's start is known.
+        self._since = min(time.time(), started_at(server.start_time))
+        self._reason = ""
+        self._probed = False
+        # A container's ports are not this machine's: whoever answers there is another server.
+        self._port = 0 if other_network(server.pid) else server.port or 0
+        self._exposed = exposed(server) if self._port else ""
+        self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS)
+        self._first_at: float | None = None
+        if self._port:
+            threading.Thread(target=self._run, name=f"observe-{server.pid}", daemon=True).start()
+        else:
+            self._reason = IN_A_CONTAINER if server.port else PORT_UNKNOWN
+            self.sampled.set()
+
+    def view(self, selected: str | None, taken: Collection[str], time_view: TimeView = LIVE) -> ServerView:
+        """The current view."""
+        server = self.server
+        name = f"vllm@{self._port}" if self._port else f"vllm@pid-{server.pid}"
+        if name in taken:
+            name = f"vllm@pid-{server.pid}"
+        now = time.time()
+        with self._lock:
+            return ServerView(
+                name=name,
+                state=self._state,
+                state_since=self._since,
+                ours=False,
+                owner=server.user,
+                model=server.model or "",
+                engine=_simulated() if server.simulated else None,
+                host=server.host,
+                port=self._port,
+                pid=server.pid,
+                argv=server.argv,
+                reason=self._reason,
+                probed=self._probed,
+                notice="; ".join(filter(None, (self._exposed, _whose(server)))),
+                exposed=self._exposed,
+                sample=self._timeline.latest,
+                window=self._timeline.window(),
+                series=self._series(time_view, now) if selected == name else None,
+            )
+
+    def _series(self, view: TimeView, now: float) -> Series:
+        """The requested range, as far as it is kept in memory: a quarter of an hour."""
+        first = self._first_at
+        reach = min(view.range.seconds, self._timeline.points * self._timeline.step)
+        shown = points_shown(replace(view.range, seconds=reach), now - first if first else 0.0, self._timeline.step)
+        return replace(newest_points(self._timeline.series(now), shown), recorded_from=first)
+
+    def close(self) -> None:
+        """Ask the thread to end; it does after its present sample."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        # Imported when there is a server to sample: most machines have none of others'.
+        from vllm_console.metrics.scrape import ScrapeError, Scraper
+
+        try:
+            server = self.server
+            url = base_url(server.host, self._port, tls=_tls(server))
+            scraper = Scraper(url, timeout=ANSWER_SECONDS, owner=Owner(server.pid, server.start_time))
+        except ScrapeError as error:  # an invalid --host in another user's command line
+            self._enter(State.UNRESPONSIVE, str(error))
+            self.sampled.set()
+            return
+        rest, unanswered = 0.0, 0
+        while not self._ended.wait(rest):
+            busy = time.thread_time()
+            try:
+                sample = scraper.sample(time.time())
+            except ScrapeError as error:
+                unanswered = unanswered + 1 if error.kind == "timeout" else 0
+                self._enter(self._after(error.kind, unanswered), str(error))
+            else:
+                unanswered = 0
+                with self._lock:
+                    self._timeline.append(sample)
+                    self._first_at = self._first_at or sample.at
+                    first = self._state is not State.READY
+                self._enter(State.READY, "", exposed(self.server) if first else None)
+            self.sampled.set()
+            rest = max(self._interval, REST_PER_WORK * (time.thread_time() - busy))
+        scraper.close()
+
+    def _after(self, kind: str, unanswered: int) -> State:
+        """The state after a failed sample, and so many in a row without an answer."""
+        if kind == "refused":
+            return State.STARTING
+        busy = self._state is State.READY and 0 < unanswered < UNANSWERED_SAMPLES
+        return State.READY if busy else State.UNRESPONSIVE
+
+    def _enter(self, state: State, reason: str, exposed: str | None = None) -> None:
+        with self._lock:
+            if exposed is not None:
+                self._exposed = exposed
+            self._probed = True
+            if state is not self._state:
+                self._state = state
+                if self.sampled.is_set():
+                    self._since = time.time()
+            self._reason = reason
+
+
+def _simulated() -> Engine:
+    # Imported when there is such a server: it also loads the search for installations, with many regular expressions.
+    from vllm_launchers.vllm.engines import simulated_engine
+
+    return simulated_engine()
+
+
+def _flags(server: ObservedServer) -> set[str]:
+    return {word.partition("=")[0].replace("_", "-") for word in server.argv}
+
+
+def _tls(server: ObservedServer) -> bool:
+    """Whether it speaks TLS."""
+    return not _flags(server).isdisjoint(f"--{name}" for name in TLS_FLAGS)
+
+
+def exposed(server: ObservedServer) -> str:
+    """The warning about an open server, as far as visible from outside; reads ``/proc``.
+
+    It listens where its command line says, unless the kernel lists only this machine's own addresses.
+    """
+    flags = _flags(server)
+    if "--uds" in flags:
+        return ""
+    message = format_exposure(server.host, True if "--api-key" in flags or _has_key(server.pid) else None)
+    if message and server.port:
+        from vllm_launchers.host.ports import listens_to_itself
+
+        return "" if listens_to_itself(server.port, server.user) else message
+    return message
+
+
+def _has_key(pid: int) -> bool:
+    """Whether a process was started with an API key in its environment; False if that cannot be read."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(name == API_KEY.encode() and value for name, _, value in (entry.partition(b"=") for entry in entries))
+
+
+def _whose(server: ObservedServer) -> str:
+    return f"started by {server.user or 'another user'} outside this console: read-only"
+
+
+class Observer:
+    """Finds others' servers and samples them. The first snapshot waits ``patience`` seconds for a server's answer."""
+
+    def __init__(self, interval: float = 1.0, patience: float = FIRST_ANSWER_SECONDS) -> None:
+        self._interval, self._patience = interval, patience
+        self._scanner = ProcessScanner()
+        self._scanned_at = float("-inf")
+        self._watches: dict[tuple[int, int], ObservedWatch] = {}
+
+    def views(
+        self, own_pids: Collection[int], names: Collection[str], selected: str | None, time_view: TimeView = LIVE
+    ) -> list[ServerView]:
+        """A view of each, named ``vllm@PORT`` (or ``vllm@pid-PID``); ``names`` are taken by our servers."""
+        if time.monotonic() - self._scanned_at >= SCAN_SECONDS:
+            self._scan(own_pids)
+        views = []
+        taken = set(names)
+        for watch in self._watches.values():
+            if watch.server.pid in own_pids:
+                continue
+            view = watch.view(selected, taken, time_view)
+            taken.add(view.name)
+            views.append(view)
+        return sorted(views, key=lambda view: view.name)
+
+    def _scan(self, own_pids: Collection[int]) -> None:
+        self._scanned_at = time.monotonic()
+        if not (servers := self._scanner.scan(own_pids)) and not self._watches:
+            return
+        found = {(server.pid, server.start_time): server for server in servers}
+        for key in [key for key in self._watches if key not in found]:
+            self._watches.pop(key).close()
+        new = [ObservedWatch(server, self._interval) for key, server in found.items() if key not in self._watches]
+        self._watches.update({(watch.server.pid, watch.server.start_time): watch for watch in new})
+        deadline = time.monotonic() + self._patience
+        for watch in new:
+            watch.sampled.wait(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Stop observing."""
+        for watch in self._watches.values():
+            watch.close()
+        self._watches.clear()

@@ -1,0 +1,454 @@
+"""One of our servers as a console sees it over time: its record, history, startup and failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, Stage, State
+from vllm_console.history.store import Entry, HistoryError, HistoryMissingError, Reader
+from vllm_console.history.time_view import TimeView, points_shown, range_for
+from vllm_console.history.timeline import Timeline, newest_points
+from vllm_console.metrics.first_requests import traffic
+from vllm_console.metrics.sample import Series
+from vllm_console.text import plain, redrawn
+from vllm_launchers.keeper.records import Generation, ServerRecord, WarmUpOutcome
+from vllm_launchers.launch.details import Details, exposed_message, unpack
+from vllm_launchers.secrets import redact, redact_argv, redact_environment
+
+if TYPE_CHECKING:
+    from vllm_console.diagnosis.finding import Diagnosis, Finding
+    from vllm_console.diagnosis.objectives import Judged
+    from vllm_console.fleet.board import SharedBoard
+    from vllm_console.fleet.chart_history import ChartHistory
+    from vllm_console.fleet.gpus import GpuSource
+    from vllm_console.fleet.judge import Judge
+    from vllm_console.fleet.markers import MarkerBook
+    from vllm_console.fleet.moment import Moment
+    from vllm_console.fleet.restarts import LastRestart
+    from vllm_console.fleet.startup_progress import StartupProgress
+    from vllm_console.load.spans import LoadSpan
+    from vllm_console.logs.startup import Startup
+    from vllm_launchers.host.gpu.host import Host
+    from vllm_launchers.host.gpu.sharing import GpuShare
+
+HISTORY = "history.sqlite"
+"""The recorder's file in a server's folder."""
+
+CHART_STEP_SECONDS = 5.0
+CHART_POINTS = 180
+"""Charts cover a quarter of an hour in steps of five seconds."""
+
+STALE_SECONDS = 30.0
+"""Nothing is judged after this long without a sample: the present state is unknown."""
+
+RECENT_SECONDS = 65.0
+"""How far back every single sample is read: a one-minute window, and the sample before it."""
+
+MENTIONED_SECONDS = 600.0
+"""How long a restart that did not happen is mentioned."""
+
+
+class JudgeContext(msgspec.Struct, frozen=True):
+    """Judging inputs besides a server's own figures: GPUs, and how they are shared.
+
+    ``reserves`` is what is kept for other tenants. ``may_ask`` is whether a server may be sent a test request;
+    ``board`` is where people announce which GPUs they take.
+    """
+
+    gpus: GpuSource | None = None
+    shares: Sequence[GpuShare] = ()
+    reserves: Sequence[GpuShare] = ()
+    may_ask: bool = True
+    board: SharedBoard | None = None
+
+    @property
+    def host(self) -> Host | None:
+        """The machine's GPUs as last seen; a recorded host's do not show what happens now."""
+        return self.gpus.host() if self.gpus is not None and not self.gpus.recorded else None
+
+
+class WatchedServer:
+    """What is read of one server, cached between snapshots so that each is cheap."""
+
+    def __init__(self, folder: Path, *, interactive: bool) -> None:
+        self._folder = folder
+        self._interactive = interactive
+        self._details: tuple[object, Details] | None = None
+        self._argv: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        """A command line as recorded, and with its secrets redacted."""
+        self._history: Reader | None = None
+        self._timeline = Timeline(CHART_STEP_SECONDS, CHART_POINTS)
+        self._sequence: int | None = None
+        self._startup: tuple[tuple[int, int], StartupProgress] | None = None
+        self._failure: tuple[tuple[int, int], Diagnosis | None] | None = None
+        self._advice: tuple[tuple[int, int], Finding | None] | None = None
+        self._judge: Judge | None = None
+        self._charts: ChartHistory[Entry, Timeline] | None = None
+        self._markers: MarkerBook | None = None
+        self._past: Moment | None = None
+        self._past_of = 0
+        self._restart: LastRestart | None = None
+
+    def view(
+        self, record: ServerRecord, now: float, *, selected: bool, load: str, context: JudgeContext | None = None
+    ) -> ServerView:
+        """The server as of ``now`` (Unix seconds); it is judged if selected, and always in a console."""
+        spec = record.current.spec
+        details = self._read_details(spec.details)
+        if self._judge is None and context is not None and (selected or self._interactive):
+            self._judge, self._sequence = _judge(record.name), None
+            if details.gpus and (context.gpus is None or not context.gpus.recorded):
+                self._recall(self._judge, details.gpus, context, now)
+        history_problem = self._read_history(now)
+        earlier = _generation_before(record)
+        answered = self._answered(record)
+        stages, startup = self._startup_progress(record, details, now, selected=selected)
+        exposed = exposed_message(record)
+        found, judged = self._judged(record, details, context, now)
+        if (advice := self._startup_advice(record, details, stages, startup)) is not None:
+            found = (*found, advice)
+        if record.sleep is not None:
+            from vllm_console.diagnosis.live.sleep import after_sleep
+
+            slept = after_sleep(record.sleep, now)
+            found = (slept, *(one for one in found if one.severity != "good")) if slept is not None else found
+        restart = self._prepared(record, details)
+        rollback = self._rolled_back(record)
+        mentioned = restart is not None and (restart.under_way or now - restart.since < MENTIONED_SECONDS)
+        about_restart = (restart.sentence if restart is not None and mentioned else "", rollback)
+        return ServerView(
+            name=record.name,
+            state=record.state,
+            state_since=record.state_since,
+            preset=details.preset,
+            model=details.model,
+            engine=details.engine,
+            host=spec.host,
+            port=spec.port,
+            tls=spec.tls,
+            pid=record.server.pid if record.server and record.state.alive else None,
+            gpus=details.gpus,
+            argv=self._shown_argv(spec.argv),
+            environment=redact_environment(details.environment),
+            flags=details.flags,
+            fp8_cache_problem=details.fp8_cache_problem,
+            reasons=details.reasons,
+            previous_flags=unpack(earlier.spec.details).flags if earlier else None,
+            generation=record.current.number,
+            attempt=record.attempt,
+            reason=self._reason(record, details),
+            diagnosis=self._diagnosis(record, details),
+            notice="; ".join(filter(None, (_notice(record), *about_restart, exposed, history_problem))),
+            exposed=exposed,
+            exit=record.exit,
+            next_attempt_at=record.next_attempt_at,
+            downtime_seconds=record.downtime_seconds,
+            restart=restart,
+            sleep=_sleep(record, details),
+            partner=details.standby_of,
+            rollback=rollback,
+            warm_up=record.current.warm_up,
+            workload=details.workload,
+            objectives=details.objectives,
+            stages=stages,
+            startup=startup,
+            log_path=str(self._folder / "server.log"),
+            sample=self._timeline.latest if answered else None,
+            window=self._timeline.window() if answered else None,
+            series=self._series(record, now) if selected else None,
+            load=load,
+            findings=found,
+            judged=judged,
+        )
+
+    def close(self) -> None:
+        """Close open files."""
+        if self._history is not None:
+            self._history.close()
+            self._history = None
+        if self._charts is not None:
+            self._charts.close()
+            self._charts = None
+
+    def in_time(
+        self, view: ServerView, record: ServerRecord, now: float, time: TimeView, loads: Sequence[LoadSpan] = ()
+    ) -> ServerView:
+        """The view with charts over the requested range, and its events."""
+        if self._charts is None:
+            from vllm_console.fleet.chart_history import ChartHistory, server_source
+            from vllm_console.fleet.markers import MarkerBook
+            from vllm_console.runs.store import FILE_NAME
+
+            self._charts = ChartHistory(server_source(self._folder / HISTORY))
+            self._markers = MarkerBook(self._folder, self._folder.parents[1] / FILE_NAME)
+        if self._markers is not None:
+            view = replace(view, markers=self._markers.markers(record, view.findings, loads, now))
+        try:
+            return replace(view, series=self._charted(self._charts, record, now, time))
+        except HistoryError as error:
+            return _with_notice(view, error)
+
+    def earlier(self, view: ServerView, record: ServerRecord, at: float) -> ServerView:
+        """The view with figures and findings of an earlier moment (Unix seconds); its state and flags are current.
+
+        ``then`` is the state at that moment.
+        """
+        from vllm_console.fleet.moment import state_at
+
+        try:
+            past = self._moment(record, at)
+        except HistoryError as error:
+            view, past = _with_notice(view, error), None
+        figures = (past.window, past.findings, past.judged) if past is not None else (None, (), ())
+        window, findings, judged = figures
+        then = state_at(record, at)
+        return replace(view, moment=at, then=then, sample=None, window=window, findings=findings, judged=judged)
+
+    def _charted(
+        self, charts: ChartHistory[Entry, Timeline], record: ServerRecord, now: float, time: TimeView
+    ) -> Series:
+        """The range asked for, from what is recorded of it on."""
+        last = self._series(record, now)
+        end = time.end if time.end is not None else last.as_of
+        first = charts.recorded_from(now)
+        age = (end if end is not None else now) - first if first is not None else 0.0
+        span = range_for(time.range, age)
+        found = last if span.step == CHART_STEP_SECONDS and time.end is None else charts.series(span, now, end)
+        shown = newest_points(found, points_shown(time.range, age, span.step))
+        return replace(shown, recorded_from=first, as_of=last.as_of if time.end is None else None)
+
+    def _moment(self, record: ServerRecord, at: float) -> Moment | None:
+        if self._history is None:
+            return None
+        generation = record.current.number
+        if self._past is None or self._past.at != at or self._past_of != generation:
+            from vllm_console.fleet.moment import read_moment
+
+            self._past = read_moment(self._history, record, at, JudgeContext(may_ask=False))
+            self._past_of = generation
+        return self._past
+
+    def _answered(self, record: ServerRecord) -> bool:
+        """Whether the newest sample is from the running process, and not from an earlier start."""
+        newest = self._timeline.latest
+        if newest is None or not record.state.alive or self._timeline.generation != record.current.number:
+            return False
+        # An automatic restart begins no new generation: while it starts, only samples since then are its own.
+        began = record.state_since if record.state is State.STARTING else record.current.started_at
+        return newest.at >= began
+
+    def _read_details(self, packed: object) -> Details:
+        if self._details is None or self._details[0] is not packed:
+            self._details = (packed, unpack(packed))  # type: ignore[arg-type]
+        return self._details[1]
+
+    def _shown_argv(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """Computed once: redacting it took a quarter of a snapshot."""
+        if self._argv is None or self._argv[0] != argv:
+            self._argv = (argv, redact_argv(argv))
+        return self._argv[1]
+
+    def _read_history(self, now: float) -> str:
+        """Read what the recorder wrote since the last snapshot; returns a sentence if that fails."""
+        try:
+            if self._history is None:
+                self._history = Reader(self._folder / HISTORY)
+            if self._sequence is None:
+                entries = self._read_past(self._history, now)
+            else:
+                entries = self._history.after(self._sequence)
+            for entry in entries:
+                self._timeline.append(entry.sample, entry.generation)
+                if self._judge is not None:
+                    self._judge.append(entry.sample, entry.generation)
+                self._sequence = entry.sequence
+        except HistoryMissingError:
+            return ""
+        except HistoryError as error:
+            return str(error)
+        return ""
+
+    def _series(self, record: ServerRecord, now: float) -> Series:
+        """What charts show: the last quarter of an hour, or the last one with data."""
+        newest = self._timeline.latest
+        if newest is None or (record.state.alive and now - newest.at < CHART_POINTS * CHART_STEP_SECONDS):
+            return self._timeline.series(now)
+        return replace(self._timeline.series(newest.at), as_of=newest.at)
+
+    def _recall(self, judge: Judge, gpus: Sequence[int], context: JudgeContext, now: float) -> None:
+        """What its recorder, or one beside it, has sampled of its GPUs so far."""
+        from vllm_console.fleet.gpus import earlier_samples
+        from vllm_console.fleet.judge import HISTORY_SECONDS
+
+        board = context.board.latest() if context.board is not None else None
+        for host in earlier_samples(self._folder.parents[1], now - HISTORY_SECONDS, board):
+            judge.add_gpus(host, gpus, host.at or now)
+
+    def _read_past(self, history: Reader, now: float) -> list[Entry]:
+        """The history a first snapshot needs: half an hour to judge by (every sample, for the shortest queue), a
+        quarter hour for charts, else a minute.
+        """
+        span = CHART_POINTS * CHART_STEP_SECONDS if self._interactive else 0.0
+        recent = RECENT_SECONDS
+        if self._judge is not None:
+            from vllm_console.fleet.judge import HISTORY_SECONDS
+
+            span = recent = HISTORY_SECONDS
+        newest = history.since(now - recent)
+        if self._interactive and not newest and (last := history.latest()) is not None and last.at < now:
+            now = last.at  # it reports no more: its last frame is shown
+            newest = history.since(now - recent)
+        begin = newest[0].at if newest else now
+        older = history.range(now - span, begin, CHART_POINTS) if begin > now - span else []
+        return older + newest
+
+    def _judged(
+        self, record: ServerRecord, details: Details, context: JudgeContext | None, now: float
+    ) -> tuple[tuple[Finding, ...], tuple[Judged, ...]]:
+        """Its findings, and the last minute against its objectives; the two agree."""
+        found = self._findings(record, details, context, now)
+        ready = record.state is State.READY and self._answered(record)  # not by samples of the generation before
+        if self._judge is None or context is None or not ready:
+            return found, ()
+        from vllm_console.diagnosis.objectives import agreed, judge_window
+
+        samples = self._timeline.recent
+        traffic_alone = traffic(samples)
+        if not traffic_alone or now - samples[-1].at > STALE_SECONDS:
+            return found, ()
+        window = self._timeline.window() if len(traffic_alone) == len(samples) else None
+        if window is None:
+            return found, ()
+        judged = judge_window(window, traffic_alone, details.objectives, details.preset)
+        return agreed(found, judged), judged
+
+    def _findings(
+        self, record: ServerRecord, details: Details, context: JudgeContext | None, now: float
+    ) -> tuple[Finding, ...]:
+        if self._judge is None or context is None:
+            return ()
+        self._judge.add_gpus(context.host, details.gpus, now)
+        # A command takes one snapshot, and waits for the test request to a server that seems to hang.
+        return self._judge.findings(record, details, context, now, wait=not self._interactive)
+
+    def _reason(self, record: ServerRecord, details: Details) -> str:
+        """The keeper's sentence; for a failed server with the log line that shows the cause."""
+        found = self._diagnosis(record, details)
+        if found is None or not found.evidence:
+            return redact(plain(record.reason))
+        from vllm_console.diagnosis.failure.diagnose import UNNAMED
+
+        # The meaning comes first and the exit code last: a table row shows only the beginning.
+        meaning = "" if found.explanation == UNNAMED else found.explanation.removesuffix(".")
+        parts = (meaning, found.evidence)
+        line = ": ".join(filter(None, map(plain, parts)))
+        return redact(plain(f"{line} ({record.reason})"))
+
+    def _diagnosis(self, record: ServerRecord, details: Details) -> Diagnosis | None:
+        """Why it failed, computed once per failure; None for a server that has not."""
+        if record.state is not State.FAILED:
+            return None
+        key = (record.current.number, record.attempt)
+        if self._failure is None or self._failure[0] != key:
+            from vllm_console.diagnosis.failure.diagnose import diagnose
+            from vllm_console.logs.file import last_lines
+
+            code = record.exit.status if record.exit else None
+            skipped, tail = last_lines(self._folder / "server.log", record.log_inode, record.log_offset)
+            lines = [redact(redrawn(line)) for line in tail]
+            known = lines or (code or 0) < 0
+            found = None
+            if known:
+                variables = {**details.inherited, **details.environment}
+                found = diagnose(lines, code, details.flags, details.gpu_name, mla=details.mla, environment=variables)
+                if found.line is not None:
+                    found = replace(found, line=found.line + skipped)
+            self._failure = (key, found)
+        return self._failure[1]
+
+    def _prepared(self, record: ServerRecord, details: Details) -> PreparedRestart | None:
+        """The restart that is being prepared, or the last one if that did not happen as requested."""
+        return self._last_restart().view(record.preparation, details) if record.preparation is not None else None
+
+    def _rolled_back(self, record: ServerRecord) -> str:
+        """Why it runs the flags of an earlier generation; empty if it does not."""
+        if record.current.rollback is None or not record.state.alive:
+            return ""
+        return self._last_restart().rolled_back(record)
+
+    def _last_restart(self) -> LastRestart:
+        if self._restart is None:
+            from vllm_console.fleet.restarts import LastRestart
+
+            self._restart = LastRestart(self._folder / "server.log")
+        return self._restart
+
+    def _startup_progress(
+        self, record: ServerRecord, details: Details, now: float, *, selected: bool
+    ) -> tuple[tuple[Stage, ...], Startup | None]:
+        """Its stages and their progress, for a server that is starting or selected."""
+        if not selected and record.state is not State.STARTING:
+            return (), None
+        key = (record.current.number, record.attempt)
+        if self._startup is None or self._startup[0] != key:
+            from vllm_console.fleet.startup_progress import StartupProgress, earlier_times
+
+            earlier = earlier_times(self._folder.parents[1], details)
+            self._startup = (key, StartupProgress(self._folder / "server.log", record, details, earlier))
+        return self._startup[1].update(record, now)
+
+    def _startup_advice(
+        self, record: ServerRecord, details: Details, stages: Sequence[Stage], startup: Startup | None
+    ) -> Finding | None:
+        """What would make its next start shorter, computed once per start."""
+        ready_at = record.current.ready_at
+        if self._judge is None or startup is None or ready_at is None or record.state is not State.READY:
+            return None
+        key = (record.current.number, record.attempt)
+        if self._advice is None or self._advice[0] != key:
+            from vllm_console.fleet.startup_advice import startup_finding
+
+            self._advice = (key, startup_finding(details, stages, startup, ready_at))
+        return self._advice[1]
+
+
+def _sleep(record: ServerRecord, details: Details) -> SleepView | None:
+    if record.sleep is None:
+        return None
+    from vllm_console.fleet.standby import sleep_view
+
+    return sleep_view(record.sleep, details)
+
+
+def _generation_before(record: ServerRecord) -> Generation | None:
+    """The generation to revert to: the one before, after a rollback the one before that whose flags are back."""
+    back = record.current.rollback
+    if back is None:
+        return record.generations[-2] if len(record.generations) > 1 else None
+    served = [one for one in record.generations if one.number < back.to and one.ready_at is not None]
+    return served[-1] if served else None
+
+
+def _with_notice(view: ServerView, error: HistoryError) -> ServerView:
+    return replace(view, notice="; ".join(dict.fromkeys(filter(None, (view.notice, str(error))))))
+
+
+def _judge(name: str) -> Judge:
+    from vllm_console.fleet.judge import Judge
+
+    return Judge(name)
+
+
+def _notice(record: ServerRecord) -> str:
+    notes = [f"{record.unwritten}; shown from its keeper's memory"] if record.unwritten else []
+    if record.adopted and record.state.alive:
+        notes.append("adopted by a new keeper; its exit code will not be known")
+    warm_up = record.current.warm_up
+    if warm_up is not None and warm_up.outcome is WarmUpOutcome.REFUSED and record.state.alive:
+        notes.append(f"its warm-up request was not completed, so serving is unverified ({warm_up.detail})")
+    return "; ".join(notes)

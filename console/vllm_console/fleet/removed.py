@@ -1,0 +1,222 @@
+"""What is kept of servers that were removed: their histories, so that their runs can be replayed.
+
+``removed/NAME@CREATED-REMOVED/`` (Unix seconds; mode 0700) in the state folder holds ``history.sqlite`` and
+``loads.jsonl``, and nothing else: no record, no log. What ran with which flags is in the run database, which outlives
+servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from vllm_console.fleet.own_server import HISTORY
+from vllm_console.load.spans import FILE_NAME as LOADS
+from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.private import REMOVED, lock, make_folder, not_ours, open_file, own_folder
+
+if TYPE_CHECKING:
+    from vllm_console.runs.store import Run
+    from vllm_launchers.keeper.records import ServerRecord
+
+KEPT_SECONDS = 30 * 86_400.0
+"""How long a history is kept after its server was removed: as long as the recorder keeps one."""
+
+MOST_BYTES = 512 << 20
+"""The most that all of them take; beyond that the oldest are deleted."""
+
+LOCK_SECONDS = 5.0
+"""How long a recorder may take to end after its server."""
+
+_SIDE_FILES = (HISTORY + "-shm", HISTORY + "-wal")
+_FILES = (LOADS, *_SIDE_FILES, HISTORY)
+"""What is moved, in this order: a folder without a history counts as none."""
+
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})@(?P<created>\d{1,12})-(?P<removed>\d{1,12})")
+
+EARLY_SECONDS = 2.0
+"""A server's first run may begin so much before its record was made, as times are rounded."""
+
+
+class Kept(NamedTuple):
+    """The history of one removed server: its folder, and from when to when the server existed (Unix seconds)."""
+
+    folder: Path
+    name: str
+    created_at: float
+    removed_at: float
+
+
+def _is_empty(history: Path) -> bool:
+    """Whether it surely has no sample: its server ended before one was recorded, and there is nothing to replay."""
+    from vllm_console.history.store import HistoryError, Reader
+
+    try:
+        with contextlib.closing(Reader(history)) as reader:
+            return reader.latest() is None
+    except HistoryError:
+        return False
+
+
+class RemovedServers:
+    """The histories of removed servers in one state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = state / REMOVED
+
+    def keep(self, home: Path, name: str, created_at: float) -> bool:
+        """Take over the history of a server whose folder is about to be deleted; False if nothing was recorded.
+
+        Raises:
+            KeeperError: that is not possible; the folder is as it was.
+        """
+        if not (home / HISTORY).is_file():
+            return False
+        try:
+            own_folder(self._folder)
+            with _closed(home / HISTORY):
+                kept = self._new(name, created_at)
+                _move(home, kept)
+        except OSError as error:
+            raise KeeperError(
+                f"{name} was not removed: its history can't be kept in {self._folder} ({error.strerror}); "
+                f"'vllm-console remove {name} --purge' deletes that, too"
+            ) from error
+        _settle(kept / HISTORY)
+        if empty := _is_empty(kept / HISTORY):
+            _delete(kept)
+        self.prune()
+        return not empty
+
+    def all(self) -> Sequence[Kept]:
+        """What is kept, the oldest first."""
+        return sorted(self._found(), key=lambda kept: kept.removed_at)
+
+    def find(self, name: str, at: float) -> Kept | None:
+        """What is kept of the server that had this name at a moment (Unix seconds)."""
+        return _of(self.all(), name, at)
+
+    def marked(self, runs: Iterable[Run], records: Iterable[ServerRecord]) -> list[Run]:
+        """Runs with whether their servers were removed, and whether there is a history to replay them from."""
+        present, kept, now = {record.name: record for record in records}, self.all(), time.time()
+        found = []
+        for run in runs:
+            removed = not began_with(run, present.get(run.server))
+            there = not removed or _of(kept, run.server, run.started_at) is not None
+            ended = run.ended_at is not None and now - run.ended_at <= KEPT_SECONDS
+            found.append(replace(run, removed=removed, replayable=there and ended and run.served))
+        return found
+
+    def delete(self, name: str) -> bool:
+        """Delete all that is kept of servers with this name; returns whether there was anything."""
+        found = [kept for kept in self.all() if kept.name == name]
+        for kept in found:
+            _delete(kept.folder)
+        return bool(found)
+
+    def prune(self) -> None:
+        """Delete what is too old or, the oldest first, more than may be kept; and what a killed console left."""
+        try:
+            if not_ours(self._folder.parent):
+                return  # root could delete there all the same
+        except OSError:
+            return  # nothing is kept
+        now, total = time.time(), 0
+        for kept in reversed(self.all()):
+            total += _size(kept.folder)
+            if now - kept.removed_at > KEPT_SECONDS or total > MOST_BYTES:
+                _delete(kept.folder)
+            elif any((kept.folder / name).exists() for name in _SIDE_FILES):
+                _settle(kept.folder / HISTORY)
+        for folder in self._folders():
+            if _NAME.fullmatch(folder.name) and not (folder / HISTORY).exists():
+                _delete(folder)
+
+    def _folders(self) -> list[Path]:
+        try:
+            with os.scandir(self._folder) as entries:
+                return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            return []
+
+    def _found(self) -> Iterator[Kept]:
+        for folder in self._folders():
+            if (parts := _NAME.fullmatch(folder.name)) and (folder / HISTORY).exists():
+                yield Kept(folder, parts["name"], float(parts["created"]), float(parts["removed"]))
+
+    def _new(self, name: str, created_at: float) -> Path:
+        """A new folder, named after the present second, or the next that is free. Raises OSError."""
+        removed_at = int(time.time())
+        while (folder := self._folder / f"{name}@{max(0, int(created_at))}-{removed_at}").exists():
+            removed_at += 1
+        make_folder(folder)
+        return folder
+
+
+def began_with(run: Run, present: ServerRecord | None) -> bool:
+    """Whether a run is one of a server that still exists, and not of an earlier one with its name."""
+    return present is not None and present.created_at - EARLY_SECONDS <= run.started_at
+
+
+def _of(kept: Iterable[Kept], name: str, at: float) -> Kept | None:
+    """What is kept of the server that had this name at a moment."""
+    then = [one for one in kept if one.name == name and one.created_at - EARLY_SECONDS <= at]
+    latest = max(then, key=lambda one: one.created_at, default=None)
+    return latest if latest is not None and at <= latest.removed_at + EARLY_SECONDS else None
+
+
+def _move(home: Path, kept: Path) -> None:
+    """Move the files, or none of them. Raises OSError."""
+    moved: list[str] = []
+    try:
+        for name in _FILES:
+            with contextlib.suppress(FileNotFoundError):
+                (home / name).rename(kept / name)
+                moved.append(name)
+                os.close(open_file(kept / name, os.O_RDWR))  # its mode is 0600 from now on
+    except OSError:
+        for name in reversed(moved):
+            (kept / name).rename(home / name)
+        kept.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _closed(history: Path) -> Iterator[None]:
+    """Hold the lock of a history: its recorder has written all it had. Raises OSError."""
+    descriptor = open_file(history.with_name(history.name + ".lock"), os.O_RDWR)
+    try:
+        lock(descriptor, LOCK_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _settle(history: Path) -> None:
+    """Have SQLite keep all in one file. While a console still reads it, that is left to a later one."""
+    from vllm_console import sqlite_files
+
+    with contextlib.suppress(OSError, *sqlite_files.ERRORS):
+        with contextlib.closing(sqlite_files.connect(history, timeout=0.25, follow_links=True)) as connection:
+            connection.execute("PRAGMA journal_mode = DELETE")
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for name in _FILES:
+        with contextlib.suppress(OSError):
+            total += (folder / name).stat().st_size
+    return total
+
+
+def _delete(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,284 @@
+"""Runs that have ended, shown again: their charts, the figures and findings of any of their moments, their events.
+
+A run's history lies in its server's folder, or is kept of a server that was removed. What ran is in the run database.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vllm_console.fleet.chart_history import ChartHistory, ChartSource
+from vllm_console.fleet.markers import Marker, replay_markers
+from vllm_console.fleet.moment import Moment, read_moment, state_at
+from vllm_console.fleet.own_server import HISTORY, JudgeContext
+from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
+from vllm_console.fleet.snapshot import ServerView, Stage
+from vllm_console.fleet.verbs import FleetError, Replay, UsageError
+from vllm_console.history.store import Entry, HistoryError, Reader
+from vllm_console.history.time_view import TimeView, points_shown, range_for
+from vllm_console.history.timeline import Timeline, newest_points
+from vllm_console.load.spans import read_spans
+from vllm_console.logs.startup import Startup
+from vllm_console.metrics.sample import Series
+from vllm_console.text import clock, plain
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.plan.budget.engine_report import learned_from
+from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.presets.model import Objectives
+from vllm_launchers.private import REMOVED
+from vllm_launchers.typed_decoding import convert
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.runs import RunHistory
+    from vllm_console.runs.store import PastRun, Run
+    from vllm_launchers.launch.details import Records
+
+LAST_SECONDS = 180.0
+"""How far before a run's end its last figures are looked for; rows by the minute are that far apart at most."""
+
+LEFT_SECONDS = 10.0
+"""How long what was read is kept after a run was shown last: some verbs take a snapshot without it in between."""
+
+_MOST_ROWS = 400
+
+
+class ReplayedRun:
+    """A run that has ended, as a console shows it at any of its moments."""
+
+    def __init__(self, replayed: Replay, run: Run, past: PastRun, place: Path) -> None:
+        self.replayed = replayed
+        self._run, self._record = run, record_of(run)
+        self._log = place / "server.log"
+        self._history = Reader(place / HISTORY)
+        self._charts = ChartHistory(_source(place / HISTORY, run.generation))
+        self._markers: tuple[Marker, ...] = replay_markers(
+            past, self._record.current, read_spans(place, replayed.ended_at)
+        )
+        self._past: Moment | None = None
+
+    @property
+    def there(self) -> bool:
+        """Whether its history is still where it was: the server may be removed meanwhile."""
+        return self._history.path.exists()
+
+    def view(self, now: float, time: TimeView) -> ServerView:
+        """The run at the moment that is asked for, by default its end, with the charts around it."""
+        at = time.at if time.at is not None else self.replayed.ended_at
+        view = self._described(at)
+        try:
+            moment = self._moment(at)
+            series = self._series(now, time)
+        except HistoryError as error:
+            return replace(view, notice=str(error))
+        # What would have fixed it is left out: nothing can be staged for a run that has ended.
+        findings = tuple(replace(finding, fixes=()) for finding in moment.findings)
+        return replace(view, window=moment.window, findings=findings, judged=moment.judged, series=series)
+
+    def close(self) -> None:
+        """Close open files."""
+        self._history.close()
+        self._charts.close()
+
+    def _described(self, at: float) -> ServerView:
+        """What ran, with which flags, and how it ended."""
+        run, record, replayed = self._run, self._record, self.replayed
+        report = learned_from(run.report, {}).report if run.report else None
+        return ServerView(
+            name=replayed.name,
+            state=record.state,
+            state_since=record.state_since,
+            preset=run.preset,
+            model=run.model,
+            engine=_engine(run),
+            gpus=run.gpus,
+            flags=run.flags,
+            generation=run.generation,
+            attempt=run.attempts,
+            reason=record.reason,
+            exit=record.exit,
+            objectives=_objectives(run),
+            stages=tuple(_stages(run)),
+            startup=Startup(report=report) if report is not None else None,
+            log_path="" if replayed.removed else str(self._log),
+            markers=self._markers,
+            moment=at,
+            then=state_at(record, at),
+            replayed=True,
+            removed=replayed.removed,
+        )
+
+    def _moment(self, at: float) -> Moment:
+        if self._past is None or self._past.at != at:
+            self._past = read_moment(self._history, self._record, at, JudgeContext(may_ask=False))
+        return self._past
+
+    def _series(self, now: float, time: TimeView) -> Series:
+        """The charts over the range that is asked for, of this run alone."""
+        begin = self.replayed.started_at
+        end = time.end if time.end is not None else self.replayed.ended_at
+        age = end - begin
+        span = range_for(time.range, age)
+        found = self._charts.series(span, now, end)
+        shown = newest_points(found, points_shown(time.range, age, span.step))
+        return replace(shown, recorded_from=begin)
+
+
+class Replays:
+    """Finds runs that can be replayed, and shows the one that is."""
+
+    def __init__(self, state: Path, records: Records, runs: RunHistory) -> None:
+        self._state, self._records, self._runs = state, records, runs
+        self._removed = RemovedServers(state)
+        self._open: ReplayedRun | None = None
+        self._shown_at = 0.0
+        self.trouble = ""
+        """Why the run that is asked for is not shown, in a sentence; empty if it is."""
+
+    def find(self, word: str, at: float | None = None) -> Replay:
+        """The run that an argument names (see `RunHistory.finished`), to begin at a moment or with its last figures.
+
+        Raises:
+            FleetError: it has not ended, or nothing of it is kept.
+            NotFoundError: there is no such run.
+            UsageError: the argument names no run, or it did not run at that moment.
+        """
+        run = self._runs.finished(word, at)
+        begin, end = _span(run)
+        if at is not None and not begin <= at <= end:
+            now = time.time()
+            raise UsageError(f"{plain(run.name)} ran from {clock(begin, now)} to {clock(end, now)}: name a time within")
+        place, removed = self._place(run)
+        last = _last_at(place, begin, end)
+        if last is None:
+            raise FleetError(self._why_nothing(run, removed=removed))
+        return Replay(run.id, run.name, begin, end, at if at is not None else last, removed)
+
+    def view(self, now: float, time: TimeView) -> ServerView | None:
+        """The run that is asked for; None if none is, or if it can't be shown (see ``trouble``)."""
+        self.trouble = ""
+        if time.run is None:
+            if now - self._shown_at > LEFT_SECONDS:
+                self.close()
+            return None
+        self._shown_at = now
+        if self._open is not None and (self._open.replayed.run != time.run or not self._open.there):
+            self.close()
+        try:
+            self._open = self._open or self._opened(time.run)
+        except FleetError as error:
+            self.trouble = str(error)
+            return None
+        return self._open.view(now, time)
+
+    def close(self) -> None:
+        """Close open files."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _opened(self, number: int) -> ReplayedRun:
+        found = self._runs.run(number)
+        if found is None:
+            raise FleetError(f"run {number} is gone: it can't be replayed")
+        run, past = found
+        begin, end = _span(run)
+        place, removed = self._place(run)
+        return ReplayedRun(Replay(run.id, run.name, begin, end, end, removed), run, past, place)
+
+    def _place(self, run: Run) -> tuple[Path, bool]:
+        """The folder with a run's history, and whether its server was removed."""
+        present = next((one for one in self._records.read()[0] if one.name == run.server), None)
+        if began_with(run, present):
+            return client.folder(self._state, run.server), False
+        kept = self._removed.find(run.server, run.started_at)
+        return (kept.folder if kept is not None else self._state / REMOVED / run.server), True
+
+    def _why_nothing(self, run: Run, *, removed: bool) -> str:
+        """Why nothing is recorded of a run."""
+        begin = f"nothing is left to replay of {plain(run.name)}"
+        if run.ended_at is not None and time.time() - run.ended_at > KEPT_SECONDS:
+            return f"{begin}: a history is kept for {KEPT_SECONDS / 86_400:.0f} days"
+        if removed and self._removed.find(run.server, run.started_at) is None:
+            return f"{begin}: its history was deleted with its server"
+        return f"{begin}: it ended before a figure was recorded; 'vllm-console runs {plain(run.server)}' says how"
+
+
+def _span(run: Run) -> tuple[float, float]:
+    """From when to when it ran."""
+    end = run.ended_at if run.ended_at is not None else run.last_at
+    return run.started_at, max(run.started_at, end if end is not None else run.started_at)
+
+
+def _last_at(place: Path, begin: float, end: float) -> float | None:
+    """When the last row of a run was recorded; its end where rows are too coarse to tell, None without any row."""
+    reader = Reader(place / HISTORY)
+    try:
+        last = [entry.at for entry in reader.range(max(begin, end - LAST_SECONDS), end, _MOST_ROWS)]
+        if last:
+            return last[-1]
+        parts = reader.stretches(begin, end, end - begin)
+        return end if any(reader.read(part, 1) for part in parts) else None
+    except HistoryError:
+        return None
+    finally:
+        reader.close()
+
+
+def _source(path: Path, generation: int) -> ChartSource[Entry, Timeline]:
+    """The rows of one generation: a server's history holds those of its other runs, too."""
+
+    def append(timeline: Timeline, entry: Entry) -> None:
+        if entry.generation == generation:
+            timeline.append(entry.sample, entry.generation)
+
+    return ChartSource(lambda: Reader(path), lambda span: Timeline(span.step, span.points), append)
+
+
+def record_of(run: Run) -> ServerRecord:
+    """A run as the record of a server that had no other: what it is judged by."""
+    details = Details(
+        preset=run.preset,
+        model=run.model,
+        engine=_engine(run),
+        flags=run.flags,
+        gpus=run.gpus,
+        gpu_kind=run.gpu_kind,
+        objectives=_objectives(run),
+    )
+    begin, end = _span(run)
+    how = run.ended
+    ended = Exit(end, how.get("code"), how.get("signal"), bool(how.get("requested")), str(how.get("reason") or ""))
+    spec = LaunchSpec((), "127.0.0.1", 0, details=pack(details))
+    only = Generation(run.generation, spec, begin, run.ready_at, end, ended)
+    state = State.STOPPED if ended.requested else State.FAILED
+    return ServerRecord(run.server, state, end, begin, (only,), reason=ended.reason)
+
+
+def _engine(run: Run) -> Engine | None:
+    try:
+        return Engine(EngineKind(run.engine), (), run.version or None, run.build or None, "")
+    except ValueError:
+        return None
+
+
+def _objectives(run: Run) -> Objectives | None:
+    try:
+        return convert(dict(run.objectives), Objectives)
+    except ValueError:
+        return None
+
+
+def _stages(run: Run) -> Sequence[Stage]:
+    """The stages of its start-up, one after the other."""
+    at, stages = run.started_at, []
+    for name, seconds, detail in run.stages:
+        stages.append(Stage(name, at, seconds, detail))
+        at += seconds or 0.0
+    return stages

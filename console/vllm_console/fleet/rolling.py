@@ -1,0 +1,75 @@
+"""A rolling update: the new generation of a server next to the old one, and whether both give the same answers."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from vllm_console.fleet.verbs import FleetError
+from vllm_launchers.keeper import golden
+from vllm_launchers.keeper.health import requests
+from vllm_launchers.keeper.records import ServerRecord, State
+from vllm_launchers.keeper.server_client import ServerClient, base_model
+from vllm_launchers.listeners import Owner
+from vllm_launchers.secrets import API_KEY
+
+ANSWER_SECONDS = 120.0
+"""For one answer of 16 tokens: the old server is in use."""
+
+
+class AnswerComparison(msgspec.Struct, frozen=True):
+    """Greedy answers of two servers to the golden prompts: how many were compared, and the prompts that differ.
+
+    Answers that differ when one and the same server is asked twice are not compared.
+    """
+
+    compared: int
+    different: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The result for people."""
+        if not self.compared:
+            return "answers were not compared: the servers do not complete the golden prompts"
+        if not self.different:
+            return f"same answers to all {self.compared} golden prompts"
+        return (
+            f"different answers to {len(self.different)} of {self.compared} golden prompts; flags such as a data type "
+            "may change answers"
+        )
+
+
+def compare_answers(old: ServerRecord, new: ServerRecord) -> AnswerComparison:
+    """Ask both servers. Takes seconds; under load the old one may take longer.
+
+    Raises:
+        FleetError: one of them is not ready, or does not answer.
+    """
+    clients = [_client(record) for record in (old, new)]
+    try:
+        for record, client in zip((old, new), clients, strict=True):
+            if record.current.spec.warm_up is None:
+                _warm_up(client)
+        before = golden.record(clients[0], ANSWER_SECONDS)
+        after = golden.answers(clients[1], ANSWER_SECONDS, [one.prompt for one in before]) if before else ()
+    except OSError as error:
+        raise FleetError(f"the answers of {old.name} and {new.name} could not be compared: {error}") from error
+    return AnswerComparison(len(before), golden.differing(before, after))
+
+
+def _warm_up(client: ServerClient) -> None:
+    """Send a longer text first: a golden prompt as the very first request ends vLLM on some CPUs."""
+    model = base_model(client.ask("GET", "/v1/models").document)
+    if model is not None:
+        path, body = requests(model)[0]
+        client.ask("POST", path, body, seconds=ANSWER_SECONDS)
+
+
+def _client(record: ServerRecord) -> ServerClient:
+    if record.server is None or record.state is not State.READY:
+        raise FleetError(f"{record.name} is {record.state}: only the answers of ready servers can be compared")
+    spec = record.current.spec
+    owner = Owner(record.server.pid, record.server.start_time)
+    key = os.environ.get(API_KEY, "") if API_KEY in spec.secret_names else ""
+    return ServerClient(owner, spec.host, spec.port, key, tls=spec.tls)

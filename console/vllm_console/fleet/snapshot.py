@@ -1,0 +1,307 @@
+"""The state of all servers at one moment: immutable, ready to be drawn or printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.metrics.sample import Sample, Series, Stage, Window
+from vllm_launchers.addresses import base_url
+from vllm_launchers.keeper.records import Exit, PreparationStep, SleepStep, State, WarmUpReport
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.plan.model import Changes, Engine, Flags
+from vllm_launchers.plan.shell_quoting import assignments, line_word
+from vllm_launchers.presets.model import Objectives, Preset, Workload
+from vllm_launchers.vllm.flags.changes import FlagValue
+
+if TYPE_CHECKING:
+    from vllm_console.diagnosis.finding import Diagnosis, Finding
+    from vllm_console.diagnosis.objectives import Judged
+    from vllm_console.fleet.gpu_charts import GpuChart
+    from vllm_console.fleet.markers import Marker
+    from vllm_console.logs.startup import Startup
+
+    # Not needed to list servers, and much of a command's startup time.
+    from vllm_launchers.host.gpu.host import Host
+    from vllm_launchers.host.gpu.sharing import GpuShare
+
+
+class StateThen(msgspec.Struct, frozen=True):
+    """A server's state at an earlier moment, since when, and its generation, as far as its record knows.
+
+    ``state`` None: it is not known, or there was none, because ``before`` says that it was not launched yet.
+    """
+
+    state: State | None = None
+    since: float | None = None
+    generation: int | None = None
+    before: bool = False
+
+
+class PreparedRestart(msgspec.Struct, frozen=True):
+    """A restart that is being prepared while the server serves, or one whose preparation ended it.
+
+    Times are Unix seconds: when it was ``asked_at``, and when its step began. ``changes`` are the changed flags as
+    text. ``message`` says how it ended: a sentence, of vLLM itself where the step is ``refused``; in ``checking`` what
+    is done besides, as a clause. ``memory_mib``: what
+    its process holds of the machine's memory.
+    """
+
+    asked_at: float
+    step: PreparationStep
+    since: float
+    changes: tuple[str, ...] = ()
+    message: str = ""
+    memory_mib: int | None = None
+    diagnosis: Diagnosis | None = None
+    """The cause of a refusal, and its fixes."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the server still serves and is to be restarted."""
+        return self.step.under_way
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it ended before it touched the server."""
+        return self.step in (PreparationStep.REFUSED, PreparationStep.FAILED, PreparationStep.CANCELED)
+
+    @property
+    def doing(self) -> str:
+        """What happens in its step while it is under way."""
+        match self.step:
+            case PreparationStep.IMPORTING:
+                return "loading vLLM"
+            case PreparationStep.CHECKING:
+                return self.message or "vLLM is checking the flags"
+        return "vLLM accepted the flags"
+
+    @property
+    def sentence(self) -> str:
+        """What it does or how it ended, for people."""
+        flags = f" ({', '.join(self.changes)})" if self.changes else ""
+        match self.step:
+            case PreparationStep.IMPORTING | PreparationStep.CHECKING:
+                return f"preparing a restart{flags}: {self.doing}; the server keeps serving"
+            case PreparationStep.ACCEPTED:
+                return f"restarting{flags}: {self.doing}"
+            case PreparationStep.UNPREPARED:
+                return f"restarted without preparation: {self.message}"
+            case PreparationStep.REFUSED:
+                return f"restart refused{flags}, the server was not touched: {self.message}"
+            case PreparationStep.FAILED:
+                return f"restart not prepared{flags}, the server was not touched: {self.message}"
+            case PreparationStep.CANCELED:
+                return f"restart canceled{flags}: {self.message}"
+
+
+class SleepView(msgspec.Struct, frozen=True):
+    """How a server sleeps, or last slept. ``since`` is when its step began (Unix seconds).
+
+    ``host_gib`` is about what its weights take of the machine's memory, None if nothing or unknown. ``checked`` is how
+    many golden prompts were compared after it woke up; ``differing`` lists those that were answered differently.
+    """
+
+    step: SleepStep
+    level: int
+    since: float
+    message: str = ""
+    host_gib: float | None = None
+    checked: int = 0
+    differing: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """What it does or how it ended, for people; empty once it serves as before."""
+        host = f", about {self.host_gib:.1f} GiB of weights in host memory" if self.host_gib is not None else ""
+        match self.step:
+            case SleepStep.DRAINING:
+                return "going to sleep: its requests may end first"
+            case SleepStep.SUSPENDING:
+                return f"going to sleep, level {self.level}"
+            case SleepStep.ASLEEP:
+                return f"asleep, level {self.level}{host or (', its weights are dropped' if self.level == 2 else '')}"
+            case SleepStep.WAKING:
+                return "waking up" + (": its weights are loaded again" if self.level == 2 else "")
+            case SleepStep.CHECKING:
+                return "awake: its answers are compared with those before"
+            case SleepStep.CANCELED:
+                return f"did not go to sleep: {self.message}"
+            case SleepStep.FAILED | SleepStep.MISMATCH:
+                return f"started anew: {self.message}"
+            case SleepStep.AWAKE:
+                return self.message
+
+
+class ServerView(msgspec.Struct, frozen=True):
+    """One server. ``ours`` is False for a server that this user's keepers did not start: shown, never touched."""
+
+    name: str
+    state: State
+    state_since: float
+    ours: bool = True
+    owner: str = ""
+    preset: str = ""
+    model: str = ""
+    engine: Engine | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    tls: bool = False
+    pid: int | None = None
+    gpus: tuple[int, ...] = ()
+    argv: tuple[str, ...] = ()
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The variables that its plan set, without secrets."""
+    flags: Flags = msgspec.field(default_factory=dict)
+    reasons: Mapping[str, str] = msgspec.field(default_factory=dict)
+    fp8_cache_problem: str = ""
+    """Why vLLM cannot keep its KV cache in FP8 on these GPUs; empty if it can, or if unknown."""
+    previous_flags: Flags | None = None
+    generation: int = 1
+    attempt: int = 0
+    reason: str = ""
+    """Why it is in this state, in one sentence; for a failed server with the log line that shows it."""
+    diagnosis: Diagnosis | None = None
+    """For a failed server: the named cause, the evidence, and the fixes."""
+    findings: tuple[Finding, ...] = ()
+    """Its findings while it runs, the most severe first; only `healthy` if there are none."""
+    judged: tuple[Judged, ...] = ()
+    """Its objectives over the last minute; empty if it is not judged. See `missed`."""
+    probed: bool = True
+    """Whether its state is known. A server of others may not have been asked (yet), or have an unknown port: then
+    ``starting`` only says that its process runs."""
+    notice: str = ""
+    """Other things to know: adopted by a new keeper, open to others without an API key, …"""
+    exposed: str = ""
+    """Why others can use it: where it listens without an API key; also part of ``notice``. Else empty."""
+    elsewhere: str = ""
+    """Where it runs, if on another machine or in another container: ``on HOST, …``; it is read-only here."""
+    exit: Exit | None = None
+    next_attempt_at: float | None = None
+    downtime_seconds: float | None = None
+    restart: PreparedRestart | None = None
+    """The restart that is being prepared, or the last one if that did not happen as requested."""
+    sleep: SleepView | None = None
+    """How it sleeps, or last slept; None for a server that never slept."""
+    partner: str = ""
+    """The other server of its standby pair: one of the two sleeps while the other serves."""
+    rollback: str = ""
+    """Why it runs the flags of an earlier generation; empty if it does not."""
+    workload: Workload | None = None
+    objectives: Objectives | None = None
+    warm_up: WarmUpReport | None = None
+    """Its keeper's warm-up request, if there was one: its tokens are part of the totals."""
+    stages: tuple[Stage, ...] = ()
+    startup: Startup | None = None
+    """Its startup progress, its silence if too long, and the engine's memory report."""
+    log_path: str = ""
+    sample: Sample | None = None
+    """The newest sample of its metrics; its age is ``snapshot.at - sample.at``."""
+    window: Window | None = None
+    """The last minute."""
+    series: Series | None = None
+    """Its charts over the requested range; only for the selected server."""
+    markers: tuple[Marker, ...] = ()
+    """Its events, oldest first; only for the selected server."""
+    moment: float | None = None
+    """The earlier moment (Unix seconds) that ``window``, ``findings`` and ``judged`` describe, in a snapshot's
+    ``earlier``; None: they are current."""
+    then: StateThen = StateThen()
+    """Its state at ``moment``; ``state`` and flags are current, because keys act on what runs."""
+    load: str = ""
+    """The load that this console is sending to it, in a few words; empty if none."""
+    load_result: str = ""
+    """How a load went that has just ended; empty if there was none."""
+    replayed: bool = False
+    """Whether it is no server but a run that has ended, called ``NAME@GENERATION``: nothing can be done to it."""
+    removed: bool = False
+    """Whether the server of a replayed run was removed: its log was deleted with it."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the engine is simulated; every place that shows it must say so."""
+        return self.engine is not None and self.engine.kind == "simulated"
+
+    def missed(self, objective: str) -> bool:
+        """Whether an objective is missed now; marks and colors follow it."""
+        if not (self.judged or self.findings):
+            return False
+        from vllm_console.diagnosis.objectives import missed
+
+        return missed(objective, self.judged, self.findings)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words that start it in a shell, quoted: the variables that its plan set, and its command line."""
+        return (*assignments(self.environment), *map(line_word, self.argv)) if self.argv else ()
+
+    @property
+    def url(self) -> str:
+        """Base URL of its API, as this machine reaches it."""
+        return base_url(self.host, self.port, tls=self.tls)
+
+
+class FleetSnapshot(msgspec.Struct, frozen=True):
+    """Every server at one moment (Unix seconds), sorted by name, ours first."""
+
+    at: float
+    hostname: str
+    servers: tuple[ServerView, ...] = ()
+    notices: tuple[str, ...] = ()
+    """Problems (an unreadable record, …), one sentence each."""
+    earlier: ServerView | None = None
+    """The selected server at the requested earlier moment; in ``servers`` it is current."""
+    replay: ServerView | None = None
+    """The run that is replayed, at the requested moment; not one of ``servers``."""
+    host: Host | None = None
+    """The machine with its GPUs; None if GPUs are not read or cannot be."""
+    host_problem: str = ""
+    """Why no GPU is shown, or why the data is stale, in one sentence."""
+    host_recorded: bool = False
+    """Whether the host is a recorded one instead of this machine."""
+    gpu_shares: tuple[GpuShare, ...] = ()
+    """The most of each GPU that this person's servers may hold."""
+    gpu_chart: GpuChart | None = None
+    """What the GPU that was asked for did over the range that is shown."""
+
+    def server(self, name: str | None) -> ServerView | None:
+        """The server of that name, or None."""
+        return next((server for server in self.servers if server.name == name), None)
+
+
+def paired(servers: Sequence[ServerView]) -> list[ServerView]:
+    """The servers, each with the name of its partner: a standby knows its own, and the other learns it here."""
+    standbys = {server.partner: server.name for server in servers if server.partner and server.state.alive}
+    if not standbys:
+        return [replace(server, partner="") if server.partner else server for server in servers]
+    names = {server.name for server in servers}
+    return [
+        replace(server, partner=server.partner if server.partner in names else standbys.get(server.name, ""))
+        for server in servers
+    ]
+
+
+__all__ = [
+    "Changes",
+    "Engine",
+    "Exit",
+    "FlagValue",
+    "Flags",
+    "FleetSnapshot",
+    "LaunchRequest",
+    "Objectives",
+    "Preset",
+    "Sample",
+    "Series",
+    "ServerView",
+    "SleepView",
+    "Stage",
+    "State",
+    "StateThen",
+    "Window",
+    "Workload",
+    "paired",
+]

@@ -1,0 +1,176 @@
+"""A server's startup progress, from its log and its model's cache, measured against an earlier start."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from vllm_console.logs.startup import Durations, Progress, Startup, StartupWatch, durations, progress, stages, too_quiet
+from vllm_console.metrics.sample import Stage
+from vllm_console.text import percent, size
+from vllm_launchers.keeper.records import ServerRecord, State
+from vllm_launchers.launch.details import Details, open_log, unpack
+from vllm_launchers.launch.earlier_starts import (
+    BLOCKS,
+    START_LOG_BYTES,
+    launch_settings,
+    start_of_log,
+)
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.startup_reports import StartupReportStore
+
+DOWNLOAD_BYTES = 8 << 20
+"""Cache growth from which it is a download, and not a tokenizer."""
+
+RATE_SAMPLES = 15
+"""The download rate is averaged over this many samples of the cache's size."""
+
+
+class StartupProgress:
+    """Reads a generation's log from its beginning, each byte once, until it is ready.
+
+    ``earlier`` holds the stage durations of an earlier start, empty if unknown.
+    """
+
+    def __init__(self, path: Path, record: ServerRecord, details: Details, earlier: Durations) -> None:
+        self._path = path
+        self._inode = record.log_inode
+        self._offset = record.log_offset
+        self._left = START_LOG_BYTES
+        self._watch = StartupWatch(record.current.started_at)
+        self._cache = _ModelCache(details)
+        self._limited = BLOCKS in details.flags
+        self._earlier = earlier
+        self._grown_at = record.current.started_at
+        self._share = 0.0
+        self._complete: tuple[tuple[Stage, ...], Startup] | None = None
+
+    def update(self, record: ServerRecord, now: float) -> tuple[tuple[Stage, ...], Startup]:
+        """The stages and the progress so far; nothing more is read once the server is ready."""
+        if self._complete is not None:
+            return self._complete
+        self._feed()
+        current = record.current
+        ended = current.ended_at is not None
+        if current.warm_up is not None:
+            self._watch.first_request(current.warm_up.at)
+        if record.state is State.STARTING and (detail := self._cache.growing(now)):
+            self._grown_at = now
+            self._watch.downloaded(now, detail)
+        stages = self._watch.stages(current.ended_at or now, ready_at=current.ready_at, ended=ended)
+        over = current.ready_at is not None or ended
+        report = self._watch.memory.report
+        # With a given number of blocks vLLM logs the memory that it could have had for the KV cache.
+        shown = replace(report, kv_gib=None) if self._limited else report
+        startup = Startup(report=shown, facts=self._watch.facts.facts)
+        if over:
+            self._complete = stages, startup
+            return self._complete
+        quiet = too_quiet(stages, self._earlier, now - self._grown_at)
+        return stages, replace(startup, progress=self._progress(stages, now), quiet_seconds=quiet)
+
+    def _progress(self, stages: tuple[Stage, ...], now: float) -> Progress | None:
+        """The progress, which never decreases."""
+        found = progress(stages, self._earlier, now)
+        if found is None:
+            return None
+        self._share = max(self._share, found.share)
+        return replace(found, share=self._share)
+
+    def _feed(self) -> None:
+        try:
+            with open_log(self._path) as file:
+                status = os.fstat(file.fileno())
+                if self._inode is None or status.st_ino == self._inode:
+                    file.seek(self._offset)
+                    data = file.read(self._left)
+                    self._grown_at = max(self._grown_at, status.st_mtime)
+                else:
+                    # Rotated meanwhile: the startup is in an older file, which is not searched.
+                    data = b""
+        except OSError:
+            return
+        self._offset += len(data)
+        self._left -= len(data)
+        self._watch.feed(data)
+
+
+class _ModelCache:
+    """How much of a model is on disk while it downloads."""
+
+    def __init__(self, details: Details) -> None:
+        from vllm_launchers.host.hub_folders import cache_folder
+
+        self._model = details.model
+        folder = details.flags.get("download-dir")
+        self._folder = Path(folder) if isinstance(folder, str) else cache_folder({**os.environ, **details.environment})
+        self._local = not self._model or self._model.startswith(("/", ".", "~"))
+        self._samples: deque[tuple[float, int]] = deque(maxlen=RATE_SAMPLES)
+        self._first: int | None = None
+        self._expected = _weights_gib(details)
+
+    def growing(self, now: float) -> str:
+        """The download's progress text, if the cache has grown since the last sample; else empty."""
+        if self._local:
+            return ""
+        from vllm_launchers.vllm.modelfacts.read import stored_bytes
+
+        stored = stored_bytes(self._model, self._folder) or 0
+        before = self._samples[-1][1] if self._samples else stored
+        self._samples.append((now, stored))
+        if self._first is None:
+            self._first = stored
+        if stored <= before or stored - self._first < DOWNLOAD_BYTES:
+            return ""
+        at, first = self._samples[0]
+        rate = f"{size((stored - first) / (now - at))}/s" if now - at >= 1 else ""
+        if self._expected is not None and stored < self._expected * GIB:
+            message = f"{size(stored)} of about {size(self._expected * GIB)}"
+            return ", ".join(filter(None, (message, rate, percent(stored / (self._expected * GIB)))))
+        return ", ".join(filter(None, (size(stored), rate)))
+
+
+def _weights_gib(details: Details) -> float | None:
+    """The weights on all GPUs by the estimate before the start: about the size of the download."""
+    per_gpu = details.predicted.get("weights_gib")
+    if not per_gpu:
+        return None
+    count = 1
+    for name in ("tensor-parallel-size", "pipeline-parallel-size"):
+        value = details.flags.get(name)
+        count *= value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+    return per_gpu * count
+
+
+def times_store(state: Path) -> StartupReportStore:
+    """Startup durations, in seconds by stage: the newest start per model, engine and flags."""
+    return StartupReportStore(state / "start-times.json")
+
+
+def remember_times(times: StartupReportStore, folder: Path, record: ServerRecord) -> bool:
+    """Store the durations of a server that is ready; returns whether there was anything to store."""
+    details, ready_at = unpack(record.current.spec.details), record.current.ready_at
+    lines = start_of_log(folder / "server.log", record)
+    if details.engine is None or ready_at is None or not lines:
+        return False
+    warm_up = record.current.warm_up
+    first = warm_up.at if warm_up is not None else None
+    took = durations(stages(lines, record.current.started_at, ready_at, ready_at, ended=False, first_request_at=first))
+    settings = launch_settings(details.flags, details.environment)
+    return times.remember(details.model, _place(details), details.engine.label, settings, reported=took, predicted={})
+
+
+def earlier_times(state: Path, details: Details) -> Durations:
+    """The durations of an earlier start of this model, preferring the same flags; empty without any."""
+    if details.engine is None:
+        return {}
+    settings = launch_settings(details.flags, details.environment)
+    found = times_store(state).find(details.model, _place(details), details.engine.label, settings)
+    return found.reported if found is not None and found.engine == details.engine.label else {}
+
+
+def _place(details: Details) -> str:
+    return details.gpu_kind or (str(details.engine.kind) if details.engine is not None else "")

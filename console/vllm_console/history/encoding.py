@@ -1,0 +1,174 @@
+"""Samples as small blobs: constant parts are stored once, and numbers as differences.
+
+A *base* is a complete sample: its shape (labels, bounds, names) and its numbers. It is stored once for many rows, and a
+row holds only the compressed differences of its numbers from the base's. All numbers are integers: bucket counts as
+differences between neighbors, sums and usage in millionths (a microsecond), which is finer than any use needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from vllm_console.metrics.sample import COUNTERS, GAUGES, EngineSample, Histogram, Sample
+
+_SCALARS = (*GAUGES, *COUNTERS)
+"""An engine's numbers in storage order: changing the order requires another `SCHEMA_VERSION`."""
+
+_LIMIT = 4 * 1024 * 1024
+_MILLION = 1_000_000
+_LARGEST = 2**61  # differences of two such numbers still fit in 64 bits
+
+
+class EncodingError(ValueError):
+    """A stored blob is corrupt."""
+
+
+class HistogramShape(msgspec.Struct, array_like=True, frozen=True):
+    """Key and finite upper bounds of a histogram."""
+
+    key: str
+    bounds: tuple[float, ...]
+
+
+class EngineShape(msgspec.Struct, array_like=True, frozen=True):
+    """Label and histograms of an engine."""
+
+    label: str
+    histograms: tuple[HistogramShape, ...]
+
+
+class Shape(msgspec.Struct, array_like=True, frozen=True):
+    """Everything in a sample except its time and numbers."""
+
+    engines: tuple[EngineShape, ...]
+    kv_cache_tokens: int | None
+    model_name: str | None
+
+
+def shape_of(sample: Sample) -> Shape:
+    """The shape of a sample."""
+    engines = tuple(
+        EngineShape(label, tuple(HistogramShape(key, h.bounds[:-1]) for key, h in engine.histograms.items()))
+        for label, engine in sample.engines.items()
+    )
+    return Shape(engines, sample.kv_cache_tokens, sample.model_name)
+
+
+Numbers = list[int | None]
+
+
+class Base(msgspec.Struct, eq=False):
+    """The reference of rows. ``id`` is its place in the file, None before it has one; ``rows`` how many use it."""
+
+    shape: Shape
+    numbers: Numbers
+    id: int | None = None
+    rows: int = 0
+
+
+def numbers_of(sample: Sample) -> Numbers:
+    """A sample's numbers, in the order of its shape."""
+    numbers: Numbers = []
+    for engine in sample.engines.values():
+        for name in _SCALARS:
+            numbers.append(_whole(getattr(engine, name), _MILLION if name == "kv_cache_usage" else 1))
+        for histogram in engine.histograms.values():
+            numbers.append(_whole(histogram.sum, _MILLION))
+            before = 0.0
+            for count in histogram.counts:
+                numbers.append(_whole(count - before))
+                before = count
+    return numbers
+
+
+def encode_base(base: Base) -> bytes:
+    """A base as bytes."""
+    return zlib.compress(msgspec.msgpack.encode((base.shape, base.numbers)))
+
+
+def decode_base(data: bytes) -> Base:
+    """Decode the result of `encode_base`; raises `EncodingError`."""
+    try:
+        shape, numbers = msgspec.msgpack.decode(_unpacked(data), type=tuple[Shape, Numbers])
+    except (zlib.error, msgspec.DecodeError, TypeError) as error:
+        raise EncodingError("unreadable base") from error
+    return Base(shape, numbers)
+
+
+def encode_row(base: Base, numbers: Numbers) -> bytes:
+    """The numbers of a sample that has the base's shape, as differences from it."""
+    row = [
+        None if number is None else number - (known or 0) for number, known in zip(numbers, base.numbers, strict=True)
+    ]
+    return zlib.compress(msgspec.msgpack.encode(row))
+
+
+def decode_row(base: Base, at: float, data: bytes) -> Sample:
+    """Decode the result of `encode_row`; raises `EncodingError`."""
+    try:
+        row = msgspec.msgpack.decode(_unpacked(data), type=Numbers)
+        numbers = iter(
+            [None if step is None else step + (known or 0) for step, known in zip(row, base.numbers, strict=True)]
+        )
+        engines = {engine.label: _engine(engine, numbers) for engine in base.shape.engines}
+    except (zlib.error, msgspec.DecodeError, StopIteration, ValueError, TypeError) as error:
+        raise EncodingError("unreadable row") from error
+    return Sample(at=at, engines=engines, kv_cache_tokens=base.shape.kv_cache_tokens, model_name=base.shape.model_name)
+
+
+def decode_scalars(base: Base, at: float, data: bytes) -> Sample:
+    """Like `decode_row`, without the histograms, which are most of a row; raises `EncodingError`."""
+    engines: dict[str, EngineSample] = {}
+    try:
+        row = msgspec.msgpack.decode(_unpacked(data), type=Numbers)
+        place = 0
+        for engine in base.shape.engines:
+            steps = zip(row[place : place + len(_SCALARS)], base.numbers[place : place + len(_SCALARS)], strict=True)
+            engines[engine.label] = EngineSample(**_scalars(step if step is None else step + (known or 0)
+                                                            for step, known in steps))  # fmt: skip
+            place += len(_SCALARS) + sum(len(histogram.bounds) + 2 for histogram in engine.histograms)
+    except (zlib.error, msgspec.DecodeError, ValueError, TypeError) as error:
+        raise EncodingError("unreadable row") from error
+    return Sample(at=at, engines=engines, kv_cache_tokens=base.shape.kv_cache_tokens, model_name=base.shape.model_name)
+
+
+def _scalars(numbers: Iterable[int | None]) -> dict[str, Any]:
+    """An engine's numbers by name, as far as they were reported."""
+    return {
+        name: number / _MILLION if name == "kv_cache_usage" else float(number)
+        for name, number in zip(_SCALARS, numbers, strict=True)
+        if number is not None
+    }
+
+
+def _unpacked(data: bytes) -> bytes:
+    return zlib.decompressobj().decompress(data, _LIMIT)
+
+
+def _engine(shape: EngineShape, numbers: Iterator[int | None]) -> EngineSample:
+    scalars = _scalars([next(numbers) for _ in _SCALARS])
+    histograms: dict[str, Histogram] = {}
+    for histogram in shape.histograms:
+        total = (next(numbers) or 0) / _MILLION
+        counts: list[float] = []
+        count = 0.0
+        for _ in range(len(histogram.bounds) + 1):
+            count += next(numbers) or 0
+            counts.append(count)
+        histograms[histogram.key] = Histogram(_all_bounds(histogram.bounds), tuple(counts), total)
+    return EngineSample(**scalars, histograms=histograms)
+
+
+@functools.lru_cache(maxsize=256)
+def _all_bounds(finite: tuple[float, ...]) -> tuple[float, ...]:
+    return (*finite, math.inf)  # one tuple shared by all rows
+
+
+def _whole(value: float | None, scale: int = 1) -> int | None:
+    return None if value is None else max(-_LARGEST, min(_LARGEST, round(value * scale)))

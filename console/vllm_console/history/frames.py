@@ -1,0 +1,157 @@
+"""A server's last half hour in steps of ten seconds, with all its counters: the input for findings. Pure.
+
+Times come from the samples.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.metrics.first_requests import FirstRequests
+from vllm_console.metrics.sample import LATENCIES, LENGTHS, EngineSample, Histogram, Sample
+from vllm_console.metrics.window import combine, growths, highest, merge
+
+STEP_SECONDS = 10.0
+FRAMES = 180
+MIN_SAMPLES = 3
+"""Samples per frame needed for a gauge's minimum: a coarse history row holds only its step's maximum."""
+
+_KEYS = (*LATENCIES, *LENGTHS)
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One step. ``grown`` holds what was counted in it, over all engines, and the gauges at its end.
+
+    ``usage_max``, ``running_max`` and ``waiting_max`` are the highest gauges within it (KV usage of the fullest engine,
+    a share from 0 to 1), ``waiting_min`` the lowest, if there were `MIN_SAMPLES`. Requests, tokens and
+    ``kv_cache_tokens`` are totals over all ``engines`` (data-parallel ranks). ``still`` holds the labels of those with
+    requests running at its end but no progress: no token, no prompt, no block allocated. None means not reported.
+    """
+
+    generation: int
+    start: float
+    end: float
+    grown: EngineSample
+    usage_max: float | None = None
+    running_max: float | None = None
+    waiting_max: float | None = None
+    waiting_min: float | None = None
+    kv_cache_tokens: int | None = None
+    engines: int = 1
+    still: tuple[str, ...] = ()
+    compiling: bool = False
+    """Whether the run's first requests were unfinished when it began: their durations are not representative."""
+    unanswered: bool = False
+    """Whether none of these has had a token by its end."""
+
+    @property
+    def seconds(self) -> float:
+        """Its duration."""
+        return self.end - self.start
+
+    def per_second(self, counter: str) -> float | None:
+        """The rate of one of the counters of `EngineSample`."""
+        amount: float | None = getattr(self.grown, counter)
+        return amount / self.seconds if amount is not None and self.seconds > 0 else None
+
+    def histogram(self, key: str) -> Histogram | None:
+        """What was observed in it, or None when that is not reported."""
+        return self.grown.histograms.get(key)
+
+
+class Frames:
+    """Builds frames from samples as they arrive, and keeps the last `FRAMES` of them."""
+
+    def __init__(self, step: float = STEP_SECONDS, keep: int = FRAMES) -> None:
+        self._step = step
+        self._frames: deque[Frame] = deque(maxlen=keep)
+        self._base: tuple[Sample, int] | None = None
+        self._within: list[Sample] = []
+        self._first = FirstRequests()
+        self._compiling = False
+
+    def append(self, sample: Sample, generation: int = 1) -> None:
+        """Add the next sample; after a gap of more than three steps, or in another generation, starts over."""
+        base = self._base
+        if base is None or generation != base[1]:
+            self._first = FirstRequests()
+        if base is None or generation != base[1] or not 0 < sample.at - base[0].at <= 3 * self._step:
+            if base is not None and base[0].at - 60 <= sample.at <= base[0].at and generation == base[1]:
+                return
+            self._begin(sample, generation)
+            return
+        self._within.append(sample)
+        over = self._first.add(sample)
+        # A tenth less, because samples come once a second and never exactly on time.
+        if sample.at - base[0].at >= self._step - 0.1:
+            frame = _frame(base[0], self._within, generation)
+            if self._compiling and self._first.compiled:
+                frame = replace(frame, compiling=True, unanswered=not self._first.answered)
+            self._frames.append(frame)
+            self._base, self._within, self._compiling = (sample, generation), [], not over
+
+    def _begin(self, sample: Sample, generation: int) -> None:
+        self._base, self._within, self._compiling = (sample, generation), [], not self._first.add(sample)
+
+    def since(self, at: float, generation: int | None = None) -> tuple[Frame, ...]:
+        """The frames that began at ``at`` (Unix seconds) or later, oldest first, of one generation or of all."""
+        return tuple(
+            frame
+            for frame in self._frames
+            if frame.start >= at and (generation is None or frame.generation == generation)
+        )
+
+
+def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
+    after = within[-1]
+    usage = running = most_waiting = least_waiting = None
+    for sample in within:
+        total = combine(sample.engines.values())
+        usages = [one.kv_cache_usage for one in sample.engines.values() if one.kv_cache_usage is not None]
+        usage = highest(usage, max(usages, default=None))
+        running = highest(running, total.requests_running)
+        most_waiting = highest(most_waiting, total.requests_waiting)
+        if total.requests_waiting is not None:
+            least_waiting = min(total.requests_waiting, least_waiting if least_waiting is not None else float("inf"))
+    grown = dict(zip(after.engines, growths(before, after, _KEYS), strict=True))
+    return Frame(
+        generation=generation,
+        start=before.at,
+        end=after.at,
+        grown=combine(grown.values()),
+        usage_max=usage,
+        running_max=running,
+        waiting_max=most_waiting,
+        waiting_min=least_waiting if len(within) >= MIN_SAMPLES else None,
+        kv_cache_tokens=after.kv_cache_tokens,
+        engines=max(1, len(after.engines)),
+        still=tuple(label for label, one in grown.items() if _stands_still(label, one, (before, *within))),
+    )
+
+
+def _stands_still(label: str, grown: EngineSample, samples: Sequence[Sample]) -> bool:
+    """Whether an engine made progress. A long prefill yields no token either, but takes KV cache with each step.
+
+    The end of a request is not progress: clients that give up count, and so does the one-token test request.
+    """
+    if grown.generation_tokens_total is None or (grown.requests_running or 0) < 1:
+        return False
+    if grown.generation_tokens_total or grown.prompt_tokens_total:
+        return False
+    engines = [sample.engines.get(label) for sample in samples]
+    return all(one is not None and one.kv_cache_usage == grown.kv_cache_usage for one in engines)
+
+
+def merged(frames: Iterable[Frame], key: str) -> Histogram | None:
+    """The observations of all these frames together."""
+    return merge(found for frame in frames if (found := frame.histogram(key)) is not None)
+
+
+def total(frames: Iterable[Frame], counter: str) -> float | None:
+    """The sum over all these frames; None if none reports it."""
+    values = [value for frame in frames if (value := getattr(frame.grown, counter)) is not None]
+    return sum(values) if values else None

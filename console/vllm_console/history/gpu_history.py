@@ -1,0 +1,399 @@
+"""What the machine's GPUs did, on disk: a row per five seconds for a day, per minute for thirty days.
+
+One file per machine and person, whatever runs on the GPUs. Rows are numbered by their step of time, so that whoever
+writes (a recorder, or another that took its place) goes on where the last one ended, and a step is written once. A row
+per minute is made of the finer ones when its minute is over: means, and the highest of what has a limit.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from vllm_console import sqlite_files
+from vllm_console.history.store import (
+    Format,
+    HistoryCorruptError,
+    HistoryError,
+    HistoryFile,
+    HistoryForeignError,
+    HistoryVersionError,
+    Stretch,
+    Tier,
+    explained,
+    first_row_at,
+    open_for_writing,
+    prune,
+    stretches_of,
+)
+from vllm_launchers.host.gpu.host import Gpu, Host
+
+GPU_HISTORY = "gpu-history.sqlite"
+"""The file's name in the state folder."""
+
+FIVES, MINUTES = TIERS = (
+    Tier("fives", 5.0, 24 * 720, 60_000_000),
+    Tier("minutes", 60.0, 30 * 24 * 60, 100_000_000),
+)
+"""A day by five seconds, thirty days by the minute; less where dozens of GPUs with many links fill more bytes."""
+
+_PER_MINUTE = round(MINUTES.step / FIVES.step)
+_PRUNE_EVERY = 720
+"""Rows between two prunings: an hour."""
+
+_DAMAGED = (HistoryCorruptError, HistoryForeignError, HistoryVersionError)
+
+
+class Figure(NamedTuple):
+    """A figure of a GPU, as `Gpu` names it, stored as a whole number of ``1 / scale``.
+
+    ``highest`` is whether a longer step keeps the highest value, which limits are compared with, or else the mean.
+    """
+
+    name: str
+    scale: int = 1
+    highest: bool = False
+
+
+FIGURES = (
+    Figure("utilization"),
+    Figure("memory_utilization"),
+    Figure("used_gib", 1024, highest=True),
+    Figure("temperature_c", highest=True),
+    Figure("power_w", 10, highest=True),
+    Figure("clock_mhz"),
+    Figure("memory_clock_mhz"),
+    Figure("pcie_sent_gbs", 1000),
+    Figure("pcie_received_gbs", 1000),
+    Figure("nvlink_sent_gbs", 1000),
+    Figure("nvlink_received_gbs", 1000),
+)
+"""In the order in which they are stored: another order is another version of the file."""
+
+LINK_FIGURES = (Figure("sent_gbs", 1000), Figure("received_gbs", 1000))
+"""What is stored of each NVLink of a GPU, behind the GPU's own figures."""
+
+HIGHEST = frozenset(figure.name for figure in FIGURES if figure.highest)
+
+
+class LinkEnd(msgspec.Struct, frozen=True, array_like=True):
+    """An NVLink of a GPU, and where it leads: to the GPU ``remote``, or to a switch."""
+
+    number: int
+    remote: int | None = None
+    switch: bool | None = None
+
+    def key(self, figure: str) -> str:
+        """The name of one of its figures: ``link3_sent_gbs``."""
+        return f"link{self.number}_{figure}"
+
+
+class Card(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """What seldom changes of a GPU: who it is, its limits, its links. It is stored once for many rows."""
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    memory_gib: float | None = None
+    power_limit_w: int | None = None
+    temperature_slowdown_c: int | None = None
+    links: tuple[LinkEnd, ...] = ()
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The names of its figures, in the order in which they are stored."""
+        of_links = (link.key(figure.name) for link in self.links for figure in LINK_FIGURES)
+        return (*(figure.name for figure in FIGURES), *of_links)
+
+    @cached_property
+    def scales(self) -> tuple[int, ...]:
+        """By what its figures are multiplied where they are stored."""
+        return (*(figure.scale for figure in FIGURES), *(figure.scale for _ in self.links for figure in LINK_FIGURES))
+
+
+class GpuEntry(NamedTuple):
+    """A row of one GPU: Unix seconds, how many seconds it stands for, and its figures in the order of `Card.keys`."""
+
+    at: float
+    seconds: float
+    card: Card
+    values: tuple[float | None, ...]
+
+
+_Numbers = list[int | None]
+
+FORMAT = Format(
+    0x764C4C47,
+    1,
+    (
+        "CREATE TABLE machines (id INTEGER PRIMARY KEY, data BLOB NOT NULL UNIQUE)",
+        *(
+            f"CREATE TABLE {tier.table} (sequence INTEGER PRIMARY KEY, at REAL NOT NULL, machine INTEGER NOT NULL,"
+            " data BLOB NOT NULL)"
+            for tier in TIERS
+        ),
+    ),
+)
+
+
+class GpuHistoryWriter:
+    """Appends samples of a machine's GPUs. Several processes may hold one; each step is written once.
+
+    Nothing that happens to the disk is raised: ``trouble`` says in a sentence why samples are lost, and the next one is
+    tried again. A damaged file is moved aside and a new one begun; ``notice`` says so.
+    """
+
+    def __init__(self, path: Path, timeout: float = 1.0) -> None:
+        self.path = path
+        self.trouble = ""
+        self.notice = ""
+        self._timeout = timeout
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+        self._step: int | None = None
+
+    def append(self, host: Host, at: float) -> None:
+        """Store what was seen of the host's GPUs at ``at`` (Unix seconds); once per step of five seconds."""
+        step = int(at // FIVES.step)
+        if step == self._step or not host.gpus:
+            return
+        for attempt in (1, 2):
+            try:
+                self._store(host.gpus, at, step)
+            except (*sqlite_files.ERRORS, HistoryError, OSError) as error:
+                fault = explained(error, self.path)
+                self.close()
+                self.trouble = f"GPU history is lost: {fault}"
+                if attempt == 1 and isinstance(fault, _DAMAGED) and self._moved_aside():
+                    continue
+                return
+            self.trouble, self._step = "", step
+            return
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _moved_aside(self) -> bool:
+        try:
+            aside = sqlite_files.move_aside(self.path, keep_earlier=False)
+        except OSError:
+            return False
+        self.notice = f"{self.path} could not be used: it was moved to {aside.name}, and a new history was started."
+        return True
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is not None and self._same_file():
+            return self._connection
+        self.close()
+        self._connection = open_for_writing(self.path, FORMAT, self._timeout)
+        self._inode = self.path.stat().st_ino
+        return self._connection
+
+    def _same_file(self) -> bool:
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _store(self, gpus: Sequence[Gpu], at: float, step: int) -> None:
+        connection = self._opened()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            last = connection.execute(f"SELECT max(sequence) FROM {FIVES.table}").fetchone()[0]
+            if last is not None and last > step:  # the clock was set back: what is ahead of it is of no use
+                connection.execute(f"DELETE FROM {FIVES.table} WHERE sequence > ?", (step,))
+                connection.execute(f"DELETE FROM {MINUTES.table} WHERE sequence >= ?", (step // _PER_MINUTE,))
+            elif last is not None and last // _PER_MINUTE < step // _PER_MINUTE:
+                _sum_up(connection, last // _PER_MINUTE)
+            row = (step, at, _machine(connection, tuple(map(card_of, gpus))), _packed(gpus))
+            connection.execute(f"INSERT OR IGNORE INTO {FIVES.table} VALUES (?, ?, ?, ?)", row)
+            if step % _PRUNE_EVERY == 0:
+                prune(connection, TIERS)
+                used = " UNION ".join(f"SELECT machine FROM {tier.table}" for tier in TIERS)
+                connection.execute(f"DELETE FROM machines WHERE id NOT IN ({used})")
+            connection.execute("COMMIT")
+        except sqlite_files.ERRORS:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def card_of(gpu: Gpu) -> Card:
+    """What is stored once of a GPU. Limits are rounded: one that moves by a hair is the same."""
+    return Card(
+        gpu.index,
+        gpu.uuid,
+        gpu.name,
+        gpu.memory_gib,
+        _rounded(gpu.power_limit_w),
+        _rounded(gpu.temperature_slowdown_c),
+        tuple(LinkEnd(link.number, link.remote, link.switch) for link in gpu.nvlinks),
+    )
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _machine(connection: sqlite3.Connection, cards: tuple[Card, ...]) -> int:
+    data = msgspec.msgpack.encode(cards)
+    found = connection.execute("SELECT id FROM machines WHERE data = ?", (data,)).fetchone()
+    if found is None:
+        return connection.execute("INSERT INTO machines (data) VALUES (?)", (data,)).lastrowid or 0
+    return int(found[0])
+
+
+def _packed(gpus: Iterable[Gpu]) -> bytes:
+    numbers: list[_Numbers] = []
+    for gpu in gpus:
+        own = [_whole(getattr(gpu, name), scale) for name, scale, _ in FIGURES]
+        own += [_whole(getattr(link, name), scale) for link in gpu.nvlinks for name, scale, _ in LINK_FIGURES]
+        numbers.append(own)
+    return msgspec.msgpack.encode(numbers)
+
+
+def _unpacked(data: object) -> list[_Numbers] | None:
+    """The numbers of each GPU; None where the row is damaged."""
+    if not isinstance(data, bytes):
+        return None
+    try:
+        return msgspec.msgpack.decode(data, type=list[_Numbers])
+    except msgspec.DecodeError:
+        return None
+
+
+def _cards(data: object) -> tuple[Card, ...]:
+    """The GPUs of a machine; none where that is damaged."""
+    if not isinstance(data, bytes):
+        return ()
+    try:
+        return msgspec.msgpack.decode(data, type=tuple[Card, ...])
+    except msgspec.DecodeError:
+        return ()
+
+
+def _whole(value: float | None, scale: int) -> int | None:
+    return None if value is None else round(value * scale)
+
+
+def _sum_up(connection: sqlite3.Connection, minute: int) -> None:
+    """Make the row of a minute that is over, of its rows that show the same GPUs as the last of them."""
+    query = f"SELECT at, machine, data FROM {FIVES.table} WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
+    rows = connection.execute(query, (minute * _PER_MINUTE, (minute + 1) * _PER_MINUTE - 1)).fetchall()
+    if not rows:
+        return
+    at, machine, _ = rows[-1]
+    samples = [numbers for _, of, data in rows if of == machine and (numbers := _unpacked(data)) is not None]
+    data = msgspec.msgpack.encode([_joined(of_gpu) for of_gpu in zip(*samples, strict=False)])
+    connection.execute(f"INSERT OR REPLACE INTO {MINUTES.table} VALUES (?, ?, ?, ?)", (minute, at, machine, data))
+
+
+def _joined(samples: Sequence[_Numbers]) -> _Numbers:
+    joined: _Numbers = []
+    for place, values in enumerate(zip(*samples, strict=False)):
+        known = [value for value in values if value is not None]
+        highest = place < len(FIGURES) and FIGURES[place].highest
+        joined.append(None if not known else max(known) if highest else round(sum(known) / len(known)))
+    return joined
+
+
+class GpuHistoryReader:
+    """Reads the history of one GPU while it is written. ``gpu`` tells which: by its UUID, or else by its index.
+
+    Every method raises a `HistoryError` of the right class when the file cannot be read.
+    """
+
+    def __init__(self, path: Path, gpu: Card) -> None:
+        self._gpu = gpu
+        self._machines: dict[int, tuple[int, Card] | None] = {}
+        """By a machine's number, where this GPU stands in its rows, and what was known of it."""
+        self._file = HistoryFile(path, FORMAT, self._machines.clear)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def first_at(self) -> float | None:
+        """When the oldest row was taken (Unix seconds), or None when there is none."""
+        return self._file.ask(lambda connection: first_row_at(connection, TIERS))
+
+    def stretches(self, start: float, end: float, step: float) -> list[Stretch]:
+        """Where the rows from ``start`` to ``end`` (Unix seconds) are read for points of ``step`` seconds."""
+        return self._file.ask(lambda connection: stretches_of(connection, TIERS, start, end, step))
+
+    def read(self, part: Stretch, most: int, _step: float = 0.0) -> list[GpuEntry]:
+        """The rows of a stretch that have this GPU, oldest first: of those newer than its start, the first ``most``."""
+        return self._file.ask(lambda connection: self._read(connection, part, most))
+
+    def _read(self, connection: sqlite3.Connection, part: Stretch, most: int) -> list[GpuEntry]:
+        query = (
+            f"SELECT at, machine, data FROM {part.tier.table}"
+            " WHERE sequence >= ? AND at > ? AND at <= ? ORDER BY sequence"
+        )
+        found: list[GpuEntry] = []
+        first = int(part.start // part.tier.step)
+        for at, machine, data in connection.execute(query, (first, part.start, part.end)):
+            if len(found) >= most:
+                break
+            place = self._place(connection, machine)
+            values = _values(data, place) if place is not None else None
+            if place is not None and values is not None:
+                found.append(GpuEntry(at, part.tier.step, place[1], values))
+        return found
+
+    def _place(self, connection: sqlite3.Connection, machine: int) -> tuple[int, Card] | None:
+        if machine not in self._machines:
+            row = connection.execute("SELECT data FROM machines WHERE id = ?", (machine,)).fetchone()
+            self._machines[machine] = self._find(row[0]) if row is not None else None
+        return self._machines[machine]
+
+    def _find(self, data: object) -> tuple[int, Card] | None:
+        return next(((place, card) for place, card in enumerate(_cards(data)) if _same_gpu(card, self._gpu)), None)
+
+
+def last_cards(path: Path) -> tuple[Card, ...]:
+    """The GPUs of the newest row.
+
+    Raises:
+        HistoryError: the file cannot be read.
+    """
+
+    def ask(connection: sqlite3.Connection) -> object:
+        newest = f"SELECT machine FROM {FIVES.table} ORDER BY sequence DESC LIMIT 1"
+        row = connection.execute(f"SELECT data FROM machines WHERE id = ({newest})").fetchone()
+        return row[0] if row is not None else None
+
+    file = HistoryFile(path, FORMAT)
+    try:
+        return _cards(file.ask(ask))
+    finally:
+        file.close()
+
+
+def _same_gpu(one: Card, other: Card) -> bool:
+    if one.uuid is not None and other.uuid is not None:
+        return one.uuid == other.uuid
+    return one.index == other.index
+
+
+def _values(data: object, place: tuple[int, Card]) -> tuple[float | None, ...] | None:
+    """The figures of the GPU at that place of a row; None where the row is damaged."""
+    position, card = place
+    numbers = _unpacked(data)
+    if numbers is None or position >= len(numbers) or len(numbers[position]) != len(card.scales):
+        return None
+    pairs = zip(numbers[position], card.scales, strict=True)
+    return tuple(None if number is None else number / scale for number, scale in pairs)
+
+
+def known_figures(values: Mapping[str, Sequence[float | None]]) -> frozenset[str]:
+    """The figures that have a value at all."""
+    return frozenset(name for name, column in values.items() if any(value is not None for value in column))

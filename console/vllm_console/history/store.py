@@ -1,0 +1,693 @@
+"""A server's history on disk: written by its recorder, read by any console, bounded in size.
+
+SQLite with a write-ahead log: one writer, any number of readers, and a SIGKILL at any moment loses nothing that was
+committed. Three tables hold the same kind of rows, each with a step of its own and a fixed number of rows. Counters
+are totals, so a coarser row is simply the last one of its step; gauges keep the highest of the step, so that a short
+peak is still seen. The generation is stored with each row: a restart is a boundary that can be seen.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from vllm_console import sqlite_files
+from vllm_console.history.encoding import (
+    Base,
+    EncodingError,
+    decode_base,
+    decode_row,
+    decode_scalars,
+    encode_base,
+    encode_row,
+    numbers_of,
+    shape_of,
+)
+from vllm_console.metrics.sample import Sample
+from vllm_console.metrics.window import combine, highest, restarted
+
+_Answer = TypeVar("_Answer")
+
+APPLICATION_ID = 0x764C4C68
+SCHEMA_VERSION = 1
+
+
+class Tier(NamedTuple):
+    """One table: its name, seconds between rows, and how many rows and bytes of them are kept at most."""
+
+    table: str
+    step: float
+    rows: int
+    bytes: int
+
+
+TIERS = (
+    Tier("seconds", 1.0, 30 * 60, 3_000_000),
+    Tier("tens", 10.0, 24 * 360, 8_000_000),
+    Tier("minutes", 60.0, 30 * 24 * 60, 80_000_000),
+)
+"""Half an hour by the second, a day by ten seconds, thirty days by the minute; less where many engines fill more."""
+
+NUMBERS_LIMIT = 5000
+"""Numbers that a row may hold, some 25 engines: a larger sample is stored with its engines as one."""
+
+
+class Stretch(NamedTuple):
+    """A part of a span of time (Unix seconds), and the table that its rows are read from."""
+
+    tier: Tier
+    start: float
+    end: float
+
+
+_Row = tuple[int, float, int, int, bytes]
+"""A row as it is stored: number, Unix seconds, generation, number of its base, data."""
+
+
+class Entry(NamedTuple):
+    """One row: its number (newer is higher), Unix seconds, the server's generation, and what was seen."""
+
+    sequence: int
+    at: float
+    generation: int
+    sample: Sample
+
+
+RETRY_SECONDS = 5.0
+_PRUNE_EVERY = 60
+_TIDY_EVERY = 1800
+_ROWS_PER_BASE = 60
+_BASES_KNOWN = 8
+"""Bases that a reader keeps decoded, some 8 KiB each: rows are read in their order, so more would not be met again."""
+
+
+class Format(NamedTuple):
+    """What tells a kind of history file from others: its application id, the version written now, and its tables."""
+
+    application_id: int
+    version: int
+    schema: tuple[str, ...]
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """What makes an empty file one of this kind."""
+        return (
+            *self.schema,
+            f"PRAGMA application_id = {self.application_id}",
+            f"PRAGMA user_version = {self.version}",
+        )
+
+
+_SCHEMA = (
+    "CREATE TABLE bases (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    *(
+        f"CREATE TABLE {tier.table} (sequence INTEGER PRIMARY KEY, at REAL NOT NULL, generation INTEGER NOT NULL,"
+        " base INTEGER NOT NULL, data BLOB NOT NULL)"
+        for tier in TIERS
+    ),
+)
+FORMAT = Format(APPLICATION_ID, SCHEMA_VERSION, _SCHEMA)
+"""A server's history."""
+
+
+class HistoryError(Exception):
+    """A history cannot be used. The message is one sentence that says why."""
+
+
+class HistoryMissingError(HistoryError):
+    """There is no history (yet)."""
+
+
+class HistoryBusyError(HistoryError):
+    """The file is locked for the moment, or cannot be read for the moment; try again."""
+
+
+class HistoryCorruptError(HistoryError):
+    """The file is damaged."""
+
+
+class HistoryForeignError(HistoryError):
+    """The file is a database of something else."""
+
+
+class HistoryVersionError(HistoryError):
+    """A newer vllm-console wrote the file."""
+
+
+class _Waiting(NamedTuple):
+    """A row that is not on disk yet."""
+
+    tier: int
+    at: float
+    generation: int
+    base: Base
+    data: bytes
+
+
+class Writer:
+    """Appends samples to a history file. One at a time per file: the recorder holds a lock for that.
+
+    Nothing that happens to the disk is raised by `append`: rows wait in memory (an hour of them), ``trouble`` says why
+    in a sentence, and every few seconds it is tried again. A file that is damaged, foreign or of a newer version is
+    moved aside and a new one begun; ``notice`` says so.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trouble = ""
+        self.notice = ""
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+        self._sequence = 0
+        self._bases: dict[int, Base] = {}
+        self._waiting: deque[_Waiting] = deque(maxlen=4000)
+        self._steps: dict[int, tuple[int, int, Sample]] = {}
+        self._tried_at = float("-inf")
+        self._appended = 0
+        self._flush(float("inf"))
+
+    def append(self, sample: Sample, generation: int = 1) -> None:
+        """Store a sample; others can see it when this returns, unless there is ``trouble``."""
+        for tier in range(1, len(TIERS)):
+            self._accumulate(tier, sample, generation)  # first, so that a step's row is older than the next step's rows
+        self._wait(0, sample, generation)
+        self._appended += 1
+        self._flush(sample.at)
+
+    def close(self) -> None:
+        """Store what is left of the coarser steps too, and let go of the file."""
+        for tier, (_, generation, sample) in sorted(self._steps.items()):
+            self._wait(tier, sample, generation)
+        self._steps.clear()
+        self._flush(float("inf"))
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _wait(self, tier: int, sample: Sample, generation: int) -> None:
+        numbers = numbers_of(sample)
+        if len(numbers) > NUMBERS_LIMIT:
+            sample = reduced(sample)
+            numbers = numbers_of(sample)
+        shape = shape_of(sample)
+        base = self._bases.get(tier)
+        if base is None or base.rows >= _ROWS_PER_BASE or base.shape != shape:
+            base = self._bases[tier] = Base(shape, numbers)
+        base.rows += 1
+        self._waiting.append(_Waiting(tier, sample.at, generation, base, encode_row(base, numbers)))
+
+    def _accumulate(self, tier: int, sample: Sample, generation: int) -> None:
+        step = int(sample.at // TIERS[tier].step)
+        known = self._steps.get(tier)
+        if known is not None:
+            if known[:2] == (step, generation):
+                sample = with_highest(sample, known[2])
+            else:
+                self._wait(tier, known[2], known[1])
+        self._steps[tier] = (step, generation, sample)
+
+    def _flush(self, at: float) -> None:
+        if self.trouble and 0 <= at - self._tried_at < RETRY_SECONDS:
+            return
+        self._tried_at = at
+        for attempt in (1, 2):
+            try:
+                self._store()
+            except (*sqlite_files.ERRORS, HistoryError, OSError) as error:
+                fault = explained(error, self.path)
+                self._disconnect()
+                self.trouble = str(fault)
+                useless = isinstance(fault, (HistoryCorruptError, HistoryForeignError, HistoryVersionError))
+                if attempt == 1 and useless and self._moved_aside():
+                    continue
+                return
+            self.trouble = ""
+            return
+
+    def _moved_aside(self) -> bool:
+        try:
+            aside = sqlite_files.move_aside(self.path, keep_earlier=False)
+        except OSError:
+            return False
+        self.notice = f"{self.trouble.split(':')[0]}: it was moved to {aside.name}, and a new history was started."
+        return True
+
+    def _disconnect(self) -> None:
+        for base in (*self._bases.values(), *(row.base for row in self._waiting)):
+            base.id = None  # whether it reached the disk is not known: it is stored again
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _store(self) -> None:
+        if self._connection is not None and not self._same_file():
+            self._disconnect()
+        connection = self._connection or self._connect()
+        if not self._waiting:
+            return
+        sequence = self._sequence
+        connection.execute("BEGIN IMMEDIATE")
+        for row in self._waiting:
+            sequence = sequence + 1 if sequence else int(row.at * 1000)
+            values = (sequence, row.at, row.generation, self._base_id(connection, row.base), row.data)
+            connection.execute(f"INSERT INTO {TIERS[row.tier].table} VALUES (?, ?, ?, ?, ?)", values)
+        if self._appended % _PRUNE_EVERY == 0:
+            self._prune(connection)
+        connection.execute("COMMIT")
+        self._sequence = sequence
+        self._waiting.clear()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = open_for_writing(self.path)
+        self._connection = connection
+        self._inode = self.path.stat().st_ino
+        tables = " UNION ALL ".join(f"SELECT max(sequence) AS last FROM {tier.table}" for tier in TIERS)
+        self._sequence = connection.execute(f"SELECT max(last) FROM ({tables})").fetchone()[0] or 0
+        if not self._steps:
+            self._resume(connection)
+        return connection
+
+    def _resume(self, connection: sqlite3.Connection) -> None:
+        """Take up the coarser steps where a recorder that was killed left them."""
+        bases: dict[int, Base] = {}
+        for index, tier in enumerate(TIERS[1:], start=1):
+            last = connection.execute(f"SELECT max(at) FROM {tier.table}").fetchone()[0] or 0.0
+            query = f"SELECT * FROM {TIERS[0].table} WHERE at > ? ORDER BY sequence"
+            for row in connection.execute(query, (last,)).fetchall():
+                try:
+                    entry = _entry(connection, bases, row)
+                except EncodingError:
+                    continue
+                self._accumulate(index, entry.sample, entry.generation)
+
+    def _same_file(self) -> bool:
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _base_id(self, connection: sqlite3.Connection, base: Base) -> int:
+        if base.id is None:
+            base.id = connection.execute("INSERT INTO bases (data) VALUES (?)", (encode_base(base),)).lastrowid
+        return base.id or 0
+
+    def _prune(self, connection: sqlite3.Connection) -> None:
+        prune(connection, TIERS)
+        if self._appended % _TIDY_EVERY == 0:
+            used = " UNION ".join(f"SELECT base FROM {tier.table}" for tier in TIERS)
+            connection.execute(f"DELETE FROM bases WHERE id NOT IN ({used})")
+
+
+class HistoryFile:
+    """A history that is read while it is written. Safe to use from several threads.
+
+    It finds a file that came or was replaced in the meantime. ``replaced`` is called when another file is opened, or
+    none: what was kept of the one before is outdated.
+    """
+
+    def __init__(self, path: Path, form: Format = FORMAT, replaced: Callable[[], None] = lambda: None) -> None:
+        self.path = path
+        self._format, self._replaced = form, replaced
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._disconnect()
+
+    def ask(self, question: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
+        """What ``question`` answers with the file open.
+
+        Raises:
+            HistoryError: the file cannot be read.
+        """
+        with self._lock:
+            try:
+                return question(self._connected())
+            except (*sqlite_files.ERRORS, OSError) as error:
+                self._disconnect()
+                raise explained(error, self.path) from None
+
+    def _connected(self) -> sqlite3.Connection:
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            self._disconnect()
+            raise HistoryMissingError(f"{self.path} does not exist: nothing recorded yet.") from None
+        identity = (status.st_dev, status.st_ino)
+        if self._connection is not None and identity == self._identity:
+            return self._connection
+        self._disconnect()
+        self._connection = open_for_reading(self.path, self._format)
+        self._identity = identity
+        return self._connection
+
+    def _disconnect(self) -> None:
+        self._replaced()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class Reader:
+    """Reads a history while it is written. Safe to use from several threads.
+
+    Every method raises a `HistoryError` of the right class when the file cannot be read, never an SQLite error, and
+    finds a file that came or was replaced in the meantime.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bases: dict[int, Base] = {}
+        self._file = HistoryFile(path, replaced=self._bases.clear)
+        self._ask = self._file.ask
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def latest(self) -> Entry | None:
+        """The newest row, or None when there is none."""
+        query = f"SELECT * FROM {TIERS[0].table} ORDER BY sequence DESC LIMIT 1"
+        rows = self._ask(lambda connection: self._entries(connection, query, ()))
+        return rows[0] if rows else None
+
+    def since(self, at: float) -> list[Entry]:
+        """Rows by the second newer than ``at`` (Unix seconds), oldest first: at most the last half hour."""
+        query = f"SELECT * FROM {TIERS[0].table} WHERE at > ? ORDER BY sequence"
+        return self._ask(lambda connection: self._entries(connection, query, (at,)))
+
+    def after(self, sequence: int) -> list[Entry]:
+        """Rows by the second that came after the one of that number; right also when the clock was set back."""
+        query = f"SELECT * FROM {TIERS[0].table} WHERE sequence > ? ORDER BY sequence"
+        return self._ask(lambda connection: self._entries(connection, query, (sequence,)))
+
+    def range(self, start: float, end: float, max_points: int = 1000) -> list[Entry]:
+        """Rows from ``start`` to ``end`` (Unix seconds), oldest first, ``max_points`` at most.
+
+        They come from the finest table that reaches back far enough; where there are still too many, each is the last
+        of a few, with the highest gauges of them.
+        """
+        return self._ask(lambda connection: self._range(connection, start, end, max(1, max_points)))
+
+    def first_at(self) -> float | None:
+        """When the oldest row was taken (Unix seconds), or None when there is none."""
+
+        return self._ask(lambda connection: first_row_at(connection, TIERS))
+
+    def stretches(self, start: float, end: float, step: float) -> list[Stretch]:
+        """Where the rows from ``start`` to ``end`` (Unix seconds) are read for points of ``step`` seconds.
+
+        That is the coarsest table with two rows to a point; before its first row a coarser one, and after its last row,
+        which is written when its step is over, the one by the second.
+        """
+        return self._ask(lambda connection: stretches_of(connection, TIERS, start, end, step))
+
+    def read(self, part: Stretch, most: int, step: float = 0.0) -> list[Entry]:
+        """The rows of a stretch, oldest first: of those newer than its start, up to its end, the first ``most``.
+
+        Those within ``step`` seconds come as one: the last of them, with their highest gauges. Its counters are
+        totals, so nothing that was counted is lost.
+        """
+        return self._ask(lambda connection: self._read(connection, part, most, step))
+
+    def _read(self, connection: sqlite3.Connection, part: Stretch, most: int, step: float) -> list[Entry]:
+        first = _sequence_after(connection, part.tier, part.start)
+        if first is None:
+            return []
+        query = f"SELECT * FROM {part.tier.table} WHERE sequence >= ? ORDER BY sequence LIMIT ?"
+        rows = [row for row in connection.execute(query, (first, most)) if part.start < row[1] <= part.end]
+        if step < 2 * part.tier.step:
+            return self._decoded(connection, rows)
+        return self._joined(connection, rows, step)
+
+    def _joined(self, connection: sqlite3.Connection, rows: Sequence[_Row], step: float) -> list[Entry]:
+        """One entry per step and run of an engine; histograms, which are most of a row, are decoded of its last row."""
+        joined: list[Entry] = []
+        row: _Row | None = None
+        seen: Sample | None = None
+        for later in (*rows, None):
+            try:
+                sample = self._scalars(connection, later) if later is not None else None
+            except EncodingError:
+                continue
+            if row is not None and seen is not None:
+                if (
+                    later is not None
+                    and sample is not None
+                    and _same_step(row, later, step)
+                    and not _began_anew(seen, sample)
+                ):
+                    sample = with_highest(sample, seen)
+                else:
+                    joined += [entry._replace(sample=with_highest(entry.sample, seen))
+                               for entry in self._decoded(connection, [row])]  # fmt: skip
+            row, seen = later, sample
+        return joined
+
+    def _scalars(self, connection: sqlite3.Connection, row: _Row) -> Sample:
+        return decode_scalars(_base(connection, self._bases, row[3]), row[1], row[4])
+
+    def _range(self, connection: sqlite3.Connection, start: float, end: float, max_points: int) -> list[Entry]:
+        tier = self._tier_for(connection, start, end, max_points)
+        between = "WHERE at BETWEEN ? AND ? ORDER BY sequence"
+        entries = self._entries(connection, f"SELECT * FROM {tier.table} {between}", (start, end))
+        if tier is not TIERS[0]:
+            # The coarser step of just now is not written yet: its rows by the second stand for it.
+            last = entries[-1].sequence if entries else 0
+            query = f"SELECT * FROM {TIERS[0].table} WHERE sequence > ? AND at BETWEEN ? AND ? ORDER BY sequence"
+            entries += _thinned(self._entries(connection, query, (last, start, end)), tier.step)
+        forward: list[Entry] = []
+        for entry in reversed(entries):
+            # Where the clock was set back, the later rows count.
+            if not forward or entry.at < forward[-1].at:
+                forward.append(entry)
+        forward.reverse()
+        return _at_most(forward, max_points)
+
+    def _tier_for(self, connection: sqlite3.Connection, start: float, end: float, max_points: int) -> Tier:
+        first = [connection.execute(f"SELECT min(at) FROM {tier.table}").fetchone()[0] for tier in TIERS]
+        reach = max(start, min((at for at in first if at is not None), default=start) + TIERS[-1].step)
+        for tier, at in zip(TIERS[:-1], first, strict=False):
+            if at is not None and at <= reach and (end - max(start, at)) / tier.step <= max_points * 1.5:
+                return tier
+        return TIERS[-1]
+
+    def _entries(self, connection: sqlite3.Connection, query: str, values: tuple[float, ...]) -> list[Entry]:
+        return self._decoded(connection, connection.execute(query, values))
+
+    def _decoded(self, connection: sqlite3.Connection, rows: Iterable[_Row]) -> list[Entry]:
+        entries = []
+        for row in rows:
+            try:
+                entries.append(_entry(connection, self._bases, row))
+            except EncodingError:
+                continue  # one bad row hides no others
+        return entries
+
+
+def _end_of(connection: sqlite3.Connection, tier: Tier, order: str) -> float | None:
+    """When a table's first row was taken, with ``DESC`` its last one."""
+    row = connection.execute(f"SELECT at FROM {tier.table} ORDER BY sequence {order} LIMIT 1").fetchone()
+    return float(row[0]) if row else None
+
+
+def first_row_at(connection: sqlite3.Connection, tiers: Sequence[Tier]) -> float | None:
+    """When the oldest row of all tables was taken (Unix seconds), or None when there is none."""
+    return min((first for tier in tiers if (first := _end_of(connection, tier, "")) is not None), default=None)
+
+
+def stretches_of(
+    connection: sqlite3.Connection, tiers: Sequence[Tier], start: float, end: float, step: float
+) -> list[Stretch]:
+    """Where the rows of a span are read for points of ``step`` seconds; ``tiers`` from the finest. See `Reader`."""
+    wanted = max([0, *(index for index, tier in enumerate(tiers) if 2 * tier.step <= step)])
+    parts: list[Stretch] = []
+    tier = tiers[wanted]
+    last = _end_of(connection, tier, "DESC")
+    if wanted and (last is None or last < end):
+        parts.append(Stretch(tiers[0], max(start, last or start), end))
+        end = parts[0].start
+    for tier in tiers[wanted:]:
+        if end <= start:
+            break
+        first = _end_of(connection, tier, "")
+        begin = max(start, first - tier.step) if first is not None else end
+        if begin < end:
+            parts.insert(0, Stretch(tier, begin, end))
+            end = begin
+    return parts
+
+
+def prune(connection: sqlite3.Connection, tiers: Sequence[Tier]) -> None:
+    """Keep each table's last rows. By number, not by time, so that no clock can make the file grow."""
+    for tier in tiers:
+        query = f"SELECT count(*), coalesce(sum(length(data)), 0) FROM {tier.table}"
+        count, size = connection.execute(query).fetchone()
+        keep = tier.rows if size <= tier.bytes else min(tier.rows, int(count * tier.bytes / size))
+        connection.execute(
+            f"DELETE FROM {tier.table} WHERE sequence <= (SELECT sequence FROM {tier.table}"
+            " ORDER BY sequence DESC LIMIT 1 OFFSET ?)",
+            (keep,),
+        )
+
+
+def _sequence_after(connection: sqlite3.Connection, tier: Tier, at: float) -> int | None:
+    """The number of a table's first row newer than ``at``, by bisection: rows have no index by time."""
+    low, high = connection.execute(f"SELECT min(sequence), max(sequence) FROM {tier.table}").fetchone()
+    if low is None:
+        return None
+    query = f"SELECT sequence, at FROM {tier.table} WHERE sequence >= ? ORDER BY sequence LIMIT 1"
+    while low < high:
+        sequence, taken = connection.execute(query, ((low + high) // 2,)).fetchone()
+        if taken > at:
+            high = (low + high) // 2
+        else:
+            low = sequence + 1
+    return int(low)
+
+
+def _same_step(one: _Row, other: _Row, step: float) -> bool:
+    return (one[1] // step, one[2]) == (other[1] // step, other[2])
+
+
+def _began_anew(before: Sample, after: Sample) -> bool:
+    """Whether an engine's counters fell from one row to the next, or another one is there."""
+    return before.engines.keys() != after.engines.keys() or any(
+        restarted(before.engines[label], engine) for label, engine in after.engines.items()
+    )
+
+
+def _entry(connection: sqlite3.Connection, bases: dict[int, Base], row: _Row) -> Entry:
+    sequence, at, generation, base_id, data = row
+    return Entry(sequence, at, generation, decode_row(_base(connection, bases, base_id), at, data))
+
+
+def _base(connection: sqlite3.Connection, bases: dict[int, Base], base_id: int) -> Base:
+    base = bases.get(base_id)
+    if base is None:
+        found = connection.execute("SELECT data FROM bases WHERE id = ?", (base_id,)).fetchone()
+        if found is None:
+            raise EncodingError("a row without a base")
+        while len(bases) >= _BASES_KNOWN:
+            del bases[next(iter(bases))]  # the one that was read first: rows are read in their order
+        base = bases[base_id] = decode_base(found[0])
+    return base
+
+
+def _thinned(entries: list[Entry], step: float) -> list[Entry]:
+    """One entry for each ``step`` seconds and generation: the last, with the highest gauges."""
+    kept: list[Entry] = []
+    for entry in entries:
+        last = kept[-1] if kept else None
+        if last is not None and (last.at // step, last.generation) == (entry.at // step, entry.generation):
+            kept[-1] = entry._replace(sample=with_highest(entry.sample, last.sample))
+        else:
+            kept.append(entry)
+    return kept
+
+
+def _at_most(entries: list[Entry], count: int) -> list[Entry]:
+    """At most ``count`` entries: the last of each group of neighbours, with the highest gauges of the group."""
+    group = -(-len(entries) // count) if entries else 1
+    if group <= 1:
+        return entries
+    kept: list[Entry] = []
+    # Groups are counted from the newest end, so that the newest row is always among them.
+    for end in range(len(entries), 0, -group):
+        members = entries[max(0, end - group) : end]
+        last = members[-1]
+        for member in members[:-1]:
+            last = last._replace(sample=with_highest(last.sample, member.sample))
+        kept.append(last)
+    kept.reverse()
+    return kept
+
+
+def explained(error: Exception, path: Path) -> HistoryError:
+    """An error of SQLite or of the file system as a `HistoryError` of the right class."""
+    if isinstance(error, HistoryError):
+        return error
+    if isinstance(error, OSError):
+        return HistoryBusyError(f"{path} can't be used ({error.strerror}); retrying.")
+    if sqlite_files.is_damaged(error):
+        return HistoryCorruptError(f"{path} is damaged: its history can't be read. The recorder starts a new one.")
+    if sqlite_files.is_missing(error, path):
+        return HistoryMissingError(f"{path} does not exist: nothing recorded yet.")
+    return HistoryBusyError(f"{path} can't be used right now ({error}); retrying.")
+
+
+def _has_schema(connection: sqlite3.Connection, path: Path, form: Format) -> bool:
+    """Whether the file holds a history; False for an empty one. Raises `HistoryError` for a file that is not ours."""
+    try:
+        version = sqlite_files.version_of(connection, form.application_id)
+    except sqlite_files.ForeignFileError:
+        raise HistoryForeignError(f"{path} is not a history of vllm-console: give another file.") from None
+    if version > form.version:
+        raise HistoryVersionError(
+            f"{path} was written by a newer vllm-console (format {version}): update vllm-console."
+        )
+    return version > 0
+
+
+def open_for_writing(path: Path, form: Format = FORMAT, timeout: float = 1.0) -> sqlite3.Connection:
+    """Open or create a history. Raises `HistoryError` or `sqlite3.Error`."""
+    connection = sqlite_files.connect(path, timeout=timeout, follow_links=True)
+    try:
+        has_schema = _has_schema(connection, path, form)
+        # NORMAL: a commit is safe from a killed process, and a power cut may lose the last ones but not the file.
+        sqlite_files.apply_pragmas(connection, "NORMAL", "wal_autocheckpoint = 250")
+        if not has_schema:
+            connection.execute("BEGIN IMMEDIATE")
+            sqlite_files.execute_all(connection, form.statements)
+            connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_for_reading(path: Path, form: Format = FORMAT) -> sqlite3.Connection:
+    """Open a history that exists. Raises `HistoryError` or `sqlite3.Error`."""
+    if not path.exists():
+        raise HistoryMissingError(f"{path} does not exist: nothing recorded yet.")
+    if not path.is_file():  # SQLite would wait for ever for the other end of a pipe
+        raise HistoryForeignError(f"{path} is not a regular file: give another one.")
+    connection = sqlite_files.connect_read_only(path, timeout=0.25)
+    try:
+        if not _has_schema(connection, path, form):
+            raise HistoryMissingError(f"{path} is empty: nothing recorded yet.")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def reduced(sample: Sample) -> Sample:
+    """A sample too large to be stored, with its engines as one, labelled ``all``; without its largest histograms."""
+    whole = combine(sample.engines.values())
+    small = {key: histogram for key, histogram in whole.histograms.items() if len(histogram.bounds) < 100}
+    return msgspec.structs.replace(sample, engines={"all": msgspec.structs.replace(whole, histograms=small)})
+
+
+def with_highest(sample: Sample, other: Sample) -> Sample:
+    """``sample`` with each engine's gauges raised to those of ``other`` where they were higher."""
+    engines = dict(sample.engines)
+    for label, engine in sample.engines.items():
+        before = other.engines.get(label)
+        if before is not None:
+            engines[label] = msgspec.structs.replace(
+                engine,
+                requests_running=highest(engine.requests_running, before.requests_running),
+                requests_waiting=highest(engine.requests_waiting, before.requests_waiting),
+                kv_cache_usage=highest(engine.kv_cache_usage, before.kv_cache_usage),
+            )
+    return msgspec.structs.replace(sample, engines=engines)

@@ -1,0 +1,267 @@
+"""A server's observed traffic, as a workload to derive flags from. Pure: no clock, no files, no network.
+
+Lengths come from vLLM's histograms of prompt and output lengths, so they are known to a bucket; within it the quantile
+is estimated as for latencies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.history.frames import STEP_SECONDS, Frame, Frames
+from vllm_console.metrics.quantile import interpolated
+from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
+from vllm_console.metrics.window import combine, growths, merge
+from vllm_console.text import duration, percent
+from vllm_launchers.plan.choices.inputs import SeenRoom
+from vllm_launchers.presets.model import MAX_TOKENS, Workload
+
+BUSY = 0.5
+"""Only frames with at least this share of the maximum requests running count: a few requests predict little of many."""
+
+HELD = 3
+"""Frames in a row for which that many must have run, and after which no preemption may follow: half a minute."""
+
+LARGER = 1.02
+"""A KV cache larger than the present one by more than this does not show how many run well now."""
+
+
+def seen_room(frames: Sequence[Frame], goal: float) -> SeenRoom | None:
+    """What one engine's KV cache has room for, by these frames (oldest first, of one or more generations).
+
+    What a request holds is usage times the cache's tokens, divided by the requests that ran. ``goal`` is the share of
+    the cache that should be used at most. None if no frame has both figures.
+    """
+    cache = _tokens(frames[-1]) if frames else None
+    known = [at for at, one in enumerate(frames) if _comparable(one, frames[-1]) and _running(one) >= 1]
+    if not known:
+        return None
+    busy = BUSY * max(_running(frames[at]) for at in known)
+    held = sorted(_share(frames[at], cache) / _running(frames[at]) for at in known if _running(frames[at]) >= busy)
+    each = held[math.ceil(_Q * len(held)) - 1]
+    return SeenRoom(goal, each, _ran(frames, goal), cache) if each > 0 else None
+
+
+def _ran(frames: Sequence[Frame], goal: float) -> int:
+    """The most that ran in each of `HELD` frames in a row, within the goal, with no preemption then or soon after."""
+    most = 0.0
+    for at in range(len(frames) - HELD + 1):
+        row, after = frames[at : at + HELD], frames[at + HELD : at + 2 * HELD]
+        generation = row[0].generation
+        if any(one.grown.preemptions_total for one in (*row, *after) if one.generation == generation):
+            continue
+        if all(_well(one, goal, frames[-1]) and one.generation == generation for one in row):
+            most = max(most, min(map(_running, row)))
+    return int(most)
+
+
+def _well(frame: Frame, goal: float, last: Frame) -> bool:
+    cache, now = _tokens(frame), _tokens(last)
+    alike = _comparable(frame, last) and (cache is None or now is None or cache <= LARGER * now)
+    return alike and (frame.usage_max or 0.0) <= goal and frame.grown.preemptions_total is not None
+
+
+def _comparable(frame: Frame, last: Frame) -> bool:
+    """Whether its share of the cache can be expressed in terms of the present cache."""
+    known = _tokens(frame) is not None and _tokens(last) is not None
+    return frame.usage_max is not None and not frame.compiling and (known or frame.generation == last.generation)
+
+
+def _share(frame: Frame, cache: int | None) -> float:
+    tokens, usage = _tokens(frame), frame.usage_max or 0.0
+    return usage * tokens / cache if tokens is not None and cache else usage
+
+
+def _tokens(frame: Frame) -> int | None:
+    return frame.kv_cache_tokens // frame.engines if frame.kv_cache_tokens is not None else None
+
+
+def _running(frame: Frame) -> float:
+    return (frame.running_max or 0.0) / frame.engines
+
+
+WINDOW_SECONDS = 3600.0
+"""How much history to use: an hour of traffic."""
+
+MOST_FRAMES = int(WINDOW_SECONDS / STEP_SECONDS)
+
+FEWEST = 50
+"""Minimum requests: below this, a 95th percentile rests on one or two of them."""
+
+PLENTY = 500
+"""Requests from which a 95th percentile rests on dozens."""
+
+MOST_CONCURRENCY = 100_000
+_Q = 0.95
+
+
+class Look(Protocol):
+    """A stored sample of a server, as the history returns it (`Entry`)."""
+
+    @property
+    def generation(self) -> int:
+        """The start of the server that it belongs to."""
+
+    @property
+    def sample(self) -> Sample:
+        """The sample itself."""
+
+
+class SeenWorkload(msgspec.Struct, frozen=True):
+    """A server's observed traffic.
+
+    ``workload`` is None if there is too little data, and ``sentence`` then says why; else ``sentence`` summarizes it
+    and its certainty. ``at_least`` names fields that may be larger than stated, ``kept`` those that were not measured
+    and keep their previous value. ``minutes`` is the observed time.
+    """
+
+    workload: Workload | None
+    requests: int
+    minutes: float
+    sentence: str
+    at_least: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    room: SeenRoom | None = None
+    """What its KV cache was observed to have room for; None if not requested or unknown."""
+
+
+def seen_workload(
+    looks: Iterable[Look], previous: Workload, *, longest: int | None = None, goal: float | None = None
+) -> SeenWorkload:
+    """The workload of the traffic between the first sample and the last (oldest first), over restarts.
+
+    ``previous`` fills in what was not measured (prefix reuse while prefix caching is off). ``longest`` is the server's
+    ``max-model-len``: vLLM's last bucket is open, and this gives it an end. ``goal`` is the share of the KV cache that
+    should be used at most; with it, the cache's room is computed too.
+    """
+    traffic, frames = _Traffic(), Frames(keep=MOST_FRAMES)
+    for look in looks:
+        traffic.add(look)
+        frames.append(look.sample, look.generation)
+    minutes = traffic.seconds / 60
+    lengths = {key: merge(traffic.histograms[key]) for key in LENGTHS}
+    prompts, answers = lengths["prompt_tokens"], lengths["generation_tokens"]
+    if not traffic.looks:
+        return SeenWorkload(None, 0, 0.0, "Nothing was recorded of this server yet.")
+    if prompts is None or answers is None:
+        return SeenWorkload(None, 0, minutes, "This server does not report how long its prompts and answers are.")
+    requests = int(min(prompts.count, answers.count))
+    if requests < FEWEST:
+        return SeenWorkload(None, requests, minutes, _too_few(requests, minutes))
+    found = _seen(traffic, prompts, answers, previous, longest, requests, minutes)
+    return replace(found, room=seen_room(frames.since(0.0), goal)) if goal is not None else found
+
+
+class _Traffic:
+    """The counts between samples, and how many requests were in flight."""
+
+    def __init__(self) -> None:
+        self.histograms: dict[str, list[Histogram]] = defaultdict(list)
+        self.hits = self.queries = 0.0
+        self.in_flight: list[float] = []
+        self.seconds = 0.0
+        self.looks = 0
+        self._before: Look | None = None
+
+    def add(self, look: Look) -> None:
+        """Add the next sample."""
+        before, self._before = self._before, look
+        self.looks += 1
+        total = combine(look.sample.engines.values())
+        flying = [n for n in (total.requests_running, total.requests_waiting) if n is not None]
+        if flying:
+            self.in_flight.append(sum(flying))
+        if before is None:
+            return
+        self.seconds += max(0.0, look.sample.at - before.sample.at)
+        # A new generation started at zero, whatever its counters show now.
+        since = before.sample if before.generation == look.generation else Sample(before.sample.at, {})
+        for grown in growths(since, look.sample, LENGTHS):
+            self._count(grown)
+
+    def _count(self, grown: EngineSample) -> None:
+        self.hits += grown.prefix_cache_hits_total or 0.0
+        self.queries += grown.prefix_cache_queries_total or 0.0
+        for key, histogram in grown.histograms.items():
+            if histogram.count > 0 or key not in self.histograms:
+                self.histograms[key].append(histogram)
+
+    @property
+    def concurrency(self) -> int | None:
+        """The 95th percentile of requests in flight, while there were any."""
+        busy = sorted(number for number in self.in_flight if number > 0)
+        return math.ceil(busy[math.ceil(_Q * len(busy)) - 1]) if busy else None
+
+
+def _seen(
+    traffic: _Traffic,
+    prompts: Histogram,
+    answers: Histogram,
+    previous: Workload,
+    longest: int | None,
+    requests: int,
+    minutes: float,
+) -> SeenWorkload:
+    lengths = _Length.of(prompts, longest), _Length.of(answers, longest)
+    given, made = (min(length.tokens, MAX_TOKENS) for length in lengths)
+    if longest is not None and given + made > longest > made:
+        given = longest - made  # no request was longer than both together
+    reuse = min(1.0, traffic.hits / traffic.queries) if traffic.queries > 0 else None
+    flying = traffic.concurrency
+    workload = Workload(
+        input_tokens_p95=given,
+        output_tokens_p95=made,
+        prefix_reuse=round(reuse, 3) if reuse is not None else previous.prefix_reuse,
+        concurrency=min(flying, MOST_CONCURRENCY) if flying is not None else previous.concurrency,
+    )
+    names = ("input_tokens_p95", "output_tokens_p95")
+    at_least = tuple(name for name, length in zip(names, lengths, strict=True) if length.open)
+    kept = (*(("prefix_reuse",) if reuse is None else ()), *(("concurrency",) if flying is None else ()))
+    parts = [
+        f"prompts {lengths[0].words(given)} and answers {lengths[1].words(made)} at p95",
+        f"{percent(reuse)} of prompt tokens reused" if reuse is not None else "prefix reuse not measured",
+        f"{flying:,} in flight" if flying is not None else "concurrency not measured",
+    ]
+    rough = "" if requests >= PLENTY else "; rough estimate from few requests"
+    sentence = f"{requests:,} requests in {duration(minutes * 60)}: {', '.join(parts)}{rough}."
+    return SeenWorkload(workload, requests, minutes, sentence, at_least, kept)
+
+
+class _Length(msgspec.Struct, frozen=True):
+    """A 95th percentile and its bucket. ``open`` is whether that bucket has no known end."""
+
+    tokens: int
+    low: int
+    high: int | None
+
+    @property
+    def open(self) -> bool:
+        return self.high is None
+
+    @classmethod
+    def of(cls, histogram: Histogram, longest: int | None) -> _Length:
+        bounds, counts = histogram.bounds, histogram.counts
+        if longest is not None and (len(bounds) < 2 or longest > bounds[-2]):
+            bounds, counts = (*bounds[:-1], float(longest), math.inf), (*counts, counts[-1])
+        rank = _Q * counts[-1]
+        index = next(index for index, count in enumerate(counts) if count >= rank)
+        value = interpolated(_Q, bounds, counts)
+        tokens = max(1, math.ceil(value)) if value is not None else 1
+        low = int(bounds[index - 1]) if index else 0
+        return cls(tokens, low, None if math.isinf(bounds[index]) else int(bounds[index]))
+
+    def words(self, tokens: int) -> str:
+        if self.high is None:
+            return f"of at least {tokens:,} tokens"
+        return f"of {tokens:,} tokens ({self.low:,} to {self.high:,})"
+
+
+def _too_few(requests: int, minutes: float) -> str:
+    ended = {0: "No request ended", 1: "1 request ended"}.get(requests, f"{requests:,} requests ended")
+    return f"{ended} in {duration(minutes * 60)}: needs at least {FEWEST}."

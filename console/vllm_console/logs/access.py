@@ -1,0 +1,126 @@
+"""Runs of access lines folded: ``200 OK ×14/s (143 in 10s)  POST /v1/completions`` in place of 143 lines. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+
+import msgspec
+
+from vllm_console.logs.file import Level, Line
+from vllm_console.logs.times import stamp_of
+from vllm_console.text import duration
+
+STAMP_LINES = 20
+"""How many lines above a run are searched for its start time."""
+
+MOST_REQUESTS = 3
+"""How many kinds of requests are named."""
+
+_CLIENT = re.compile(r"(?:\([\w.:-]+(?: [\w=.]+)*? pid=\d+\) ?)?INFO: +\S+")
+_REQUEST = re.compile(r"(?P<method>[A-Z]+) (?P<path>[^\s?\"]*)[^\"]*\" (?P<status>\d{3}(?: [A-Za-z' -]+)?)\s*")
+
+
+class Access(msgspec.Struct, frozen=True):
+    """An access line's content: the status (``200 OK``) and the request (``GET /health``)."""
+
+    status: str
+    request: str
+
+
+class _Fold:
+    """Lines of one status within a run, the newest first."""
+
+    def __init__(self, line: Line) -> None:
+        self.newest = self.oldest = line
+        self.count = 0
+        self.requests: Counter[str] = Counter()
+
+    def add(self, line: Line, request: str) -> None:
+        """Add one more, above those so far."""
+        self.oldest = line
+        self.count += 1
+        self.requests[request] += 1
+
+
+def access_of(text: str) -> Access | None:
+    """Parse an access line; None for any other line."""
+    client, between, request = text.partition(' - "')
+    if not between or _CLIENT.fullmatch(client) is None:
+        return None
+    return _request(request)
+
+
+@lru_cache(maxsize=512)
+def _request(text: str) -> Access | None:
+    """Parses what follows the client's address: a busy server writes the same few again and again."""
+    found = _REQUEST.fullmatch(text)
+    if found is None:
+        return None
+    return Access(found["status"].strip(), f"{found['method']} {found['path']}")
+
+
+def fold(lines: Sequence[Line], rows: int, *, whole: bool) -> list[Line]:
+    """The last ``rows`` rows of these lines, with runs of access lines folded into a row per status.
+
+    ``whole`` means that nothing is above the first line; else a run that begins there is counted as "or more".
+    """
+    shown: list[Line] = []  # newest first
+    run: dict[str, _Fold] = {}
+    after: datetime | None = None
+    for index in range(len(lines) - 1, -1, -1):
+        line = lines[index]
+        access = access_of(line.text)
+        if access is not None:
+            run.setdefault(access.status, _Fold(line)).add(line, access.request)
+            continue
+        if run:
+            shown += _rows(run, _stamp_above(lines, index), after)
+            run = {}
+        if len(shown) >= rows:
+            break
+        after = stamp_of(line.text) or after
+        shown.append(line)
+    shown += _rows(run, None, after, "" if whole else "+")
+    return shown[:rows][::-1]
+
+
+def _stamp_above(lines: Sequence[Line], index: int) -> datetime | None:
+    """The time of the line at ``index``, or of one of a few above it: some startup lines have none."""
+    near = lines[max(0, index - STAMP_LINES) : index + 1]
+    return next((stamp for line in reversed(near) if (stamp := stamp_of(line.text)) is not None), None)
+
+
+def _rows(run: dict[str, _Fold], before: datetime | None, after: datetime | None, more: str = "") -> list[Line]:
+    """A run's rows, newest first. ``before`` and ``after`` are the times of the surrounding lines."""
+    rows = []
+    for status, folded in sorted(run.items(), key=lambda item: -item[1].newest.offset):
+        if folded.count == 1 and not more:
+            rows.append(folded.newest)
+            continue
+        level = {"4": Level.WARNING, "5": Level.ERROR}.get(status[0], Level.INFO)
+        text = f"{status} ×{_often(folded.count, before, after, more)}  {_requests(folded.requests)}"
+        rows.append(Line(folded.oldest.offset, folded.newest.end, text, level))
+    return rows
+
+
+def _often(count: int, before: datetime | None, after: datetime | None, more: str) -> str:
+    """``14/s (143 in 10s)``; without the surrounding times, how many, and since when."""
+    if before is not None and after is not None and (seconds := (after - before).total_seconds()) > 0:
+        rate = count / seconds
+        if rate >= 1:
+            return f"{rate:.0f}/s ({count:,} in {duration(seconds)})"
+        return f"{count:,} in {duration(seconds)}"
+    since = f" since {before:%H:%M:%S}" if before is not None else ""
+    return f"{count:,}{more}{since}"
+
+
+def _requests(requests: Counter[str]) -> str:
+    if len(requests) == 1:
+        return next(iter(requests))
+    named = [f"{request} {number:,}" for request, number in requests.most_common(MOST_REQUESTS)]
+    left = len(requests) - len(named)
+    return ", ".join([*named, *([f"{left} more"] if left else [])])

@@ -1,0 +1,140 @@
+"""Times in a log, and the line at a time. vLLM writes month, day and time of day, and no year."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from vllm_console.logs.file import Line, LogFile
+
+YEAR = 2000
+"""Stands in for the newest line's year; it has a February 29."""
+
+HALF_A_YEAR = timedelta(days=183)
+
+NEAR = 64 * 1024
+"""Bytes between two lines below which lines are read one after another."""
+
+MOST_SCANNED = 2 * 1024 * 1024
+"""Maximum bytes read one after another before the current place is used."""
+
+PROBE_LINES = 100
+PROBES = 20
+"""Lines per read, and how many reads, before a place counts as one without times."""
+
+TAIL_LINES = 400
+"""How many lines at the end are searched for the newest time."""
+
+_STAMP = re.compile(
+    r"(?:\([\w.:-]+(?: [\w=.]+)*? pid=\d+\) ?)?"
+    r"(?:\[?[IWEF](?P<glog>\d{4}) |\[?(?:[A-Z]+:? )?(?:\d{4}-)?(?P<date>\d\d-\d\d)[ T])"
+    r"(?P<clock>\d\d:\d\d:\d\d)"
+)
+_AGO = re.compile(r"-\s*(\d{1,6})\s*([smhd])")
+_MOMENT = re.compile(r"(?:(\d{1,2})-(\d{1,2})\s+)?(\d{1,2}):(\d\d)(?::(\d\d))?")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+LONGEST = timedelta(days=366)
+"""How far back a time can be resolved: the log has no year."""
+
+HINT = "type 10:03, 10:03:57, 11-20 10:03, or -10m for ten minutes before the end"
+
+
+def stamp_of(text: str) -> datetime | None:
+    """The time at the beginning of a line, in `YEAR`; None if there is none."""
+    found = _STAMP.match(text)
+    if found is None:
+        return None
+    date = found["date"] or f"{found['glog'][:2]}-{found['glog'][2:]}"
+    try:
+        return datetime.fromisoformat(f"{YEAR}-{date} {found['clock']}")
+    except ValueError:
+        return None
+
+
+def newest_stamp(log: LogFile) -> datetime | None:
+    """The newest time near the end of a log."""
+    for line in reversed(log.before(log.end, TAIL_LINES)):
+        if (stamp := stamp_of(line.text)) is not None:
+            return stamp
+    return None
+
+
+def parse_moment(text: str, newest: datetime) -> datetime:
+    """Parse a time that a person typed, in a log whose newest line was written at ``newest``.
+
+    A time of day means the latest one that is not after the end.
+
+    Raises:
+        ValueError: it is not a time; the message says what is expected.
+    """
+    text = text.strip()
+    if ago := _AGO.fullmatch(text):
+        return newest - min(timedelta(**{_UNITS[ago[2]]: int(ago[1])}), LONGEST)
+    found = _MOMENT.fullmatch(text)
+    if found is None:
+        raise ValueError(HINT)
+    month, day, hour, minute, second = (int(part) if part else None for part in found.groups())
+    try:
+        moment = newest.replace(hour=hour or 0, minute=minute or 0, second=second or 0)
+        if month is not None and day is not None:
+            return _near(moment.replace(year=YEAR, month=month, day=day), newest)
+    except ValueError:
+        raise ValueError(f"{text} is no time: {HINT}") from None
+    return moment if moment <= newest else moment - timedelta(days=1)
+
+
+def find_time(log: LogFile, moment: datetime, newest: datetime) -> int | None:
+    """Offset of the first line at or after a time; None if all lines with a time are older.
+
+    In a long stretch of lines without times, such as access lines, it is a place in that stretch.
+    """
+    low, high = log.start, log.end
+    while high - low > NEAR:
+        middle = (low + high) // 2
+        found = _stamped_after(log, middle, newest)
+        if found is not None and found[1] < moment:
+            low = max(found[0].end, low + 1)
+        else:
+            high = middle
+    most = low + MOST_SCANNED
+    while low < most:
+        lines = log.after(low, PROBE_LINES)
+        for line in lines:
+            stamp = stamp_of(line.text)
+            if stamp is not None and _near(stamp, newest) >= moment:
+                return line.offset
+        if not lines or lines[-1].end <= low:
+            return None
+        low = lines[-1].end
+    return low
+
+
+def _stamped_after(log: LogFile, offset: int, newest: datetime) -> tuple[Line, datetime] | None:
+    """The first line with a time from ``offset`` on, within a bounded number of lines."""
+    here = log.before(offset, 1)
+    at = here[0].offset if here else log.start
+    for _ in range(PROBES):
+        lines = log.after(at, PROBE_LINES, NEAR)
+        for line in lines:
+            if (stamp := stamp_of(line.text)) is not None:
+                return line, _near(stamp, newest)
+        if not lines:
+            return None
+        at = lines[-1].end
+    return None
+
+
+def not_after(moment: datetime, newest: datetime) -> datetime:
+    """A time in a year near the newest line's: one after the end is set to the end."""
+    later = moment.replace(year=YEAR)
+    return newest if newest < later < newest + HALF_A_YEAR else moment
+
+
+def _near(stamp: datetime, newest: datetime) -> datetime:
+    """A time after the newest one belongs to the previous year."""
+    if stamp <= newest + timedelta(days=1):
+        return stamp
+    if (stamp.month, stamp.day) == (2, 29):
+        stamp = stamp.replace(month=3, day=1)
+    return stamp.replace(year=YEAR - 1)

@@ -1,0 +1,408 @@
+"""Parses a body of ``/metrics`` into a `Sample`, fast: each series' text is parsed once and then looked up.
+
+The text format is Prometheus' exposition format 0.0.4, and OpenMetrics where vLLM's exporters use it (timestamps,
+exemplars, ``_created``). An unchanged body costs a dictionary lookup per line; only new lines are parsed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+
+GAUGES: Mapping[str, tuple[str, ...]] = {
+    "requests_running": ("vllm:num_requests_running",),
+    "requests_waiting": ("vllm:num_requests_waiting",),
+    # A share from 0 to 1 in spite of its name; the old name was removed in 0.12.
+    "kv_cache_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+}
+"""Gauges by field of `EngineSample`: family names, preferred first."""
+
+COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "preemptions_total": ("vllm:num_preemptions_total",),
+    "prefix_cache_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "prefix_cache_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "prompt_tokens_total": ("vllm:prompt_tokens_total",),
+    "generation_tokens_total": ("vllm:generation_tokens_total",),
+    # One series per finished_reason: they are added.
+    "requests_finished_total": ("vllm:request_success_total",),
+}
+"""Counters by field of `EngineSample`, by full name: a histogram may end in ``_total`` too."""
+
+HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
+    "ttft": ("vllm:time_to_first_token_seconds",),
+    # The old name was also the time between tokens; request_time_per_output_token_seconds is a mean per request.
+    "itl": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    "e2e": ("vllm:e2e_request_latency_seconds",),
+    "queue": ("vllm:request_queue_time_seconds", "vllm:time_in_queue_requests"),
+    "prefill": ("vllm:request_prefill_time_seconds",),
+    "decode": ("vllm:request_decode_time_seconds",),
+    "prompt_tokens": ("vllm:request_prompt_tokens",),
+    "generation_tokens": ("vllm:request_generation_tokens",),
+}
+"""Histograms by key of `EngineSample.histograms`: base names, preferred first."""
+
+FIRST_BUCKETS: Mapping[str, float] = {
+    "ttft": 0.001,
+    "itl": 0.01,
+    "e2e": 0.3,
+    "queue": 0.3,
+    "prefill": 0.3,
+    "decode": 0.3,
+}
+"""Where the first bucket of a latency's histogram ends, in seconds (vllm/v1/metrics/buckets.py; flags may change it).
+
+Values in it are only known to be below that end: for exported queries, which do not know a server's buckets."""
+
+CACHE_CONFIG = "vllm:cache_config_info"
+"""The cache's settings as labels; its value is meaningless and it has no ``model_name``."""
+
+PREFIX = "vllm:"
+
+
+class Role(NamedTuple):
+    """The role of a sample name: kind, field or key, rank (0 is preferred) and, for a histogram, which part."""
+
+    kind: Literal["gauge", "counter", "histogram"]
+    key: str
+    rank: int
+    part: Literal["", "bucket", "sum", "count"] = ""
+
+
+def _roles() -> dict[str, Role]:
+    roles: dict[str, Role] = {}
+    for key, names in GAUGES.items():
+        roles.update({name: Role("gauge", key, rank) for rank, name in enumerate(names)})
+    for key, names in COUNTERS.items():
+        roles.update({name: Role("counter", key, rank) for rank, name in enumerate(names)})
+    for key, names in HISTOGRAMS.items():
+        for rank, name in enumerate(names):
+            roles[f"{name}_bucket"] = Role("histogram", key, rank, "bucket")
+            roles[f"{name}_sum"] = Role("histogram", key, rank, "sum")
+            roles[f"{name}_count"] = Role("histogram", key, rank, "count")
+    return roles
+
+
+ROLES: Mapping[str, Role] = _roles()
+"""The roles of all sample names that are read. Others are skipped."""
+
+
+def kv_cache_tokens(engines: Iterable[Mapping[str, str]]) -> int | None:
+    """Tokens that the KV cache holds over all engines; None if not reported.
+
+    ``engines`` holds the labels of `CACHE_CONFIG`, one mapping per engine. Since 0.24 each reports *one* engine's
+    capacity as ``kv_cache_size_tokens``, correct for hybrid models too: these are added. Older versions report the
+    number of blocks and the block size; ``num_gpu_blocks`` is already the sum over data-parallel engines, repeated on
+    each.
+    """
+    total = 0
+    by_blocks = 0
+    for labels in engines:
+        total += _integer(labels.get("kv_cache_size_tokens")) or 0
+        blocks, block_size = _integer(labels.get("num_gpu_blocks")), _integer(labels.get("block_size"))
+        by_blocks = max(by_blocks, (blocks or 0) * (block_size or 0))
+    return total or by_blocks or None
+
+
+def _integer(text: str | None) -> int | None:
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > 15:
+        return None
+    return int(text) or None
+
+
+_SERIES = re.compile(
+    r"\s*(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)"
+    r"(?:\s*\{(?P<labels>(?:[^\"{}]|\"(?:[^\"\\]|\\.)*\")*)\})?"
+    r"[ \t]+(?P<value>[^\s#]+)(?P<rest>(?:[ \t].*)?)$",
+    re.DOTALL,
+)
+_LABEL = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+_SKIP = -1
+_COMMENT = -2
+_MAX_KNOWN_SERIES = 80_000
+_MAX_KNOWN_CHARACTERS = 8 * 1024 * 1024
+_MAX_ENGINES = 1024
+_MAX_LINES = 200_000
+_SLICE = 64 * 1024
+
+
+class NotMetricsError(ValueError):
+    """The text is not a complete ``/metrics`` body. The message is one sentence; ``kind`` names the fault in a word."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class _HistogramSlots(msgspec.Struct):
+    """Slots of a histogram's parts: (bound, slot) pairs in order of appearance, and the slots of sum and count."""
+
+    buckets: list[tuple[float, int]] = msgspec.field(default_factory=list)
+    sum: int | None = None
+    count: int | None = None
+    bounds: tuple[float, ...] = ()
+    pick: Callable[[list[str | None]], tuple[str | None, ...]] | None = None
+    seen: tuple[str | None, ...] = ()
+    made: Histogram | None = None
+
+    def compile(self) -> None:
+        """Fix the bucket order after new ones appeared, so that one itemgetter reads all values at once."""
+        self.buckets.sort()
+        self.bounds = tuple(bound for bound, _ in self.buckets)
+        slots = [slot for _, slot in self.buckets]
+        tail = [slot if slot is not None else 0 for slot in (self.sum, self.count)]
+        self.pick = itemgetter(*slots, *tail)
+        self.seen, self.made = (), None
+
+
+class _EngineSlots(msgspec.Struct):
+    """Slots of one engine's values: by field, for each name's rank, the slots to add."""
+
+    scalars: dict[str, dict[int, list[int]]] = msgspec.field(default_factory=dict)
+    histograms: dict[str, dict[int, _HistogramSlots]] = msgspec.field(default_factory=dict)
+
+
+class Parser:
+    """Turns bodies of one server into samples. Keep one per server: what it learned makes the next body cheap.
+
+    Memory is bounded: after more (or longer) series or more engines than any vLLM has, everything is relearned; of a
+    single body, engines beyond that number are left out. Not thread-safe.
+    """
+
+    def __init__(self, max_series: int = _MAX_KNOWN_SERIES) -> None:
+        self._max_series = max_series
+        self._forget()
+
+    def parse(self, text: str, at: float) -> Sample:
+        """Read a whole body, scraped at ``at`` (Unix seconds).
+
+        Families not in `families` are skipped, and so are single invalid lines. A body without any ``vllm:`` family
+        gives a sample without engines. Raises `NotMetricsError` if the text as a whole is not metrics: empty, HTML, cut
+        off, or garbage.
+        """
+        _check_shape(text)
+        if (
+            len(self._slots) > self._max_series
+            or self._characters > _MAX_KNOWN_CHARACTERS
+            or self._engines >= _MAX_ENGINES
+        ):
+            self._forget()
+        values: list[str | None] = [None] * self._used
+        known = self._slots
+        understood = 0
+        for line in _lines(text):
+            series, _, value = line.rpartition(" ")
+            slot = known.get(series)
+            if slot is None:
+                if not understood or PREFIX in line:
+                    understood += self._learn(line, values)
+            elif slot >= 0:
+                values[slot] = value
+                understood += 1
+            elif slot == _SKIP:
+                understood += 1
+        if not understood:
+            raise NotMetricsError("garbage", "The answer is not in the metrics format: no line of it could be read.")
+        return self._assemble(values, at)
+
+    def _forget(self) -> None:
+        self._slots: dict[str, int] = {}
+        self._used = 1  # slot 0 stays empty: it stands for missing parts of a histogram
+        self._characters = 0
+        self._models: dict[str, dict[str, _EngineSlots]] = {}
+        self._engines = 0
+        self._configs: dict[int, tuple[str, dict[str, str]]] = {}
+        self._stale: list[_HistogramSlots] = []
+
+    def _remember(self, series: str, slot: int) -> None:
+        if len(self._slots) <= self._max_series:
+            self._slots[series] = slot
+            self._characters += len(series)
+
+    def _learn(self, line: str, values: list[str | None]) -> bool:
+        """Parse a line with unknown text; returns whether it is a sample or a comment."""
+        stripped = line.strip()
+        if not stripped:
+            return False
+        if stripped[0] == "#":
+            # A comment's last word is not a value, but the text before it recurs each time.
+            self._remember(line.rpartition(" ")[0], _COMMENT)
+            return False
+        line = line.rstrip("\r")
+        match = _SERIES.match(line)
+        if match is None:
+            return False
+        value = match["value"]
+        if _number(value) is None and value.lower().lstrip("+-") not in ("nan", "inf", "infinity"):
+            return False
+        series = line[: match.start("value")].rstrip(" \t")
+        slot = self._slots.get(series)
+        if slot is None:
+            slot = self._place(match["name"], match["labels"] or "")
+            self._remember(series, slot)
+        if slot >= 0:
+            values.extend([None] * (self._used - len(values)))
+            values[slot] = value
+        return True
+
+    def _place(self, name: str, label_text: str) -> int:
+        """Assign a slot to a new series, or `_SKIP` if it is not needed."""
+        if not name.startswith(PREFIX) or self._used > self._max_series:
+            return _SKIP
+        role = ROLES.get(name)
+        if role is None and name != CACHE_CONFIG:
+            return _SKIP
+        labels = _labels(label_text)
+        engine = labels.get("engine", "0")
+        slot = self._used
+        if role is None:
+            self._configs[slot] = (engine, labels)
+        else:
+            engines = self._models.setdefault(labels.get("model_name", ""), {})
+            slots = engines.get(engine)
+            if slots is None:
+                if self._engines >= _MAX_ENGINES:
+                    return _SKIP
+                self._engines += 1
+                slots = engines[engine] = _EngineSlots()
+            if role.kind == "histogram":
+                if not self._place_in_histogram(slots, role, labels, slot):
+                    return _SKIP
+            else:
+                slots.scalars.setdefault(role.key, {}).setdefault(role.rank, []).append(slot)
+        self._used += 1
+        return slot
+
+    def _place_in_histogram(self, slots: _EngineSlots, role: Role, labels: dict[str, str], slot: int) -> bool:
+        histogram = slots.histograms.setdefault(role.key, {}).setdefault(role.rank, _HistogramSlots())
+        if role.part == "bucket":
+            bound = _number(labels.get("le", ""), infinite=True)
+            if bound is None or any(bound == known for known, _ in histogram.buckets):
+                return False
+            histogram.buckets.append((bound, slot))
+        elif role.part == "sum":
+            histogram.sum = slot
+        else:
+            histogram.count = slot
+        self._stale.append(histogram)
+        return True
+
+    def _assemble(self, values: list[str | None], at: float) -> Sample:
+        for histogram in self._stale:
+            histogram.compile()
+        self._stale.clear()
+        engines: dict[str, EngineSample] = {}
+        model_name: str | None = None
+        # A body with several model names has the same engines under each; the first that reports is enough.
+        for model, slots_by_engine in self._models.items():
+            for engine, slots in slots_by_engine.items():
+                sample = _engine_sample(slots, values)
+                if sample is not None:
+                    engines[engine] = sample
+            if engines:
+                model_name = model or None
+                break
+        configs = dict(config for slot, config in self._configs.items() if values[slot] is not None)
+        tokens = kv_cache_tokens(configs.values())
+        return Sample(at=at, engines=engines, kv_cache_tokens=tokens, model_name=model_name)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines, a few at a time: splitting a long body at once would block all other threads."""
+    begin = 0
+    while begin < len(text):
+        end = text.find("\n", begin + _SLICE)
+        end = len(text) if end < 0 else end
+        yield from text[begin:end].split("\n")
+        begin = end + 1
+
+
+def _check_shape(text: str) -> None:
+    """Reject an incomplete body before reading any line."""
+    if not text or text.isspace():
+        raise NotMetricsError("empty", "The answer is empty: there are no metrics in it.")
+    if text[:64].lstrip("\ufeff \t\r\n")[:1] == "<":
+        raise NotMetricsError("html", "The answer is a web page (HTML), not metrics.")
+    if text.count("\n") > _MAX_LINES:
+        raise NotMetricsError("garbage", f"The answer has more than {_MAX_LINES:,} lines: these are no metrics.")
+    if text[-1] != "\n" and not text.endswith("# EOF"):
+        raise NotMetricsError("cut off", "The metrics are cut off: the last line has no end.")
+
+
+def _engine_sample(slots: _EngineSlots, values: list[str | None]) -> EngineSample | None:
+    """One engine's values of this body, or None if it no longer reports any."""
+    found: dict[str, Any] = {}
+    for key, ranks in slots.scalars.items():
+        for rank in sorted(ranks) if len(ranks) > 1 else ranks:
+            picked = [number for slot in ranks[rank] if (number := _number(values[slot])) is not None]
+            if picked:
+                found[key] = max(picked) if key == "kv_cache_usage" else math.fsum(picked)
+                break
+    histograms: dict[str, Histogram] = {}
+    for key, by_rank in slots.histograms.items():
+        for rank in sorted(by_rank) if len(by_rank) > 1 else by_rank:
+            histogram = _histogram(by_rank[rank], values)
+            if histogram is not None:
+                histograms[key] = histogram
+                break
+    return EngineSample(**found, histograms=histograms) if found or histograms else None
+
+
+def _histogram(slots: _HistogramSlots, values: list[str | None]) -> Histogram | None:
+    """A histogram's values of this body; the same object as before if nothing changed."""
+    if slots.pick is None:
+        return None
+    picked = slots.pick(values)
+    if picked == slots.seen:
+        return slots.made
+    pairs = [
+        (bound, count)
+        for bound, text in zip(slots.bounds, picked, strict=False)
+        if (count := _number(text)) is not None
+    ]
+    total = _number(picked[-1])
+    if (not pairs or pairs[-1][0] != math.inf) and total is not None:
+        pairs.append((math.inf, total))
+    made: Histogram | None = None
+    if pairs and pairs[-1][0] == math.inf:
+        bounds = tuple(bound for bound, _ in pairs)
+        if bounds == slots.bounds:
+            bounds = slots.bounds  # one tuple shared by all samples
+        made = Histogram(bounds, tuple(count for _, count in pairs), _number(picked[-2]) or 0.0)
+    slots.seen, slots.made = picked, made
+    return made
+
+
+def _number(text: str | None, *, infinite: bool = False) -> float | None:
+    """A finite number (or +Inf as a bucket's bound); None for anything else."""
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if math.isfinite(number):
+        return number
+    return number if infinite and number == math.inf else None
+
+
+def _labels(text: str) -> dict[str, str]:
+    return {name: _ESCAPED.sub(_unescape, value) for name, value in _LABEL.findall(text)}
+
+
+def _unescape(match: re.Match[str]) -> str:
+    character = match[1]
+    return "\n" if character == "n" else character if character in '\\"' else match[0]
+
+
+def parse(text: str, at: float) -> Sample:
+    """Read one body once; see `Parser.parse`, which is faster for a server that is scraped repeatedly."""
+    return Parser().parse(text, at)

@@ -1,0 +1,214 @@
+"""A quantile as a histogram knows it: its bucket, and a value only if that bucket has two ends.
+
+vLLM's histograms of queue, prefill, decode and end-to-end times begin with a bucket from 0 to 0.3 s. A value
+interpolated in it would be invented, so such a quantile is just "below 0.3 s". Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from vllm_console.text import UNKNOWN, seconds
+
+WIDE = 1.5
+"""A bucket whose end exceeds this multiple of its beginning makes an interpolated value rough."""
+
+PARTS = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+"""The quantiles reported for each latency."""
+
+NO_LONGER_THAN = (("queue", "ttft"), ("prefill", "ttft"), ("ttft", "e2e"), ("decode", "e2e"))
+"""For one request, the first of each pair takes no longer than the second."""
+
+
+class Quantile(msgspec.Struct, frozen=True):
+    """A quantile and its bucket, in seconds: above ``low``, and at most ``high`` (None: the bucket is open, +Inf).
+
+    ``guess`` is linear within the bucket, like PromQL's ``histogram_quantile``. In the first bucket and in the open one
+    it is meaningless: use `value`.
+    """
+
+    guess: float
+    low: float
+    high: float | None
+
+    @property
+    def value(self) -> float | None:
+        """The interpolated value; None if only one end of the bucket is known."""
+        return self.guess if self.high is not None and (self.low > 0 or self.low == self.high) else None
+
+    @property
+    def below(self) -> float | None:
+        """The bucket's end: the quantile is not above it. None if the bucket is open."""
+        return self.high
+
+    @property
+    def above(self) -> float | None:
+        """The bucket's beginning: the quantile is above it. None in the first bucket."""
+        return self.low if self.low > 0 else None
+
+    @property
+    def nearest(self) -> float:
+        """The value, or else the one known end: for charts and for sorting."""
+        if self.value is not None:
+            return self.value
+        return self.low if self.high is None else self.high
+
+    @property
+    def wide(self) -> bool:
+        """Whether the value is rough because its bucket is wide."""
+        return self.value is not None and self.high is not None and self.high > WIDE * self.low
+
+    @property
+    def text(self) -> str:
+        """``24ms``; ``~180ms`` in a wide bucket; ``<300ms`` in the first and ``>2560s`` in the open one."""
+        if self.value is not None:
+            return f"{'~' if self.wide else ''}{seconds(self.value)}"
+        return f">{seconds(self.low)}" if self.high is None else f"<{seconds(self.high)}"
+
+    def within(self, limit: float) -> bool | None:
+        """Whether the quantile is at most ``limit`` (seconds); None if that cannot be known.
+
+        The bucket decides if the limit lies outside it, else the interpolated value, if there is one.
+        """
+        if self.high is not None and self.high <= limit:
+            return True
+        if self.low >= limit:
+            return False
+        return None if self.value is None else self.value <= limit
+
+    def factor_of(self, other: Quantile) -> str:
+        """The ratio of this to ``other``, as far as the buckets tell: ``3.1×``, ``over 3×``; empty if unknown."""
+        if self.value is not None and other.value is not None:
+            return f"{self.value / other.value:.1f}×"
+        if self.low > 0 and other.high is not None and self.low > other.high:
+            return f"over {self.nearest / other.high:.1f}×"
+        return ""
+
+
+def quantile(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> Quantile | None:
+    """A quantile from cumulative bucket counts; None without observations, or without a finite bucket."""
+    found = _bucket(q, bounds, counts)
+    if found is None:
+        return None
+    index, guess = found
+    low = bounds[index - 1] if index else min(0.0, bounds[0])
+    return Quantile(guess, low, bounds[index] if index < len(bounds) - 1 else None)
+
+
+def middle(found: Sequence[Quantile]) -> Quantile | None:
+    """The median of a figure over several windows. Those in the first bucket are below all values, so it is exact.
+
+    For an even number it lies between two; unknown if one of these is.
+    """
+    if not found:
+        return None
+    ordered = sorted(found, key=lambda one: one.nearest)
+    one, other = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    if one is other or one.value is None:
+        return one
+    if other.high is None or one.high is None:
+        return other
+    return Quantile((one.guess + other.guess) / 2, (one.low + other.low) / 2, (one.high + other.high) / 2)
+
+
+def interpolated(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> float | None:
+    """A quantile from cumulative bucket counts, estimated like PromQL's ``histogram_quantile``. For lengths in tokens.
+
+    Linear within a bucket; the first bucket begins at 0; in the +Inf bucket the result is the last finite bound. None
+    if there is no observation, or only the +Inf bucket.
+    """
+    found = _bucket(q, bounds, counts)
+    return found[1] if found is not None else None
+
+
+def _bucket(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> tuple[int, float] | None:
+    """The bucket index of a quantile, and the value interpolated in it."""
+    if len(bounds) < 2 or not counts or counts[-1] <= 0:
+        return None
+    rank = q * counts[-1]
+    index = next((i for i, count in enumerate(counts) if count >= rank), len(counts) - 1)
+    if index == len(bounds) - 1:
+        return index, bounds[-2]
+    upper = bounds[index]
+    lower, below = (bounds[index - 1], counts[index - 1]) if index else (min(0.0, upper), 0.0)
+    inside = counts[index] - below
+    return index, lower + (upper - lower) * (rank - below) / inside if inside > 0 else upper
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """A latency over a window: how many observations, their exact mean in seconds, and quantiles with their buckets."""
+
+    count: float
+    mean: float | None
+    p50: Quantile | None = None
+    p90: Quantile | None = None
+    p99: Quantile | None = None
+
+
+def agreeing(latencies: Mapping[str, Quantiles]) -> dict[str, Quantiles]:
+    """Latencies whose interpolated values do not contradict each other: queue ≤ TTFT ≤ end-to-end, and so on.
+
+    Each is interpolated separately, so with overlapping buckets a part of a request can seem longer than the whole.
+    Then each value is moved within its own bucket, which allows any value in it. If the buckets themselves contradict
+    each other nothing is changed: they are of different requests (`contradicting`).
+    """
+    found = dict(latencies)
+    for part, whole in 2 * NO_LONGER_THAN:  # twice, since a value moved for one pair may be part of another
+        if part in found and whole in found:
+            found[part], found[whole] = _agreeing(found[part], found[whole])
+    return {name: _ordered(one) for name, one in found.items()}
+
+
+def _ordered(found: Quantiles) -> Quantiles:
+    """With p50 ≤ p90 ≤ p99: each was moved by itself. A part stays below its whole, as the same is done to both."""
+    moved: dict[str, Any] = {}
+    least = float("-inf")
+    for name, _ in PARTS:
+        one = getattr(found, name)
+        if one is not None and one.value is not None:
+            if one.value < least:
+                moved[name] = msgspec.structs.replace(one, guess=least)
+            least = max(least, one.value)
+    return msgspec.structs.replace(found, **moved)
+
+
+def _agreeing(part: Quantiles, whole: Quantiles) -> tuple[Quantiles, Quantiles]:
+    parts: dict[str, Any] = {}
+    wholes: dict[str, Any] = {}
+    for name, _ in PARTS:
+        one, other = getattr(part, name), getattr(whole, name)
+        if one is None or other is None or one.value is None or other.value is None or one.value <= other.value:
+            continue
+        meeting = min(one.value, other.high)
+        if meeting >= one.low:
+            parts[name] = msgspec.structs.replace(one, guess=meeting)
+            wholes[name] = msgspec.structs.replace(other, guess=meeting)
+    return msgspec.structs.replace(part, **parts), msgspec.structs.replace(whole, **wholes)
+
+
+def contradicting(latencies: Mapping[str, Quantiles]) -> bool:
+    """Whether a part of a request seems to take longer than the whole, by exact means or by whole buckets.
+
+    TTFT counts requests at their first token, the others when requests end: while a queue grows or shrinks, these are
+    different requests.
+    """
+    return any(
+        _exceeds(latencies[part], latencies[whole])
+        for part, whole in NO_LONGER_THAN
+        if part in latencies and whole in latencies
+    )
+
+
+def _exceeds(part: Quantiles, whole: Quantiles) -> bool:
+    if part.mean is not None and whole.mean is not None and part.mean > whole.mean:
+        return True
+    pairs = ((getattr(part, name), getattr(whole, name)) for name, _ in PARTS)
+    return any(one and other and other.high is not None and one.low >= other.high for one, other in pairs)
+
+
+def text_of(found: Quantile | None) -> str:
+    """A quantile, formatted, or a dash."""
+    return found.text if found is not None else UNKNOWN

@@ -1,0 +1,155 @@
+"""One scrape of a server's ``/metrics``, independent of its vLLM version's metric names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from vllm_console.metrics.quantile import Quantiles
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """A Prometheus histogram: upper bounds in seconds or tokens (the last is +Inf) and cumulative counts."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    sum: float
+
+    @property
+    def count(self) -> float:
+        """How many observations there are."""
+        return self.counts[-1] if self.counts else 0.0
+
+
+class EngineSample(msgspec.Struct, frozen=True):
+    """One engine (data-parallel rank) at one moment. None is 'not reported', never zero.
+
+    Counters are totals since the engine started; ``kv_cache_usage`` is a share from 0 to 1; ``histograms`` is keyed
+    by the names in `LATENCIES` and `LENGTHS`.
+    """
+
+    requests_running: float | None = None
+    requests_waiting: float | None = None
+    kv_cache_usage: float | None = None
+    preemptions_total: float | None = None
+    prefix_cache_queries_total: float | None = None
+    prefix_cache_hits_total: float | None = None
+    prompt_tokens_total: float | None = None
+    generation_tokens_total: float | None = None
+    requests_finished_total: float | None = None
+    histograms: Mapping[str, Histogram] = msgspec.field(default_factory=dict)
+
+
+GAUGES = ("requests_running", "requests_waiting", "kv_cache_usage")
+"""Gauge fields of `EngineSample`."""
+
+COUNTERS = (
+    "preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "requests_finished_total",
+)
+"""Counter fields of `EngineSample`: they only grow while the engine lives."""
+
+LATENCIES = ("ttft", "itl", "e2e", "queue", "prefill", "decode")
+"""Keys of latency histograms, in seconds."""
+
+LENGTHS = ("prompt_tokens", "generation_tokens")
+"""Keys of length histograms, in tokens."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One scrape of a server: when (Unix seconds), each engine by its label, and the cache's size if reported."""
+
+    at: float
+    engines: Mapping[str, EngineSample]
+    kv_cache_tokens: int | None = None
+    model_name: str | None = None
+
+
+class Window(msgspec.Struct, frozen=True):
+    """What happened between two samples, summed over engines. Rates per second; shares from 0 to 1.
+
+    ``kv_cache_usage`` is the mean over engines now; ``kv_cache_usage_max`` the fullest engine. ``preemption_share`` is
+    preemptions per request that finished, or that runs at the end if those are more; it can be above 1. ``latencies``
+    is keyed as in `LATENCIES`; TTFT counts requests at their first token, the others except ITL when requests end, so
+    none includes a request that still waits. ``longest_wait`` is a lower bound, in seconds, of the longest wait in the
+    queue (see `waiting`). None means not reported or not enough data.
+    """
+
+    start: float
+    end: float
+    requests_running: float | None = None
+    requests_waiting: float | None = None
+    kv_cache_usage: float | None = None
+    kv_cache_usage_max: float | None = None
+    kv_cache_tokens: int | None = None
+    preemptions_per_minute: float | None = None
+    preemption_share: float | None = None
+    prefix_hit_rate: float | None = None
+    prompt_tokens_per_second: float | None = None
+    generation_tokens_per_second: float | None = None
+    requests_per_second: float | None = None
+    longest_wait: float | None = None
+    latencies: Mapping[str, Quantiles] = msgspec.field(default_factory=dict)
+
+
+class Series(msgspec.Struct, frozen=True):
+    """Evenly spaced points for charts, oldest first; the last ends at ``end``. None means not reported.
+
+    ``values`` is keyed ``kv_cache_usage`` (maximum within the step), ``preemptions`` (count within the step),
+    ``requests_running``, ``requests_waiting``, ``generation_tokens_per_second``, ``prompt_tokens_per_second``,
+    ``requests_per_second``, ``ttft_p50``, ``ttft_p99``, ``itl_p50`` and ``itl_p99`` (seconds; a point only known to lie
+    beyond one end of its bucket has that end, and ``ttft_p99_bound`` or ``itl_p99_bound`` is 1).
+    """
+
+    end: float
+    step: float
+    values: Mapping[str, tuple[float | None, ...]]
+    as_of: float | None = None
+    """Set if these are the last points of a server that no longer reports: when that was (Unix seconds)."""
+    recorded_from: float | None = None
+    """When the oldest stored sample was taken (Unix seconds); None if unknown."""
+    loading: bool = False
+    """Whether a part of it is still being read."""
+
+    @property
+    def start(self) -> float:
+        """When the first point begins (Unix seconds)."""
+        return self.end - self.step * max((len(values) for values in self.values.values()), default=0)
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """One stage of a startup: name (``process``, ``config``, ``weights``, ``kv cache``, …) and duration in seconds.
+
+    ``seconds`` is None while it runs; ``detail`` is a short figure (``61%``, ``7.6 GiB``).
+    """
+
+    name: str
+    started_at: float
+    seconds: float | None = None
+    detail: str = ""
+
+
+class StartupFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Facts of one start; None and empty mean that its log does not say.
+
+    ``compile_cache`` is ``hit``, ``partly``, ``new`` (compiled anew), ``failed`` (compiled anew: what it had could
+    not be loaded) or ``disabled``; ``compile_seconds`` is the time that torch.compile took with or without it,
+    ``weights_seconds`` that of reading weights. ``kv_measure_seconds`` is how long vLLM measured memory after its
+    profiling run, which a fixed KV cache size skips; ``kv_pinned`` who fixed it: ``flag``, or ``plan`` for vLLM's own
+    start-up plan. ``prepared_seconds`` were spent while the generation before served, and ``read_ahead_gib`` of
+    ``weights_gib`` were read into the page cache then.
+    """
+
+    compile_cache: str = ""
+    compile_seconds: float | None = None
+    weights_seconds: float | None = None
+    kv_measure_seconds: float | None = None
+    kv_pinned: str = ""
+    prepared_seconds: float | None = None
+    read_ahead_gib: float | None = None
+    weights_gib: float | None = None

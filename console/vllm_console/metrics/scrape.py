@@ -1,0 +1,288 @@
+"""Scrapes a server over HTTP: one keep-alive connection, a deadline for the whole response, a cap on its size.
+
+Standard library only: the recorder runs beside every server and must stay small.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl  # http.client imports it anyway
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from vllm_console.metrics.parse import NotMetricsError, Parser
+from vllm_console.metrics.sample import Sample
+from vllm_console.text import plain
+from vllm_launchers.addresses import is_loopback, tls_to_own
+from vllm_launchers.listeners import Owner, StrangerError
+
+TIMEOUT_SECONDS = 2.0
+BODY_LIMIT = 4 * 1024 * 1024
+"""vLLM reports some 50 KB per engine."""
+
+
+class ScrapeError(Exception):
+    """A server could not be scraped, or its response is unusable. The message is one sentence for people.
+
+    ``kind`` is one of ``refused``, ``stranger``, ``timeout``, ``network``, ``status``, ``redirect``, ``html``,
+    ``empty``, ``cut off``, ``too large``, ``garbage`` and ``url``.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class _DeadlineSocket(socket.socket):
+    """A socket whose waits all end by one deadline, so that a response dripping in byte by byte is cut short too."""
+
+    deadline = 0.0
+
+    def _limit(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("deadline passed")
+        self.settimeout(left)
+
+    def connect(self, address: Any) -> None:
+        self._limit()
+        super().connect(address)
+
+    def recv_into(self, *arguments: Any) -> int:
+        self._limit()
+        return super().recv_into(*arguments)
+
+    def sendall(self, *arguments: Any) -> None:
+        self._limit()
+        super().sendall(*arguments)
+
+
+class _DeadlineTlsSocket(_DeadlineSocket, ssl.SSLSocket):
+    """The same over TLS; the handshake ends by the deadline as well."""
+
+
+class _Connection(http.client.HTTPConnection):
+    """An HTTP connection over a `_DeadlineSocket`, with TLS if it gets a context.
+
+    With an ``owner`` it connects to a socket on which that process listens, whatever address the host's name resolves
+    to.
+    """
+
+    deadline = 0.0
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, owner: Owner | None) -> None:
+        super().__init__(host, port)
+        self._tls, self._owner = tls, owner
+
+    def connect(self) -> None:
+        """Connect; raises OSError, `StrangerError` if the port is not the owner's."""
+        if self._owner is None:
+            self._connect_to(self.host)
+            return
+        listener = self._owner.require(self.port)
+        self._connect_to(listener.address)
+        try:
+            self._owner.confirm(listener)
+        except StrangerError:
+            self.close()
+            raise
+
+    def _connect_to(self, host: str) -> None:
+        problem: OSError = OSError(f"{host} has no address")
+        name = host.encode() if host.isascii() else host  # for a str Python would load a megabyte of IDNA tables
+        for family, kind, protocol, _, address in socket.getaddrinfo(name, self.port, 0, socket.SOCK_STREAM):
+            candidate: socket.socket = _DeadlineSocket(family, kind, protocol)
+            try:
+                self.sock = candidate
+                self.limit(self.deadline)
+                candidate.connect(address)
+                candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is not None:
+                    self.sock = candidate = self._tls.wrap_socket(candidate, server_hostname=self.host)
+                    self.limit(self.deadline)
+            except OSError as error:
+                self.sock = None
+                candidate.close()
+                problem = error
+                continue
+            return
+        raise problem
+
+    def limit(self, deadline: float) -> None:
+        """Set the ``deadline`` (`time.monotonic`) for everything from now on, on this connection or the next."""
+        self.deadline = deadline
+        if isinstance(self.sock, _DeadlineSocket):
+            self.sock.deadline = deadline
+
+
+class Scraper:
+    """Scrapes one server repeatedly over one connection. Not thread-safe.
+
+    ``url`` is the server's base URL or that of its ``/metrics``. Every method raises `ScrapeError` after ``timeout``
+    seconds at the latest (DNS lookup excepted). Redirects are not followed.
+
+    ``owner`` is the server's process on this machine: no other process is contacted, so one that took its port cannot
+    impersonate it. An https server's certificate is verified unless an ``owner`` is given, or it is on this machine:
+    such servers show whatever certificate they were given, often self-signed or for another name.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float = TIMEOUT_SECONDS,
+        body_limit: int = BODY_LIMIT,
+        headers: dict[str, str] | None = None,
+        *,
+        owner: Owner | None = None,
+    ) -> None:
+        scheme, host, port, self._prefix = _split(url)
+        self.place = f"{'[' + host + ']' if ':' in host else host}:{port}"
+        self._timeout = timeout
+        self._body_limit = body_limit
+        self._headers = {"Accept": "text/plain, application/json", **(headers or {})}
+        self._connection = _Connection(
+            host,
+            port,
+            _tls(check=owner is None and not is_loopback(host)) if scheme == "https" else None,
+            owner,
+        )
+        self._parser = Parser()
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        self._connection.close()
+
+    def sample(self, at: float) -> Sample:
+        """Scrape ``/metrics`` as a sample at ``at`` (Unix seconds)."""
+        text = self.metrics_text()
+        try:
+            return self._parser.parse(text, at)
+        except NotMetricsError as error:
+            raise ScrapeError(error.kind, self._sentence(error.kind)) from None
+
+    def metrics_text(self) -> str:
+        """The raw body of ``/metrics``, checked to be text but not parsed."""
+        body, content_type = self._get("/metrics")
+        if content_type.startswith("text/html"):
+            raise ScrapeError("html", self._sentence("html"))
+        try:
+            return body.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ScrapeError("garbage", self._sentence("garbage")) from None
+
+    def _get(self, path: str) -> tuple[bytes, str]:
+        reused = self._connection.sock is not None
+        self._connection.limit(time.monotonic() + self._timeout)
+        try:
+            try:
+                return self._exchange(path)
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+                if not reused:
+                    raise
+                self.close()  # the server closed an idle connection: retry
+                return self._exchange(path)
+        except ScrapeError:
+            self.close()
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            raise self._explained(error, path) from None
+
+    def _exchange(self, path: str) -> tuple[bytes, str]:
+        self._connection.request("GET", self._prefix + path, headers=self._headers)
+        response = self._connection.getresponse()
+        if 300 <= response.status < 400:
+            where = f"{self.place} sends {path} elsewhere (HTTP {response.status})"
+            raise ScrapeError("redirect", f"{where}: give the server's own address.")
+        if response.status != 200:
+            raise ScrapeError("status", self._status_sentence(path, response.status, response.reason))
+        if response.length is not None and response.length > self._body_limit:
+            raise self._too_large(path)
+        body = bytearray()
+        while chunk := response.read1(65536):
+            body += chunk
+            if len(body) > self._body_limit:
+                raise self._too_large(path)
+        if response.length:
+            raise http.client.IncompleteRead(bytes(body[:0]), response.length)
+        content_type = (response.getheader("Content-Type") or "").lower()
+        response.close()  # closes the response, not the connection: read1 leaves it open at its end
+        return bytes(body), content_type
+
+    def _too_large(self, path: str) -> ScrapeError:
+        limit = self._body_limit / (1024 * 1024)
+        what = f"{self.place} answered {path} with more than {limit:g} MiB"
+        return ScrapeError("too large", f"{what}: vLLM's metrics page is never that large; check the address.")
+
+    def _status_sentence(self, path: str, status: int, reason: str) -> str:
+        advice = {
+            401: "it requires an API key",
+            403: "it requires an API key",
+            404: "check that this is vLLM's address",
+            503: "its engine is dead or still starting; see its log",
+        }.get(status, "see its log")
+        words = plain(reason, 80)
+        return f"{self.place} answered {path} with HTTP {status}{' ' + words if words else ''}: {advice}."
+
+    def _sentence(self, kind: str) -> str:
+        return {
+            "html": f"{self.place} answered with a web page (HTML), not metrics: check that this is vLLM's port.",
+            "empty": f"{self.place} answered /metrics with nothing: check that this is vLLM's port.",
+            "cut off": f"{self.place} cut its metrics off in the middle: ask again, and see its log if it stays so.",
+        }.get(
+            kind, f"{self.place} answered /metrics with something that is not metrics: check that this is vLLM's port."
+        )
+
+    def _explained(self, error: Exception, path: str) -> ScrapeError:
+        place = self.place
+        if isinstance(error, TimeoutError):
+            message = f"{place} did not answer {path} within {self._timeout:g}s: it is hung, overloaded or unreachable."
+            return ScrapeError("timeout", message)
+        if isinstance(error, StrangerError):
+            return ScrapeError("stranger", f"{error}: its metrics are ignored.")
+        if isinstance(error, ConnectionRefusedError):
+            return ScrapeError("refused", f"{place} refused the connection: no server listens there (yet).")
+        if isinstance(error, (http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionResetError)):
+            return ScrapeError("cut off", self._sentence("cut off").replace("its metrics", f"its answer to {path}"))
+        if isinstance(error, (http.client.HTTPException, ValueError)):
+            return ScrapeError(
+                "garbage", f"{place} does not speak HTTP as a server should: check that this is vLLM's port."
+            )
+        reason = plain(getattr(error, "strerror", None) or str(error), 120)
+        return ScrapeError("network", f"{place} could not be reached ({reason}): check host and port.")
+
+
+def _tls(*, check: bool) -> ssl.SSLContext:
+    """A TLS context that verifies the peer's certificate or not."""
+    context = ssl.create_default_context() if check else tls_to_own()
+    context.sslsocket_class = _DeadlineTlsSocket
+    return context
+
+
+def _split(url: str) -> tuple[str, str, int, str]:
+    """Scheme, host, port and path prefix of a server's URL, which may already end in ``/metrics``."""
+    shown = plain(url, 120)
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+    except ValueError:
+        raise ScrapeError("url", f"{shown}: not a valid address; write http://HOST:PORT.") from None
+    if parts.scheme not in ("http", "https"):
+        raise ScrapeError("url", f"{shown}: only http:// and https:// addresses can be asked.")
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        raise ScrapeError("url", f"{shown}: the port is not a number from 1 to 65535.") from None
+    if not parts.hostname or any(character <= " " or character == "\x7f" for character in url):
+        raise ScrapeError("url", f"{shown}: not a valid address; write http://HOST:PORT.")
+    return parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/metrics").rstrip("/")
+
+
+def scrape_once(url: str, at: float, timeout: float = 5.0) -> Sample:
+    """Scrape a server once; raises `ScrapeError`."""
+    scraper = Scraper(url, timeout)
+    try:
+        return scraper.sample(at)
+    finally:
+        scraper.close()

@@ -1,0 +1,87 @@
+"""A lower bound for the longest wait in a server's queue. Pure: times come from the samples.
+
+vLLM observes a request's queue time and TTFT when the request is served, so neither counts it while it waits. A lower
+bound follows from what is reported: as long as fewer requests can have left the queue since a sample than waited in it,
+one of those still waits. Increases in running, finished and preempted requests show requests that left the queue; so do
+first tokens. None of these shows a request whose client gave up before the first token. But to run a request vLLM looks
+its prompt up in the prefix cache (kv_cache_manager.py), and each has at least one token: no more requests were admitted
+than tokens were looked up. Preempted requests are readmitted without being counted there; they are not relied on. So
+the bound is mostly the time since a request was last admitted, and without prefix caching nothing is known.
+
+vLLM reports nothing about requests whose clients give up while they wait, and looks up no prompt whose own logprobs are
+requested. If clients in the queue return with a new request, the bound is how long none has been admitted, not how long
+one connection has been open.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from vllm_console.metrics.sample import EngineSample, Sample
+
+GAP_SECONDS = 5.0
+"""Samples further apart are not joined: coarse rows of history hold the longest queue of their step and no other."""
+
+MOST_MARKS = 1000
+
+
+class _Mark(NamedTuple):
+    """A sample: when, and how many had entered the queue by then (those that had left it and the new ones in it)."""
+
+    at: float
+    entered: float
+
+
+class Waits:
+    """Follows one generation's queue from sample to sample."""
+
+    def __init__(self) -> None:
+        self._marks: list[_Mark] = []
+        self._left = 0.0
+        self._preempted = 0.0  # since the queue was last empty: so many in it may leave it once more, unseen
+        self._last: tuple[float, float] | None = None
+        self.longest: float | None = None
+        """How long, in seconds, a request that waits now has waited at least; None where none waits or too little is
+        reported. 0 for a queue seen for the first time.
+        """
+
+    def clear(self) -> None:
+        """Forget everything: another generation begins, or there was a gap."""
+        self._marks.clear()
+        self._left, self._preempted, self._last, self.longest = 0.0, 0.0, None, None
+
+    def append(self, sample: Sample, total: EngineSample, grown: EngineSample | None) -> None:
+        """Take in the next sample: its engines as one, and what was counted since the one before (None: not known)."""
+        running, waiting = total.requests_running, total.requests_waiting
+        last = self._last
+        if running is None or waiting is None or not total.prefix_cache_queries_total:
+            self.clear()  # nothing was ever looked up: prefix caching is off
+            return
+        if last is not None:
+            left = _left(grown, running - last[1]) if grown is not None and sample.at - last[0] <= GAP_SECONDS else None
+            if left is None:
+                self.clear()
+            else:
+                self._left += left
+                self._preempted += (grown.preemptions_total if grown is not None else None) or 0.0
+        self._last = sample.at, running
+        if waiting < 1:
+            self._marks.clear()
+            self._preempted, self.longest = 0.0, None
+            return
+        gone = next((i for i, mark in enumerate(self._marks) if mark.entered > self._left), len(self._marks))
+        del self._marks[:gone]
+        self._marks.append(_Mark(sample.at, waiting - self._preempted + self._left))
+        if len(self._marks) > MOST_MARKS:
+            del self._marks[1:-1:2]  # the first stays: it is the bound, and without the others it only falls sooner
+        self.longest = sample.at - self._marks[0].at
+
+
+def _left(grown: EngineSample, more_running: float) -> float | None:
+    """How many requests left the queue at most; None where that is not reported."""
+    looked_up = grown.prefix_cache_queries_total
+    if grown.requests_finished_total is None or looked_up is None:
+        return None
+    first = grown.histograms.get("ttft")
+    served = more_running + grown.requests_finished_total + (grown.preemptions_total or 0.0)
+    return max(0.0, served, first.count if first is not None else 0.0, looked_up)

@@ -1,0 +1,252 @@
+"""What happened between two samples of a server: rates, shares and quantiles, over restarts and several engines.
+
+Pure: no clock, no files, no network. Counters only grow while an engine lives, so a drop means that the engine
+restarted, and everything it counts now happened since.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from vllm_console.metrics.quantile import PARTS, Quantiles, agreeing, quantile
+from vllm_console.metrics.sample import COUNTERS, GAUGES, LATENCIES, EngineSample, Histogram, Sample, Window
+
+
+def quantiles(histogram: Histogram) -> Quantiles:
+    """Count, exact mean and quantiles of a latency's histogram."""
+    count = histogram.count
+    if count <= 0:
+        return Quantiles(count=0.0, mean=None)
+    p50, p90, p99 = (quantile(q, histogram.bounds, histogram.counts) for _, q in PARTS)
+    return Quantiles(count=count, mean=histogram.sum / count, p50=p50, p90=p90, p99=p99)
+
+
+def merge(histograms: Iterable[Histogram]) -> Histogram | None:
+    """Add histograms; None for none. If bounds differ, the shared ones are kept: their counts are exact."""
+    merged: Histogram | None = None
+    for histogram in histograms:
+        if merged is None:
+            merged = histogram
+            continue
+        if merged.bounds != histogram.bounds:
+            shared = set(merged.bounds) & set(histogram.bounds)
+            merged, histogram = _only(merged, shared), _only(histogram, shared)
+        counts = tuple(map(operator.add, merged.counts, histogram.counts))
+        merged = Histogram(merged.bounds, counts, merged.sum + histogram.sum)
+    return merged
+
+
+def _only(histogram: Histogram, bounds: set[float]) -> Histogram:
+    kept = [pair for pair in zip(histogram.bounds, histogram.counts, strict=True) if pair[0] in bounds]
+    return Histogram(tuple(bound for bound, _ in kept), tuple(count for _, count in kept), histogram.sum)
+
+
+def restarted(before: EngineSample, after: EngineSample) -> bool:
+    """Whether the engine restarted between two samples: some counter or histogram fell."""
+    for name in COUNTERS:
+        old, new = getattr(before, name), getattr(after, name)
+        if old is not None and new is not None and new < old:
+            return True
+    for key, histogram in after.histograms.items():
+        old_histogram = before.histograms.get(key)
+        if old_histogram is not None and histogram.count < old_histogram.count:
+            return True
+    return False
+
+
+def growth(before: EngineSample | None, after: EngineSample, keys: Iterable[str] = LATENCIES) -> EngineSample:
+    """What an engine counted between two samples, with the gauges of the later one; histograms only of ``keys``.
+
+    For a new or restarted engine, everything it shows now.
+    """
+    before_counters = None if before is None or restarted(before, after) else before
+    fields: dict[str, Any] = {name: getattr(after, name) for name in GAUGES}
+    for name in COUNTERS:
+        value = getattr(after, name)
+        if value is not None and before_counters is not None:
+            value -= getattr(before_counters, name) or 0.0
+        fields[name] = value
+    histograms: dict[str, Histogram] = {}
+    for key in keys:
+        histogram = after.histograms.get(key)
+        if histogram is not None:
+            old = before_counters.histograms.get(key) if before_counters is not None else None
+            histograms[key] = _histogram_growth(old, histogram)
+    return EngineSample(**fields, histograms=histograms)
+
+
+def _histogram_growth(before: Histogram | None, after: Histogram) -> Histogram:
+    if before is None or before.bounds != after.bounds:
+        return after
+    if before is after:
+        return Histogram(after.bounds, (0.0,) * len(after.counts), 0.0)
+    counts = tuple(map(operator.sub, after.counts, before.counts))
+    return Histogram(after.bounds, counts, after.sum - before.sum)
+
+
+def combine(engines: Iterable[EngineSample]) -> EngineSample:
+    """Several engines as one: counters, running and waiting added, histograms merged, KV usage averaged.
+
+    What no engine reports stays None; an engine that does not report a field is left out of it.
+    """
+    parts = list(engines)
+    if len(parts) == 1:
+        return parts[0]
+    fields: dict[str, Any] = {}
+    for name in (*GAUGES, *COUNTERS):
+        values = [value for part in parts if (value := getattr(part, name)) is not None]
+        if values:
+            total = math.fsum(values)
+            fields[name] = total / len(values) if name == "kv_cache_usage" else total
+    keys = dict.fromkeys(key for part in parts for key in part.histograms)
+    merged = {key: merge(part.histograms[key] for part in parts if key in part.histograms) for key in keys}
+    histograms = {key: histogram for key, histogram in merged.items() if histogram is not None}
+    return EngineSample(**fields, histograms=histograms)
+
+
+def growths(before: Sample, after: Sample, keys: Iterable[str] = LATENCIES) -> list[EngineSample]:
+    """`growth` of every engine in the later sample; one that is gone no longer counts."""
+    keys = tuple(keys)
+    return [growth(before.engines.get(label), engine, keys) for label, engine in after.engines.items()]
+
+
+def preemptions_per_request(preempted: float | None, finished: float | None, running: float | None) -> float | None:
+    """Preemptions per request served in a span: those that finished in it, or those running at its end if more.
+
+    In steady traffic that is per request whose service is shorter than the span, and never divides by the few that
+    happened to finish when requests are longer. None where it is not reported, or no request is known to be served.
+    """
+    if preempted is None or finished is None:
+        return None
+    requests = max(finished, running or 0.0)
+    return preempted / requests if requests > 0 else None
+
+
+def window(before: Sample, after: Sample) -> Window:
+    """What happened between two samples. Rates are None if no time passed between them."""
+    seconds = after.at - before.at
+    parts = growths(before, after)
+    total = combine(parts)
+    usages = [part.kv_cache_usage for part in parts if part.kv_cache_usage is not None]
+    finished, preempted = total.requests_finished_total, total.preemptions_total
+    preemptions_per_second = _rate(preempted, seconds)
+    latencies = {key: quantiles(histogram) for key, histogram in total.histograms.items() if key in LATENCIES}
+    return Window(
+        start=min(before.at, after.at),
+        end=after.at,
+        requests_running=total.requests_running,
+        requests_waiting=total.requests_waiting,
+        kv_cache_usage=total.kv_cache_usage,
+        kv_cache_usage_max=max(usages, default=None),
+        kv_cache_tokens=after.kv_cache_tokens,
+        preemptions_per_minute=None if preemptions_per_second is None else preemptions_per_second * 60,
+        preemption_share=preemptions_per_request(preempted, finished, total.requests_running) if seconds > 0 else None,
+        prefix_hit_rate=_share(total.prefix_cache_hits_total, total.prefix_cache_queries_total),
+        prompt_tokens_per_second=_rate(total.prompt_tokens_total, seconds),
+        generation_tokens_per_second=_rate(total.generation_tokens_total, seconds),
+        requests_per_second=_rate(finished, seconds),
+        latencies=agreeing(latencies),
+    )
+
+
+def is_idle(before: Sample, after: Sample) -> bool:
+    """Whether nothing runs or waits in the later sample, and nothing was counted since the earlier one."""
+    for label, engine in after.engines.items():
+        if engine.requests_running or engine.requests_waiting:
+            return False
+        old = before.engines.get(label)
+        if old is None or any(getattr(old, name) != getattr(engine, name) for name in COUNTERS):
+            return False
+    return True
+
+
+def without_rates(found: Window) -> Window:
+    """A window after the traffic has ended: reported rates are zero now; latencies are of its last part."""
+    names = ("preemptions_per_minute", "prompt_tokens_per_second", "generation_tokens_per_second",
+             "requests_per_second")  # fmt: skip
+    zeros: dict[str, Any] = {name: 0.0 for name in names if getattr(found, name) is not None}
+    return replace(found, preemption_share=None, **zeros)
+
+
+def load_ended(found: Window) -> bool:
+    """Whether a window's latencies are of traffic that has ended: nothing is generated any more, nothing waits."""
+    now = (found.generation_tokens_per_second, found.requests_per_second, found.requests_running,
+           found.requests_waiting)  # fmt: skip
+    quiet = any(value is not None for value in now) and not any(now)
+    return quiet and any(one.count for one in found.latencies.values())
+
+
+def highest(one: float | None, other: float | None) -> float | None:
+    """The greater of two figures; unreported ones are ignored."""
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _rate(amount: float | None, seconds: float) -> float | None:
+    return amount / seconds if amount is not None and seconds > 0 else None
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def in_order(engines: Mapping[str, EngineSample]) -> dict[str, EngineSample]:
+    """Engines by label, in the order of their numbers (``"2"`` before ``"10"``)."""
+    return dict(sorted(engines.items(), key=lambda item: (len(item[0]), item[0])))
+
+
+# -- the JSON contract of ``vllm-console metrics`` --------------------------------------------------------------------
+
+
+_FIGURES = tuple(name for name in (*GAUGES, *COUNTERS) if name != "requests_finished_total")
+"""The fields of a sample that keep their names in the document."""
+
+
+def metrics_document(sample: Sample) -> dict[str, Any]:
+    """A sample as JSON values: counters and latencies since the start, gauges as they are; null means not reported.
+
+    Running, waiting and counters are added over engines, KV usage (0 to 1) is their mean, latencies (seconds) come
+    from the added histograms. ``engines`` maps each engine's label to the same keys without ``engines``; there
+    ``kv_cache_tokens`` is an even share of the sum, since a sample has only that (as did vLLM before 0.24).
+    """
+    engines = in_order(sample.engines)
+    tokens = sample.kv_cache_tokens
+    share = tokens // len(engines) if tokens is not None and engines else None
+    document = _document(combine(engines.values()), tokens)
+    document["engines"] = {label: _document(engine, share) for label, engine in engines.items()}
+    return document
+
+
+def _document(engine: EngineSample, kv_cache_tokens: int | None) -> dict[str, Any]:
+    document: dict[str, Any] = {name: _plain_number(getattr(engine, name)) for name in _FIGURES}
+    document["kv_cache_tokens"] = kv_cache_tokens
+    seen = {key: engine.histograms[key] for key in LATENCIES if key in engine.histograms}
+    figures = agreeing({key: quantiles(histogram) for key, histogram in seen.items()})
+    for key in LATENCIES:
+        document[f"{key}_seconds"] = _latency(seen[key], figures[key]) if key in seen else None
+    return document
+
+
+def _latency(histogram: Histogram, figures: Quantiles) -> dict[str, Any]:
+    """Count, sum and exact mean; each quantile with the ends of its bucket.
+
+    A quantile is null in a bucket that has only one end: then only ``…_below`` or ``…_above`` is known.
+    """
+    document = {"count": _plain_number(histogram.count), "sum": histogram.sum, "mean": figures.mean}
+    for name, _ in PARTS:
+        found = getattr(figures, name)
+        document |= {
+            name: found.value if found is not None else None,
+            f"{name}_below": found.below if found is not None else None,
+            f"{name}_above": found.above if found is not None else None,
+        }
+    return document
+
+
+def _plain_number(value: float | None) -> int | float | None:
+    """Counts without a fraction as integers, as a person would write them."""
+    return int(value) if value is not None and value.is_integer() else value

@@ -1,0 +1,332 @@
+"""The process beside every server that keeps its history: ``python -m vllm_console.recorder``.
+
+It asks once a second, writes what it saw, and ends with the server. It is small on purpose and needs nothing of the
+console. When the keeper that started it dies, it calls for a new one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import math
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vllm_console.history.gpu_samples import GpuSampleStore
+from vllm_console.history.store import Writer
+from vllm_console.metrics.sample import Sample
+from vllm_console.metrics.scrape import ScrapeError, Scraper
+from vllm_console.runs.store import RunName, RunStoreError, run_id, store_windows, thin, write
+from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, Windows
+from vllm_launchers.keeper.files import MOST_UNREAD, OUTPUT
+from vllm_launchers.listeners import Owner
+from vllm_launchers.private import open_file, open_standard_streams
+from vllm_launchers.procfs import stat
+
+_WAITING_AT_MOST = 1440
+_THIN_EVERY = 60
+
+
+class WindowRecorder:
+    """Sums up samples in windows and stores each. Nothing that happens to the disk is raised: windows wait in memory
+    (a day of them), ``trouble`` says why in a sentence, and with the next window it is tried again. ``notice`` tells of
+    a damaged file that was set aside.
+    """
+
+    def __init__(self, path: Path, run: RunName, seconds: float = WINDOW_SECONDS) -> None:
+        self.trouble = ""
+        self.notice = ""
+        self._path, self._run = path, run
+        self._windows = Windows(seconds)
+        self._waiting: deque[RunWindow] = deque(maxlen=_WAITING_AT_MOST)
+        self._stored = 0
+
+    def append(self, sample: Sample) -> None:
+        """Take in the next sample."""
+        window = self._windows.append(sample)
+        if window is not None:
+            self._waiting.append(window)
+            self.flush()
+
+    def flush(self) -> None:
+        """Store what waits."""
+        if not self._waiting:
+            return
+        try:
+            self.notice = write(self._path, self._store) or self.notice
+        except RunStoreError as error:
+            self.trouble = str(error)
+            return
+        self._stored += len(self._waiting)
+        self._waiting.clear()
+        self.trouble = ""
+
+    def _store(self, connection: sqlite3.Connection) -> None:
+        run = run_id(connection, self._run, self._waiting[0].at)
+        store_windows(connection, run, self._waiting)
+        if self._stored % _THIN_EVERY == 0:
+            thin(connection)
+
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOCK_POLL_SECONDS = 0.2
+_ADOPT_SECONDS = 30.0
+_BOUND_SECONDS = 5.0
+OUTPUT_BLOCKS = MOST_UNREAD // 512
+"""Of 512 bytes: what a server has written and nobody read may take up so much before the oldest of it is dropped."""
+
+
+def process_lives(pid: int, start_time: int) -> bool:
+    """Whether that very process still runs: its pid, its start time (field 22 of ``/proc/PID/stat``), no zombie."""
+    found = stat(pid)
+    return found is not None and found.running and found.start_time == start_time
+
+
+class Schedule:
+    """Moments ``interval`` seconds apart that do not drift; those missed are left out, not made up for."""
+
+    def __init__(self, interval: float, now: float) -> None:
+        self._interval = interval
+        self._next = now
+
+    def wait_from(self, now: float) -> float:
+        """Seconds from ``now`` until the next moment."""
+        if now >= self._next:
+            self._next += self._interval * (1 + (now - self._next) // self._interval)
+        return self._next - now
+
+
+def stopped_within(seconds: float) -> bool:
+    """Sleep; True at once when a stop signal (blocked beforehand) comes or has come."""
+    return signal.sigtimedwait(_STOP_SIGNALS, max(0.0, seconds)) is not None
+
+
+@contextlib.contextmanager
+def only_writer(history: Path) -> Iterator[bool]:
+    """Hold the lock of a history file, after its present writer has ended. Yields False when told to stop meanwhile."""
+    descriptor = open_file(history.with_name(history.name + ".lock"), os.O_RDWR)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if stopped_within(_LOCK_POLL_SECONDS):
+                    yield False
+                    return
+            else:
+                yield True
+                return
+    finally:
+        os.close(descriptor)
+
+
+class KeeperWatch:
+    """Watches whether the parent is still the keeper that started this recorder; when not, calls for a new one.
+
+    From then on no keeper's death can be seen from here, so it checks again every half minute, which costs little.
+    """
+
+    def __init__(self, state_root: Path | None, folder: Path) -> None:
+        self._root = state_root
+        self._output = folder / OUTPUT
+        self._parent = os.getppid()
+        self._next_at = 0.0
+        self._reported = ""
+
+    def check(self, now: float) -> None:
+        """Check once; ``now`` is `time.monotonic`."""
+        if self._root is None or now < self._next_at:
+            return
+        kept = os.getppid() == self._parent
+        self._next_at = now + (_BOUND_SECONDS if kept else _ADOPT_SECONDS)
+        self._bound_output()
+        if kept:
+            return
+        # Only now: it costs memory that would lie idle for days.
+        from vllm_launchers.keeper.client import adopt_orphans
+        from vllm_launchers.keeper.errors import KeeperError
+
+        try:
+            adopted = adopt_orphans(self._root)
+        except (KeeperError, OSError, ValueError) as error:
+            if str(error) != self._reported:
+                say(f"a keeper is gone, and no new one could be started: {error}")
+            self._reported = str(error)
+            return
+        if adopted:
+            say(f"a keeper was gone; started a new one for: {', '.join(adopted)}")
+
+    def _bound_output(self) -> None:
+        """Where nobody reads what the server writes, as while its keeper is stopped, keep it from filling the disk."""
+        try:
+            dropped = self._output.stat().st_blocks > OUTPUT_BLOCKS and _drop_oldest(self._output.parent)
+        except OSError:
+            return
+        if dropped:
+            say(f"{dropped} bytes of the server's output were dropped: its keeper is not reading it")
+
+
+def _drop_oldest(folder: Path) -> int:
+    from vllm_launchers.keeper.output import bound  # only now, like the keeper's client
+
+    return bound(folder)
+
+
+def say(message: str) -> None:
+    """One line to stderr, which the keeper keeps; a full disk or a closed pipe there stops nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"recorder: {message}", file=sys.stderr, flush=True)
+
+
+class TroubleReporter:
+    """Reports a store's ``trouble`` and ``notice``, each once."""
+
+    def __init__(self, store: Writer | WindowRecorder | GpuSampleStore, waiting: str = "") -> None:
+        self._store, self._prefix = store, f"{waiting} in memory: " if waiting else ""
+        self._trouble = self._notice = ""
+
+    def report(self) -> None:
+        """Report what is new."""
+        store = self._store
+        if store.trouble and store.trouble != self._trouble:
+            say(f"{self._prefix}{store.trouble}")
+        if store.notice and store.notice != self._notice:
+            say(store.notice)
+        self._trouble, self._notice = store.trouble, store.notice
+
+
+class ReadyWatch:
+    """Whether a generation has been ready, by the record of its keeper beside the history.
+
+    What is counted before, its first request with all that is compiled for it, is none of its traffic. Where there is
+    no record, or none that can be read, it counts as ready.
+    """
+
+    def __init__(self, history: Path, generation: int) -> None:
+        self._path, self._generation = history.with_name("record.json"), generation
+        self._read: tuple[int, int] | None = None
+        self._ready = False
+
+    def check(self) -> bool:
+        """Check once; the file is read only when it has changed, and no more once the generation was ready."""
+        if self._ready:
+            return True
+        try:
+            status = self._path.stat()
+            if (stamp := (status.st_ino, status.st_mtime_ns)) != self._read:
+                generations = json.loads(self._path.read_bytes())["generations"]
+                self._ready = any(
+                    one["number"] == self._generation and one["ready_at"] is not None for one in generations
+                )
+                self._read = stamp
+        except (OSError, ValueError, LookupError, TypeError):
+            return True
+        return self._ready
+
+
+def record(scraper: Scraper, writer: Writer, runs: WindowRecorder | None, options: argparse.Namespace) -> None:
+    """Ask and write until the server is gone or a stop signal comes."""
+    schedule = Schedule(options.interval, time.monotonic())
+    keeper = KeeperWatch(options.state_root, options.history.resolve().parent)
+    gpus = GpuSampleStore(options.gpu_samples) if options.gpu_samples is not None else None
+    reporters = [TroubleReporter(writer, "history waits")]
+    if runs is not None:
+        reporters.append(TroubleReporter(runs, "minutes of this run wait"))
+    if gpus is not None:
+        reporters.append(TroubleReporter(gpus))
+    ready = ReadyWatch(options.history, options.generation)
+    fault = ""
+    while process_lives(options.pid, options.start_time):
+        try:
+            if ready.check():
+                _take(scraper.sample(time.time()), writer, runs, options.generation)
+            fault = ""
+        except ScrapeError as error:
+            # Refused is normal while vLLM loads: it listens only when it is ready.
+            if error.kind != "refused" and error.kind != fault:
+                say(str(error))
+            fault = error.kind
+        if gpus is not None:
+            gpus.record()
+        for reporter in reporters:
+            reporter.report()
+        keeper.check(time.monotonic())
+        if stopped_within(schedule.wait_from(time.monotonic())):
+            return
+    keeper.check(math.inf)  # a keeper that died before its server has nobody else to end what that left
+
+
+def _take(sample: Sample, writer: Writer, runs: WindowRecorder | None, generation: int) -> None:
+    writer.append(sample, generation)
+    if runs is not None:
+        runs.append(sample)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the recorder; returns the exit code."""
+    open_standard_streams()
+    options = _options(arguments)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        owner = Owner(options.pid, options.start_time)
+        scraper = Scraper(options.url, timeout=min(2.0, max(0.5, options.interval * 2)), owner=owner)
+        with only_writer(options.history) as ours:
+            if ours:
+                writer = Writer(options.history)
+                runs = _run_log(options)
+                try:
+                    record(scraper, writer, runs, options)
+                finally:
+                    writer.close()
+                    if runs is not None:
+                        runs.flush()
+                    scraper.close()
+    except (ScrapeError, OSError) as error:
+        say(str(error))
+        return 1
+    return 0
+
+
+def _run_log(options: argparse.Namespace) -> WindowRecorder | None:
+    if options.runs is None or options.run is None:
+        return None
+    run = RunName(options.run, options.history.resolve().parent.name, options.generation)
+    return WindowRecorder(options.runs, run, options.window)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m vllm_console.recorder", description="Record a server's metrics until it ends."
+    )
+    parser.add_argument("--url", required=True, help="the server's base URL")
+    parser.add_argument("--history", required=True, type=Path, help="the history file")
+    parser.add_argument("--generation", required=True, type=int, help="stored with each row")
+    parser.add_argument("--pid", required=True, type=int, help="the server's process")
+    parser.add_argument("--start-time", required=True, type=int, help="its start time, field 22 of /proc/PID/stat")
+    parser.add_argument("--interval", type=_interval, default=1.0, help="seconds between samples (default 1)")
+    parser.add_argument("--state-root", type=Path, help="where keepers keep their records; to call for a new keeper")
+    parser.add_argument("--runs", type=Path, help="the run database; with --run the run's minutes go there")
+    parser.add_argument("--run", help="the key of the run that this is")
+    parser.add_argument("--gpu-samples", type=Path, help="sample the machine's GPUs too, into this file")
+    parser.add_argument("--window", type=_interval, default=WINDOW_SECONDS, help="seconds per window")
+    return parser.parse_args(arguments)
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 0.05 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError("must be from 0.05 to 3600 seconds")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What ran with which flags and how it performed; comparing runs."""

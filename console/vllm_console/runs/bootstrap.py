@@ -1,0 +1,133 @@
+"""Confidence intervals for a difference of medians: a deterministic bootstrap over windows. Pure.
+
+Consecutive windows are correlated, so ten of them are worth fewer than ten. The bootstrap's standard error is widened
+for that by the windows' autocorrelation. The interval is Student's t on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from statistics import NormalDist
+
+import msgspec
+
+RESAMPLES = 400
+LONGER = 2
+"""A series this many times as long as the other shows the drift of both."""
+WILDER = 3.0
+"""An earlier series that scatters this many times as much is not comparable."""
+_MULTIPLIER, _INCREMENT, _MASK = 6364136223846793005, 1442695040888963407, 2**64 - 1
+
+
+def median(values: Sequence[float]) -> float:
+    """The median of at least one value."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def difference(
+    before: Sequence[float], after: Sequence[float], level: float, earlier: Sequence[float] = ()
+) -> tuple[float, float, float]:
+    """The median of ``after`` minus that of ``before``, and the bounds of its confidence interval at ``level``.
+
+    Values are in time order, at least three of each. If one series is at least twice as long as the other, it shows
+    drift that the short one hides: the short one's autocorrelation and scatter count as at least as large. So does an
+    ``earlier`` series of the same server, unless it scatters far more than either.
+    """
+    change = median(after) - median(before)
+    both = (before, after)
+    sides = [_Known.of(values, seed) for seed, values in enumerate(both, 1)]
+    witnesses = list(sides)
+    if len(earlier) >= LONGER * min(map(len, both)):
+        known = _Known.of(earlier, 3)
+        if known.scatter <= WILDER * max(side.scatter for side in sides):
+            witnesses.append(known)
+    found = [side.beside(witnesses) for side in sides]
+    reach = student(0.5 + level / 2, max(3.0, sum(freedom for _, freedom in found) - 2))
+    reach *= math.hypot(*(error for error, _ in found))
+    return change, change - reach, change + reach
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """Statistics of a series: its length, its number of effectively independent values, and its scatter."""
+
+    length: int
+    counts: float
+    scatter: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], seed: int) -> _Known:
+        count = len(values)
+        return cls(count, max(2.0, count * worth(values)), standard_error(values, seed) * math.sqrt(count))
+
+    def beside(self, witnesses: Sequence[_Known]) -> tuple[float, float]:
+        """The standard error of its median and its degrees of freedom, with the longer series' autocorrelation."""
+        longer = [other for other in witnesses if other.length >= LONGER * self.length]
+        counts = min([self.counts, *(other.counts * self.length / other.length for other in longer)])
+        scatter = max([self.scatter, *(other.scatter for other in longer)])
+        return scatter / math.sqrt(max(2.0, counts)), max([self.counts, *(other.counts for other in longer)])
+
+
+def worth(*series: Sequence[float]) -> float:
+    """The effective number of independent values as a share of these, over all series together.
+
+    The smaller of two estimates: from the autocorrelations up to the first insignificant one (Geyer 1992), and for an
+    AR(1) process, (1 - r) / (1 + r).
+    """
+    means = [math.fsum(values) / len(values) for values in series]
+    apart = math.fsum((value - mean) ** 2 for values, mean in zip(series, means, strict=True) for value in values)
+    if apart <= 0:
+        return 1.0
+    total, first = 1.0, 0.0
+    for lag in range(1, 1 + min(map(len, series)) // 4):
+        together = math.fsum(
+            (one - mean) * (other - mean)
+            for values, mean in zip(series, means, strict=True)
+            for one, other in zip(values, values[lag:], strict=False)
+        )
+        # Short series hide correlation.
+        found = together / apart + len(series) / sum(map(len, series))
+        if found <= 0:
+            break
+        total += 2 * found
+        first = first or min(0.9, found)
+    return min(1 / total, (1 - first) / (1 + first))
+
+
+def standard_error(values: Sequence[float], seed: int) -> float:
+    """The standard error of the median of independent values."""
+    count = len(values)
+    medians = [median([values[index] for index in picked]) for picked in _draws(count, seed)]
+    mean = math.fsum(medians) / len(medians)
+    variance = math.fsum((value - mean) ** 2 for value in medians) / (len(medians) - 1)
+    # A sample's spread underestimates its population's by this factor.
+    return math.sqrt(variance * count / (count - 1))
+
+
+@cache
+def _draws(count: int, seed: int) -> tuple[tuple[int, ...], ...]:
+    """The windows of each resample. A linear congruential generator (Knuth's MMIX): the same at every call."""
+    state = seed * 0x9E3779B97F4A7C15 & _MASK
+    found = []
+    for _ in range(RESAMPLES):
+        picked = []
+        for _ in range(count):
+            state = (state * _MULTIPLIER + _INCREMENT) & _MASK
+            picked.append((state >> 33) % count)
+        found.append(tuple(picked))
+    return tuple(found)
+
+
+def student(share: float, freedom: float) -> float:
+    """A quantile of Student's t (Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5), good from 3 degrees on."""
+    z = NormalDist().inv_cdf(share)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + math.fsum(term / freedom ** (power + 1) for power, term in enumerate(terms))

@@ -1,0 +1,576 @@
+"""Whether a change helped: compares two runs' windows, conservatively. Pure.
+
+The minutes after the start and at the edges of the traffic are left out. Then the traffic is compared: requests per
+second, prompt and output lengths. If clients wait for answers, the server determines the rate, and an equal number in
+flight is enough. If only some minutes were alike, only these are compared. A figure is better or worse if its median
+moved by at least 5% and the interval of that movement, widened for the number of figures judged, excludes zero; but
+never in the direction in which a difference in traffic points anyway. If the interval includes zero and also a large
+movement, the figure is inconclusive.
+
+If a quantile is only known to lie below the end of its bucket, that end is used: it then moves less than the quantile
+really did, never more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.metrics.quantile import PARTS, Quantile, middle
+from vllm_console.runs.bootstrap import difference, median
+from vllm_console.runs.store import FlagChange, Run, changes
+from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow
+
+THROUGHPUT = "generation_tokens_per_second"
+MAJOR = ("ttft_mean", "e2e_mean", THROUGHPUT)
+"""Latency and throughput: while one of these is inconclusive, the verdict does not rest on a minor figure."""
+
+
+SHARES = ("share", "per request")
+"""Units in which a change is given in points, since the share itself may be zero."""
+WARM_UP = 2
+"""Windows left out after a start: compilation continues, and the prefix cache fills."""
+FEWEST = 5
+"""Minimum windows of each run for a verdict."""
+MOST = 120
+"""Maximum windows used of each run, the newest."""
+MOST_EARLIER = 60
+"""Windows of an earlier run used to estimate drift."""
+SMALLEST_CHANGE = 0.05
+SMALLEST_SHARE = 0.005
+"""Smaller changes count as none, however certain: of a figure, and of a share such as preemptions per request."""
+LARGE_CHANGE, LARGE_SHARE = 0.25, 0.05
+"""A median that moved this much (a share of itself; a share such as preemptions per request) is not unchanged."""
+WIDEST, WIDEST_SHARE = 20.0, 1.0
+"""An interval that is wider is not shown."""
+DOUBLED, HALVED = 1.0, -0.5
+"""If a change this large is possible, a figure is inconclusive."""
+ALIKE, ROUGHLY = 0.10, 0.25
+"""Traffic is similar up to 10% more or less, and roughly similar up to 25%."""
+STEADY = 0.03
+"""The most that requests in flight vary, as a share, if clients wait for answers."""
+DRAINING = 0.1
+"""Windows with less than this share of the usual requests are left out."""
+ENOUGH_FOR_P99 = {"ttft_p99": 30.0, "e2e_p99": 30.0}
+"""With fewer requests in a window, a 99th percentile is only its slowest one."""
+
+_FACTORS = (
+    ("requests_per_second", "requests", "/s"),
+    ("prompt_length_mean", "prompt length", "tokens"),
+    ("answer_length_mean", "answer length", "tokens"),
+    ("prompt_length_p95", "prompt length p95", "tokens"),
+    ("answer_length_p95", "answer length p95", "tokens"),
+    ("in_flight", "requests in flight", ""),
+)
+_LOAD = ("requests_per_second", "prompt_length_mean", "answer_length_mean")
+_LENGTHS = tuple(key for key, _, _ in _FACTORS if "length" in key)
+
+_LATENCIES = (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "end-to-end"))
+_FIGURES = (
+    *((f"{key}_{part}", f"{name} {part}", "s") for key, name in _LATENCIES for part in ("mean", "p50", "p90", "p99")),
+    ("generation_tokens_per_second", "tokens out", "/s"),
+    ("prompt_tokens_per_second", "tokens in", "/s"),
+    ("preemption_share", "preemptions/req", "per request"),
+    ("preemptions_per_minute", "preemptions", "/min"),
+    ("kv_cache_usage", "KV cache", "share"),
+    ("hit_rate", "prefix hits", "share"),
+)
+QUANTILES = tuple(f"{key}_{part}" for key, _ in _LATENCIES for part, _ in PARTS)
+_LARGEST = 20.0
+"""Bounds of an extreme ratio, as a power of e."""
+JUDGED = (*(f"{key}_{part}" for key, _ in _LATENCIES for part in ("mean", "p99")), THROUGHPUT, "preemption_share")
+LEVEL = 1 - 0.05 / len(JUDGED)
+_OBJECTIVES = {
+    "ttft_p99": "ttft_p99_seconds",
+    "itl_p99": "itl_p99_seconds",
+    "kv_cache_usage": "kv_cache_usage",
+    "preemption_share": "preemption_rate",
+}
+
+
+class Verdict(StrEnum):
+    """The verdict on a change. `MIXED` is only for the whole: some figures are better, others worse."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    MIXED = "mixed"
+    NO_DIFFERENCE = "no significant difference"
+    INCONCLUSIVE = "inconclusive"
+    """It moved a lot, or may have, but its minutes differ so much that this may be chance."""
+    NOT_COMPARABLE = "not comparable"
+    TOO_LITTLE = "not enough data"
+
+
+class Likeness(StrEnum):
+    """How similar one aspect of the traffic was."""
+
+    ALIKE = "similar"
+    ROUGHLY = "roughly similar"
+    DIFFERENT = "different"
+    UNKNOWN = "not reported"
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One figure before and after: medians over windows, in ``unit`` (``s``, ``/s``, ``share``, ``/min``).
+
+    ``change`` is after minus before, ``low`` and ``high`` its interval, jointly at 95% for all judged figures.
+    ``verdict`` is None for figures that are only displayed. ``objective`` is None if there is none. ``buckets`` are
+    those of a quantile's two medians: if one has a single end, ``before`` or ``after`` is that end
+    (`Quantile.nearest`).
+    """
+
+    key: str
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: Verdict | None = None
+    objective: float | None = None
+    buckets: tuple[Quantile | None, Quantile | None] = (None, None)
+    variable: bool = False
+    """Whether its minutes vary so much that the interval says nothing: ``low`` and ``high`` are None then."""
+
+    @property
+    def bounded(self) -> tuple[bool, bool]:
+        """Whether ``before``, and ``after``, is only the end of a bucket."""
+        one, other = (bucket is not None and bucket.value is None for bucket in self.buckets)
+        return one, other
+
+    @property
+    def incomparable(self) -> bool:
+        """Whether both medians fell into the same bucket with one end: their difference is unknown."""
+        return all(self.bounded) and self.before == self.after
+
+    def share(self, value: float | None) -> float | None:
+        """A change as a share of the figure before; None if that is zero."""
+        return value / self.before if value is not None and self.before else None
+
+    @property
+    def meets(self) -> tuple[bool, bool] | None:
+        """Whether the objective was met before, and after."""
+        if self.objective is None or self.before is None or self.after is None:
+            return None
+        one, other = (
+            value <= self.objective if bucket is None else bucket.within(self.objective)
+            for value, bucket in zip((self.before, self.after), self.buckets, strict=True)
+        )
+        return None if one is None or other is None else (one, other)
+
+
+class Factor(msgspec.Struct, frozen=True):
+    """One side of the traffic before and after, as medians over windows."""
+
+    key: str
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+    likeness: Likeness
+
+    @property
+    def change(self) -> float | None:
+        """The relative increase afterwards."""
+        return (self.after - self.before) / self.before if self.before and self.after is not None else None
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One of the two runs: how many windows it has, were compared, and are still needed, and the window length."""
+
+    run: Run
+    windows: int
+    compared: int
+    missing: int
+    seconds: float
+
+    @property
+    def minutes_missing(self) -> float:
+        """How many more minutes of traffic are needed."""
+        return self.missing * self.seconds / 60
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Two runs compared; `runs.text` puts it into words.
+
+    ``traffic`` says how similar the traffic was overall. ``differences`` lists the differences in flags, and in
+    ``model``, ``engine`` or ``GPUs``. ``closed_loop``: clients seem to wait for answers, so the request rate counts as
+    a result. ``matched``: only minutes with similar traffic were compared. ``skipped`` lists the runs in between that
+    are too short to compare.
+    """
+
+    before: Side
+    after: Side
+    verdict: Verdict
+    traffic: Likeness
+    factors: tuple[Factor, ...]
+    figures: tuple[Figure, ...]
+    differences: tuple[FlagChange, ...]
+    closed_loop: bool = False
+    matched: bool = False
+    skipped: tuple[Run, ...] = ()
+
+    @property
+    def judged(self) -> tuple[Figure, ...]:
+        """The figures that the verdict rests on."""
+        return tuple(figure for figure in self.figures if figure.verdict is not None)
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A run with its windows, oldest first. ``warm_at`` is when its first `WARM_UP` windows ended."""
+
+    run: Run
+    windows: Sequence[RunWindow]
+    warm_at: float | None = None
+
+
+class _Traffic(msgspec.Struct, frozen=True):
+    """How similar the traffic was. ``closed_loop``: clients wait for answers; ``heavier``, ``lighter``: afterwards."""
+
+    likeness: Likeness
+    factors: tuple[Factor, ...]
+    closed_loop: bool = False
+    heavier: bool = False
+    lighter: bool = False
+
+
+def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) -> Comparison:
+    """Compare two runs; ``before`` is the baseline for ``after``.
+
+    A longer ``earlier`` run of the same server shows drift that short runs hide.
+    """
+    one, other = usable(before), usable(after)
+    matched = False
+    traffic = _traffic(one, other)
+    if traffic.likeness is Likeness.DIFFERENT:
+        pair = _alike_only(one, other)
+        if pair is not None and (like := _traffic(*pair)).likeness is not Likeness.DIFFERENT:
+            (one, other), traffic, matched = pair, like, True
+    sides = tuple(_side(recorded, used) for recorded, used in ((before, one), (after, other)))
+    enough = not sides[0].missing and not sides[1].missing
+    drift = _alike(usable(earlier), one)[-MOST_EARLIER:] if earlier is not None and enough else []
+    figures = tuple(
+        _figure(key, name, unit, one, other, after.run, traffic, _values(drift, key) if enough else None)
+        for key, name, unit in _FIGURES
+    )
+    return Comparison(
+        before=sides[0],
+        after=sides[1],
+        verdict=_overall(figures, traffic, enough),
+        traffic=traffic.likeness,
+        factors=traffic.factors,
+        figures=figures,
+        differences=differences(before.run, after.run),
+        closed_loop=traffic.closed_loop,
+        matched=matched,
+    )
+
+
+def differences(before: Run, after: Run) -> tuple[FlagChange, ...]:
+    """The differences between the two: flags, and also model, engine and GPUs."""
+    pairs = (
+        ("model", before.model, after.model),
+        ("engine", _engine(before), _engine(after)),
+        _gpus(before, after),
+    )
+    besides = [FlagChange(name, one, other) for name, one, other in pairs if one != other and one and other]
+    return (*changes(before.flags, after.flags), *besides) if before.flags or after.flags else tuple(besides)
+
+
+def _engine(run: Run) -> str:
+    return " ".join(filter(None, (run.engine, run.version, run.build)))
+
+
+def _gpus(before: Run, after: Run) -> tuple[str, str, str]:
+    """The GPUs of both, as far as both are known: a run planned on a recorded host may lack the list, or the model."""
+    kinds = bool(before.gpu_kind and after.gpu_kind)
+    lists = bool(before.gpus and after.gpus)
+    one, other = (
+        " ".join(filter(None, (run.gpu_kind if kinds else "", ",".join(map(str, run.gpus)) if lists else "")))
+        for run in (before, after)
+    )
+    return "GPUs", one, other
+
+
+def usable(recorded: Recorded) -> list[RunWindow]:
+    """The comparable windows: warm, and with traffic from beginning to end."""
+    warm = [w for w in recorded.windows if recorded.warm_at is not None and w.at >= recorded.warm_at - 0.001]
+    # While a queue drains after the traffic has ended, no requests arrive.
+    came = [rate for rate in _values(warm, "requests_per_second") if rate > 0]
+    least = DRAINING * median(came) if came else 0.0
+    warm = [w for w in warm if w.figures.get("requests_per_second", least) >= least]
+    inner = []
+    for index, window in enumerate(warm):
+        begins = index > 0 and window.at - warm[index - 1].end > window.seconds / 2
+        ends = index + 1 < len(warm) and warm[index + 1].at - window.end > window.seconds / 2
+        if not begins and not ends:
+            inner.append(window)
+    return (inner if len(inner) >= FEWEST else warm)[-MOST:]
+
+
+def _side(recorded: Recorded, used: Sequence[RunWindow]) -> Side:
+    seconds = median([window.seconds for window in recorded.windows]) if recorded.windows else WINDOW_SECONDS
+    missing = max(0, FEWEST - len(used))
+    if missing and recorded.warm_at is None:
+        missing += WARM_UP - min(WARM_UP, len(recorded.windows))
+    return Side(recorded.run, recorded.run.windows, len(used), missing, seconds)
+
+
+def _values(windows: Sequence[RunWindow], key: str) -> list[float]:
+    if key in QUANTILES:
+        return [found.nearest for window in windows if (found := window.quantile(key)) is not None]
+    return [window.figures[key] for window in windows if key in window.figures]
+
+
+def _middle(windows: Sequence[RunWindow], key: str) -> float | None:
+    values = _values(windows, key)
+    return median(values) if values else None
+
+
+# -- traffic -------------------------------------------------------------------------------------------------------
+
+
+def _traffic(before: Sequence[RunWindow], after: Sequence[RunWindow]) -> _Traffic:
+    factors = tuple(_factor(key, name, unit, before, after) for key, name, unit in _FACTORS)
+    by_key = {factor.key: factor for factor in factors}
+    rate, flying = by_key["requests_per_second"], by_key["in_flight"]
+    closed_loop = (
+        rate.likeness is not Likeness.ALIKE
+        and flying.likeness is Likeness.ALIKE
+        and flying.before is not None
+        and flying.before >= 2
+        and _steady(_values(before, "in_flight"))
+        and _steady(_values(after, "in_flight"))
+    )
+    counted = [by_key[key] for key in _LENGTHS] + ([] if closed_loop else [rate])
+    grades = {factor.likeness for factor in counted}
+    worst = next(
+        (grade for grade in (Likeness.DIFFERENT, Likeness.ROUGHLY) if grade in grades),
+        Likeness.UNKNOWN if rate.likeness is Likeness.UNKNOWN else Likeness.ALIKE,
+    )
+    more = [factor.change for factor in counted if factor.key in _LOAD and factor.change is not None]
+    return _Traffic(
+        worst,
+        factors,
+        closed_loop,
+        heavier=any(change > ALIKE for change in more),
+        lighter=any(change < -ALIKE for change in more),
+    )
+
+
+def _steady(values: Sequence[float]) -> bool:
+    """Whether the number in flight is constant, as when each client sends its next request after an answer."""
+    middle = median(values)
+    return median([abs(value - middle) for value in values]) <= STEADY * middle
+
+
+def _factor(key: str, name: str, unit: str, before: Sequence[RunWindow], after: Sequence[RunWindow]) -> Factor:
+    one, other = _middle(before, key), _middle(after, key)
+    # A 95th percentile is known only to a bucket, and the next bucket begins at twice as much or more.
+    wide = 6.0 if key.endswith("p95") else 1.0
+    return Factor(key, name, unit, one, other, _likeness(one, other, wide))
+
+
+def _likeness(one: float | None, other: float | None, wide: float = 1.0) -> Likeness:
+    if one is None or other is None:
+        return Likeness.UNKNOWN
+    if one <= 0 or other <= 0:
+        return Likeness.ALIKE if one == other else Likeness.DIFFERENT
+    apart = max(one / other, other / one) - 1
+    return (
+        Likeness.ALIKE if apart <= ALIKE * wide else Likeness.ROUGHLY if apart <= ROUGHLY * wide else Likeness.DIFFERENT
+    )
+
+
+def _alike_only(
+    before: Sequence[RunWindow], after: Sequence[RunWindow]
+) -> tuple[list[RunWindow], list[RunWindow]] | None:
+    """The windows of both with traffic like that of the run with fewer of them; None if these are too few."""
+    fewer = before if len(before) < len(after) else after
+    if min(len(before), len(after)) < FEWEST:
+        return None
+    one, other = _alike(before, fewer), _alike(after, fewer)
+    return (one, other) if min(len(one), len(other)) >= FEWEST else None
+
+
+def _alike(windows: Sequence[RunWindow], pattern: Sequence[RunWindow]) -> list[RunWindow]:
+    """The windows with traffic like that of ``pattern``; none if that is unknown."""
+    middles = {key: middle for key in _LOAD if (middle := _middle(pattern, key)) is not None}
+    if len(middles) < len(_LOAD):
+        return []
+
+    def like(window: RunWindow) -> bool:
+        return all(
+            _likeness(middle, window.figures.get(key)) in (Likeness.ALIKE, Likeness.ROUGHLY)
+            for key, middle in middles.items()
+        )
+
+    return [window for window in windows if like(window)]
+
+
+# -- figures -------------------------------------------------------------------------------------------------------
+
+
+def _figure(
+    key: str,
+    name: str,
+    unit: str,
+    before: Sequence[RunWindow],
+    after: Sequence[RunWindow],
+    run: Run,
+    traffic: _Traffic,
+    earlier: Sequence[float] | None,
+) -> Figure:
+    """``earlier`` is None if there are too few windows to judge by."""
+    objective = run.objectives.get(_OBJECTIVES.get(key, ""))
+    one, other = _values(before, key), _values(after, key)
+    buckets = _bucket(before, key), _bucket(after, key)
+    figure = Figure(
+        key,
+        name,
+        unit,
+        median(one) if one else None,
+        median(other) if other else None,
+        objective=objective,
+        buckets=buckets,
+    )
+    figure = replace(figure, before=_nearest(figure.before, buckets[0]), after=_nearest(figure.after, buckets[1]))
+    judged = key in JUDGED and not figure.incomparable
+    if figure.before is None or figure.after is None:
+        return replace(figure, verdict=Verdict.TOO_LITTLE if judged and (one or other) else None)
+    figure = replace(figure, change=figure.after - figure.before)
+    if min(len(one), len(other)) < FEWEST or earlier is None:
+        return replace(figure, verdict=Verdict.TOO_LITTLE if judged else None)
+    _, low, high = _difference(one, other, unit, earlier)
+    figure = replace(figure, low=low, high=high)
+    if judged and _enough_for(key, before, after):
+        figure = replace(figure, verdict=_judge(figure, traffic))
+    return replace(figure, low=None, high=None, variable=True) if _is_variable(figure) else figure
+
+
+def _is_variable(figure: Figure) -> bool:
+    """Whether the interval includes no change and spans a factor of `WIDEST`, or, of a share, `WIDEST_SHARE`."""
+    before, low, high = figure.before or 0.0, figure.low or 0.0, figure.high or 0.0
+    if not low < 0 < high:
+        return False
+    if figure.unit in SHARES:
+        return high - low > WIDEST_SHARE
+    return before + high > WIDEST * max(0.0, before + low)
+
+
+def _bucket(windows: Sequence[RunWindow], key: str) -> Quantile | None:
+    """The bucket of a quantile's median over windows; None for other figures."""
+    if key not in QUANTILES:
+        return None
+    return middle([found for window in windows if (found := window.quantile(key)) is not None])
+
+
+def _nearest(value: float | None, bucket: Quantile | None) -> float | None:
+    return value if bucket is None else bucket.nearest
+
+
+def _difference(
+    before: Sequence[float], after: Sequence[float], unit: str, earlier: Sequence[float]
+) -> tuple[float, float, float]:
+    """A change and its interval; for latencies and rates by their ratio, since they scatter multiplicatively."""
+    if unit in SHARES or min(*before, *after) <= 0:
+        return difference(before, after, LEVEL, earlier)
+    logs = [[math.log(value) for value in values if value > 0] for values in (before, after, earlier)]
+    ratios = difference(logs[0], logs[1], LEVEL, logs[2])
+    one, other = median(before), median(after)
+    low, high = (one * math.expm1(min(bound, _LARGEST)) for bound in ratios[1:])
+    return other - one, low, high
+
+
+def _enough_for(key: str, before: Sequence[RunWindow], after: Sequence[RunWindow]) -> bool:
+    """Whether a quantile has enough requests in each window."""
+    fewest = ENOUGH_FOR_P99.get(key, 0.0)
+    return all((_middle(windows, "requests") or 0.0) >= fewest for windows in (before, after))
+
+
+def _judge(figure: Figure, traffic: _Traffic) -> Verdict:
+    if traffic.likeness in (Likeness.DIFFERENT, Likeness.UNKNOWN):
+        return Verdict.NOT_COMPARABLE
+    assert figure.before is not None
+    assert figure.change is not None
+    assert figure.low is not None
+    assert figure.high is not None
+    least = max(SMALLEST_CHANGE * abs(figure.before), SMALLEST_SHARE if figure.unit in SHARES else 0.0)
+    more, less = _explained(figure, traffic)
+    rose = figure.change - more >= least and figure.low > more
+    fell = figure.change - less <= -least and figure.high < less
+    if not rose and not fell:
+        return Verdict.INCONCLUSIVE if _may_be_large(figure, traffic, more, less) else Verdict.NO_DIFFERENCE
+    better = rose if figure.key == THROUGHPUT else fell
+    if figure.key != THROUGHPUT and ((better and traffic.lighter) or (not better and traffic.heavier)):
+        return Verdict.NOT_COMPARABLE
+    return Verdict.BETTER if better else Verdict.WORSE
+
+
+def _may_be_large(figure: Figure, traffic: _Traffic, more: float, less: float) -> bool:
+    """Whether a figure without a certain difference moved a lot, or may have moved by any amount.
+
+    ``more`` and ``less`` are what the traffic explains. If clients do not wait for answers, throughput scatters with
+    their requests: that is never inconclusive.
+    """
+    if figure.change is None or figure.low is None or figure.high is None:
+        return False
+    if figure.key == THROUGHPUT and not traffic.closed_loop:
+        return False
+    moved = max(figure.change - more, less - figure.change)
+    if figure.unit in SHARES:
+        return moved >= LARGE_SHARE
+    change, low, high = (figure.share(value) for value in (moved, figure.low - less, figure.high - more))
+    if change is None or low is None or high is None:
+        return False
+    return change >= LARGE_CHANGE or high >= DOUBLED or low <= HALVED
+
+
+def _explained(figure: Figure, traffic: _Traffic) -> tuple[float, float]:
+    """How much of a rise, and of a fall, the traffic alone explains: a server generates what it is asked for."""
+    if figure.key != THROUGHPUT or traffic.closed_loop or figure.before is None:
+        return 0.0, 0.0
+    asked = 1.0
+    for factor in traffic.factors:
+        if factor.key in ("requests_per_second", "answer_length_mean"):
+            asked *= 1 + (factor.change or 0.0)
+    moved = (asked - 1) * figure.before
+    return max(0.0, moved), min(0.0, moved)
+
+
+def _overall(figures: Sequence[Figure], traffic: _Traffic, enough: bool) -> Verdict:
+    if not enough:
+        return Verdict.TOO_LITTLE
+    verdicts = {figure.verdict for figure in figures if figure.verdict is not None}
+    if traffic.likeness in (Likeness.DIFFERENT, Likeness.UNKNOWN):
+        return Verdict.NOT_COMPARABLE
+    if major_open(figures):
+        return Verdict.INCONCLUSIVE
+    if Verdict.BETTER in verdicts and Verdict.WORSE in verdicts:
+        return _weighed(figures)
+    if Verdict.BETTER in verdicts:
+        return Verdict.BETTER
+    for verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE, Verdict.NO_DIFFERENCE, Verdict.INCONCLUSIVE):
+        if verdict in verdicts:
+            return verdict
+    return Verdict.TOO_LITTLE
+
+
+def major_open(figures: Sequence[Figure]) -> bool:
+    """Whether a major figure is inconclusive and no other one is decided, so that no minor figure may count."""
+    major = {figure.verdict for figure in figures if figure.key in MAJOR}
+    return Verdict.INCONCLUSIVE in major and not major.intersection((Verdict.BETTER, Verdict.WORSE))
+
+
+def _weighed(figures: Sequence[Figure]) -> Verdict:
+    """If some figures are better and others worse, end-to-end latency decides, unless objectives object."""
+    whole = next((figure.verdict for figure in figures if figure.key == "e2e_mean"), None)
+    objectives = {figure.meets for figure in figures}
+    if whole is Verdict.BETTER and (True, False) not in objectives:
+        return Verdict.BETTER
+    return Verdict.WORSE if whole is Verdict.WORSE and (False, True) not in objectives else Verdict.MIXED

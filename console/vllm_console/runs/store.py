@@ -1,0 +1,668 @@
+"""The run database: every generation of every server, its launch, start, performance and exit.
+
+It outlives the servers' own records. The fleet enters a run's launch (its head), the recorder its minutes. Unknown
+fields are left out and filled in later. The file is opened for each operation: writers (recorders, consoles, commands)
+come rarely and take turns. Whatever happens to the disk, committed data stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console import sqlite_files
+from vllm_console.metrics.quantile import middle
+from vllm_console.runs.windows import FIGURES, RunWindow, kept
+from vllm_launchers.private import lock, open_file, own_folder
+from vllm_launchers.typed_decoding import convert
+
+_Answer = TypeVar("_Answer")
+
+FILE_NAME = "runs.sqlite"
+APPLICATION_ID = 0x764C4C72
+BUSY_TIMEOUT_SECONDS = 2.0
+"""How long to wait for another writer."""
+
+_FIRST_FIGURES = (
+    "requests", "requests_per_second", "in_flight", "running", "waiting", "prompt_length_mean", "prompt_length_p95",
+    "answer_length_mean", "answer_length_p95", "prompt_tokens_per_second", "generation_tokens_per_second",
+    "preemptions_per_minute", "preemption_share", "kv_cache_usage", "kv_cache_usage_max", "hit_rate",
+    "ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99", "itl_mean", "itl_p50", "itl_p90", "itl_p99",
+    "e2e_mean", "e2e_p50", "e2e_p90", "e2e_p99",
+)  # fmt: skip
+"""The columns of format 1, which no later version changes."""
+
+_BUCKET_ENDS = tuple(
+    f"{latency}_{part}_{end}" for latency in ("ttft", "itl", "e2e") for part in ("p50", "p90", "p99")
+    for end in ("above", "below")
+)  # fmt: skip
+"""Columns added by format 2."""
+
+_FIRST_BUCKETS = (("ttft", 0.001), ("itl", 0.01), ("e2e", 0.3))
+"""Where the first bucket of vLLM's histograms ends, in seconds: format 1 has values interpolated below that."""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE runs (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE, server TEXT NOT NULL,"
+        " generation INTEGER NOT NULL, started_at REAL NOT NULL, document TEXT NOT NULL)",
+        "CREATE INDEX runs_by_server ON runs (server, started_at)",
+        f"CREATE TABLE windows (run INTEGER NOT NULL, at REAL NOT NULL, seconds REAL NOT NULL,"
+        f" {', '.join(f'{name} REAL' for name in _FIRST_FIGURES)}, PRIMARY KEY (run, at)) WITHOUT ROWID",
+        "CREATE TABLE conditions (run INTEGER NOT NULL, code TEXT NOT NULL, since REAL NOT NULL, until REAL NOT NULL,"
+        " PRIMARY KEY (run, code, since)) WITHOUT ROWID",
+    ),
+    (
+        *(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _BUCKET_ENDS),
+        *(
+            f"UPDATE windows SET {latency}_{part} = NULL, {latency}_{part}_below = {end} WHERE {latency}_{part} < {end}"
+            for latency, end in _FIRST_BUCKETS
+            for part in ("p50", "p90", "p99")
+        ),
+    ),
+    ("ALTER TABLE conditions RENAME TO findings",),
+)
+"""The migration from each schema version to the next; a file's version is how many it has had."""
+
+
+KEY_FIGURES = ("requests_per_second", "generation_tokens_per_second", "ttft_mean", "itl_mean", "e2e_mean")
+KEY_QUANTILES = ("ttft_p99", "itl_p99", "e2e_p99")
+"""Shown in a list of runs: medians over a run's newest windows."""
+
+MOST_WINDOWS_READ = 240
+_TOGETHER_SECONDS = 120.0
+"""Two reports of a finding within this time are one."""
+
+MOST_WINDOWS = 200_000
+"""Maximum windows in total, some 80 MB; beyond that the oldest runs are thinned."""
+
+FEWEST_KEPT = 240
+"""Windows that a thinned run keeps."""
+
+MOST_RUNS = 5000
+
+
+Flags = Mapping[str, Any]
+
+
+class PastRun(msgspec.Struct, frozen=True):
+    """A run's events for a time axis: its start, the flags that changed, and the stretches in which findings were open.
+
+    ``changed`` is name, value before and after; ``findings`` code, since and until (Unix seconds).
+    """
+
+    generation: int
+    started_at: float
+    changed: tuple[tuple[str, Any, Any], ...] = ()
+    findings: tuple[tuple[str, float, float], ...] = ()
+
+
+class RunStoreError(Exception):
+    """The run database can't be used. The message is one sentence that says why and what follows."""
+
+
+class RunStoreMissingError(RunStoreError):
+    """There is no run database yet."""
+
+
+class RunStoreDamagedError(RunStoreError):
+    """The file is damaged, or is not a run database."""
+
+
+class RunStoreNewerError(RunStoreError):
+    """A newer vllm-console wrote the file."""
+
+
+class RunName(msgspec.Struct, frozen=True):
+    """Which run: the ``key`` that its launch was given, its server and generation."""
+
+    key: str
+    server: str
+    generation: int
+
+
+class RunHead(msgspec.Struct, frozen=True):
+    """A run without its minutes. Times are Unix seconds; None and empty mean unknown.
+
+    ``stages`` are name, seconds and detail of its startup; ``startup`` what made that short or long (`StartupFacts`);
+    ``report`` the engine's own memory figures; ``ended`` how its process ended (``code``, ``signal``, ``requested``,
+    ``reason``) and ``cause`` the name of the failure.
+    """
+
+    key: str
+    server: str
+    generation: int
+    started_at: float
+    preset: str = ""
+    model: str = ""
+    engine: str = ""
+    version: str = ""
+    build: str = ""
+    gpus: tuple[int, ...] = ()
+    gpu_kind: str = ""
+    flags: Flags = msgspec.field(default_factory=dict)
+    objectives: Mapping[str, float] = msgspec.field(default_factory=dict)
+    attempts: int = 0
+    ready_at: float | None = None
+    ended_at: float | None = None
+    stages: tuple[tuple[str, float | None, str], ...] = ()
+    startup: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    report: Mapping[str, float] = msgspec.field(default_factory=dict)
+    ended: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    cause: str = ""
+
+
+class FlagChange(msgspec.Struct, frozen=True):
+    """One flag that differs from the previous run. None means not set."""
+
+    flag: str
+    before: Any
+    after: Any
+
+
+class Run(RunHead, frozen=True):
+    """A run as stored. ``changed`` is its difference from that server's run ``before`` (its number, None for a first
+    one), ``windows`` how many it has, ``last_at`` the end of the newest one, ``figures`` its `KEY_FIGURES` and
+    `KEY_QUANTILES` (with the ends of their buckets), ``findings`` those observed, each with its minutes.
+    """
+
+    id: int = 0
+    before: int | None = None
+    changed: tuple[FlagChange, ...] = ()
+    windows: int = 0
+    last_at: float | None = None
+    figures: Mapping[str, float] = msgspec.field(default_factory=dict)
+    findings: Mapping[str, float] = msgspec.field(default_factory=dict)
+    judged_until: float | None = None
+    """Up to when (Unix seconds) its history was judged afterwards: without GPUs, and without test requests to a silent
+    engine."""
+    removed: bool = False
+    """Whether its server was removed; not stored, like the next."""
+    replayable: bool = False
+    """Whether its history can be shown again."""
+
+    @property
+    def name(self) -> str:
+        """``NAME@GENERATION``."""
+        return f"{self.server}@{self.generation}"
+
+    @property
+    def served(self) -> bool:
+        """Whether it was ever ready."""
+        return self.ready_at is not None or self.windows > 0
+
+
+class RunStore:
+    """The runs in one file. Safe to use from several processes at once.
+
+    Every method raises a `RunStoreError` with the reason if the file cannot be used; its data stays. ``notice`` reports
+    that a damaged file was moved aside.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        self.notice = ""
+        self._read_only = read_only
+
+    def enter(self, heads: Sequence[RunHead]) -> None:
+        """Enter runs, or add facts about them: fields that a head lacks stay unchanged."""
+
+        def act(connection: sqlite3.Connection) -> None:
+            for head in heads:
+                _enter(connection, head)
+            thin(connection)
+
+        self.notice = write(self.path, act) or self.notice
+
+    def note_findings(
+        self, run: RunName, at: float, codes: Iterable[str], since: Mapping[str, float] | None = None
+    ) -> None:
+        """Note the findings open at ``at`` (Unix seconds), with ``since`` when, by code; without that, since ``at``.
+
+        Reports up to two minutes apart are one stretch.
+        """
+
+        def act(connection: sqlite3.Connection) -> None:
+            number = run_id(connection, run, at)
+            for code in codes:
+                began = min(at, since.get(code, at) if since is not None else at)
+                # Consoles' clocks and write order differ: one may report a slightly earlier time than the other.
+                known = connection.execute(
+                    "UPDATE findings SET until = max(until, ?)"
+                    " WHERE run = ? AND code = ? AND since <= ? AND until >= ?",
+                    (at, number, code, at + _TOGETHER_SECONDS, began - _TOGETHER_SECONDS),
+                )
+                if not known.rowcount:
+                    connection.execute("INSERT INTO findings VALUES (?, ?, ?, ?)", (number, code, began, at))
+
+        self.notice = write(self.path, act) or self.notice
+
+    def note_past(
+        self, run: RunName, stretches: Mapping[str, Sequence[tuple[float, float]]], since: float, until: float
+    ) -> None:
+        """Note the stretches (Unix seconds) in which findings were open, judged afterwards from ``since`` to ``until``.
+
+        Known stretches are not counted twice.
+        """
+
+        def act(connection: sqlite3.Connection) -> None:
+            number = run_id(connection, run, since)
+            for code, new in stretches.items():
+                known = connection.execute(
+                    "SELECT since, until FROM findings WHERE run = ? AND code = ?", (number, code)
+                ).fetchall()
+                connection.execute("DELETE FROM findings WHERE run = ? AND code = ?", (number, code))
+                rows = [(number, code, *stretch) for stretch in _merged([*known, *new])]
+                connection.executemany("INSERT INTO findings VALUES (?, ?, ?, ?)", rows)
+            (text,) = connection.execute("SELECT document FROM runs WHERE id = ?", (number,)).fetchone()
+            document = _document(text) | {"judged_until": until}
+            connection.execute("UPDATE runs SET document = ? WHERE id = ?", (json.dumps(document), number))
+
+        self.notice = write(self.path, act) or self.notice
+
+    def runs(self, server: str | None = None, most: int = 100) -> list[Run]:
+        """The newest runs, newest first; of one server (by generation) or of all. Empty if none is recorded."""
+        if server is not None and any("\ud800" <= character <= "\udfff" for character in server):
+            return []  # not valid text, as a command line may contain: no server has this name
+        newest = "SELECT id FROM runs ORDER BY started_at DESC, id DESC LIMIT ?"
+        query = "SELECT id, key, server, generation, started_at, document FROM runs WHERE id = ?"
+
+        def ask(connection: sqlite3.Connection) -> list[Run]:
+            if server is None:
+                numbers = [number for (number,) in connection.execute(newest, (most,)).fetchall()]
+            else:
+                numbers = _by_generation(connection, server)[:most]
+            rows = [connection.execute(query, (number,)).fetchone() for number in numbers]
+            return [_measured(connection, _run(row)) for row in rows]
+
+        return self._ask(ask, [])
+
+    def past(self, server: str, most: int = 200) -> list[PastRun]:
+        """When a server's newest runs began and which findings were open when, newest first; without their figures."""
+        query = "SELECT id, key, server, generation, started_at, document FROM runs WHERE id = ?"
+
+        def ask(connection: sqlite3.Connection) -> list[PastRun]:
+            held, found = _held(connection), []
+            for number in _by_generation(connection, server)[:most]:
+                run = _run(connection.execute(query, (number,)).fetchone())
+                changed = tuple((one.flag, one.before, one.after) for one in run.changed)
+                stretches = tuple(connection.execute(held, (number,)).fetchall())
+                found.append(PastRun(run.generation, run.started_at, changed, stretches))
+            return found
+
+        return self._ask(ask, [])
+
+    def findings(self, number: int) -> tuple[tuple[str, float, float], ...]:
+        """The stretches in which findings were open in a run: code, since and until (Unix seconds)."""
+
+        def ask(connection: sqlite3.Connection) -> tuple[tuple[str, float, float], ...]:
+            return tuple(connection.execute(_held(connection), (number,)).fetchall())
+
+        return self._ask(ask, ())
+
+    def run(self, number: int) -> Run | None:
+        """The run of that number."""
+        query = "SELECT id, key, server, generation, started_at, document FROM runs WHERE id = ?"
+
+        def ask(connection: sqlite3.Connection) -> Run | None:
+            row = connection.execute(query, (number,)).fetchone()
+            return _measured(connection, _run(row)) if row else None
+
+        return self._ask(ask, None)
+
+    def windows(self, number: int, most: int = MOST_WINDOWS_READ) -> list[RunWindow]:
+        """The newest windows of a run, oldest first."""
+        return self._ask(lambda connection: _windows(connection, number, most, FIGURES), [])
+
+    def warm_up(self, number: int, count: int) -> float | None:
+        """When the first ``count`` windows of a run ended (Unix seconds); None where it has fewer."""
+        query = "SELECT at + seconds FROM windows WHERE run = ? ORDER BY at LIMIT 1 OFFSET ?"
+
+        def ask(connection: sqlite3.Connection) -> float | None:
+            row = connection.execute(query, (number, count - 1)).fetchone()
+            return float(row[0]) if row else None
+
+        return self._ask(ask, None)
+
+    def _ask(self, question: Callable[[sqlite3.Connection], _Answer], nothing: _Answer) -> _Answer:
+        try:
+            return read(self.path, question)
+        except RunStoreMissingError:
+            return nothing
+        except RunStoreDamagedError as error:
+            if self._read_only:
+                raise
+            aside = set_aside(self.path)
+            if aside is not None:
+                self.notice = _moved(error, aside)
+            return nothing
+
+
+def _merged(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Merge stretches that overlap, or nearly touch."""
+    found: list[tuple[float, float]] = []
+    for since, until in sorted(stretches):
+        if found and since <= found[-1][1] + _TOGETHER_SECONDS:
+            found[-1] = found[-1][0], max(found[-1][1], until)
+        else:
+            found.append((since, until))
+    return found
+
+
+def changes(before: Flags, after: Flags) -> tuple[FlagChange, ...]:
+    """The flags that differ, by name; ``1`` and ``True`` count as different."""
+    pairs = ((flag, before.get(flag), after.get(flag)) for flag in sorted({*before, *after}))
+    return tuple(
+        FlagChange(flag, one, other)
+        for flag, one, other in pairs
+        if one != other or isinstance(one, bool) != isinstance(other, bool)
+    )
+
+
+_IN_COLUMNS = ("key", "server", "generation", "started_at")
+_NOT_STORED = (*_IN_COLUMNS, "id", "windows", "last_at", "figures", "findings", "removed", "replayable")
+
+
+def _enter(connection: sqlite3.Connection, head: RunHead) -> None:
+    number = run_id(connection, RunName(head.key, head.server, head.generation), head.started_at)
+    query = "SELECT started_at, document FROM runs WHERE id = ?"
+    began, text = connection.execute(query, (number,)).fetchone()
+    document = _document(text)
+    fresh = {name: getattr(head, name) for name in RunHead.__struct_fields__ if name not in _IN_COLUMNS}
+    if head.attempts > document.get("attempts", 0):
+        for name in ("ended_at", "ended", "cause"):  # it was restarted automatically
+            document.pop(name, None)
+    document |= {name: value for name, value in fresh.items() if value not in (None, "", (), {}, 0)}
+    if "before" not in document and head.flags:
+        document |= _since_before(connection, head, number)
+    # An automatic restart begins the process again; the run began with its first.
+    connection.execute(
+        "UPDATE runs SET started_at = ?, document = ? WHERE id = ?",
+        (min(float(began), head.started_at), json.dumps(document), number),
+    )
+
+
+def _since_before(connection: sqlite3.Connection, head: RunHead, number: int) -> dict[str, Any]:
+    """The previous run of that server, and the differences; stored, because that run may be thinned out."""
+    numbers = _by_generation(connection, head.server)
+    for other in numbers[numbers.index(number) + 1 :]:
+        (text,) = connection.execute("SELECT document FROM runs WHERE id = ?", (other,)).fetchone()
+        flags = _document(text).get("flags")
+        if flags:
+            different = changes(flags, head.flags)
+            return {"before": other, "changed": [[c.flag, c.before, c.after] for c in different]}
+    return {"before": None, "changed": []}
+
+
+def _by_generation(connection: sqlite3.Connection, server: str) -> list[int]:
+    """The numbers of a server's runs, newest first: by generation, since clocks can change.
+
+    A reused name starts again at generation 1. Numbers only grow, so a generation that appears again belongs to a later
+    use of the name.
+    """
+    uses: list[dict[int, int]] = [{}]
+    for number, generation in connection.execute(
+        "SELECT id, generation FROM runs WHERE server = ? ORDER BY id", (server,)
+    ):
+        if generation in uses[-1]:
+            uses.append({})
+        uses[-1][generation] = number
+    return [use[generation] for use in reversed(uses) for generation in sorted(use, reverse=True)]
+
+
+def _document(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _run(row: tuple[int, str, str, int, float, str]) -> Run:
+    number, key, server, generation, started_at, text = row
+    known = {name: value for name, value in _document(text).items() if name in Run.__struct_fields__}
+    for name in _NOT_STORED:
+        known.pop(name, None)
+    columns: dict[str, Any] = {
+        "key": key,
+        "server": server,
+        "generation": generation,
+        "started_at": started_at,
+        "id": number,
+    }
+    try:
+        changed = [dict(zip(("flag", "before", "after"), change, strict=True)) for change in known.get("changed", ())]
+        return convert({**known, "changed": changed, **columns}, Run)
+    except (TypeError, ValueError):  # written by another version, or damaged: the columns still hold
+        return Run(**columns)
+
+
+def _held(connection: sqlite3.Connection) -> str:
+    """The query for when which findings were open in a run."""
+    return f"SELECT code, since, until FROM {_findings_table(connection)} WHERE run = ? ORDER BY since"
+
+
+def _findings_table(connection: sqlite3.Connection) -> str:
+    """A reader may come before this version's first writer, which renames the table."""
+    renamed = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'findings'").fetchone() is not None
+    return "findings" if renamed else "conditions"
+
+
+def _measured(connection: sqlite3.Connection, run: Run) -> Run:
+    """Add the figures of its minutes."""
+    count, last = connection.execute(
+        "SELECT count(*), max(at + seconds) FROM windows WHERE run = ?", (run.id,)
+    ).fetchone()
+    table = _findings_table(connection)
+    held = connection.execute(f"SELECT code, sum(until - since) FROM {table} WHERE run = ? GROUP BY code", (run.id,))
+    ends = (f"{name}{end}" for name in KEY_QUANTILES for end in ("", "_above", "_below"))
+    newest = _windows(connection, run.id, MOST_WINDOWS_READ, (*KEY_FIGURES, *ends))
+    figures: dict[str, float] = {}
+    for name in KEY_FIGURES:
+        values = [window.figures[name] for window in newest if name in window.figures]
+        if values:
+            figures[name] = median(values)
+    for name in KEY_QUANTILES:
+        found = middle([one for window in newest if (one := window.quantile(name)) is not None])
+        figures |= {key: value for key, value in kept(name, found).items() if value is not None}
+    minutes = {code: seconds / 60 for code, seconds in held.fetchall()}
+    return replace(run, windows=count, last_at=last, figures=figures, findings=minutes)
+
+
+def _windows(connection: sqlite3.Connection, run: int, most: int, figures: Sequence[str]) -> list[RunWindow]:
+    # A reader may come before this version's first writer, which adds columns.
+    there = {row[1] for row in connection.execute("PRAGMA table_info(windows)")}
+    figures = [name for name in figures if name in there]
+    query = f"SELECT at, seconds, {', '.join(figures)} FROM windows WHERE run = ? ORDER BY at DESC LIMIT ?"
+    found = []
+    for at, seconds, *values in connection.execute(query, (run, most)):
+        known = {name: value for name, value in zip(figures, values, strict=True) if value is not None}
+        found.append(RunWindow(at, seconds, known))
+    return found[::-1]
+
+
+def run_id(connection: sqlite3.Connection, run: RunName, at: float) -> int:
+    """The number of a run; a run that no console has entered yet gets its row, begun at ``at`` as far as known."""
+    known = connection.execute("SELECT id FROM runs WHERE key = ?", (run.key,)).fetchone()
+    if known is not None:
+        return int(known[0])
+    row = (run.key, run.server, run.generation, at)
+    insert = "INSERT INTO runs (key, server, generation, started_at, document) VALUES (?, ?, ?, ?, '{}')"
+    return connection.execute(insert, row).lastrowid or 0
+
+
+def store_windows(connection: sqlite3.Connection, run: int, windows: Iterable[RunWindow]) -> None:
+    """Store windows of a run."""
+    marks = ", ".join("?" * (len(FIGURES) + 3))
+    rows = [(run, window.at, window.seconds, *map(window.figures.get, FIGURES)) for window in windows]
+    names = ", ".join(("run", "at", "seconds", *FIGURES))
+    connection.executemany(f"INSERT OR REPLACE INTO windows ({names}) VALUES ({marks})", rows)
+
+
+def thin(connection: sqlite3.Connection) -> None:
+    """Enforce the limits: the oldest runs keep `FEWEST_KEPT` windows, evenly spread, then none; then they are deleted.
+
+    A thinned run can still be compared, since that does not need all windows.
+    """
+    _drop_oldest_runs(connection)
+    total = int(connection.execute("SELECT count(*) FROM windows").fetchone()[0])
+    if total <= MOST_WINDOWS:
+        return
+    wanted = int(MOST_WINDOWS * 0.9)
+    query = (
+        "SELECT run, count(*) FROM windows JOIN runs ON runs.id = run GROUP BY run ORDER BY runs.started_at, runs.id"
+    )
+    for keep in (FEWEST_KEPT, 0):
+        for run, count in connection.execute(query).fetchall():
+            if total <= wanted:
+                return
+            if count > keep:
+                connection.execute(
+                    "DELETE FROM windows WHERE run = ? AND at IN (SELECT at FROM (SELECT at, row_number() OVER"
+                    " (ORDER BY at DESC) - 1 AS place FROM windows WHERE run = ?) WHERE ? = 0 OR place % ? != 0)",
+                    (run, run, keep, -(-count // max(keep, 1))),
+                )
+                left = connection.execute("SELECT count(*) FROM windows WHERE run = ?", (run,)).fetchone()[0]
+                total -= count - int(left)
+
+
+def _drop_oldest_runs(connection: sqlite3.Connection) -> None:
+    old = "SELECT id FROM runs ORDER BY started_at DESC, id DESC LIMIT -1 OFFSET ?"
+    if not connection.execute(old, (MOST_RUNS,)).fetchone():
+        return
+    for table, column in (("windows", "run"), ("findings", "run"), ("runs", "id")):
+        connection.execute(f"DELETE FROM {table} WHERE {column} IN ({old})", (MOST_RUNS,))
+
+
+def explained(error: Exception, path: Path) -> RunStoreError:
+    """An error of SQLite or the file system as a `RunStoreError` of the matching class."""
+    if isinstance(error, RunStoreError):
+        return error
+    if isinstance(error, OSError):
+        return RunStoreError(f"{path} can't be used ({error.strerror}): runs are not recorded until it can.")
+    if sqlite_files.is_damaged(error):
+        return RunStoreDamagedError(f"{path} is damaged: its runs can't be read.")
+    if sqlite_files.is_full(error):
+        return RunStoreError(f"{path} can't grow, the disk is full. Runs recorded so far are kept.")
+    if sqlite_files.is_missing(error, path):
+        return RunStoreMissingError(f"{path} does not exist: no runs recorded yet.")
+    return RunStoreError(f"{path} can't be used right now ({error}).")
+
+
+def read(path: Path, question: Callable[[sqlite3.Connection], _Answer]) -> _Answer:
+    """Query the run database. Raises `RunStoreError` of the matching class, never an error of SQLite."""
+    if not path.exists():
+        raise RunStoreMissingError(f"{path} does not exist: no runs recorded yet.")
+    try:
+        with contextlib.closing(sqlite_files.connect_read_only(path, BUSY_TIMEOUT_SECONDS)) as connection:
+            if _version(connection, path) == 0:
+                raise RunStoreMissingError(f"{path} is empty: no runs recorded yet.")
+            return question(connection)
+    except (*sqlite_files.ERRORS, OSError) as error:
+        raise explained(error, path) from None
+
+
+def write(path: Path, act: Callable[[sqlite3.Connection], object]) -> str:
+    """Change the run database in one transaction: all of it or nothing, on disk when this returns.
+
+    A damaged file is moved aside and a new one started; the result says so, and is empty otherwise.
+
+    Raises:
+        RunStoreError: it could not be written; nothing changed.
+    """
+    try:
+        _write(path, act)
+    except RunStoreDamagedError as error:
+        aside = set_aside(path)
+        _write(path, act)
+        return _moved(error, aside) if aside else ""
+    return ""
+
+
+def _moved(error: RunStoreError, aside: Path) -> str:
+    return f"{error} It was moved to {aside.name}, and a new one was started."
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename a damaged run database; None if another process has already done so.
+
+    Raises:
+        RunStoreError: it can't be renamed.
+    """
+    try:
+        with _file_lock(path):
+            return None if _sound(path) else sqlite_files.move_aside(path, keep_earlier=True)
+    except OSError as error:
+        raise explained(error, path) from None
+
+
+def _write(path: Path, act: Callable[[sqlite3.Connection], object]) -> None:
+    try:
+        own_folder(path.parent)
+        with contextlib.closing(sqlite_files.connect(path, BUSY_TIMEOUT_SECONDS)) as connection:
+            _version(connection, path)
+            # FULL: a run's launch is written once and rarely, and must survive a power cut.
+            sqlite_files.apply_pragmas(connection, "FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                _migrate(connection, path)
+                act(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+    except (*sqlite_files.ERRORS, OSError) as error:
+        raise explained(error, path) from None
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    """The schema's version, 0 for an empty file. Raises `RunStoreError` for another program's file."""
+    try:
+        version = sqlite_files.version_of(connection, APPLICATION_ID)
+    except sqlite_files.ForeignFileError:
+        raise RunStoreDamagedError(f"{path} is not a run database of vllm-console.") from None
+    if version > len(MIGRATIONS):
+        raise RunStoreNewerError(
+            f"{path} was written by a newer vllm-console (format {version}): update vllm-console."
+            " The file is left as it is."
+        )
+    return version
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Migrate the schema, within the writer's transaction: another process may have done so meanwhile."""
+    version = _version(connection, path)
+    if version == len(MIGRATIONS):
+        return
+    for statements in MIGRATIONS[version:]:
+        sqlite_files.execute_all(connection, statements)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+
+def _sound(path: Path) -> bool:
+    try:
+        return bool(read(path, lambda connection: connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"))
+    except RunStoreMissingError:
+        return True
+    except RunStoreDamagedError:
+        return False
+
+
+@contextlib.contextmanager
+def _file_lock(path: Path) -> Iterator[None]:
+    descriptor = open_file(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        lock(descriptor, BUSY_TIMEOUT_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)

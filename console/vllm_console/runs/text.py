@@ -1,0 +1,409 @@
+"""A comparison as text: the verdict, caveats, and each figure. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from vllm_console.runs.compare import MAJOR, Comparison, Factor, Figure, Likeness, Side, Verdict
+from vllm_console.runs.store import FlagChange, Run
+from vllm_console.text import UNKNOWN, count, percent, seconds
+
+_HITS_APART = 0.2
+_NO_POINTS = "±0 pp"
+_WORDS = {
+    Verdict.BETTER: "Better",
+    Verdict.WORSE: "Worse",
+    Verdict.MIXED: "Mixed",
+    Verdict.NO_DIFFERENCE: "No significant difference",
+    Verdict.INCONCLUSIVE: "Inconclusive",
+    Verdict.NOT_COMPARABLE: "Not comparable",
+    Verdict.TOO_LITTLE: "Not enough data",
+}
+
+
+def sentence(found: Comparison) -> str:
+    """The verdict and its reason."""
+    return f"{_WORDS[found.verdict]}: {_because(found)}."
+
+
+def plain_sentence(found: Comparison) -> str:
+    """The outcome without statistics: ``The change helped: TTFT mean fell from 1.9s to 1.1s.``"""
+    verdict, changed = found.verdict, len(found.differences)
+    change = "change" if changed == 1 else "changes"
+    better, worse = (
+        _largest(_telling([figure for figure in found.judged if figure.verdict is one], found))
+        for one in (Verdict.BETTER, Verdict.WORSE)
+    )
+    if verdict is Verdict.BETTER:
+        return f"{f'The {change} helped' if changed else 'The later run was better'}: {_went(better)}."
+    if verdict is Verdict.WORSE:
+        return f"{f'The {change} made it worse' if changed else 'The later run was worse'}: {_went(worse)}."
+    if verdict is Verdict.MIXED:
+        return f"Some of it got better and some worse: {_went(better)}, but {_went(worse)}."
+    if verdict is Verdict.NO_DIFFERENCE:
+        return f"{f'The {change}' if changed else 'The later run'} made no measurable difference in these minutes."
+    if verdict is Verdict.INCONCLUSIVE:
+        subject = f"whether the {change} helped" if changed else "which run was better"
+        return f"Inconclusive {subject}: {_went(_undecided(found)[0])}, which may be chance."
+    if verdict is Verdict.TOO_LITTLE:
+        over = any(side.missing and side.run.ended_at is not None for side in (found.before, found.after))
+        return "Too little was measured to compare these runs." if over else "It is too early to tell."
+    why = {
+        Likeness.DIFFERENT: "their traffic differed",
+        Likeness.UNKNOWN: "the server does not report its requests",
+    }.get(found.traffic, "their traffic differed enough to explain what changed")
+    return f"These runs can't be compared: {why}."
+
+
+def _largest(figures: Sequence[Figure]) -> Figure | None:
+    return max(figures, key=lambda figure: abs(figure.share(figure.change) or 0.0), default=None)
+
+
+def _went(figure: Figure | None) -> str:
+    """``TTFT mean fell from 1.9s to 1.1s``."""
+    if figure is None or figure.change is None:
+        return "nothing moved clearly"
+    moved = "rose" if figure.change > 0 else "fell"
+    return f"{figure.name} {moved} from {side_text(figure, after=False)} to {side_text(figure, after=True)}"
+
+
+def short_verdict(verdict: Verdict) -> str:
+    """A verdict in one or two words, for a table."""
+    short = {
+        Verdict.NO_DIFFERENCE: "no change",
+        Verdict.TOO_LITTLE: "needs data",
+        Verdict.NOT_COMPARABLE: "traffic differs",
+    }
+    return short.get(verdict, str(verdict))
+
+
+def brief(found: Comparison) -> str:
+    """The verdict and what moved most, in a few words: ``Better: TTFT p99 −41%``."""
+    word = _WORDS[found.verdict]
+    if found.verdict is Verdict.INCONCLUSIVE:
+        return f"{word}: {_name_and_sides(_undecided(found)[0])} may be noise"
+    if found.verdict is Verdict.NOT_COMPARABLE:
+        why = {Likeness.DIFFERENT: "traffic differs", Likeness.ROUGHLY: "traffic may be the cause"}
+        return ": ".join(filter(None, (word, why.get(found.traffic))))
+    parts = []
+    for verdict in (Verdict.BETTER, Verdict.WORSE) if found.verdict is Verdict.MIXED else (found.verdict,):
+        figures = _telling([figure for figure in found.judged if figure.verdict is verdict], found)
+        if figures and verdict is not Verdict.NO_DIFFERENCE:
+            most = max(figures, key=lambda figure: abs(figure.share(figure.change) or 0.0))
+            parts.append(f"{most.name} {change_text(replace(most, low=None, high=None))}")
+    return f"{word}: {', '.join(parts)}" if parts else word
+
+
+def _because(found: Comparison) -> str:
+    better, worse = (
+        _telling([figure for figure in found.judged if figure.verdict is verdict], found)
+        for verdict in (Verdict.BETTER, Verdict.WORSE)
+    )
+    if found.verdict is Verdict.BETTER:
+        return _moved(better) + (f"; but {_moved(worse)} is worse" if worse else "") + _open_text(found)
+    if found.verdict is Verdict.WORSE:
+        return _moved(worse) + (f"; but {_moved(better)} is better" if better else "") + _open_text(found)
+    if found.verdict is Verdict.MIXED:
+        return f"{_moved(better)} is better; {_moved(worse)} is worse" + _open_text(found)
+    if found.verdict is Verdict.NO_DIFFERENCE:
+        return _would_show(found) + _open_text(found)
+    if found.verdict is Verdict.INCONCLUSIVE:
+        return _too_scattered(found)
+    if found.verdict is Verdict.TOO_LITTLE:
+        return _needed(found)
+    apart = [factor for factor in found.factors if factor.likeness is Likeness.DIFFERENT and factor.key != "in_flight"]
+    if found.traffic is Likeness.DIFFERENT and apart:
+        return "traffic differs: " + ", ".join(factor_text(factor) for factor in apart)
+    if found.traffic is Likeness.UNKNOWN:
+        return "the server does not report its request metrics"
+    roughly = [factor for factor in found.factors if factor.likeness is Likeness.ROUGHLY and factor.key != "in_flight"]
+    moved = _moved([figure for figure in found.judged if figure.verdict is Verdict.NOT_COMPARABLE])
+    return f"{moved}, but the traffic may be the cause: " + ", ".join(factor_text(factor) for factor in roughly)
+
+
+def _moved(figures: Sequence[Figure]) -> str:
+    """The figures that moved most, at most two."""
+    ordered = sorted(figures, key=lambda figure: -abs(figure.share(figure.change) or 0.0))
+    return ", ".join(f"{figure.name} {change_text(figure)}" for figure in ordered[:2])
+
+
+def _undecided(found: Comparison) -> list[Figure]:
+    """The inconclusive figures, major ones first, then those that moved most."""
+    figures = [figure for figure in found.judged if figure.verdict is Verdict.INCONCLUSIVE]
+    return sorted(figures, key=lambda one: (one.key not in MAJOR, -abs(one.share(one.change) or 0.0)))
+
+
+def _telling(figures: Sequence[Figure], found: Comparison) -> list[Figure]:
+    """The figures that a headline may name: only major ones while another major one is inconclusive."""
+    undecided = any(figure.key in MAJOR for figure in _undecided(found))
+    return [figure for figure in figures if figure.key in MAJOR or not undecided]
+
+
+def _open_text(found: Comparison) -> str:
+    """A note that a major figure is inconclusive, if the verdict rests on others."""
+    major = [figure for figure in _undecided(found) if figure.key in MAJOR]
+    return f"; {_name_and_sides(major[0])} is inconclusive" if major else ""
+
+
+def _name_and_sides(figure: Figure) -> str:
+    return f"{figure.name} {side_text(figure, after=False)} → {side_text(figure, after=True)}"
+
+
+def _too_scattered(found: Comparison) -> str:
+    """What moved, and that the minutes vary so much that it may be chance."""
+    undecided = _undecided(found)
+    most = ", ".join(f"{_name_and_sides(one)} ({_interval(one)})" for one in undecided[:2])
+    minutes = f"{found.before.compared} + {found.after.compared} {window_text(found.after)}"
+    return f"{most}; may be noise: the {minutes} vary too much"
+
+
+def _interval(figure: Figure) -> str:
+    """``95% CI −90% to ×12``."""
+    if figure.variable:
+        return "too variable for an interval"
+    if figure.unit == "per request":
+        return f"95% CI {_plus_minus(figure.low)} to {_plus_minus(figure.high)}"
+    low, high = (signed(figure.share(bound)) for bound in (figure.low, figure.high))
+    return f"95% CI {low} to {high}"
+
+
+def _would_show(found: Comparison) -> str:
+    """The smallest detectable change, of the most sensitive figure and of the least sensitive one."""
+    reaches = _reaches(found)
+    minutes = f"{found.before.compared} + {found.after.compared} {window_text(found.after)}"
+    if not reaches:
+        return f"no figure changed over {minutes}"
+    best, worst = min(reaches), max(reaches)
+    least = f"{best[1]} changes below {percent(max(0.05, best[0]))}"
+    most = percent(worst[0]) if worst[0] < 1 else "100%"
+    return f"{minutes} can't resolve {least}, or {worst[1]} changes below {most}"
+
+
+def _reaches(found: Comparison) -> list[tuple[float, str]]:
+    """The smallest detectable rise, as a share, of each figure without a visible change."""
+    return [
+        (reach, figure.name)
+        for figure in found.judged
+        if figure.verdict is Verdict.NO_DIFFERENCE
+        and figure.high is not None
+        and figure.change is not None
+        and (reach := figure.share(figure.high - figure.change)) is not None
+    ]
+
+
+def _needed(found: Comparison) -> str:
+    parts = [_short_of(side, when) for side, when in ((found.before, "before"), (found.after, "after")) if side.missing]
+    return "; ".join(parts) if parts else "the two runs report no metric in common"
+
+
+def _short_of(side: Side, when: str) -> str:
+    enough = side.compared + side.missing
+    needed = f"needs {enough} {window_text(side)} of traffic {when}, run {side.run.name} has {side.compared}"
+    if not side.run.served:
+        return f"run {side.run.name} never served a request" + (f" ({side.run.cause})" if side.run.cause else "")
+    if side.run.ended_at is not None:
+        return f"{needed} and has ended: choose another run"
+    more = math.ceil(side.minutes_missing)
+    return f"{needed}: about {more} more minute{'s' if more != 1 else ''} (the first two after a start don't count)"
+
+
+def notes(found: Comparison) -> tuple[str, ...]:
+    """Caveats, one sentence each."""
+    return tuple(filter(None, (
+        _skipped_note(found.skipped),
+        *(_end_note(side.run, when) for side, when in ((found.after, "after"), (found.before, "before"))),
+        _changes_note(found),
+        _objectives_note(found),
+        "Requests in flight stayed the same, so clients seem to wait for answers: the request rate counts as a result."
+        if found.closed_loop else "",
+        _matched_note(found) if found.matched else "",
+        _rough_note(found),
+        _hits_note(found),
+        "The engine is simulated: figures are estimates." if "simulated" in (found.before.run.engine,
+                                                                          found.after.run.engine) else "",
+    )))  # fmt: skip
+
+
+def _skipped_note(runs: Sequence[Run]) -> str:
+    if not runs:
+        return ""
+    names = ", ".join(run.name for run in runs[:3]) + (", …" if len(runs) > 3 else "")
+    return f"{names} {'was' if len(runs) == 1 else 'were'} skipped: too little traffic to compare with."
+
+
+def window_text(side: Side) -> str:
+    """The name of its windows: minutes, if they are that long."""
+    return "minutes" if 50 <= side.seconds <= 70 else "windows"
+
+
+def _changes_note(found: Comparison) -> str:
+    number = len(found.differences)
+    if number > 1:
+        names = ", ".join(change.flag for change in found.differences[:4]) + (", …" if number > 4 else "")
+        return f"{number} settings changed ({names}): the comparison can't attribute the effect. Change one at a time."
+    if number == 0:
+        return "Both ran with the same flags: no flag explains a difference."
+    return ""
+
+
+def _end_note(run: Run, when: str) -> str:
+    ended = run.ended
+    if not ended or ended.get("requested"):
+        return ""
+    cause = f" ({run.cause})" if run.cause else ""
+    return f"The run {when} ended unexpectedly{cause}: {ended.get('reason') or 'reason unknown'}"
+
+
+def _objectives_note(found: Comparison) -> str:
+    broken: list[str] = []
+    met: list[str] = []
+    for figure in found.figures:
+        meets = figure.meets
+        sure = figure.low is not None and figure.high is not None and (figure.low > 0 or figure.high < 0)
+        if meets is not None and meets[0] != meets[1] and sure:
+            (met if meets[1] else broken).append(f"{figure.name} ({value_text(figure.unit, figure.objective)})")
+    parts = []
+    if met:
+        parts.append(f"Objectives now met: {', '.join(met)}.")
+    if broken:
+        parts.append(f"Objectives no longer met: {', '.join(broken)}.")
+    return " ".join(parts)
+
+
+def _matched_note(found: Comparison) -> str:
+    used = (
+        f"{side.compared} of {side.windows} {when}" for side, when in ((found.before, "before"), (found.after, "after"))
+    )
+    return f"Only {window_text(found.after)} with similar traffic are compared: {', '.join(used)}."
+
+
+def _rough_note(found: Comparison) -> str:
+    if found.traffic is not Likeness.ROUGHLY or found.verdict is Verdict.NOT_COMPARABLE:
+        return ""
+    apart = [factor for factor in found.factors if factor.likeness is Likeness.ROUGHLY and factor.key != "in_flight"]
+    return f"Traffic was only roughly similar: {', '.join(map(factor_text, apart))}."
+
+
+def _hits_note(found: Comparison) -> str:
+    hits = next((figure for figure in found.figures if figure.key == "hit_rate"), None)
+    if hits is None or hits.change is None or abs(hits.change) < _HITS_APART:
+        return ""
+    if any(change.flag == "enable-prefix-caching" for change in found.differences):
+        return ""
+    return (
+        f"Prefix hits went from {percent(hits.before)} to {percent(hits.after)}: prompts may share more or less than"
+        " before."
+    )
+
+
+def factor_text(factor: Factor) -> str:
+    """``requests 2.1/s → 3.4/s (+62%)``."""
+    before, after = (amount_text(factor.unit, value) for value in (factor.before, factor.after))
+    change = f" ({signed(factor.change)})" if factor.change is not None else ""
+    return f"{factor.name} {before} → {after}{change}"
+
+
+def change_text(figure: Figure) -> str:
+    """``−31% (−42 to −18%)``; in percentage points for shares, absolute if the figure was zero before."""
+    if figure.change is None or figure.incomparable:
+        return UNKNOWN
+    if any(figure.bounded):
+        # A bound replaced a value beyond it: it moved by more than this.
+        return f"over {signed(figure.share(figure.change))}"
+    if figure.variable:
+        return f"{change_text(replace(figure, variable=False))}, too variable"
+    if figure.unit == "per request":
+        return _more_per_request(figure)
+    if figure.unit == "share":
+        if figure.low is None or {_points(value) for value in (figure.low, figure.change, figure.high)} == {_NO_POINTS}:
+            return _points(figure.change)
+        return f"{_points(figure.change)} ({_points(figure.low).removesuffix(' pp')} to {_points(figure.high)})"
+    share = figure.share(figure.change)
+    if share is None:
+        sign = "+" if figure.change > 0 else "−"
+        return f"{sign}{value_text(figure.unit, abs(figure.change))}" if figure.change else "±0%"
+    if figure.low is None:
+        return signed(share)
+    low, high = signed(figure.share(figure.low)), signed(figure.share(figure.high))
+    return f"{signed(share)} ({low.removesuffix('%')} to {high})"
+
+
+def _more_per_request(figure: Figure) -> str:
+    """``+0.12 (+0.08 to +0.17)``; ``±0`` if there were no preemptions."""
+    change, low, high = (_plus_minus(value) for value in (figure.change, figure.low, figure.high))
+    return change if figure.low is None or change == low == high else f"{change} ({low} to {high})"
+
+
+def _plus_minus(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    rounded = round(value, 2 if abs(value) >= 0.1 else 3)
+    return "±0" if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded):g}"
+
+
+def side_text(figure: Figure, *, after: bool) -> str:
+    """A figure before or after; a quantile as precise as its bucket allows (``~180ms``, ``<300ms``)."""
+    bucket = figure.buckets[after]
+    return bucket.text if bucket is not None else value_text(figure.unit, figure.after if after else figure.before)
+
+
+def signed(share: float | None) -> str:
+    """A change as ``+12%`` or ``−31%``, from tenfold as ``×14``."""
+    if share is None:
+        return UNKNOWN
+    if share >= 9:
+        return f"×{count(1 + share)}"
+    rounded = round(share * 100)
+    return "±0%" if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded)}%"
+
+
+def _points(share: float | None) -> str:
+    if share is None:
+        return UNKNOWN
+    rounded = round(share * 100, 1 if abs(share) < 0.1 else None)
+    return _NO_POINTS if rounded == 0 else f"{'+' if rounded > 0 else '−'}{abs(rounded):g} pp"
+
+
+def value_text(unit: str, value: float | None) -> str:
+    """A figure with its unit: ``24ms``, ``412/s``, ``91%``, ``3.2/min``."""
+    if value is None:
+        return UNKNOWN
+    if unit == "s":
+        return seconds(value)
+    if unit == "per request":
+        return f"{value:.2g}"
+    if unit == "share":
+        return percent(value, 0 if value >= 0.1 or value == 0 else 1)
+    return amount_text(unit, value)
+
+
+def amount_text(unit: str, value: float | None) -> str:
+    """A quantity with its unit: ``2.1/s``, ``850 tokens``."""
+    if value is None:
+        return UNKNOWN
+    digits = ".1f" if unit.startswith("/") and value >= 1 else ".2g"
+    number = f"{value:{digits}}" if value < 10 else count(value)
+    return number + (unit if unit.startswith("/") else f" {unit}" if unit else "")
+
+
+def setting_text(change: FlagChange) -> str:
+    """``--max-num-seqs 256 → 64``; an unset flag is ``–``."""
+    name = change.flag if change.flag in ("model", "engine", "GPUs") else f"--{change.flag}"
+    return f"{name} {_setting(change.before)} → {_setting(change.after)}"
+
+
+def _setting(value: object) -> str:
+    if value is None:
+        return UNKNOWN
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def objective_text(figure: Figure) -> str:
+    """``objective 1.0s``, with ``!`` if it is missed afterwards; empty without one."""
+    if figure.objective is None:
+        return ""
+    missed = figure.meets is not None and not figure.meets[1]
+    return f"objective {value_text(figure.unit, figure.objective)}{' !' if missed else ''}"

@@ -1,0 +1,201 @@
+"""A run's minutes, each summarized in some thirty figures, so that runs can be compared. Pure.
+
+Times come from the samples. Sums of histograms are exact; quantiles are known to one of vLLM's buckets, whose ends are
+stored with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from vllm_console.metrics.first_requests import FirstRequests
+from vllm_console.metrics.quantile import PARTS, Quantile, agreeing, interpolated
+from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
+from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles
+
+WINDOW_SECONDS = 60.0
+
+_LATENCIES = ("ttft", "itl", "e2e")
+FIGURES = (
+    "requests",
+    "requests_per_second",
+    "in_flight",
+    "running",
+    "waiting",
+    "prompt_length_mean",
+    "prompt_length_p95",
+    "answer_length_mean",
+    "answer_length_p95",
+    "prompt_tokens_per_second",
+    "generation_tokens_per_second",
+    "preemptions_per_minute",
+    "preemption_share",
+    "kv_cache_usage",
+    "kv_cache_usage_max",
+    "hit_rate",
+    *(f"{latency}_{part}" for latency in _LATENCIES for part in ("mean", "p50", "p90", "p99")),
+    *(f"{latency}_{part}_{end}" for latency in _LATENCIES for part, _ in PARTS for end in ("above", "below")),
+)
+"""A window's figures. ``requests`` is how many ended; ``requests_per_second`` how many arrived (ended, and in flight at
+its end but not at its beginning); ``in_flight``, ``running``, ``waiting`` and ``kv_cache_usage`` (the fullest engine's,
+a share from 0 to 1) are means over the samples; ``preemption_share`` is preemptions per request that ended, or that ran
+at its end if those are more; lengths are in tokens; latencies in seconds. ``ttft_p99_above`` and ``ttft_p99_below`` are
+the ends of the bucket of the TTFT's 99th percentile; in a bucket with only one end there is no ``ttft_p99``. Likewise
+for the others."""
+
+
+class RunWindow(msgspec.Struct, frozen=True):
+    """One window: when it began (Unix seconds), its length, and its `FIGURES`, without those that were not reported."""
+
+    at: float
+    seconds: float
+    figures: Mapping[str, float]
+
+    @property
+    def end(self) -> float:
+        """When it ended."""
+        return self.at + self.seconds
+
+    def quantile(self, key: str) -> Quantile | None:
+        """A quantile of a latency (``ttft_p99``) with its bucket; None if nothing was measured."""
+        return quantile_in(self.figures, key)
+
+
+def quantile_in(figures: Mapping[str, float], key: str) -> Quantile | None:
+    """A quantile among `FIGURES`, or among medians of them, with its bucket.
+
+    Minutes recorded by a version that stored no buckets have only values.
+    """
+    value, low, high = (figures.get(name) for name in (key, f"{key}_above", f"{key}_below"))
+    if value is not None and high is None:
+        return Quantile(value, value, value)
+    if low is None and high is None:
+        return None
+    guess = value if value is not None else high if high is not None else low
+    return Quantile(guess or 0.0, low or 0.0, high)
+
+
+def kept(key: str, found: Quantile | None) -> dict[str, float | None]:
+    """A quantile in stored form."""
+    if found is None:
+        return {}
+    return {key: found.value, f"{key}_above": found.above, f"{key}_below": found.below}
+
+
+class Windows:
+    """Builds windows from samples as they arrive. Windows without requests are left out."""
+
+    def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
+        self._seconds = seconds
+        self._base: Sample | None = None
+        self._within: list[_Gauges] = []
+        self._first = FirstRequests()
+
+    def append(self, sample: Sample) -> RunWindow | None:
+        """Add the next sample; returns the window that ends with it, if one does.
+
+        After a gap, or if the clock was set back, it starts over. The run's first requests are in no window: kernels
+        are compiled for them.
+        """
+        base = self._base
+        first = not self._first.over
+        self._first.add(sample)
+        if base is None or (first and self._first.compiled) or not 0 < sample.at - base.at <= 1.5 * self._seconds:
+            self._base, self._within = sample, []
+            return None
+        self._within.append(_Gauges.of(sample))
+        # Samples never come exactly on time.
+        if sample.at - base.at < self._seconds - min(0.5, self._seconds / 10):
+            return None
+        found = _window(base, sample, self._within)
+        self._base, self._within = sample, []
+        return found
+
+
+class _Gauges(msgspec.Struct, frozen=True):
+    """The gauges of one sample, over all engines."""
+
+    running: float | None
+    waiting: float | None
+    usage: float | None
+
+    @classmethod
+    def of(cls, sample: Sample) -> _Gauges:
+        engines = sample.engines.values()
+        usages = [engine.kv_cache_usage for engine in engines if engine.kv_cache_usage is not None]
+        total = combine(engines)
+        return cls(total.requests_running, total.requests_waiting, max(usages, default=None))
+
+    @property
+    def in_flight(self) -> float | None:
+        """Requests running or waiting."""
+        return None if self.running is None else self.running + (self.waiting or 0.0)
+
+
+def _window(before: Sample, after: Sample, gauges: list[_Gauges]) -> RunWindow | None:
+    grown = combine(growths(before, after, (*_LATENCIES, *LENGTHS)))
+    seconds = after.at - before.at
+    ended = grown.requests_finished_total
+    flying = _mean([one.in_flight for one in gauges])
+    if not (ended or flying or grown.generation_tokens_total or grown.prompt_tokens_total):
+        return None
+    came = _came(ended, _Gauges.of(before).in_flight, gauges[-1].in_flight)
+    usages = [one.usage for one in gauges]
+    figures: dict[str, float | None] = {
+        "requests": ended,
+        "requests_per_second": _rate(came, seconds),
+        "in_flight": flying,
+        "running": _mean([one.running for one in gauges]),
+        "waiting": _mean([one.waiting for one in gauges]),
+        "prompt_tokens_per_second": _rate(grown.prompt_tokens_total, seconds),
+        "generation_tokens_per_second": _rate(grown.generation_tokens_total, seconds),
+        "preemptions_per_minute": _rate(grown.preemptions_total, seconds / 60),
+        "preemption_share": preemptions_per_request(grown.preemptions_total, ended, gauges[-1].running),
+        "kv_cache_usage": _mean(usages),
+        "kv_cache_usage_max": max((usage for usage in usages if usage is not None), default=None),
+        "hit_rate": _share(grown.prefix_cache_hits_total, grown.prefix_cache_queries_total),
+        **_distributions(grown),
+    }
+    return RunWindow(before.at, seconds, {name: value for name, value in figures.items() if value is not None})
+
+
+def _distributions(grown: EngineSample) -> dict[str, float | None]:
+    """Means and quantiles of lengths and latencies."""
+    found: dict[str, float | None] = {}
+    for key, name in zip(LENGTHS, ("prompt_length", "answer_length"), strict=True):
+        if (histogram := _filled(grown, key)) is not None:
+            found[f"{name}_mean"] = histogram.sum / histogram.count
+            found[f"{name}_p95"] = interpolated(0.95, histogram.bounds, histogram.counts)
+    seen = {key: quantiles(histogram) for key in _LATENCIES if (histogram := _filled(grown, key)) is not None}
+    for key, latency in agreeing(seen).items():
+        found[f"{key}_mean"] = latency.mean
+        for name, _ in PARTS:
+            found |= kept(f"{key}_{name}", getattr(latency, name))
+    return found
+
+
+def _filled(grown: EngineSample, key: str) -> Histogram | None:
+    histogram = grown.histograms.get(key)
+    return histogram if histogram is not None and histogram.count > 0 else None
+
+
+def _came(ended: float | None, before: float | None, after: float | None) -> float | None:
+    """Requests that arrived: those that ended, plus the increase in flight."""
+    if ended is None:
+        return None
+    return ended if before is None or after is None else max(0.0, ended + after - before)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _rate(amount: float | None, seconds: float) -> float | None:
+    return amount / seconds if amount is not None and seconds > 0 else None
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

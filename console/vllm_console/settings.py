@@ -1,0 +1,398 @@
+"""Settings: what an administrator sets for everybody, then a person's own ``config.toml``; checked key by key.
+
+What the administrator's file sets binds: a person's own file, ``--config`` and the environment add to it and loosen
+nothing of it. Its path is fixed, since ``XDG_CONFIG_DIRS`` is each person's own to set. It is a guard-rail, no wall:
+whoever may run programs can run vLLM without this one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from vllm_console.text import plain
+from vllm_launchers.private import open_regular, user_folder
+from vllm_launchers.typed_decoding import convert
+
+if TYPE_CHECKING:
+    from vllm_launchers.host.gpu.sharing import GpuShare
+
+ADMIN_CONFIG = Path("/etc/vllm-console/config.toml")
+"""What an administrator sets for everybody on this machine."""
+
+ADMIN_UID = 0
+"""Whose file and folder that must be, for it to count."""
+
+MAX_BYTES = 256 * 1024
+"""A config file larger than this is not one."""
+
+MOST_DIGITS = 4
+"""No index of a GPU is longer."""
+
+
+class ConfigError(Exception):
+    """A config file that cannot be used; the text is one sentence that names file, key and what was expected."""
+
+
+class Alerts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[alerts]``: where findings are sent. `findings.log` has them all."""
+
+    severity: Annotated[
+        Literal["critical", "warning", "note"],
+        Meta(description="The least severe finding that rings the terminal or goes to the webhook."),
+    ] = "warning"
+    terminal: Annotated[
+        tuple[Literal["bell", "osc9", "osc777"], ...],
+        Meta(description="How the terminal is alerted, at most every 10 s: the bell, or a desktop notification."),
+    ] = ()
+    webhook: Annotated[
+        str, Meta(description="A URL that gets each finding as JSON, when it begins and when it ends.")
+    ] = ""
+    webhook_header: Annotated[str, Meta(description="The HTTP header that carries the webhook's secret.")] = (
+        "Authorization"
+    )
+    webhook_header_env: Annotated[
+        str,
+        Meta(description="The environment variable that holds the header's value. The secret is never in this file."),
+    ] = ""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``config.toml``, key by key. The descriptions make the table in ``docs/settings.md``."""
+
+    vllm: Annotated[
+        tuple[str, ...],
+        Meta(description="More vLLM installations: paths of executables or virtual environments."),
+    ] = ()
+    models: Annotated[
+        tuple[str, ...],
+        Meta(description="Folders with models: each a model's folder, or one that holds models (also as `org/name`)."),
+    ] = ()
+    refresh_seconds: Annotated[float, Meta(description="How often the console refreshes, 0.1 to 60 seconds.")] = 1.0
+    read_only: Annotated[bool, Meta(description="Refuse every command and key that changes something.")] = False
+    ascii: Annotated[bool, Meta(description="Draw the console with ASCII characters only.")] = False
+    layout: Annotated[
+        Literal["auto", "overview", "focus", "wide", "tall"],
+        Meta(description="How the console lays out its panes at first; `auto` is the best for the terminal's size."),
+    ] = "auto"
+    theme: Annotated[
+        Literal["terminal", "dark", "light", "high-contrast", "nord", "gruvbox"],
+        Meta(description="Colors of the console; `terminal`: the terminal's own."),
+    ] = "terminal"
+    columns: Annotated[
+        tuple[
+            Literal[
+                "name", "model", "preset", "owner", "state", "gpu", "port", "kv", "run", "wait", "preempt", "ttft",
+                "itl", "tokens", "requests", "hit", "engine",
+            ],
+            ...,
+        ],
+        Meta(description="Columns of the table of servers, in this order, as many as fit; by default what fits best."),
+    ] = ()  # fmt: skip
+    keymap: Annotated[
+        Literal["default", "vim", "arrows"],
+        Meta(description="A preset of keys; `keys` changes single ones of it."),
+    ] = "default"
+    keys: Annotated[Mapping[str, str], Meta(description="Your own keys: an action's id → a key.")] = {}
+    shares: Annotated[
+        Mapping[str, str | float],
+        Meta(description='The most memory of a GPU that your servers may use: GPU index → `"24 GiB"` or `"50%"`.'),
+    ] = {}
+    reserve: Annotated[
+        Mapping[str, str | float],
+        Meta(description="The memory of a GPU to keep free for others; a finding says when less is free."),
+    ] = {}
+    alerts: Annotated[Alerts, Meta(description="Where findings are sent; see the keys `alerts.…`.")] = Alerts()
+    board: Annotated[str, Meta(description="The folder of the GPU board that the users of this machine share.")] = ""
+    warm_up: Annotated[bool, Meta(description="Send a server one request before it is called ready.")] = True
+    prepare_restarts: Annotated[
+        bool, Meta(description="Load vLLM and check the flags of a restart while the server still serves.")
+    ] = True
+    prepare_launches: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="Let vLLM itself judge a launch while you read its plan; `auto`: not on a shared machine."),
+    ] = "auto"
+    rollback: Annotated[
+        bool, Meta(description="Return to the flags before a restart if the server fails before it is ready.")
+    ] = True
+
+
+class Settings(Config, frozen=True):
+    """What holds: the person's ``shares`` and ``reserve``, and all else as both files together say.
+
+    ``binding`` is the administrator's own file, whose shares and reserves hold besides; ``sources`` has for each key
+    that is set the file that it comes from; ``notices`` what a person should know of these files, one sentence each.
+    """
+
+    binding: Config = Config()
+    sources: Mapping[str, str] = {}
+    notices: tuple[str, ...] = ()
+
+    @property
+    def read_only_by(self) -> str:
+        """What makes it read-only, in a few words; empty where no file does."""
+        return f"read_only = true in {self.sources['read_only']}" if self.read_only else ""
+
+    @property
+    def prepares_launches(self) -> bool:
+        """Whether vLLM judges launches while they are planned: not by itself where others need the memory."""
+        shared = bool(self.board or self.shares or self.reserve or self.binding != Config())
+        return self.prepare_launches == "on" or (self.prepare_launches == "auto" and not shared)
+
+
+def gpu_shares(config: Config) -> tuple[GpuShare, ...]:
+    """The most that this person's servers may hold of each GPU.
+
+    Raises:
+        ConfigError: a key is no index of a GPU, or a value is no share.
+    """
+    return _parts("shares", config.shares) + _parts("shares", _bound(config).shares)
+
+
+def gpu_reserves(config: Config) -> tuple[GpuShare, ...]:
+    """What must stay free of each GPU for other tenants.
+
+    Raises:
+        ConfigError: a key is no index of a GPU, or a value is no part of one.
+    """
+    return _parts("reserve", config.reserve) + _parts("reserve", _bound(config).reserve)
+
+
+def _bound(config: Config) -> Config:
+    return config.binding if isinstance(config, Settings) else Config()
+
+
+def _parts(name: str, parts: Mapping[str, str | float]) -> tuple[GpuShare, ...]:
+    if not parts:
+        return ()
+    from vllm_launchers.host.gpu.host import HostError
+    from vllm_launchers.host.gpu.sharing import parse_share
+
+    for key in parts:
+        if not (key.isascii() and key.isdigit() and len(key) <= MOST_DIGITS):
+            raise ConfigError(f"{name}: '{key[:40]}' is not a GPU index; expected e.g. 0 = \"24 GiB\"")
+    try:
+        return tuple(parse_share(int(key), value) for key, value in parts.items())
+    except HostError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def config_folder() -> Path:
+    """``$XDG_CONFIG_HOME/vllm-console``, by default ``~/.config/vllm-console``."""
+    return user_folder("XDG_CONFIG_HOME", ".config")
+
+
+def read_settings(path: Path | None = None) -> Settings:
+    """What holds for this person: the administrator's file, then the person's own or the one that ``path`` names.
+
+    Raises:
+        ConfigError: one of them cannot be used. What binds and cannot be read is not passed over.
+    """
+    named, path = path is not None, path or config_folder() / "config.toml"
+    notices: list[str] = []
+    bound, own = _administrators(notices), _document(path, named)
+    if not bound and not own:
+        return Settings(notices=tuple(notices))
+    binding = _config(ADMIN_CONFIG, bound)
+    person = _config(path, own)
+    if binding.board and person.board and Path(person.board) != Path(binding.board):
+        notices.append(f"{path}: its board is ignored: {ADMIN_CONFIG} sets {binding.board} for everybody")
+    both = {**bound, **own}
+    for name in ("keys", "alerts"):
+        if name in bound and name in own:
+            both[name] = {**bound[name], **own[name]}
+    both["vllm"] = list(dict.fromkeys([*person.vllm, *binding.vllm]))
+    both["models"] = list(dict.fromkeys([*person.models, *binding.models]))
+    both["read_only"] = binding.read_only or person.read_only
+    both["board"] = binding.board or person.board
+    for name in ("shares", "reserve"):
+        both[name] = own.get(name, {})
+    sources = {key: str(path) for key in own} | {key: str(ADMIN_CONFIG) for key in bound if key not in own}
+    if binding.read_only:
+        sources["read_only"] = str(ADMIN_CONFIG)
+    if binding.board:
+        sources["board"] = str(ADMIN_CONFIG)
+    merged = _config(path, both)
+    values = {name: getattr(merged, name) for name in Config.__struct_fields__}
+    return Settings(**values, binding=binding, sources=sources, notices=tuple(notices))
+
+
+def _administrators(notices: list[str]) -> dict[str, Any]:
+    """The administrator's document; one that others could have written is left aside, with a sentence.
+
+    Raises:
+        ConfigError: it is there and cannot be read.
+    """
+    try:
+        file = os.open(ADMIN_CONFIG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(
+            f"{ADMIN_CONFIG}: can't read the administrator's settings: {os.strerror(error.errno or 0)}. "
+            "Ask the administrator to make it readable"
+        ) from error
+    with os.fdopen(file, "rb") as opened:
+        for place, status in ((ADMIN_CONFIG, os.fstat(file)), (ADMIN_CONFIG.parent, ADMIN_CONFIG.parent.stat())):
+            if fault := _untrusted(status):
+                notices.append(f"{ADMIN_CONFIG} is ignored: {place} {fault}")
+                return {}
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ConfigError(f"{ADMIN_CONFIG}: is not a file")
+        return _parsed(ADMIN_CONFIG, opened.read(MAX_BYTES + 1))
+
+
+def _untrusted(status: os.stat_result) -> str:
+    """Why what stands there need not be an administrator's word; empty where it is."""
+    if status.st_uid != ADMIN_UID:
+        return f"belongs to uid {status.st_uid}, not to root"
+    return "is writable by users other than root" if status.st_mode & 0o022 else ""
+
+
+def _document(path: Path, named: bool) -> dict[str, Any]:
+    """A TOML file as it stands; a missing one is empty, unless a person named it."""
+    if path == Path(os.devnull):
+        return {}
+    try:
+        with open_regular(path) as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        if named:
+            raise ConfigError(f"{path}: no such file; give --config a file that exists, or leave it out") from error
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return _parsed(path, data)
+
+
+def _parsed(path: Path, data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB, not a config file")
+    import tomllib  # most people have no config file, and every command would pay for it
+
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text") from error
+    except (ValueError, RecursionError) as error:  # a number of ten thousand digits is a ValueError
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def _config(path: Path, document: Mapping[str, Any]) -> Config:
+    """A file's document with every key checked.
+
+    Raises:
+        ConfigError: a key is unknown, of the wrong type, or says what makes no sense; the text names ``path``.
+    """
+    _refuse_unknown(path, document, Config)
+    if isinstance(alerts := document.get("alerts"), dict):
+        _refuse_unknown(path, alerts, Alerts, "alerts.")
+    try:
+        config = convert(document, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_wrong_type(document, Config) or error}") from error
+    if not 0.1 <= config.refresh_seconds <= 60:
+        raise ConfigError(f"{path}: refresh_seconds must be between 0.1 and 60, not {config.refresh_seconds}")
+    if wrong := next((name for name in config.models if not name.startswith(("/", "~"))), None):
+        raise ConfigError(f"{path}: models: '{wrong[:80]}' is not an absolute path, such as \"/data/models\"")
+    if config.board and not (config.board.startswith("/") and config.board.isprintable()):
+        raise ConfigError(f'{path}: board: expected an absolute path, such as "/var/lib/vllm-console/board"')
+    try:
+        gpu_shares(config)
+        gpu_reserves(config)
+        _check_alerts(config.alerts)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return config
+
+
+def _refuse_unknown(path: Path, table: Mapping[str, object], shape: type[msgspec.Struct], within: str = "") -> None:
+    known = shape.__struct_fields__
+    for key in table:
+        if key not in known:
+            import difflib
+
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean '{within}{near[0]}'?" if near else f"; known keys: {', '.join(known)}"
+            raise ConfigError(f"{path}: unknown key '{within}{key[:80]}'{hint}")
+
+
+def _wrong_type(table: Mapping[str, Any], shape: type[msgspec.Struct], within: str = "") -> str:
+    """The first key whose value is of another type than it takes: the key, what was expected, what was found."""
+    for field in msgspec.structs.fields(shape):
+        if field.name not in table:
+            continue
+        key, value, kind = f"{within}{field.name}", table[field.name], get_args(field.type)[0]
+        if kind is Alerts and isinstance(value, dict):
+            if wrong := _wrong_type(value, Alerts, "alerts."):
+                return wrong
+            continue
+        if get_origin(kind) is Mapping and isinstance(value, dict):
+            _, of = get_args(kind)
+            entries = [(f"{key}.{name[:80]}", entry, of) for name, entry in value.items()]
+        else:
+            entries = [(key, value, kind)]
+        for name, entry, taken in entries:
+            try:
+                convert(entry, taken)
+            except msgspec.ValidationError:
+                return f"{name}: expected {_expected(taken)}, not {_found(entry, taken)}"
+    return ""
+
+
+def _expected(kind: Any) -> str:
+    """What a key takes, in TOML's words."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(f'"{choice}"' for choice in parts)
+    if origin is tuple:
+        return f"a list, each entry {_expected(parts[0])}"
+    if origin is UnionType:
+        return " or ".join(_expected(part) for part in parts)
+    words: dict[Any, str] = {str: "a string", float: "a number", bool: "true or false"}
+    return words.get(kind, "a table")
+
+
+def _found(value: object, kind: Any) -> str:
+    """What stands there instead. Only one of a few words is repeated: a string may hold a secret."""
+    if isinstance(value, str):
+        return f'"{plain(value, 40)}"' if get_origin(kind) is Literal else "a string"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, list):
+        return "that list" if get_origin(kind) is tuple else "a list"
+    return "a table" if isinstance(value, dict) else "a date or time"
+
+
+def _check_alerts(alerts: Alerts) -> None:
+    """That the webhook can be asked, and that its secret cannot be read on the way."""
+    if not alerts.webhook:
+        if alerts.webhook_header_env:
+            raise ConfigError("alerts.webhook_header_env is set but alerts.webhook is not")
+        return
+    from urllib.parse import urlsplit
+
+    from vllm_launchers.addresses import is_loopback
+
+    try:
+        url = urlsplit(alerts.webhook)
+        host, _ = url.hostname, url.port
+    except ValueError:
+        host = None
+    # The URL may be a secret itself: it is not repeated.
+    if host is None or url.scheme not in ("http", "https") or not alerts.webhook.isprintable() or " " in alerts.webhook:
+        raise ConfigError('alerts.webhook: expected a URL such as "https://example.org/hook"')
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", alerts.webhook_header):
+        raise ConfigError(f"alerts.webhook_header: '{alerts.webhook_header[:40]}' is not an HTTP header name")
+    if alerts.webhook_header_env and url.scheme == "http" and not is_loopback(host):
+        raise ConfigError("alerts.webhook: a secret header requires https")

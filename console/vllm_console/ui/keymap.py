@@ -1,0 +1,185 @@
+"""Which key runs which action for this person: the registry's keys, then a preset of keys, then the person's own.
+
+Footers, help and every sentence that names a key ask here, so that they never name a key that does something else.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from textual.keys import Keys
+
+from vllm_console.ui.actions import SCREENS, Action, action_named, actions, places, scoped
+
+PRESETS: Mapping[str, Mapping[str, str]] = {
+    "default": {},
+    "vim": {
+        "time_back": "h left", "time_forward": "l right", "time_first": "0 home", "time_live": "dollar_sign end",
+        "time_page_back": "ctrl+b pageup shift+left", "time_page_forward": "ctrl+f pagedown shift+right",
+        "open_log": "o", "sort": "S", "drop_last": "u backspace",
+        "tuning_left": "h left", "tuning_right": "l right", "tuning_up": "k up", "tuning_down": "j down",
+        "launch_layouts": "L", "launch_remove": "x delete backspace",
+        "launch_page_down": "ctrl+f ctrl+d pagedown", "launch_page_up": "ctrl+b ctrl+u pageup",
+        "launch_down": "j down", "launch_up": "k up", "launch_first": "g home", "launch_last": "G end",
+        "flags_unset": "x delete backspace",
+        "flags_page_down": "ctrl+f ctrl+d pagedown", "flags_page_up": "ctrl+b ctrl+u pageup",
+        "flags_down": "j down", "flags_up": "k up", "flags_first": "g home", "flags_last": "G end",
+        "log_left": "h left", "log_right": "l right", "log_down": "j down", "log_up": "k up",
+        "log_page_down": "ctrl+f ctrl+d pagedown", "log_page_up": "ctrl+b ctrl+u pageup",
+        "log_end": "G f end", "log_home": "g home",
+        "reader_page_down": "ctrl+f ctrl+d pagedown space", "reader_page_up": "ctrl+b ctrl+u pageup",
+    },
+    "arrows": {
+        "cursor_down": "down", "cursor_up": "up", "cursor_first": "home", "cursor_last": "end",
+        "time_first": "ctrl+home", "time_live": "ctrl+end",
+        "mark": "insert asterisk", "help": "f1 question_mark",
+        "new_server": "f2 n", "open_log": "f3 l", "edit_flags": "f4 e", "restart": "f5 r", "sort": "f6 o",
+        "filter": "f7 slash", "stop": "f9 s", "quit": "f10 q ctrl+q",
+        "launch_down": "down", "launch_up": "up", "launch_first": "home", "launch_last": "end",
+        "flags_down": "down", "flags_up": "up", "flags_first": "home", "flags_last": "end",
+        "flags_search": "f7 slash",
+        "log_down": "down", "log_up": "up", "log_home": "home", "log_end": "end f", "log_search": "f7 slash",
+        "log_select_up": "shift+up", "log_select_down": "shift+down",
+        "reader_down": "down", "reader_up": "up", "reader_first": "home", "reader_last": "end",
+        "help_search": "f7 slash", "findings_down": "down", "findings_up": "up",
+        "list_down": "down", "list_up": "up", "list_first": "home", "list_last": "end",
+    },
+}  # fmt: skip
+"""Presets of keys: an action's id → its keys, separated by spaces. Actions that are not named keep their own keys."""
+
+_LABELS = {
+    "slash": "/", "question_mark": "?", "colon": ":", "plus": "+", "equals_sign": "=", "minus": "-",
+    "left_square_bracket": "[", "right_square_bracket": "]", "left_curly_bracket": "{", "right_curly_bracket": "}",
+    "less_than_sign": "<", "greater_than_sign": ">", "up": "↑", "down": "↓", "left": "←", "right": "→",
+    "left_parenthesis": "(", "right_parenthesis": ")", "shift+left": "shift+←", "shift+right": "shift+→",
+    "shift+up": "shift+↑", "shift+down": "shift+↓",
+    "pageup": "pgup", "pagedown": "pgdn", "comma": ",", "full_stop": ".", "asterisk": "*", "ampersand": "&",
+    "escape": "esc", "dollar_sign": "$", "exclamation_mark": "!", "at": "@", "number_sign": "#", "percent_sign": "%",
+    "semicolon": ";", "quotation_mark": '"', "apostrophe": "'", "underscore": "_", "vertical_line": "|",
+    "backslash": "\\", "circumflex_accent": "^", "grave_accent": "`", "tilde": "~",
+}  # fmt: skip
+
+_NAMES = {label: key for key, label in _LABELS.items()}
+"""A key as people write it → as Textual names it."""
+
+_SHORT = {"backspace": "bksp", "delete": "del"}
+"""Keys with names that are long for a line of keys."""
+
+_MODIFIERS = {"ctrl", "shift", "alt", "super", "hyper", "meta"}
+
+ChosenKeys = Mapping[str, tuple[str, ...]]
+"""An action's id → its keys, the first of which is shown."""
+
+_NONE: ChosenKeys = MappingProxyType({})
+_chosen: ContextVar[ChosenKeys] = ContextVar("keys that differ from the registry's", default=_NONE)
+
+
+class KeysError(ValueError):
+    """Keys that cannot be used; the text has one sentence per problem."""
+
+
+def chosen_keys(preset: str, own: Mapping[str, str]) -> ChosenKeys:
+    """The keys that differ from the registry's: those of a preset, and a person's own in their place.
+
+    Raises:
+        KeysError: an unknown action, or two actions of a screen with one key.
+    """
+    keys = {id: tuple(text.split()) for id, text in PRESETS[preset].items()}
+    keys |= {id: tuple(map(_key_name, text.replace(",", " ").split())) for id, text in own.items()}
+    if problems := [*_unknown(own), *_conflicts(keys)]:
+        raise KeysError("; ".join(problems))
+    return keys
+
+
+def use_keys(keys: ChosenKeys) -> None:
+    """From now on, in this context (an app and its tasks), actions have these keys."""
+    _chosen.set(keys)
+
+
+def keys_of(action: Action) -> Sequence[str]:
+    """An action's keys as Textual names them, the one that is shown first."""
+    return _chosen.get().get(action.id) or action.keys
+
+
+def changing_keys(scope: str) -> frozenset[str]:
+    """The keys of a scope, as Textual names them, that change something."""
+    return frozenset(key for action in scoped(scope) if action.changes for key in keys_of(action))
+
+
+def key_of(id: str) -> str:
+    """The key of an action, as a line of keys or a sentence names it: ``[``, ``esc``, ``bksp``."""
+    key = keys_of(action_named(id))[0]
+    return _SHORT.get(key, key_label(key))
+
+
+def label_of(action: Action) -> str:
+    """All keys of an action, e.g. ``j ↓``."""
+    return " ".join(map(key_label, keys_of(action)))
+
+
+def key_label(key: str) -> str:
+    """How a key is written for people: ``left_square_bracket`` is ``[``."""
+    return _LABELS.get(key, key)
+
+
+def _key_name(text: str) -> str:
+    """Textual's name of a key, which may be written as it is shown: ``[``, ``esc``, ``shift+←``."""
+    return _NAMES.get(text, text)
+
+
+def _unknown(own: Mapping[str, str]) -> list[str]:
+    known = {action.id for action in actions()}
+    problems = []
+    for id, text in own.items():
+        if id not in known:
+            near = get_close_matches(id, known, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            problems.append(f"keys: no action named '{id}'{hint}")
+        elif not text.replace(",", " ").split():
+            problems.append(f"keys: '{id}' has no key")
+        for key in text.replace(",", " ").split():
+            if not _is_key(_key_name(key)):
+                problems.append(
+                    f"keys: '{key}' of '{id}' is no key; expected e.g. R, f5, ctrl+r or left_square_bracket"
+                )
+    return problems
+
+
+def _is_key(name: str) -> bool:
+    """Whether Textual may report a key of that name."""
+    *modifiers, base = name.split("+")
+    if not set(modifiers) <= _MODIFIERS:
+        return False
+    if len(base) == 1 or base in _LABELS or base in {key.value for key in Keys}:
+        return True
+    try:
+        return bool(unicodedata.lookup(base.replace("_", " ")))
+    except KeyError:
+        return False
+
+
+def _conflicts(keys: ChosenKeys) -> list[str]:
+    """A sentence per key that two actions of a screen have, if a person or a preset chose it for one of them.
+
+    Textual itself silently lets one binding shadow another. Where the registry has it so, it is meant: on other screens
+    than the operations screen ``q`` leads back.
+    """
+    problems: dict[tuple[str, str, str], str] = {}
+    taken: dict[tuple[str, str], str] = {}
+    for action in actions():
+        for key in keys.get(action.id, action.keys):
+            for scope in places(action.scope):
+                other = taken.setdefault((scope, key), action.id)
+                meant = key in action.keys and key in action_named(other).keys
+                if other != action.id and (action.id in keys or other in keys) and not meant:
+                    place = SCREENS.get(scope, "On the operations screen").lower()
+                    problems.setdefault(
+                        (key, other, action.id),
+                        f"keys: '{key_label(key)}' is assigned to both '{other}' and '{action.id}' {place}: "
+                        "give one of them another key",
+                    )
+    return list(problems.values())

@@ -1,0 +1,107 @@
+"""Latencies of two runs over each other: median, p90 and p99 of each on one logarithmic axis. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+from textual.strip import Strip
+
+from vllm_console.metrics.quantile import PARTS
+from vllm_console.runs.compare import Figure
+from vllm_console.runs.text import side_text
+from vllm_console.text import seconds
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import ACCENT, DIM, STRONG
+from vllm_console.ui.widgets.draw import fit
+
+_NAME, _SIDE, _VALUE = 12, 8, 9
+LEAST_AXIS = 16
+"""Cells of the axis below which nothing is drawn."""
+
+MARKS = "├┼┤"
+"""Where the median, p90 and p99 are."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A latency's quantiles before and after, in seconds and as text, the median first."""
+
+    name: str
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    texts: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def spreads(figures: Sequence[Figure]) -> list[Spread]:
+    """The latencies of which both runs have every quantile."""
+    by_key = {figure.key: figure for figure in figures}
+    found = []
+    for latency in dict.fromkeys(key.partition("_")[0] for key in by_key):
+        parts = [by_key.get(f"{latency}_{part}") for part, _ in PARTS]
+        if whole := [one for one in parts if one is not None and one.before and one.after and not any(one.bounded)]:
+            if len(whole) < len(parts):
+                continue
+            found.append(
+                Spread(
+                    whole[0].name.rpartition(" ")[0],
+                    tuple(one.before or 0.0 for one in whole),
+                    tuple(one.after or 0.0 for one in whole),
+                    (
+                        tuple(side_text(one, after=False) for one in whole),
+                        tuple(side_text(one, after=True) for one in whole),
+                    ),
+                )
+            )
+    return found
+
+
+def distribution_lines(figures: Sequence[Figure], width: int) -> list[Strip]:
+    """A heading, and for each latency two rows over its axis; none where no latency has both sides."""
+    found = spreads(figures)
+    axis = width - 2 - _NAME - _SIDE - 3 * _VALUE
+    if not found or axis < LEAST_AXIS:
+        return []
+    titles = "".join(fit(part, _VALUE, ">") for part, _ in PARTS)
+    head = fit("  latency, log scale", 2 + _NAME + _SIDE)
+    lines = [line((" Requests before and after", STRONG)), line((f"{head}{fit(_legend(axis), axis)}{titles}", DIM))]
+    for one in found:
+        low, high = _ends(one)
+        for at, (when, values) in enumerate((("before", one.before), ("after", one.after))):
+            drawn = _drawn(values, low, high, axis)
+            texts = "".join(fit(text, _VALUE, ">") for text in one.texts[at])
+            style = ACCENT if at else DIM
+            name = fit(f"  {'' if at else one.name}", 2 + _NAME)
+            lines.append(line(name, (fit(when, _SIDE), DIM), (drawn, style), (texts, None if at else DIM)))
+        lines.append(line((f"{' ' * (2 + _NAME + _SIDE)}{_scale(low, high, axis)}", DIM)))
+    return lines
+
+
+def _legend(axis: int) -> str:
+    return "├ median ┼ p90 ┤ p99" if axis >= 22 else "├ p50 ┼ p90 ┤ p99"
+
+
+def _ends(one: Spread) -> tuple[float, float]:
+    """The ends of the axis, as powers of e: a little beyond the smallest and the largest quantile."""
+    values = [math.log(value) for value in (*one.before, *one.after)]
+    low, high = min(values), max(values)
+    beyond = max(0.05, (high - low) * 0.05)
+    return low - beyond, high + beyond
+
+
+def _at(value: float, low: float, high: float, axis: int) -> int:
+    return min(axis - 1, max(0, round((math.log(value) - low) / (high - low) * (axis - 1))))
+
+
+def _drawn(values: Sequence[float], low: float, high: float, axis: int) -> str:
+    places = [_at(value, low, high, axis) for value in values]
+    cells = ["─" if places[0] <= cell <= places[-1] else " " for cell in range(axis)]
+    for place, mark in zip(places, MARKS, strict=True):
+        cells[place] = mark
+    return "".join(cells)
+
+
+def _scale(low: float, high: float, axis: int) -> str:
+    """The axis with its two ends."""
+    first, last = (seconds(math.exp(end)) for end in (low, high))
+    return f"{first} {'·' * max(0, axis - len(first) - len(last) - 2)} {last}"

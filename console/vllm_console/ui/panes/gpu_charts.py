@@ -1,0 +1,217 @@
+"""The charts of one GPU in the GPUs pane: what it did over the range that is shown, its limits as lines. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+import msgspec
+from textual.strip import Strip
+
+from vllm_console.fleet.gpu_charts import GpuChart
+from vllm_console.fleet.markers import Marker
+from vllm_console.fleet.snapshot import FleetSnapshot
+from vllm_console.history.gpu_history import Card, LinkEnd, known_figures
+from vllm_console.metrics.sample import Series
+from vllm_console.text import UNKNOWN, plain
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, SIMULATED, STRONG, WARN
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, axis_above, chart_of
+from vllm_console.ui.widgets.draw import Part, beside, fit, rule
+
+COLUMN = 36
+"""The least width of a chart beside another."""
+
+ROWS = 5
+"""The least height of a chart with its title."""
+
+MOST_COLUMNS = 3
+FRESH_POINTS = 3
+"""The newest figure is one of so many last points: the last one may not be over yet."""
+
+
+class GpuHistoryView(msgspec.Struct, frozen=True):
+    """Which charts are looked at, and how: the page of those that fit, the cursor, and what happened to the server."""
+
+    page: int = 0
+    charts: ChartView = PLAIN
+    markers: tuple[Marker, ...] = ()
+
+
+class Plot(msgspec.Struct, frozen=True):
+    """One chart: name and unit, curves, and where they are known the end of its axis and the limit that is drawn."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    label: Callable[[float], str]
+    hi: float | None = None
+    limit: float | None = None
+    limit_name: str = ""
+    area: bool = False
+
+
+def _whole(value: float) -> str:
+    return f"{value:.0f}"
+
+
+def _gbs(value: float) -> str:
+    """GB/s: two decimals below ten."""
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def _mean(key: str, name: str = "", second: bool = False) -> Curve:
+    return Curve(key, name, WARN if second else ACCENT, fmean)
+
+
+def _plots(card: Card) -> list[Plot]:
+    """Every chart that a GPU can have, the most important first."""
+    power, slowdown = card.power_limit_w, card.temperature_slowdown_c
+    return [
+        Plot("utilization %", (_mean("utilization", "GPU"), _mean("memory_utilization", "mem", second=True)), _whole,
+             hi=100.0),
+        Plot("memory GiB", (Curve("used_gib"),), _whole, hi=card.memory_gib, area=True),
+        Plot("power W", (Curve("power_w"),), _whole, limit=power, limit_name="limit"),
+        Plot("temperature °C", (Curve("temperature_c"),), _whole, limit=slowdown, limit_name="slowdown"),
+        Plot("clocks MHz", (_mean("clock_mhz", "SM"), _mean("memory_clock_mhz", "mem", second=True)), _whole),
+        _traffic("PCIe GB/s", "pcie_sent_gbs", "pcie_received_gbs"),
+        _traffic("NVLink GB/s", "nvlink_sent_gbs", "nvlink_received_gbs"),
+        *(_traffic(f"link {link.number}{_end(link)} GB/s", link.key("sent_gbs"), link.key("received_gbs"))
+          for link in card.links),
+    ]  # fmt: skip
+
+
+def _traffic(title: str, sent: str, received: str) -> Plot:
+    return Plot(title, (_mean(sent, "sent"), _mean(received, "recv", second=True)), _gbs)
+
+
+def _end(link: LinkEnd) -> str:
+    """Where an NVLink leads."""
+    if link.remote is not None:
+        return f" → GPU {link.remote}"
+    return " → switch" if link.switch else ""
+
+
+def _end_of_axis(plot: Plot, values: Mapping[str, Sequence[float | None]], height: int) -> float | None:
+    """Where the axis of a chart of ``height`` rows ends: above its limit and all values; None where any end will do."""
+    if plot.limit is None:
+        return plot.hi
+    known = [value for curve in plot.curves for value in values.get(curve.key, ()) if value is not None]
+    return _round_up(max(axis_above(plot.limit, height), *known, 1.0))
+
+
+def _round_up(value: float) -> float:
+    """The next number of two digits, a multiple of 5 in the second: 130, 350, 410 become 150, 350, 450."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 1) * 5
+    return math.ceil(value / step) * step
+
+
+def plots_of(chart: GpuChart) -> list[Plot]:
+    """The charts of a GPU, without the figures that nobody reported; while it is read, those that every GPU has."""
+    known = known_figures(chart.series.values)
+    if not known:
+        return _plots(chart.card)[:4]
+    return [
+        msgspec.structs.replace(plot, curves=curves)
+        for plot in _plots(chart.card)
+        if (curves := tuple(curve for curve in plot.curves if curve.key in known))
+    ]
+
+
+def _fitting(count: int, width: int, room: int) -> tuple[int, int]:
+    """Columns and rows of charts, at most ``count``."""
+    columns = max(1, min(MOST_COLUMNS, width // COLUMN, count))
+    return columns, max(1, min(room // ROWS, math.ceil(count / columns)))
+
+
+def page_count(chart: GpuChart, width: int, height: int) -> int:
+    """On how many pages of this size the charts of a GPU are."""
+    count = len(plots_of(chart))
+    columns, rows = _fitting(count, width, height - 1)
+    return math.ceil(count / (columns * rows))
+
+
+def gpu_chart_lines(snapshot: FleetSnapshot, view: GpuHistoryView, width: int, height: int) -> list[Strip]:
+    """Title, and as many charts of the GPU as fit, each with its present figure and its limit."""
+    chart = snapshot.gpu_chart
+    if chart is None:
+        return [_title(snapshot, "", width), line((" loading", DIM))][:height]
+    plots = plots_of(chart)
+    columns, rows = _fitting(len(plots), width, height - 1)
+    pages = math.ceil(len(plots) / (columns * rows))
+    page = min(view.page, pages - 1)
+    shown = plots[page * columns * rows : (page + 1) * columns * rows]
+    lines = [_title(snapshot, f"{page + 1}/{pages}" if pages > 1 else "", width)]
+    if chart.problem:
+        lines.append(line((fit(f" {plain(chart.problem)}", width), WARN)))
+    rows = math.ceil(len(shown) / columns)
+    room, cell = height - len(lines), (width - columns + 1) // columns
+    for row in range(rows):
+        tall = room // rows + (1 if row < room % rows else 0)
+        cells = [_chart(plot, chart, view, cell, tall) for plot in shown[row * columns : (row + 1) * columns]]
+        lines += _side_by_side(cells, cell, tall)
+    return lines[:height]
+
+
+def _title(snapshot: FleetSnapshot, page: str, width: int) -> Strip:
+    """Which GPU, which page of its charts, and the keys for the others."""
+    chart = snapshot.gpu_chart
+    card = chart.card if chart is not None else None
+    name = plain(card.name or "").removeprefix("NVIDIA ") if card is not None else ""
+    words = f"6 GPUs · GPU {card.index} {name}".rstrip() if card is not None else "6 GPUs"
+    marks: list[Part] = [("recorded host", SIMULATED), (" · ", DIM)] if snapshot.host_recorded else []
+    marks += [(f"{page} ", DIM)] if page else []
+    marks += [(key_of("gpu_charts_next"), clickable("screen.gpu_charts(1)", KEY)), (" next ", DIM)]
+    marks += [(key_of("gpu_history"), clickable("screen.gpu_history", KEY)), (" now", DIM)]
+    return rule(words, width, marks, clickable("screen.pane(6)", STRONG))
+
+
+def _side_by_side(cells: Sequence[Sequence[Strip]], width: int, height: int) -> list[Strip]:
+    lines = []
+    for row in range(height):
+        joined = Strip([])
+        for place, strips in enumerate(cells):
+            strip = strips[row] if row < len(strips) else line()
+            joined = beside(joined, place * (width + 1), strip) if place else strip
+        lines.append(joined)
+    return lines
+
+
+def _chart(plot: Plot, chart: GpuChart, view: GpuHistoryView, width: int, height: int) -> list[Strip]:
+    title = _heading(plot, chart.series, view.charts.cursor, width)
+    strips = chart_of(
+        chart.series,
+        plot.curves,
+        width,
+        height - 1,
+        plot.label,
+        hi=_end_of_axis(plot, chart.series.values, height - 1),
+        objective=plot.limit,
+        area=plot.area,
+        view=ChartView(cursor=view.charts.cursor),
+        markers=view.markers,
+    )
+    return [title, *strips]
+
+
+def _heading(plot: Plot, series: Series, cursor: float | None, width: int) -> Strip:
+    """The chart's name, its figures at the cursor or now, and its limit."""
+    values = [value_at(series.values, curve.key, series, cursor) for curve in plot.curves]
+    parts: list[Part] = [(f" {plot.title} ", DIM)]
+    over = plot.limit is not None and any(value is not None and value > plot.limit for value in values)
+    shown = [UNKNOWN if value is None else plot.label(value) for value in values]
+    text = " · ".join(f"{curve.name} {figure}".strip() for curve, figure in zip(plot.curves, shown, strict=True))
+    parts.append((f"{text} !", BAD) if over else text)
+    if plot.limit is not None:
+        parts.append((f" {plot.limit_name} {plot.label(plot.limit)}", DIM))
+    return line(*parts).crop(0, width)
+
+
+def value_at(values: Mapping[str, Sequence[float | None]], key: str, series: Series, at: float | None) -> float | None:
+    """A figure at a moment (Unix seconds), or the newest one; None where nothing is known of it."""
+    column = values.get(key, ())
+    if at is not None:
+        place = math.ceil((at - series.start) / series.step) - 1
+        return column[place] if 0 <= place < len(column) else None
+    return next((value for value in reversed(column[-FRESH_POINTS:]) if value is not None), None)

@@ -1,0 +1,97 @@
+"""The launch screen's list of models as lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.model_text import COLUMNS, fit_text, model_cells
+from vllm_console.text import plain
+from vllm_console.ui.panes.launch_settings import section_title, wrapped
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import BAD, CURSOR, DIM, OK, STRONG, WARN
+from vllm_console.ui.widgets.draw import fit
+from vllm_launchers.plan.fit import Fit
+
+if TYPE_CHECKING:
+    from vllm_launchers.vllm.modelfacts.local import LocalModel
+
+_FITS = 14
+_FULL, _SHORT = COLUMNS, (("ON DISK", 10), ("WEIGHTS", 11), ("PARAMS", 7), ("CONTEXT", 9))
+WIDE = 100
+"""Columns from which cells are as wide as in the command's table."""
+
+PLANNING = "planning…"
+
+
+def model_lines(
+    models: Sequence[LocalModel],
+    fits: Mapping[str, Fit],
+    picked: int,
+    size: tuple[int, int],
+    *,
+    reading: bool = False,
+    problems: Sequence[str] = (),
+    none_here: bool = False,
+) -> list[Strip]:
+    """The models that match, with the plan's verdict for each as far as it is known; below, more of the picked one.
+
+    ``none_here``: there are none on this machine, whatever is typed.
+    """
+    width, height = size
+    title = section_title("Models on this machine", width, True, ((f"{len(models)}", DIM),) if models else ())
+    if reading:
+        return [title, line((" reading models…", DIM))]
+    detail = [line(), *_detail(models[picked], fits, width)] if 0 <= picked < len(models) else []
+    detail += [strip for text in problems for strip in wrapped(f"! {text}", width, WARN, " ")]
+    if not models:
+        text = "None of them matches: enter takes what is typed, a hub id or a folder."
+        text = "No models on this machine. Type a hub id or a folder; enter takes it." if none_here else text
+        return [title, *wrapped(text, width, DIM, " "), *detail][:height]
+    columns = _FULL if width >= WIDE else _SHORT
+    names = max(12, width - 3 - sum(room for _, room in columns) - _FITS)
+    heading = fit(" MODEL", names + 3) + "".join(fit(head, room) for head, room in columns) + "FITS"
+    room = max(3, height - 2 - len(detail))
+    first = min(max(0, picked - room // 2), max(0, len(models) - room))
+    rows = [
+        _row(one, fits.get(one.model), columns, names, width, index == picked)
+        for index, one in enumerate(models[first : first + room], first)
+    ]
+    if (below := len(models) - first - len(rows)) > 0:
+        rows[-1] = line((f"   … {below + 1} more", DIM))
+    return [title, line((fit(heading, width), DIM)), *rows, *detail][:height]
+
+
+def _row(
+    one: LocalModel, verdict: Fit | None, columns: Sequence[tuple[str, int]], names: int, width: int, current: bool
+) -> Strip:
+    cells = "".join(fit(f"{plain(cell)} ", room) for cell, (_, room) in zip(model_cells(one), columns, strict=True))
+    text = f"{'▸' if current else ' '} {fit(_short(plain(one.model), names), names)} {cells}"
+    verdict_text = PLANNING if verdict is None and one.facts is not None else fit_text(verdict)
+    base = CURSOR if current else DIM if one.problem else None
+    left = max(0, width - names - 3 - sum(room for _, room in columns))
+    return line((text, base), (fit(verdict_text, left), _style(verdict, base)))
+
+
+def _style(verdict: Fit | None, base: Style | None) -> Style | None:
+    if base is CURSOR or verdict is None:
+        return base or DIM
+    if verdict.fits is False or verdict.error:
+        return BAD if verdict.fits is False else WARN
+    return OK if verdict.fits else DIM
+
+
+def _short(name: str, room: int) -> str:
+    """A name that is too long keeps its end, which says more."""
+    return name if len(name) <= room else "…" + name[-(room - 1) :]
+
+
+def _detail(one: LocalModel, fits: Mapping[str, Fit], width: int) -> list[Strip]:
+    verdict = fits.get(one.model)
+    lines = wrapped(one.model, width, STRONG, " ")
+    lines += wrapped(f"in {one.folder}", width, DIM, " ")[:2] if one.folder != one.model else []
+    lines += wrapped(one.problem, width, WARN, " ") if one.problem else []
+    return lines + (wrapped(verdict.error, width, WARN, " ")[:3] if verdict is not None and verdict.error else [])

@@ -1,0 +1,379 @@
+"""A plan as lines: the memory it takes, its findings, the command line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.alternatives_text import format_legend, format_pace, sentence, table
+from vllm_console.runs.text import signed
+from vllm_console.text import count, plain, size
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.launch_settings import rows_of, section_title, wrapped
+from vllm_console.ui.parts.launch_planner import Outcome
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, OK, SIMULATED, WARN
+from vllm_console.ui.widgets.draw import Part, fit
+from vllm_console.ui.widgets.memory_bar import budget_line, budget_rows, room_words
+from vllm_launchers.plan.alternatives import Alternative
+from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.common_flags import flag_text
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.model import Changes, EngineKind, Flags, Plan
+from vllm_launchers.plan.shell_quoting import assignments, line_word
+from vllm_launchers.plan.verdict import Answer, format_verdict
+
+LEVELS: dict[Level, tuple[str, Style | None]] = {
+    Level.ERROR: ("✗", BAD), Level.WARNING: ("!", WARN), Level.ADVICE: ("i", None),
+}  # fmt: skip
+"""Each level's mark and color; its name stands beside it."""
+
+MOST_GPU_ROWS = 8
+LEAST_COMMAND = 3
+WAITING = "planning…"
+
+
+def outcome_parts(outcome: Outcome) -> list[Part]:
+    """The outcome in a few words, for a title: where it would listen, or that it cannot be."""
+    if outcome.error:
+        return [("! can't be launched", BAD)]
+    if outcome.plan is None:
+        return []
+    simulated = outcome.plan.engine.kind is EngineKind.SIMULATED
+    where = f"{plain(outcome.plan.engine.label)} · port {outcome.plan.port}"
+    counted = counted_findings(outcome.findings)
+    if counted:
+        counted = [*counted, (" · ", DIM)]
+    return [*counted, (where, SIMULATED if simulated else DIM)]
+
+
+def counted_findings(findings: Sequence[Finding]) -> list[Part]:
+    """``1 error · 2 warnings``; advice is not counted."""
+    parts: list[Part] = []
+    for level in (Level.ERROR, Level.WARNING):
+        count = sum(finding.level is level for finding in findings)
+        if count:
+            parts += [(" · ", DIM)] if parts else []
+            parts.append((f"{count} {level}{'s' if count > 1 else ''}", LEVELS[level][1]))
+    return parts
+
+
+def plan_lines(
+    outcome: Outcome,
+    size: tuple[int, int],
+    active: bool,
+    selected: int = 0,
+    *,
+    busy: str = "",
+    fresh: bool = True,
+    asking: str = "",
+) -> list[Strip]:
+    """Memory, findings and command line, or why nothing can run; ``asking`` is said of a verdict that is awaited.
+
+    Where there is too little room for all of it the finding that is selected stays whole, the others are cut to a line
+    each, and the command line to what is left.
+    """
+    width, height = size
+    marks: list[Part] = [(busy or WAITING, ACCENT if busy else DIM)] if busy or not fresh else []
+    strips = [section_title("What will run", width, active, marks or counted_findings(outcome.findings))]
+    if outcome.error:
+        return [*strips, *wrapped(f"! {outcome.error}", width, BAD, " ")]
+    plan = outcome.plan
+    if plan is None:
+        return [*strips, line((f" {WAITING}", DIM))]
+    strips += _where(plan, width)
+    command, room = command_lines(plan, width), height - len(strips)
+    for whole, ways in ((True, _ways(plan, width, whole=True)), (False, _ways(plan, width, whole=False))):
+        memory = [*_memory(plan, width, whole), *ways]
+        findings = finding_lines(outcome.findings, plan.flags, width, selected, active)
+        findings += _conclusion(plan, width, asking)
+        if len(memory) + len(findings) + 1 + len(command) <= room:
+            return [*strips, *memory, *findings, line(), *command]
+    strips += memory
+    room = height - len(strips)
+    conclusion = _conclusion(plan, width, asking)
+    most = max(4, room - 1 - len(conclusion) - max(LEAST_COMMAND, min(len(command), room // 2)))
+    findings = [*finding_lines(outcome.findings, plan.flags, width, selected, active, most), *conclusion]
+    strips += findings if len(findings) + len(command) >= room else [*findings, line()]
+    return [*strips, *_cut(command, height - len(strips), width)]
+
+
+def strip_lines(
+    outcome: Outcome, width: int, selected: int, *, fresh: bool = True, height: int = 3, asking: str = ""
+) -> list[Strip]:
+    """Budget and the finding that counts, in two or three lines, for where the plan itself is not shown."""
+    plan = outcome.plan
+    if outcome.error:
+        return wrapped(f"✗ {outcome.error}", width, BAD, " ")[:height]
+    if plan is None:
+        return [line((f" {WAITING}", DIM)), line()]
+    first = (
+        budget_line(plan.memory, width) if plan.memory is not None else line((fit(f" {_unknown(plan)}", width), DIM))
+    )
+    findings = outcome.findings
+    if not findings:
+        return [
+            first,
+            line() if plan.memory and not plan.memory.fits else ready_line(plan, width, fresh=fresh, asking=asking),
+        ]
+    finding = findings[min(selected, len(findings) - 1)]
+    mark, style = LEVELS[finding.level]
+    tail: list[tuple[str, Style | None]] = []
+    if finding.fix is not None:
+        tail.append((f"  {key_of('launch_fix')} fix", KEY))
+    if len(findings) > 1:
+        tail.append((f"  +{len(findings) - 1} more", DIM))
+    length = sum(cell_len(text) for text, _ in tail)
+    rows = rows_of(f"{mark} {finding.level}: {finding.message}", width - 3)
+    if height == 2 or len(rows) == 1:
+        return [first, line((fit(f" {rows[0]}{' …' if len(rows) > 1 else ''}", width - length), style), *tail)]
+    rest = rows_of(" ".join(rows[1:]), width - length - 4)
+    second = rest[0] + (" …" if len(rest) > 1 else "")
+    return [first, line((f" {rows[0]}", style)), line((fit(f"   {second}", width - length), style), *tail)]
+
+
+def ready_line(plan: Plan, width: int, *, fresh: bool = True, asking: str = "") -> Strip:
+    """That nothing stands against a launch; or that its memory could not be checked, which is no approval."""
+    text, style = (" ! memory not checked", WARN) if plan.memory is None else (" ✓ ready to launch", OK)
+    said, of_verdict = _verdict(plan, asking)
+    more = fit(f" · {said}", width - len(text)) if said else ""
+    return line((text, style if fresh else DIM), (more, of_verdict if fresh else DIM))
+
+
+def _conclusion(plan: Plan, width: int, asking: str) -> list[Strip]:
+    """What stands below the findings: the engine's own verdict, unless it is one of them; without any, readiness."""
+    if not plan.findings:
+        return [ready_line(plan, width, asking=asking)]
+    said, style = _verdict(plan, asking)
+    mark = "✓ " if style is OK else "  "
+    return [line((fit(f" {mark}{said}", width), style))] if said else []
+
+
+def _verdict(plan: Plan, asking: str) -> tuple[str, Style | None]:
+    """The engine's verdict in words, or that it is awaited; empty where it was not asked, or is a finding."""
+    verdict = plan.verdict
+    if verdict is None or verdict.answer is Answer.REFUSED:
+        return plain(asking), DIM
+    return plain(format_verdict(plan, verdict)), OK if verdict.answer is Answer.ACCEPTED else DIM
+
+
+def _where(plan: Plan, width: int) -> list[Strip]:
+    """Engine, address, GPUs and why these."""
+    simulated = plan.engine.kind is EngineKind.SIMULATED
+    gpus = f" · GPU {','.join(map(str, plan.gpus))}" if plan.gpus and not plan.placement else ""
+    address = f"{'[' + plan.host + ']' if ':' in plan.host else plan.host}:{plan.port}"
+    note = " · a simulation: no GPU, no real answers" if simulated else ""
+    text = fit(f" {plain(plan.engine.label)} · {plain(address)}{gpus}{note}", width)
+    strips = [line((text, SIMULATED if simulated else None))]
+    if plan.placement:
+        strips += wrapped(f"GPU {plan.placement}", width, None, " ")[:2]
+    return strips
+
+
+def _memory(plan: Plan, width: int, whole: bool) -> list[Strip]:
+    """The budget: a bar per GPU and all that was assumed, or in short."""
+    memory = plan.memory
+    if memory is None:
+        return wrapped(_unknown(plan), width, DIM, " ")
+    strips = [*budget_rows(memory, width, MOST_GPU_ROWS if whole else 2), line(" ", *room_words(memory, width - 1))]
+    notes = []
+    if memory.kv_bytes_per_token is not None:
+        each = " on each GPU" if len(plan.gpus) > 1 else ""
+        notes.append(f"{size(memory.kv_bytes_per_token)} per token{each}")
+    notes.append(SOURCES.get(memory.source, memory.source))
+    strips.append(line((fit(f" {' · '.join(notes)}", width), DIM)))
+    if plan.estimated is not None:
+        strips += wrapped(format_estimated(memory, plan.estimated), width, DIM, " ")
+    if whole:
+        for text in memory.assumed:
+            strips += wrapped(f"assumed: {text}", width, DIM, " ")
+    elif memory.assumed:
+        count = len(memory.assumed)
+        first = f"assumed: {memory.assumed[0]}" + (f" (+{count - 1})" if count > 1 else "")
+        strips.append(line((fit(f" {plain(first)}", width), DIM)))
+    return strips
+
+
+def format_estimated(memory: MemoryBudget, estimated: MemoryBudget) -> str:
+    """What holds, and what had been estimated, side by side."""
+    off = f" ({signed(memory.kv_gib / estimated.kv_gib - 1)})" if estimated.kv_gib > 0 else ""
+    return (
+        f"estimated before: weights {estimated.weights_gib:.1f} → {memory.weights_gib:.1f} GiB · "
+        f"KV cache {estimated.kv_gib:.1f} → {memory.kv_gib:.1f} GiB{off} · "
+        f"{count(estimated.kv_tokens)} → {count(memory.kv_tokens)} tokens"
+    )
+
+
+SOURCES = {
+    "estimate": "estimate",
+    "estimate, corrected": "estimate, corrected by an earlier start's report",
+    "engine": "as reported by the engine at an earlier start",
+}
+
+
+def _ways(plan: Plan, width: int, *, whole: bool) -> list[Strip]:
+    """The expected pace, and the other ways to launch it: all of them, or how many there are."""
+    others = len(plan.alternatives) - 1
+    if whole and others > 0:
+        rows = table(plan.alternatives, narrow=width < WIDE_TABLE)
+        strips = [line((fit(f" {row}", width), DIM if at == 0 else None)) for at, row in enumerate(rows)]
+        return [*strips, line((fit(f" {format_legend(plan.alternatives)}", width), DIM))]
+    strips = []
+    if plan.paces is not None and (text := format_pace(plan.paces)):
+        strips.append(line((fit(f" expected: {text}", width), DIM)))
+    if others > 0:
+        text = f" {key_of('launch_layouts')} compares {others} other layout{'s' if others > 1 else ''}"
+        strips.append(line((fit(text, width), KEY)))
+    return strips
+
+
+def layout_lines(outcome: Outcome, size: tuple[int, int], selected: int, *, fresh: bool = True) -> list[Strip]:
+    """Ways to launch it side by side, and of the one under the cursor why, at what cost, and which flags change."""
+    width, height = size
+    marks: list[Part] = [] if fresh else [(WAITING, DIM)]
+    strips = [section_title("Layouts", width, True, marks)]
+    plan = outcome.plan
+    if plan is None or not plan.alternatives:
+        return [*strips, line((f" {WAITING}", DIM))]
+    at = min(selected, len(plan.alternatives) - 1)
+    one = plan.alternatives[at]
+    below = wrapped(f"{one.label}: {sentence(one)}", width, None, " ")
+    if not one.chosen:
+        below += wrapped(f"{key_of('launch_open')} applies: {format_layout(one, plan.flags)}", width, KEY, " ")
+    rows = table(plan.alternatives, narrow=width < WIDE_TABLE)
+    shown = [line((fit(f"  {rows[0]}", width), DIM))]
+    shown += [
+        line((fit(f"{'▸' if number == at else ' '} {row}", width), ACCENT if number == at else None))
+        for number, row in enumerate(rows[1:])
+    ]
+    shown += wrapped(format_legend(plan.alternatives), width, DIM, "  ")
+    room = height - len(strips) - 1
+    return [*strips, *shown, line(), *below[: max(1, room - len(shown))]]
+
+
+WIDE_TABLE = 100
+"""Columns from which labels of layouts are shown in full."""
+
+
+def format_layout(one: Alternative, flags: Flags) -> str:
+    """What applying it changes: flags, and the model where it is another checkpoint."""
+    changed = {name: value for name, value in one.changes.set.items() if flags.get(name) != value}
+    words = [f"model {plain(one.model)}"] if one.model is not None else []
+    words += [found] if (found := format_fix(Changes(changed, one.changes.unset), flags)) else []
+    return ", ".join(words)
+
+
+def _unknown(plan: Plan) -> str:
+    """Why there is no budget, in a line."""
+    if plan.engine.build == "cpu":
+        return "Memory: a CPU build uses RAM, VLLM_CPU_KVCACHE_SPACE GiB for its KV cache, and no GPU"
+    if not plan.sets and not plan.gpus:
+        return "Memory unknown: no GPU here to plan for"
+    return f"Memory unknown: no model data for {plain(plan.model)}"
+
+
+# -- findings ----------------------------------------------------------------------------------------------------------
+
+
+def finding_lines(
+    findings: Sequence[Finding], flags: Flags, width: int, selected: int, active: bool, most: int | None = None
+) -> list[Strip]:
+    """Each finding's level, code and sentence; of the selected one also what would fix it.
+
+    ``most`` is how many lines there may be: then only the selected one is whole.
+    """
+    if not findings:
+        return []
+    selected = min(selected, len(findings) - 1)
+    whole = [
+        _finding(finding, flags, width, index == selected and active, index == selected)
+        for index, finding in enumerate(findings)
+    ]
+    if most is None or sum(map(len, whole)) <= most:
+        return [strip for strips in whole for strip in strips]
+    chosen = whole[selected][:most]
+    others = [index for index in range(len(findings)) if index != selected]
+    room = most - len(chosen)
+    hidden = len(others) - room if len(others) > room else 0
+    kept = others[: max(0, room - 1)] if hidden else others  # the worst stay
+    strips: list[Strip] = []
+    for index in sorted([*kept, selected]):
+        strips += chosen if index == selected else [_short(findings[index], width)]
+    if hidden and room > 0:
+        strips.append(line((f"   {len(others) - len(kept)} more: ↑ ↓", DIM)))
+    return strips
+
+
+def _finding(finding: Finding, flags: Flags, width: int, under_cursor: bool, with_fix: bool) -> list[Strip]:
+    mark, style = LEVELS[finding.level]
+    first = f"{'▸' if under_cursor else ' '}{mark} "
+    rows = rows_of(f"{finding.level} {finding.code}: {finding.message}", width - 3)
+    strips = [line((("   " if index else first) + row, style)) for index, row in enumerate(rows)]
+    if with_fix and finding.fix is not None:
+        rows = rows_of(format_fix(finding.fix, flags), width - 5)[:2]
+        key = f"   {key_of('launch_fix')} "
+        strips += [line((" " * len(key) if index else key, KEY), (row, ACCENT)) for index, row in enumerate(rows)]
+    return strips
+
+
+def _short(finding: Finding, width: int) -> Strip:
+    mark, style = LEVELS[finding.level]
+    return line((fit(f" {mark} {finding.level} {finding.code}: {plain(finding.message)}", width), style))
+
+
+def format_fix(fix: Changes, flags: Flags) -> str:
+    """A change of flags in words: ``max-num-seqs 256 → 128, without swap-space``."""
+    words = [
+        f"{plain(name)} {flag_text(flags.get(name), 'unset')} → {flag_text(value)}" for name, value in fix.set.items()
+    ]
+    words += [f"without {plain(name)}" for name in fix.unset]
+    return ", ".join(words)
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def command_text(plan: Plan) -> str:
+    """The command line to copy into a shell; secrets are left out."""
+    return " ".join(_words(plan))
+
+
+def command_lines(plan: Plan, width: int) -> list[Strip]:
+    """The command line, a flag and its value never apart, ready to be read; secrets are left out."""
+    room = max(20, width - 6)
+    rows: list[str] = []
+    for word in _words(plan):
+        if rows and len(rows[-1]) + len(word) + 1 <= room:
+            rows[-1] += f" {word}"
+        else:
+            rows += [word[at : at + room] for at in range(0, len(word), room)]
+    return [
+        line((" " if index == 0 else "   ") + text + ("" if index == len(rows) - 1 else " \\"))
+        for index, text in enumerate(rows)
+    ]
+
+
+def _words(plan: Plan) -> list[str]:
+    """Variables, program, flags: each flag together with its value."""
+    from vllm_launchers.plan.secrets import redact_argv, redact_environment
+
+    words = assignments(redact_environment(plan.environment))
+    words += [f'{name}="${name}"' for name in plan.secrets]
+    for word in redact_argv(plan.argv):
+        quoted = line_word(word)
+        if words and words[-1].startswith("--") and " " not in words[-1] and not word.startswith("--"):
+            words[-1] += f" {quoted}"
+        else:
+            words.append(quoted)
+    return words
+
+
+def _cut(command: Sequence[Strip], room: int, width: int) -> list[Strip]:
+    """The command line in so many lines; the last one counts those left out."""
+    if len(command) <= room:
+        return list(command)
+    kept = max(0, room - 1)
+    return [*command[:kept], line((fit(f"   … {len(command) - kept} more lines; y copies all", width), DIM))]

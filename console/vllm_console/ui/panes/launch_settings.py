@@ -1,0 +1,237 @@
+"""The launch screen's presets and settings as lines. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import PurePath
+
+import msgspec
+from rich.cells import cell_len
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.fleet.snapshot import Preset
+from vllm_console.fleet.verbs import PresetProblem
+from vllm_console.text import plain, seconds, sourced
+from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.launch_draft import ABOUT, CHOSEN, FIELDS, LaunchDraft, set_devices
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import ACCENT, CURSOR, DIM, STRONG, WARN
+from vllm_console.ui.widgets.draw import Part, fit, rule
+from vllm_launchers.plan.common_flags import flag_text
+from vllm_launchers.plan.model import Plan
+
+MOST_REASON = 6
+"""Rows of a reason."""
+
+LEAST_REASON = 30
+"""Columns from which a reason may go on in the next row."""
+
+
+def section_title(text: str, width: int, active: bool, right: Sequence[Part] = ()) -> Strip:
+    """A section's first line; the one that has the keys is marked."""
+    return rule(f"{'▸ ' if active else ''}{text}", width, right, ACCENT if active else STRONG)
+
+
+def preset_lines(
+    presets: Sequence[Preset],
+    problems: Sequence[PresetProblem],
+    draft: LaunchDraft,
+    size: tuple[int, int],
+    active: bool,
+) -> list[Strip]:
+    """Each preset's name and title, what the chosen one is for, then the files that could not be used."""
+    width, height = size
+    strips: list[Strip] = []
+    at = 0
+    for preset in presets:
+        chosen = preset.name == draft.preset.name
+        at = len(strips) if chosen else at
+        mark = "*" if draft.touched(preset) else " "
+        own = "" if preset.shipped else " (yours)"
+        strips.append(line((fit(f"{'▸' if chosen else ' '}{mark}{plain(preset.name)}{own}", width),
+                            CURSOR if chosen and active else ACCENT if chosen else STRONG)))  # fmt: skip
+        if preset.title.casefold().replace(" ", "-") != preset.name:
+            strips += wrapped(preset.title, width, DIM, "   ")
+    for problem in problems:
+        file = PurePath(problem.path)  # its name first, since a folder's may be longer than the line
+        strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
+        strips += wrapped(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
+    about = [line(), *_about_preset(draft.preset, width)]
+    room = max(3, height - 1 - len(about)) if height > len(about) + 8 else height - 1
+    first = min(max(0, at - room // 2), max(0, len(strips) - room))
+    shown = [section_title("Presets", width, active), *strips[first : first + room], *about]
+    if len(shown) > height:
+        shown[height - 1 :] = [line((" …", DIM))]
+    return shown
+
+
+def _about_preset(preset: Preset, width: int) -> list[Strip]:
+    work, limits = preset.workload, preset.objectives
+    sized_for = (
+        f"{work.concurrency:,} concurrent requests, p95 {work.input_tokens_p95:,} tokens in and "
+        f"{work.output_tokens_p95:,} out, {work.prefix_reuse:.0%} of a prompt shared"
+    )
+    objectives = (
+        f"TTFT p99 ≤ {seconds(limits.ttft_p99_seconds)}, ITL p99 ≤ {seconds(limits.itl_p99_seconds)}, "
+        f"KV cache ≤ {limits.kv_cache_usage:.0%}, preemptions ≤ {limits.preemption_rate:g}/request"
+    )
+    strips = wrapped(preset.summary, width, None, " ")
+    for head, text in (("model", preset.model), ("sized for", sized_for), ("objectives", objectives)):
+        strips += [line((f" {head}", DIM)), *wrapped(text, width, None, "   ")]
+    return strips
+
+
+def setting_lines(
+    draft: LaunchDraft, plan: Plan | None, book: FlagBook, size: tuple[int, int], cursor: int, active: bool
+) -> list[Strip]:
+    """Fields and flags, as many as fit around the cursor, with the reason for each, in full where rows are left.
+
+    Below, the description of the one under the cursor.
+    """
+    width, height = size
+    names = draft.names
+    settings = [_setting(draft, plan, name) for name in names]
+    columns = (
+        min(28, max(16, width // 3)),
+        min(24, max(8, *(len(setting.value) for setting in settings[len(draft.shown) :]), 8)),
+    )
+    at = min(cursor, len(names) - 1)
+    detail = _about_setting(draft, book, names[at], settings[at], width) if active else []
+    detail = [line(), *detail[: max(5, height // 3)]] if detail else []
+    room = max(4, height - 1 - len(detail))
+    spare = room - len(names) - 1
+    blocks: list[list[Strip]] = []
+    for index, (name, setting) in enumerate(zip(names, settings, strict=True)):
+        rows = _setting_rows(name, setting, columns, width, index == cursor and active, MOST_REASON)
+        if len(rows) - 1 > max(0, spare):  # every flag has a row before any reason has a second one
+            rows = _setting_rows(name, setting, columns, width, index == cursor and active, 1)
+        spare -= len(rows) - 1
+        blocks.append(rows)
+    blocks.insert(len(draft.shown), [line((" Flags", DIM))])
+    rows = [row for block in blocks for row in block]
+    at += at >= len(draft.shown)
+    first = min(max(0, at - room // 2), max(0, len(rows) - room))
+    count = len(draft.edits.edits)
+    title = section_title("Settings", width, active, ((f"{count} changed", ACCENT),) if count else ())
+    shown = rows[first : first + room]
+    if (below := len(rows) - first - len(shown)) > 0:
+        shown[-1] = line((f"   … {below + 1} more", DIM))
+    return [title, *shown, *detail]
+
+
+def adding_lines(book: FlagBook, found: Sequence[str], pick: int, text: str, size: tuple[int, int]) -> list[Strip]:
+    """The flags that match what is typed, the picked one marked, with its meaning below."""
+    width, height = size
+    strips = [section_title("Add a flag", width, True, ((book.source, DIM),))]
+    if not found:
+        return [*strips, *wrapped(book.no_match(text), width, WARN, " ")]
+    facts = book.facts(found[pick])
+    detail = [line()]
+    if facts is not None:
+        detail += wrapped(f"{facts.name}: {facts.help or facts.meaning}", width, None, " ")[:3]
+        detail += wrapped(f"takes {facts.takes}; vLLM's default: {facts.default}", width, DIM, " ")[:2]
+    room = max(3, height - 1 - len(detail))
+    first = min(max(0, pick - room // 2), max(0, len(found) - room))
+    column = min(36, max(16, width // 2))
+    for index, name in enumerate(found[first : first + room], first):
+        known = book.facts(name)
+        text_ = fit(f" {fit(plain(name), column)}  {plain(known.meaning) if known else ''}", width)
+        strips.append(line((text_, CURSOR if index == pick else None)))
+    return [*strips, *detail]
+
+
+class _Setting(msgspec.Struct, frozen=True):
+    """A line of the settings: whether it was changed, its value, who chose it, why, and the trade-off."""
+
+    edited: bool
+    value: str
+    why: str = ""
+    source: str = ""
+    tradeoff: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The value's reason, trade-off and problems."""
+        why = sourced(self.source, self.why)
+        return f"{why} · trade-off: {self.tradeoff}" if self.tradeoff else why
+
+
+def _setting_rows(
+    name: str, setting: _Setting, columns: tuple[int, int], width: int, under_cursor: bool, most: int
+) -> list[Strip]:
+    """Name, value and reason; the reason over as many rows as it may take."""
+    label = f" {'*' if setting.edited else ' '}{fit(plain(name), columns[0])} "
+    value = plain(setting.value)
+    text = label + (value if name in FIELDS else fit(value, columns[1]))
+    text = fit(text, min(width, cell_len(text)))
+    room = width - cell_len(text) - 2
+    reasons = [plain(setting.reason)]
+    if most > 1 and room >= LEAST_REASON:
+        reasons = textwrap.wrap(reasons[0], room, max_lines=most, placeholder=" …", break_on_hyphens=False) or [""]
+    style, dim = (CURSOR, CURSOR) if under_cursor else (ACCENT if setting.edited else None, DIM)
+    strips = [line((text, style), (fit(f"  {reasons[0]}", max(0, room + 2)), dim))]
+    return strips + [line((fit(" " * cell_len(text) + f"  {row}", width), dim)) for row in reasons[1:]]
+
+
+def _setting(draft: LaunchDraft, plan: Plan | None, name: str) -> _Setting:
+    if name not in FIELDS:
+        value = draft.value(name)
+        out = "unset" if name in draft.edits.base or draft.edits.changed(name) else "no value yet"
+        if value is None and name in draft.choices:
+            out = "vLLM's choice"
+        shown = flag_text(value) if value is not None else out
+        return _Setting(draft.edits.changed(name), shown, draft.reason(name), draft.source(name), draft.tradeoff(name))
+    if name == "gpus":
+        return _gpus_setting(draft, plan)
+    text = draft.text(name)
+    if text:
+        return _Setting(True, text)
+    if name == "model":
+        return _Setting(False, draft.preset.model)
+    resolved = {"engine": plan.engine.label, "host": plan.host, "port": str(plan.port)} if plan else {}
+    if name == "name":
+        return _Setting(False, f"{CHOSEN[name]} ({draft.preset.name})")
+    known = resolved.get(name, CHOSEN[name])
+    return _Setting(False, CHOSEN[name] if known == CHOSEN[name] else f"{CHOSEN[name]} → {known}")
+
+
+def _gpus_setting(draft: LaunchDraft, plan: Plan | None) -> _Setting:
+    """The chosen set with the reason for it; beside it which GPUs these are, and what is wrong with them."""
+    chosen = draft.chosen_set
+    if isinstance(chosen, str):
+        return _Setting(True, f"{chosen}: vLLM chooses")
+    if chosen is None:
+        best = next((one for one in draft.sets if plan and one.reason == plan.placement), None)
+        if best is None:
+            return _Setting(False, CHOSEN["gpus"], "" if plan is None else "no GPU assigned")
+        return _Setting(False, f"{CHOSEN['gpus']} → {best.reason}", "; ".join([set_devices(best), *best.warnings]))
+    return _Setting(True, chosen.reason, "; ".join([set_devices(chosen), *chosen.warnings]))
+
+
+def _about_setting(draft: LaunchDraft, book: FlagBook, name: str, setting: _Setting, width: int) -> list[Strip]:
+    """What a field or flag is, why it has its value, and the trade-off."""
+    if name in FIELDS:
+        return [*wrapped(ABOUT[name], width, None, " "), *wrapped(setting.why, width, DIM, " ")]
+    facts = book.facts(name)
+    if facts is None:
+        strips = wrapped(book.unknown(name) if name not in draft.preset.flags else "", width, WARN, " ")
+    else:
+        strips = wrapped(f"{facts.meaning} (vLLM's default: {facts.default})", width, None, " ")[:2]
+        if facts.deprecated:
+            strips += wrapped(f"deprecated: {facts.deprecated}", width, WARN, " ")[:1]
+    reason = wrapped(sourced(setting.source, setting.why), width, DIM, " ")
+    costs = wrapped(f"trade-off: {setting.tradeoff}", width, WARN, " ") if setting.tradeoff else []
+    strips += [*(reason[:2] if costs else reason), *costs]
+    return strips
+
+
+def wrapped(text: str, width: int, style: Style | None, indent: str) -> list[Strip]:
+    """Text over several lines, at most six."""
+    return [line((indent + row, style)) for row in rows_of(text, width - len(indent))]
+
+
+def rows_of(text: str, width: int) -> list[str]:
+    """Text cut into rows between words, at most six."""
+    return textwrap.wrap(plain(text), max(10, width), max_lines=6, placeholder=" …", break_on_hyphens=False)

@@ -1,0 +1,116 @@
+"""The bar above the panes: which there are, which are in sight, which have a problem. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rich.cells import cell_len
+from textual.strip import Strip
+
+from vllm_console.diagnosis.finding import Severity
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView, State
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, KEY, STRONG
+from vllm_console.ui.widgets.draw import Part
+
+KV_CACHE, PREEMPTIONS, LATENCY, REQUESTS, LOG, GPUS = range(1, 7)
+"""Panes by number."""
+
+NAMES = {
+    KV_CACHE: "KV",
+    PREEMPTIONS: "Preempt",
+    LATENCY: "Latency",
+    REQUESTS: "Requests",
+    LOG: "Log",
+    GPUS: "GPUs",
+}
+
+_OBJECTIVES = {
+    "kv_cache_usage": KV_CACHE,
+    "preemption_rate": PREEMPTIONS,
+    "ttft_p99_seconds": LATENCY,
+    "itl_p99_seconds": LATENCY,
+}
+"""Where a missed objective is seen."""
+
+FINDING_PANES = {
+    "kv_cache_pressure": KV_CACHE,
+    "oversubscribed_memory": KV_CACHE,
+    "preempting": PREEMPTIONS,
+    "slow_first_token": LATENCY,
+    "slow_tokens": LATENCY,
+    "prefill_contention": LATENCY,
+    "oversubscribed_sequences": REQUESTS,
+    "oversubscribed_compute": REQUESTS,
+    "not_admitted": REQUESTS,
+    "engine_hung": LOG,
+    "gpu_throttled": GPUS,
+    "gpu_memory_below_reserve": GPUS,
+    "gpu_memory_contended": GPUS,
+    "gpu_claimed": GPUS,
+    "pcie_narrow": GPUS,
+    "tensor_parallel_stalls": GPUS,
+}
+"""Where a finding is seen, by its code; others are about flags or clients."""
+
+
+LEGEND = "r2 run 2 · ! finding · ✓ ended · b load"
+"""What the markers in charts mean; help says more."""
+
+
+def problem_panes(server: ServerView | None, snapshot: FleetSnapshot | None) -> frozenset[int]:
+    """The panes, by number, that show a problem."""
+    found: set[int] = set()
+    if server is not None and server.state.alive:
+        found |= {pane for objective, pane in _OBJECTIVES.items() if server.missed(objective)}
+        severe = (Severity.CRITICAL, Severity.WARNING)
+        found |= {
+            FINDING_PANES[finding.code]
+            for finding in server.findings
+            if finding.severity in severe and finding.code in FINDING_PANES
+        }
+    if server is not None and server.state is State.FAILED:
+        found.add(LOG)
+    host = snapshot.host if snapshot is not None else None
+    if host is not None and host.gpus:
+        from vllm_launchers.host.gpu.hardware_warnings import hardware_warnings
+
+        if hardware_warnings(host):
+            found.add(GPUS)
+    return frozenset(found)
+
+
+def pane_bar(
+    in_sight: Collection[int], large: int, problems: Collection[int], layout: str, width: int, *, legend: bool = False
+) -> Strip:
+    """The panes with their numbers: those in sight bright, the large one in reverse; at the right the layout.
+
+    ``legend``: there are markers in the charts, whose meaning is said where there is room.
+    """
+    parts: list[Part] = []
+    used = 0
+    for number, name in NAMES.items():
+        lit = number in in_sight
+        mark = "!" if number in problems else " "
+        key = key_of(f"pane_{number}")
+        text = f" {key} {name}{mark}"
+        if used + cell_len(text) > width:
+            break
+        action = f"screen.pane({number})"
+        style = CURSOR if number == large else (STRONG if lit else DIM)
+        parts += [
+            (f" {key} ", clickable(action, CURSOR if number == large else (KEY if lit else ACCENT + DIM))),
+            (name, clickable(action, style)),
+            (mark, clickable(action, BAD if mark.strip() else style)),
+        ]
+        used += cell_len(text)
+    key, text = key_of("next_layout"), f" {layout} "
+    room = width - used - cell_len(key) - cell_len(text)
+    if room < 1:
+        return line(*parts)
+    action = "screen.next_layout"
+    if legend and len(LEGEND) + 4 <= room:
+        parts += ["   ", (LEGEND, DIM)]
+        room -= len(LEGEND) + 3
+    return line(*parts, " " * room, (key, clickable(action, KEY)), (text, clickable(action, DIM)))

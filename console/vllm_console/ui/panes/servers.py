@@ -1,0 +1,502 @@
+"""The table of all servers: which columns fit, what stands in them, and the widget around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+from rich.cells import cell_len
+from rich.style import Style
+from textual import events
+from textual.message import Message
+from textual.strip import Strip
+
+from vllm_console.fleet.snapshot import ServerView, State, Window
+from vllm_console.logs.startup import share_of
+from vllm_console.metrics.quantile import text_of
+from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
+from vllm_console.ui.findings import worst_sign
+from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, usage_missed
+from vllm_console.ui.panes.state import format_left
+from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
+from vllm_console.ui.widgets.draw import Part, bar, fit, progress, rule
+
+STATE_STYLE = {
+    State.READY: OK,
+    State.ASLEEP: DIM,
+    State.STARTING: ACCENT,
+    State.STOPPING: WARN,
+    State.UNRESPONSIVE: BAD,
+    State.FAILED: BAD,
+    State.STOPPED: DIM,
+}
+
+WITH_MODEL = 120
+"""From this width on there is a column of models. On a narrow screen the name stands for model and preset: it is the
+preset's, unless a person chose another."""
+
+YOUNG_SECONDS = 5.0
+"""A server that has been ready for less was polled at most once."""
+
+Cell = tuple[str, Style | None]
+"""A cell's text and style."""
+
+
+SortKey = str | float | None
+"""What a column is sorted by; None is unknown, and comes last."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column: heading, width in cells, alignment, the cell of a server at a moment, and what it is sorted by.
+
+    A metric column stands empty for a server that has none to show, and its text runs on over it. Where not all fit,
+    those of the highest ``rank`` are left out first.
+    """
+
+    title: str
+    width: int
+    align: str
+    cell: Callable[[ServerView, float, int], Cell]
+    key: Callable[[ServerView], SortKey]
+    rank: int
+    metric: bool = True
+
+
+class Order(msgspec.Struct, frozen=True):
+    """By which column servers are sorted; without a title they stand as the fleet lists them."""
+
+    title: str = ""
+    descending: bool = False
+
+    def after(self, title: str) -> Order:
+        """The order after a column was chosen: figures begin with the largest, texts with A; again: the reverse.
+
+        The third time: as the fleet lists them.
+        """
+        first = title not in TEXTS
+        if title != self.title:
+            return Order(title, first)
+        return Order(title, not first) if self.descending is first else Order()
+
+
+def ordered(servers: Sequence[ServerView], order: Order) -> list[ServerView]:
+    """The servers in this order; those for which its column is unknown last."""
+    column = next((one for one in columns_of(servers, 200) if one.title == order.title), None)
+    if column is None:
+        return list(servers)
+    keys = {server.name: column.key(server) for server in servers}
+    known = [server for server in servers if keys[server.name] is not None]
+    known.sort(key=lambda server: keys[server.name], reverse=order.descending)  # type: ignore[arg-type,return-value]
+    return [*known, *(server for server in servers if keys[server.name] is None)]
+
+
+COLUMNS = {
+    "name": "NAME", "model": "MODEL", "preset": "PRESET", "owner": "OWNER", "state": "STATE", "gpu": "GPU",
+    "port": "PORT", "kv": "KV CACHE", "run": "RUN", "wait": "WAIT", "preempt": "PREEMPT/min", "ttft": "TTFT p99",
+    "itl": "ITL p99", "tokens": "TOK/S", "requests": "REQ/S", "hit": "HIT", "engine": "ENGINE",
+}  # fmt: skip
+"""Every column's heading, by the name that settings and the command line have."""
+
+DEFAULT_COLUMNS = tuple(COLUMNS)
+"""What is shown, as far as it fits, where a person has not chosen."""
+
+TEXTS = ("NAME", "MODEL", "PRESET", "OWNER", "STATE", "GPU", "PORT", "ENGINE")
+"""Columns that are sorted upwards first."""
+
+
+def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[Column]:
+    """The columns to choose from on a screen of this width: those of ``chosen`` (names of `COLUMNS`) in that order.
+
+    Without a choice they are all, OWNER where somebody else's server is listed, MODEL where the screen is wide.
+    """
+    names = max([len("NAME"), *(cell_len(_name(server)) for server in servers)])
+    presets = max([len("PRESET"), *(cell_len(_preset(server)) for server in servers)])
+    owners = max([len("OWNER"), *(cell_len(_owner(server)) for server in servers)])
+    models = max([len("MODEL"), *(cell_len(_model(server)) for server in servers)])
+    columns = [
+        Column("NAME", min(names, 20 if width < 140 else 32), "<", _name_cell, lambda s: s.name.casefold(), 0, False),
+        Column("MODEL", min(models, 20 if width < 160 else 28), "<", lambda s, _now, _width: (_model(s), DIM),
+               lambda s: _model(s).casefold() if s.model else None, 9, False),
+        Column("PRESET", min(presets, 10 if width < 100 else 16), "<", _preset_cell,
+               lambda s: _preset(s).casefold() if s.preset else None, 10, False),
+        Column("OWNER", min(owners, 10), "<", lambda s, _now, _width: (_owner(s), None if s.ours else STRONG),
+               lambda s: _owner(s).casefold(), 2, False),
+        Column("STATE", 13, "<", _state_cell, lambda s: str(s.state), 0, False),
+        Column("GPU", 4, "<", _gpu_cell, lambda s: s.gpus[0] if s.gpus else None, 1, False),
+        Column("PORT", 6 if any(server.exposed for server in servers) else 5, "<", _port_cell,
+               lambda s: s.port or None, 2, False),
+        Column("KV CACHE", 13 if width < 160 else 24, "<", _kv_cell, _by("kv_cache_usage"), 3),
+        Column("RUN", 4, ">", lambda s, _now, _width: (count(_value(s, "requests_running")), None),
+               _by("requests_running"), 4),
+        Column("WAIT", 5, ">", _waiting_cell, _by("requests_waiting"), 5),
+        Column("PREEMPT/min", 11, ">", _preemption_cell, _by("preemptions_per_minute"), 6),
+        Column("TTFT p99", 8, ">", lambda s, _now, _width: _latency_cell(s, "ttft"), _by_latency("ttft"), 7),
+        Column("ITL p99", 8, ">", lambda s, _now, _width: _latency_cell(s, "itl"), _by_latency("itl"), 8),
+        Column("TOK/S", 7, ">", lambda s, _now, _width: (count(_value(s, "generation_tokens_per_second")), None),
+               _by("generation_tokens_per_second"), 11),
+        Column("REQ/S", 6, ">", lambda s, _now, _width: (amount(_value(s, "requests_per_second")), None),
+               _by("requests_per_second"), 12),
+        Column("HIT", 5, ">", lambda s, _now, _width: (percent(_value(s, "prefix_hit_rate")), None),
+               _by("prefix_hit_rate"), 13),
+        Column("ENGINE", 17, "<", lambda s, _now, _width: (s.engine.label if s.engine else UNKNOWN, DIM),
+               lambda s: s.engine.label if s.engine else None, 14, False),
+    ]  # fmt: skip
+    if chosen:  # what a person names first is kept longest
+        by_title = {column.title: column for column in columns}
+        kept = dict.fromkeys(("name", *chosen))
+        return [replace(by_title[COLUMNS[name]], rank=rank) for rank, name in enumerate(kept)]
+    absent = {"OWNER"} if all(server.ours for server in servers) else set()
+    absent |= {"MODEL"} if width < WITH_MODEL else set()
+    return [column for column in columns if column.title not in absent]
+
+
+def columns_for(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[Column]:
+    """The columns that fit into ``width`` cells, in their order; the least important are left out."""
+    columns = columns_of(servers, width, chosen)
+    used, fitting, full = 2, set(), False
+    for column in sorted(columns, key=lambda one: one.rank):
+        if used + column.width > width or (column.metric and full):
+            full = full or column.metric
+            continue
+        fitting.add(column.title)
+        used += column.width + 1
+    return [column for column in columns if column.title in fitting]
+
+
+def _by(figure: str) -> Callable[[ServerView], SortKey]:
+    return lambda server: _value(server, figure)
+
+
+def _by_latency(latency: str) -> Callable[[ServerView], SortKey]:
+    def key(server: ServerView) -> SortKey:
+        found = latencies_of(server.window, latency)
+        p99 = found.p99 if found else None
+        return (p99.value if p99.value is not None else p99.low) if p99 is not None else None
+
+    return key
+
+
+def heading(columns: Sequence[Column], order: Order = Order()) -> Strip:  # noqa: B008 - immutable
+    """The line of column titles, with an arrow at the one that is sorted by; a click on a title sorts by it."""
+    parts: list[Part] = ["  "]
+    for column in columns:
+        here = column.title == order.title
+        style = clickable(f"screen.sort_by('{column.title}')", STRONG if here else DIM)
+        mark = ("↓" if order.descending else "↑") if here else " "
+        if here and len(column.title) < column.width:
+            parts += [(fit(column.title + mark, column.width, column.align), style), " "]
+        else:
+            parts += [(fit(column.title, column.width, column.align), style), (mark, style)]
+    return line(*parts[: None if parts[-1][0] in "↑↓" else -1])
+
+
+def row(
+    server: ServerView,
+    columns: Sequence[Column],
+    now: float,
+    width: int,
+    selected: bool,
+    marked: bool = False,
+    past: bool = False,
+) -> Strip:
+    """One server's line, with the sign of a problem before its name; a marked one has a star and its name in reverse.
+
+    Without metrics its reason or progress runs over the first columns that would show them. ``past``: the screen shows
+    an earlier moment; a server that is not of that moment is dim, and has no figures.
+    """
+    live = past and server.moment is None
+    dim = live or server.removed
+    sign = worst_sign(server) if not live else None
+    parts: list[Part] = [("▸", ACCENT) if selected else (("*", STRONG) if marked else " "), sign or " "]
+    status = _status(server, now, width) if not live else (_not_then(server, selected), DIM)
+    free = _status_room(columns, width) if status else {}
+    for index, column in enumerate(columns):
+        if status and column.metric:
+            if index in free:
+                text, style = status if index == min(free) else ("", None)
+                parts.append((" " + fit(plain(text), free[index]), style))
+            continue
+        if index:
+            parts.append(" ")
+        text, style = column.cell(server, now, column.width)
+        if live and column.title == "STATE" and not server.replayed:
+            text = f"now: {server.state}"
+        if live or (dim and not column.metric):
+            style = DIM
+        text = fit(text, column.width, column.align)
+        if column.title == "NAME" and not dim:
+            parts += _name_parts(text, selected, marked)
+        else:
+            parts.append((text, style))
+    return line(*parts)
+
+
+def _status_room(columns: Sequence[Column], width: int) -> dict[int, int]:
+    """By the index of the first of each run of metric columns, the cells of that run; the first takes what is left.
+
+    So a status stands in the first run, and what follows stays below its heading.
+    """
+    runs: dict[int, int] = {}
+    at = 0
+    for index, column in enumerate(columns):
+        if column.metric and not (index and columns[index - 1].metric):
+            at = index
+            runs[at] = column.width
+        elif column.metric:
+            runs[at] += column.width + 1
+    if runs and columns[-1].metric:
+        runs[at] += max(0, width - 1 - sum(column.width + 1 for column in columns))
+    return runs
+
+
+def _not_then(server: ServerView, selected: bool) -> str:
+    """What stands in place of the figures of a server that is not shown as of the moment."""
+    if not server.ours:
+        return "no history: not your server"
+    return "reading this moment" if selected else "select it to see it at this moment"
+
+
+def _name_parts(text: str, selected: bool, marked: bool) -> list[Part]:
+    style = CURSOR if marked else (STRONG if selected else None)
+    name, mark, rest = text.rpartition(" sim")
+    return [(name, style), (" sim", SIMULATED), (rest, None)] if mark and not rest.strip() else [(text, style)]
+
+
+def _status(server: ServerView, now: float, width: int) -> Cell | None:
+    """What a row shows instead of metrics, and its style; None when it shows metrics."""
+    if server.moment is not None:
+        return None if server.window is not None else ("nothing recorded then", DIM)
+    if server.next_attempt_at is not None and server.next_attempt_at > now:
+        return f"restarts in {duration(server.next_attempt_at - now)}: {server.reason}", STATE_STYLE[server.state]
+    if server.state is State.STARTING:
+        quiet = server.startup.quiet_seconds if server.startup is not None else None
+        if quiet is not None:
+            return f"! {server.stages[-1].name}: no progress for {duration(quiet)}", WARN
+        return _starting(server, now, width), ACCENT
+    if server.state is State.READY:
+        stale = server.sample is not None and now - server.sample.at > STALE_SECONDS
+        if server.window is None:
+            young = now - server.state_since < YOUNG_SECONDS
+            return ("no metrics" if server.sample is None and not young else "measuring", DIM)
+        return (
+            (f"no answer from /metrics for {duration(now - server.sample.at)}", WARN)
+            if (stale and server.sample)
+            else None
+        )
+    if server.state is State.ASLEEP and server.sleep is not None:
+        return server.sleep.sentence.removeprefix("asleep, "), DIM
+    reason = server.reason or UNKNOWN
+    if server.state is State.UNRESPONSIVE:  # its age does not fit beside the state
+        reason = f"for {duration(now - server.state_since)}: {reason}"
+    return reason, STATE_STYLE[server.state] if server.state is not State.STOPPED else DIM
+
+
+def _starting(server: ServerView, now: float, width: int) -> str:
+    stage = server.stages[-1] if server.stages else None
+    if stage is None:
+        return server.reason or "waiting for its first log line"
+    share = share_of(stage.detail)
+    drawn = f" {progress(share, 8 if width < 100 else 16)}" if share is not None else ""
+    running = duration(stage.seconds if stage.seconds is not None else now - stage.started_at)
+    done = server.startup.progress if server.startup is not None else None
+    left = f" · {format_left(done)}" if done is not None and done.seconds_left is not None and width >= 100 else ""
+    return f"{stage.name} {stage.detail}{drawn} {running}{left}".replace("  ", " ")
+
+
+def _value(server: ServerView, name: str) -> float | None:
+    window: Window | None = server.window
+    return getattr(window, name) if window else None
+
+
+def _name(server: ServerView) -> str:
+    return plain(server.name) + (" sim" if server.simulated else "")
+
+
+def _preset(server: ServerView) -> str:
+    return plain(server.preset) or UNKNOWN
+
+
+def _owner(server: ServerView) -> str:
+    return "you" if server.ours else plain(server.owner) or UNKNOWN
+
+
+def _model(server: ServerView) -> str:
+    """The model without its organization or folder."""
+    return plain(server.model).rstrip("/").rpartition("/")[2] or UNKNOWN
+
+
+def _name_cell(server: ServerView, _now: float, width: int) -> Cell:
+    if server.simulated:
+        return fit(plain(server.name), min(width - 4, cell_len(plain(server.name)))) + " sim", None
+    return plain(server.name), None
+
+
+def _preset_cell(server: ServerView, _now: float, _width: int) -> Cell:
+    return _preset(server), None if server.ours else DIM
+
+
+def _state_cell(server: ServerView, now: float, width: int) -> Cell:
+    if server.removed:
+        return "removed", DIM
+    if server.replayed and server.moment is None:
+        return "replay", DIM
+    if server.moment is not None:
+        return _state_then(server, server.moment, width)
+    if not server.probed and server.reason:
+        return "running", DIM  # it can't be asked: only that its process runs is known
+    return _with_age(str(server.state), now - server.state_since, width), STATE_STYLE[server.state]
+
+
+def _with_age(text: str, seconds: float, width: int) -> str:
+    """A state and its age: in its largest unit alone where the rest does not fit, left out where not even that fits."""
+    room = width - len(text)
+    whole = duration(seconds)
+    for age in (whole, re.sub(r"(?<=[a-z]).*", "", whole)):
+        if len(age) < room:
+            return text + fit(age, room, ">")
+    return text
+
+
+def _state_then(server: ServerView, moment: float, width: int) -> Cell:
+    """The state at an earlier moment and its age then, with the generation where that is not the present one."""
+    then = server.then
+    if then.state is None:
+        return "before launch" if then.before else UNKNOWN, DIM
+    text = str(then.state) if then.generation == server.generation else f"r{then.generation} {then.state}"
+    if then.since is not None:
+        text = _with_age(text, moment - then.since, width)
+    return text, STATE_STYLE[then.state]
+
+
+def _gpu_cell(server: ServerView, _now: float, _width: int) -> Cell:
+    gpus = server.gpus
+    if len(gpus) > 2 and gpus == tuple(range(gpus[0], gpus[-1] + 1)):
+        return f"{gpus[0]}-{gpus[-1]}", None
+    return ",".join(map(str, gpus)) or UNKNOWN, None
+
+
+def _port_cell(server: ServerView, _now: float, _width: int) -> Cell:
+    """With a mark where others can use it without an API key."""
+    port = str(server.port or UNKNOWN)
+    return (f"{port}!", WARN) if server.exposed else (port, None)
+
+
+def _kv_cell(server: ServerView, _now: float, width: int) -> Cell:
+    usage, missed = _value(server, "kv_cache_usage"), usage_missed(server)
+    text = f"{bar(usage, width - 6)} {fit(percent(usage), 4, '>')}" + ("!" if missed else " ")
+    return text, BAD if missed else (OK if usage is not None else None)
+
+
+def _waiting_cell(server: ServerView, _now: float, _width: int) -> Cell:
+    waiting = _value(server, "requests_waiting")
+    return count(waiting), WARN if waiting else None
+
+
+def _preemption_cell(server: ServerView, _now: float, _width: int) -> Cell:
+    return _with_mark(count(_value(server, "preemptions_per_minute")), server.missed("preemption_rate"))
+
+
+def _latency_cell(server: ServerView, latency: str) -> Cell:
+    found = latencies_of(server.window, latency)
+    p99 = found.p99 if found else None
+    text, style = _with_mark(text_of(p99), server.missed(f"{latency}_p99_seconds"))
+    return text, DIM if style is None and past_load(server) else style
+
+
+def _with_mark(text: str, missed: bool) -> Cell:
+    return (f"{text} !", BAD) if missed and text != UNKNOWN else (f"{text}  ", None)
+
+
+def counted(servers: Sequence[ServerView]) -> str:
+    """How many servers are in each state: ``2 ready · 1 starting``."""
+    states = [server.state for server in servers if not server.replayed]
+    order = (State.READY, State.ASLEEP, State.STARTING, State.STOPPING, State.UNRESPONSIVE, State.FAILED, State.STOPPED)
+    return " · ".join(f"{states.count(state)} {state}" for state in order if state in states)
+
+
+class TableState(msgspec.Struct, frozen=True):
+    """How the table is shown: the name under the cursor, the order, the names that are marked, title and columns."""
+
+    selected: str | None
+    order: Order = Order()
+    marked: frozenset[str] = frozenset()
+    title: str = "Servers"
+    columns: tuple[str, ...] = ()
+    """What a person chose, by name; empty for what fits."""
+    past: bool = False
+    """Whether the screen shows an earlier moment."""
+
+
+class ServersTable(LineView):
+    """All servers, one line each, with a cursor; scrolls so that the cursor stays visible."""
+
+    DEFAULT_CSS = "ServersTable { height: 6; width: 1fr; }"
+
+    class Picked(Message):
+        """A server was clicked: ``times`` in a row, and maybe to mark it."""
+
+        def __init__(self, name: str, times: int, mark: bool) -> None:
+            super().__init__()
+            self.name, self.times, self.mark = name, times, mark
+
+    class Scrolled(Message):
+        """The wheel was turned, down or up (negative)."""
+
+        def __init__(self, by: int) -> None:
+            super().__init__()
+            self.by = by
+
+    _arguments: tuple[Sequence[ServerView], float, TableState] | None = None
+    _shown: tuple[ServerView, ...] = ()
+    _top = 0
+
+    def show_servers(self, servers: Sequence[ServerView], now: float, state: TableState) -> None:
+        """Show these servers, which are in the order of ``state`` already."""
+        self._arguments = (servers, now, state)
+        self._draw(*self.size)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Draw for the new size."""
+        self._draw(*event.size)
+
+    def _draw(self, width: int, height: int) -> None:
+        if not width or self._arguments is None:
+            return
+        servers, now, state = self._arguments
+        rows = max(1, height - 2)
+        index = next((i for i, server in enumerate(servers) if server.name == state.selected), 0)
+        self._top = max(0, min(self._top, index, len(servers) - rows), index - rows + 1)
+        self._shown = tuple(servers[self._top : self._top + rows])
+        columns = columns_for(servers, width, state.columns)
+        hidden = len(servers) - len(self._shown)
+        more = f"{hidden} more ↑↓" if hidden else ""
+        marks = f"{len(state.marked)} marked" if state.marked else ""
+        right = " · ".join(filter(None, (marks, ("now: " if state.past else "") + counted(servers), more)))
+        if cell_len(right) + cell_len(state.title) > width - 12:
+            right = marks or more or f"{len(servers)} total"
+        lines = [rule(state.title, width, (right,) if right else ()), heading(columns, state.order)]
+        lines += [
+            row(server, columns, now, width, server.name == state.selected, server.name in state.marked, state.past)
+            for server in self._shown
+        ]
+        self.show(lines)
+
+    async def on_click(self, event: events.Click) -> None:
+        """Move the cursor to the clicked line; in front of the name, or with ctrl: mark it."""
+        index = event.y - 2
+        if 0 <= index < len(self._shown):
+            mark = event.ctrl or event.x < 2
+            self.post_message(self.Picked(self._shown[index].name, event.chain, mark))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """The server above."""
+        event.stop()
+        self.post_message(self.Scrolled(-1))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """The server below."""
+        event.stop()
+        self.post_message(self.Scrolled(1))

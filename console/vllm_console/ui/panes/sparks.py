@@ -1,0 +1,132 @@
+"""Panes that have no room of their own, as one line each: name, course over time, figure. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import msgspec
+from rich.cells import cell_len
+from textual.strip import Strip
+
+from vllm_console.diagnosis.live.cache import MOST_PREEMPTIONS
+from vllm_console.fleet.snapshot import ServerView, Window
+from vllm_console.metrics.quantile import text_of
+from vllm_console.metrics.sample import Series
+from vllm_console.text import UNKNOWN, count, percent, round_duration
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.base import latencies_of, past_load, usage_missed
+from vllm_console.ui.panes.pane_bar import KV_CACHE, LATENCY, NAMES, PREEMPTIONS, REQUESTS
+from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY
+from vllm_console.ui.widgets.draw import fit
+
+_LABEL, _FIGURE = 13, 20
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Spark(msgspec.Struct, frozen=True):
+    """What a pane's line shows: a series, the end of its scale if that is fixed, its figure now, its objectives.
+
+    ``limit`` is above which value a point is red; None where there is no limit.
+    """
+
+    number: int
+    key: str
+    figure: Callable[[Window], str]
+    objectives: tuple[str, ...] = ()
+    top: float | None = None
+    limit: Callable[[ServerView], float | None] = lambda _server: None
+
+
+def _objective(name: str) -> Callable[[ServerView], float | None]:
+    return lambda server: getattr(server.objectives, name) if server.objectives is not None else None
+
+
+def _most_preemptions(server: ServerView) -> float | None:
+    """How many are too many within one point of the series, whatever the share of requests."""
+    return MOST_PREEMPTIONS * server.series.step / 60 if server.series is not None else None
+
+
+def _ttft(window: Window) -> str:
+    found = latencies_of(window, "ttft")
+    return f"{text_of(found.p99 if found else None)} TTFT p99"
+
+
+SPARKS = {
+    "kv-cache": Spark(
+        KV_CACHE,
+        "kv_cache_usage",
+        lambda w: f"{percent(w.kv_cache_usage)} used",
+        ("kv_cache_usage",),
+        1.0,
+        _objective("kv_cache_usage"),
+    ),
+    "preemptions": Spark(
+        PREEMPTIONS,
+        "preemptions",
+        lambda w: f"{count(w.preemptions_per_minute)}/min",
+        ("preemption_rate",),
+        limit=_most_preemptions,
+    ),
+    "latency": Spark(LATENCY, "ttft_p99", _ttft, ("ttft_p99_seconds",), limit=_objective("ttft_p99_seconds")),
+    "throughput": Spark(
+        REQUESTS, "generation_tokens_per_second", lambda w: f"{count(w.generation_tokens_per_second)} tok/s out"
+    ),
+}
+"""By pane."""
+
+
+def spark_lines(server: ServerView, panes: Sequence[str], width: int) -> list[Strip]:
+    """A line for each of these panes; a click makes it the large one."""
+    return [_spark_line(server, SPARKS[pane], width) for pane in panes]
+
+
+def _spark_line(server: ServerView, spark: Spark, width: int) -> Strip:
+    series, action = server.series, f"screen.pane({spark.number})"
+    figure = spark.figure(server.window) if server.window is not None else UNKNOWN
+    past = DIM if spark.number == LATENCY and past_load(server) else None
+    missed = usage_missed(server) if spark.number == KV_CACHE else any(map(server.missed, spark.objectives))
+    missed = missed and not figure.startswith(UNKNOWN)
+    covered = round_duration(len(series.values.get(spark.key, ())) * series.step) if series is not None else ""
+    key = f" {key_of(f'pane_{spark.number}')} "
+    room = max(0, width - _LABEL - _FIGURE - len(covered) - 3)
+    limit = spark.limit(server)
+    cells = spark_cells(series, spark.key, room, spark.top)
+    drawn = [
+        ("".join(text for text, _ in group), BAD if over else ACCENT)
+        for over, group in groupby(cells, key=lambda cell: limit is not None and cell[1] > limit)
+    ]
+    return line(
+        (key, clickable(action, KEY)),
+        (fit(NAMES[spark.number], _LABEL - cell_len(key)), clickable(action)),
+        *drawn,
+        ("  ", None),
+        (fit(figure + (" !" if missed else ""), _FIGURE), BAD if missed else past),
+        (covered, DIM),
+    )
+
+
+def spark_cells(series: Series | None, key: str, width: int, top: float | None) -> list[tuple[str, float]]:
+    """A series in ``width`` cells with their values, the newest at the right; what was not reported stays blank.
+
+    A cell's points are joined by their maximum, and which cell a point belongs to depends on its time alone, so that
+    the past moves by whole cells and does not flicker.
+    """
+    values = series.values.get(key, ()) if series is not None else ()
+    if series is None or not values or width <= 0:
+        return [(" ", 0.0)] * max(0, width)
+    columns = min(width, len(values))
+    first = round(series.end / series.step) - len(values) + 1
+    cells: dict[int, float] = {}
+    for number, value in enumerate(values, first):
+        if value is not None:
+            at = number * columns // len(values)
+            cells[at] = max(value, cells.get(at, value))
+    last = (first + len(values) - 1) * columns // len(values)
+    scale = top or max(cells.values(), default=0.0) or 1.0
+    drawn = [
+        (_BARS[min(7, max(0, int(cells[at] / scale * 8)))], cells[at]) if at in cells else (" ", 0.0)
+        for at in range(last - columns + 1, last + 1)
+    ]
+    return [(" ", 0.0)] * (width - columns) + drawn

@@ -1,0 +1,114 @@
+"""After a restart with changed flags: compares with the run before until there is a verdict, and shows it in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.cells import cell_len
+from textual.strip import Strip
+
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.text import plain
+from vllm_console.ui.threads import in_thread
+
+if TYPE_CHECKING:
+    from vllm_console.runs.compare import Comparison
+    from vllm_console.ui.app import ConsoleApp
+
+CHECK_SECONDS = 2.0
+"""How often it is checked whether a comparison is due."""
+
+COMPARE_SECONDS, COMPARE_AGAIN_SECONDS = 15.0, 120.0
+"""How often runs are compared: while there is too little data, and afterwards."""
+
+SHOWN_SECONDS = 3600.0
+"""How long a verdict is shown that nobody opens."""
+
+DAY_SECONDS = 86_400.0
+"""Older changes are no news."""
+
+
+class _Report(msgspec.Struct):
+    """What is known of a server's newest generation: the comparison, when (Unix seconds) it was requested and since
+    when there is a verdict. ``done``: it was opened, or there is nothing to report.
+    """
+
+    generation: int
+    found: Comparison | None = None
+    requested_at: float = float("-inf")
+    judged_at: float | None = None
+    done: bool = False
+
+
+class ChangeReport:
+    """Compares the selected server's run with the one before while that is news; ``changed`` is called with news."""
+
+    def __init__(self, console: ConsoleApp, changed: Callable[[], None]) -> None:
+        self._console, self._changed = console, changed
+        self._by_server: dict[str, _Report] = {}
+
+    def drop(self, name: str) -> None:
+        """Drop the report on a server that is gone."""
+        self._by_server.pop(name, None)
+
+    def opened(self, name: str, found: Comparison) -> None:
+        """The comparison was opened: it needs no line any more, if it has a verdict."""
+        from vllm_console.runs.compare import Verdict
+
+        report = self._by_server.get(name)
+        if report is not None and report.generation == found.after.run.generation:
+            report.done = found.verdict is not Verdict.TOO_LITTLE
+
+    def lines(self, server: ServerView, now: float, width: int, room: int) -> list[Strip]:
+        """The line, if there is something to report and room for it."""
+        report = self._by_server.get(server.name)
+        if report is None or report.found is None or report.done or report.generation != server.generation or room < 1:
+            return []
+        if server.state is not State.READY or (report.judged_at and now - report.judged_at > SHOWN_SECONDS):
+            return []
+        from vllm_console.ui.panes.change import change_line
+
+        return [change_line(report.found, min(cell_len(plain(server.name)), 20 if width >= 100 else 12), width)]
+
+    def judged(self, server: ServerView) -> bool:
+        """Whether there is a verdict on the server's newest change, and not merely too little data."""
+        report = self._by_server.get(server.name)
+        return report is not None and report.judged_at is not None
+
+    def check(self, server: ServerView | None) -> None:
+        """Compare the selected server's runs if that is due."""
+        snapshot = self._console.snapshot
+        if server is None or snapshot is None or self._console.polling.paused:
+            return
+        if not server.ours or server.state is not State.READY or server.generation < 2:
+            return
+        report = self._by_server.get(server.name)
+        if report is None or report.generation != server.generation:
+            report = self._by_server[server.name] = _Report(server.generation)
+        every = COMPARE_SECONDS if report.judged_at is None else COMPARE_AGAIN_SECONDS
+        news = snapshot.at - server.state_since < DAY_SECONDS
+        if news and not report.done and snapshot.at - report.requested_at >= every:
+            report.requested_at = snapshot.at
+            self._console.run_worker(self._compare(server.name, report), name="change", group=f"change {server.name}")
+
+    async def _compare(self, name: str, report: _Report) -> None:
+        from vllm_console.ui.panes.change import worth_reporting
+
+        try:
+            found = await in_thread(partial(self._console.fleet.last_change, name), "compare")
+        except Exception:  # noqa: BLE001 - the thread's boundary: comparing shows the error, and this is tried again
+            return
+        if found is None or found.after.run.generation != report.generation:
+            return  # the runs' record may not contain the new run yet
+        if not worth_reporting(found):
+            report.done = True
+            return
+        from vllm_console.runs.compare import Verdict
+
+        report.found = found
+        if found.verdict is not Verdict.TOO_LITTLE and report.judged_at is None:
+            report.judged_at = report.requested_at
+        self._changed()

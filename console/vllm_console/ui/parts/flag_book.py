@@ -1,0 +1,248 @@
+"""What is known of flags: all those of the vLLM at hand, the common ones with short meanings and first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import msgspec
+
+from vllm_console.fleet.snapshot import FlagValue
+from vllm_console.text import plain
+from vllm_console.ui.parts.flag_edits import FlagEdits
+from vllm_launchers.plan.common_flags import (
+    COMMON_FLAGS,
+    CommonFlag,
+    FlagKind,
+    common_flag,
+    flag_name,
+    name_warning,
+    parse_flag_value,
+)
+from vllm_launchers.plan.findings import FlagError
+from vllm_launchers.plan.flags import normalise_setting, parse_value
+from vllm_launchers.vllm.flags.check_value import expected, problem
+from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.vllm.flags.search import closest, resolve, search
+from vllm_launchers.vllm.removed_flags import REMOVED_FLAGS
+
+_NUMBERS = (ValueKind.INT, ValueKind.FLOAT, ValueKind.HUMAN_INT)
+_ON, _OFF = ("true", "on", "yes"), ("false", "off", "no")
+
+
+class FlagFacts(msgspec.Struct, frozen=True):
+    """One flag, for people. ``takes`` says what it takes in words; ``choices`` complete what is typed."""
+
+    name: str
+    meaning: str
+    default: str
+    takes: str
+    choices: tuple[str, ...] = ()
+    switch: bool = False
+    help: str = ""
+    """The whole of vLLM's own help, where it says more than ``meaning``."""
+    group: str = ""
+    deprecated: str = ""
+
+
+class FlagBook:
+    """Looks flags up in ``table``, those of one vLLM; without one only the common flags are known."""
+
+    def __init__(self, table: FlagTable | None = None) -> None:
+        self.table = table
+        common = [flag.name for flag in COMMON_FLAGS]
+        self._names = common if table is None else [name for name in common if name in table.flags]
+        if table is not None:
+            self._names += [name for name in table.flags if name not in set(common)]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Every flag's name, the common ones first."""
+        return self._names
+
+    @property
+    def source(self) -> str:
+        """Where this is known from, in a few words."""
+        if self.table is None:
+            return "the most used flags"
+        known = f"all {len(self.table.flags)} flags of vLLM {plain(self.table.version or '')}".rstrip()
+        return known if self.table.source == "installation" else f"{known}, as released"
+
+    def facts(self, name: str) -> FlagFacts | None:
+        """What is known of a flag, or None. Of ``flag.key`` it is what is known of ``flag``."""
+        common, spec = common_flag(name), self._spec(name)
+        if spec is not None:
+            return _of_spec(spec, common)
+        return None if common is None else _of_common(common)
+
+    def value(self, name: str, text: str) -> FlagValue:
+        """What a person typed, as a value of the flag's own type.
+
+        Raises:
+            FlagError: vLLM would refuse it; one sentence says what it takes.
+        """
+        spec = self._spec(name)
+        known = self.table is not None and spec is not None and spec.name == name
+        if not text.strip():
+            raise FlagError(f"--{name} needs a value" + (f": {expected(spec)}" if known and spec is not None else ""))
+        if not known or spec is None:
+            value = parse_flag_value(name, text)
+        else:
+            value = normalise_setting(name, _typed(spec, text.strip()))[1]
+        if self.table is not None and (refused := self.unknown(name) or problem(self.table, name, value)):
+            raise FlagError(refused)
+        return value
+
+    def unknown(self, name: str) -> str:
+        """A sentence when no such flag is known, with the way out or the nearest that is; empty when it is known."""
+        head = name.partition(".")[0]
+        if self.table is None:
+            return name_warning(name)
+        if resolve(self.table, head)[0] is not None:
+            return ""
+        if (removed := REMOVED_FLAGS.get(head)) is not None:
+            return f"vLLM {plain(self.table.version or '')} has no flag --{head} any more: {removed.instead}"
+        return problem(self.table, name, True) or ""
+
+    def closest(self, name: str) -> str | None:
+        """The known flag that is written most alike."""
+        wrong = name.strip().lstrip("-").replace("_", "-").lower()
+        near = closest(self.table, wrong) if self.table is not None else get_close_matches(wrong, self._names, 1, 0.7)
+        return next(iter(near), None)
+
+    def no_match(self, text: str) -> str:
+        """The message where a search finds nothing: where a flag went, or which one is written most alike."""
+        name = text.partition("=")[0].strip().lstrip("-").replace("_", "-")
+        if self.table is not None and name in REMOVED_FLAGS:
+            return self.unknown(name)
+        near = self.closest(name)
+        return f"no flag matches '{plain(name)}'" + (f"; did you mean {near}?" if near else "")
+
+    def named(self, text: str) -> str:
+        """The name that a person typed, as the program holds it.
+
+        Raises:
+            FlagError: it cannot be a flag's name, is chosen elsewhere, or this vLLM has no such flag.
+        """
+        name = flag_name(text)
+        if self.table is None:
+            return name
+        if refused := self.unknown(name):
+            raise FlagError(refused)
+        meant, _ = resolve(self.table, name)
+        return meant.name if meant is not None and meant.name.startswith(name) else name
+
+    def next_value(self, name: str, value: FlagValue | None) -> FlagValue | None:
+        """What space makes of a flag: on ↔ off, or the next choice; None when there is nothing to step through."""
+        facts = self.facts(name)
+        if isinstance(value, bool):
+            return not value
+        spec = self._spec(name)
+        if (
+            facts is None
+            or not (facts.switch or facts.choices)
+            or (spec and spec.kind in _NUMBERS and not spec.choices)
+        ):
+            return None
+        if facts.switch:
+            return facts.default != "on"
+        choices = facts.choices
+        if value is None:
+            chosen = next((choice for choice in choices if choice != facts.default), choices[0])
+        else:
+            at = choices.index(str(value)) if str(value) in choices else -1
+            chosen = choices[(at + 1) % len(choices)]
+        return self.value(name, chosen)
+
+    def matching(self, edits: FlagEdits, text: str, only_set: bool = False) -> list[str]:
+        """The flags to list: set and edited ones first; with ``text`` those that it leads to, the best first."""
+        names = edits.names()
+        if not only_set:
+            names = list(dict.fromkeys([*names, *self._names]))
+        words = text.lower().replace("_", "-").split()
+        words = [word.lstrip("-") or word for word in words]
+        if not words:
+            return names
+        held = [name for name in names if all(word in self._searched(name) for word in words)]
+        if self.table is None or not held:
+            return held
+        ranked = [spec.name for spec in search(self.table, text)]
+        exact = [name for name in held if name not in self._names and words[0] in name]
+        return list(dict.fromkeys([*exact, *(name for name in ranked if name in names), *held]))
+
+    def _searched(self, name: str) -> str:
+        facts = self.facts(name)
+        if facts is None:
+            return name
+        return f"{name} {facts.meaning} {facts.help} {' '.join(facts.choices)} {facts.group}".lower()
+
+    def _spec(self, name: str) -> FlagSpec | None:
+        if self.table is None:
+            return None
+        return self.table.get(name) or (self.table.get(name.partition(".")[0]) if "." in name else None)
+
+
+def _of_spec(spec: FlagSpec, common: CommonFlag | None) -> FlagFacts:
+    switch = spec.kind is ValueKind.BOOL
+    whole = plain(" ".join(spec.help.split()))
+    default = {"True": "on", "False": "off"}.get(spec.default or "", spec.default or "")
+    takes = ", ".join(spec.choices) if spec.choices else expected(spec)
+    choices = (*spec.choices, *(word for word in spec.words if word not in spec.choices))
+    if common is not None and not choices:
+        choices = common.choices
+    if choices and not spec.choices and spec.kind is ValueKind.TEXT:
+        takes = f"{', '.join(choices)}{'' if spec.closed else ', …'}"
+    return FlagFacts(
+        spec.name,
+        common.meaning if common else _first_sentence(whole),
+        plain(default) or (common.default if common else "–"),
+        plain(takes if not spec.many else f"{takes}, several of them"),
+        tuple(map(plain, choices)),
+        switch,
+        whole,
+        plain(spec.group),
+        plain(spec.deprecated),
+    )
+
+
+def _of_common(flag: CommonFlag) -> FlagFacts:
+    return FlagFacts(
+        flag.name,
+        flag.meaning,
+        flag.default,
+        _takes(flag),
+        flag.choices,
+        flag.kind is FlagKind.BOOL,
+    )
+
+
+def _takes(flag: CommonFlag) -> str:
+    if flag.choices:
+        return ", ".join([*flag.choices, *(["…"] if flag.open_choices else [])])
+    return str(flag.kind.value) if flag.kind in (FlagKind.BOOL, FlagKind.TEXT) else f"a {flag.kind.value}"
+
+
+def _first_sentence(text: str) -> str:
+    first, stop, _ = text.partition(". ")
+    return first if stop else text.removesuffix(".")
+
+
+def _typed(spec: FlagSpec, text: str) -> FlagValue:
+    """The text as a value of the flag's kind; what cannot be one stays text, and is refused as such."""
+    low = text.lower()
+    match spec.kind:
+        case ValueKind.BOOL:
+            return True if low in _ON else False if low in _OFF else text
+        case ValueKind.INT | ValueKind.HUMAN_INT:
+            read = parse_value(text)
+            return read if isinstance(read, int) and not isinstance(read, bool) else text
+        case ValueKind.FLOAT:
+            read = parse_value(text)
+            try:
+                return read if isinstance(read, float) else float(text)
+            except ValueError:
+                return text
+        case ValueKind.TEXT | ValueKind.JSON | ValueKind.JSON_LIST:
+            return text
+        case ValueKind.OTHER:
+            return parse_value(text, name=spec.name)

@@ -1,0 +1,130 @@
+"""Which keys the footer shows: what applies to the selection, most important first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from vllm_console.diagnosis.finding import Severity
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.ui.actions import Action, scoped
+from vllm_console.ui.findings import findings_of
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.widgets.draw import KeyHint
+from vllm_launchers.plan.checks.sleep import SLEEP_MODE
+
+
+class Situation(msgspec.Struct, frozen=True):
+    """What keys would act on: the server under the cursor, whether changes are staged for it, how many are marked."""
+
+    server: ServerView | None = None
+    staged: bool = False
+    marked: int = 0
+    read_only: bool = False
+    past: bool = False
+    """Whether the screen shows an earlier moment: keys that change something act on what runs now."""
+    replay: bool = False
+    """Whether that is one of a run that is replayed."""
+
+
+def _with_server(applies: Callable[[ServerView], bool]) -> Callable[[Situation], bool]:
+    return lambda now: now.server is not None and applies(now.server)
+
+
+def _has_fix(server: ServerView) -> bool:
+    found = findings_of(server)
+    return bool(found and found[0].flag_fixes)
+
+
+def _has_findings(server: ServerView) -> bool:
+    return any(found.severity is not Severity.GOOD for found in findings_of(server))
+
+
+_APPLIES: Mapping[str, Callable[[Situation], bool]] = {
+    "stage_fix": _with_server(_has_fix),
+    "findings": _with_server(_has_findings),
+    "open_log": _with_server(lambda server: bool(server.log_path)),
+    "compare": _with_server(lambda server: server.generation > 1),
+    "previous_flags": _with_server(lambda server: server.previous_flags is not None),
+    "switch_pair": _with_server(lambda server: server.state is State.ASLEEP or server.flags.get(SLEEP_MODE) is True),
+    "toggle_load": _with_server(lambda server: server.state is State.READY),
+    "stop": lambda now: bool(now.marked) or (now.server is not None and now.server.state.alive),
+}
+"""When an action can do something, for those that can't always."""
+
+_ALWAYS = ("new_server", "filter", "messages")
+_MARKED = ("restart", "stop", "mark", "clear")
+_STAGED = ("restart", "tune", "drop_last", "clear", "stage_fix", "edit_flags", "open_log", "describe")
+_OF_OTHERS = ("findings", "describe", "sort", *_ALWAYS)
+_BY_STATE: Mapping[State, Sequence[str]] = {
+    State.FAILED: (
+        "stage_fix",
+        "findings",
+        "open_log",
+        "restart",
+        "edit_flags",
+        "previous_flags",
+        "remove",
+        "describe",
+    ),
+    State.STOPPED: ("restart", "edit_flags", "remove", "switch_preset", "open_log", "describe"),
+    State.ASLEEP: ("switch_pair", "stop", "open_log", "describe"),
+    State.STARTING: ("open_log", "stop", "describe", "restart", "edit_flags"),
+    State.STOPPING: ("open_log", "describe"),
+}
+_RUNNING = (
+    "stage_fix", "findings", "tune", "restart", "stop", "open_log", "describe", "compare", "edit_flags", "toggle_load",
+    "switch_pair", "switch_preset",
+)  # fmt: skip
+
+
+_PAST = (
+    "time_live", "time_back", "time_forward", "marker_back", "marker_forward", "findings", "open_log", "range_longer",
+)  # fmt: skip
+
+
+def footer_hints(now: Situation) -> list[KeyHint]:
+    """The keys that apply, with what a click on each does."""
+    known: dict[str, Action] = {action.id: action for action in scoped("operations", now.read_only)}
+    return [
+        (key_of(name), _label(known[name], now), f"screen.{known[name].call}")
+        for name in dict.fromkeys(_wanted(now))
+        if name in known and _APPLIES.get(name, _always)(now)
+    ]
+
+
+def tail_hints() -> list[KeyHint]:
+    """The keys that are always there: help and quit."""
+    return [(key_of(action.id), action.short, f"app.{action.call}") for action in scoped("app") if action.footer]
+
+
+def _wanted(now: Situation) -> Sequence[str]:
+    if now.past:
+        return _PAST
+    if now.marked:
+        return _MARKED
+    if now.server is None:
+        return (*_ALWAYS, "describe_gpus", "claim_gpus")
+    if not now.server.ours:
+        return _OF_OTHERS
+    if now.staged:
+        return (*_STAGED, *_ALWAYS)
+    return (*_BY_STATE.get(now.server.state, _RUNNING), *_ALWAYS)
+
+
+def _always(_now: Situation) -> bool:
+    return True
+
+
+def _label(action: Action, now: Situation) -> str:
+    """What an action does to this selection, in a word."""
+    if action.id == "restart" and not now.marked and now.server is not None and not now.server.state.alive:
+        return "start"
+    if action.id == "toggle_load" and now.server is not None and now.server.load:
+        return "end load"
+    if action.id == "time_live" and now.replay:
+        return "leave"
+    if action.id == "clear":
+        return "unmark" if now.marked else "drop"
+    return action.short

@@ -1,0 +1,83 @@
+"""Hints that lead a newcomer through the demo, one at a time: findings, fix, restart, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from textual.strip import Strip
+
+from vllm_console.diagnosis.finding import Severity
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.text import plain
+from vllm_console.ui.findings import findings_of
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.theme import ACCENT, KEY
+from vllm_console.ui.widgets.draw import fit
+
+
+class Step(NamedTuple):
+    """A step: the action that follows it, and its text; ``{key}`` and ``{name}`` are filled in."""
+
+    action: str
+    text: str
+
+
+STEPS = (
+    Step("findings", "{key} shows the findings of {name}: figures, cause, fixes"),
+    Step("stage_fix", "{key} stages the best fix; its trade-off is shown"),
+    Step("restart", "{key}, then y, restarts {name} with the change"),
+    Step("compare", "{key} compares the runs, after 7 min of traffic each"),
+)
+NOTHING_FOUND = "findings appear above the charts; wait for a rush"
+
+
+def _troubled(server: ServerView | None) -> bool:
+    return server is not None and any(found.severity is not Severity.GOOD for found in findings_of(server))
+
+
+class Hints:
+    """Which hint is shown. ``ended`` is called once they were followed to the end or hidden."""
+
+    def __init__(self, shown: bool, ended: Callable[[], None]) -> None:
+        self._at = 0 if shown else len(STEPS)
+        self._ended = ended
+        self._generations: dict[str, int] = {}
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is one."""
+        return self._at < len(STEPS)
+
+    def followed(self, action: str) -> None:
+        """A step was taken; those before it need no hint any more. A comparison before any change is no step."""
+        taken = next(index for index, step in enumerate(STEPS) if step.action == action)
+        if self.shown and self._at <= taken and (taken == self._at or taken < len(STEPS) - 1):
+            self._at = taken + 1
+            if not self.shown:
+                self._ended()
+
+    def observe(self, server: ServerView, staged: bool) -> None:
+        """See from a server and its staged changes which steps were taken."""
+        if staged:
+            self.followed("stage_fix")
+        if server.generation > self._generations.setdefault(server.name, server.generation):
+            self.followed("restart")
+
+    def hide(self) -> None:
+        """Show no more of them."""
+        if self.shown:
+            self._at = len(STEPS)
+            self._ended()
+
+    def line(self, server: ServerView | None, width: int) -> Strip:
+        """The hint as a line, with the key that hides all."""
+        step = STEPS[self._at]
+        text = step.text
+        if step.action == "findings" and not _troubled(server):
+            text = NOTHING_FOUND
+        text = text.format(key=key_of(step.action), name=plain(server.name) if server else "")
+        head, end = f" hint {self._at + 1}/{len(STEPS)}  ", f"{key_of('clear')} hides hints "
+        room = max(1, width - len(head) - len(end) - 1)
+        return line((head, ACCENT), fit(text, room), " ", (end, clickable("screen.hide_hints", KEY)))

@@ -1,0 +1,280 @@
+"""Editing a launch: fields and flags changed by keys, checked and planned while they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.style import Style
+
+from vllm_console.fleet.snapshot import FlagValue
+from vllm_console.fleet.verbs import UsageError
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.parts.launch_draft import CHOSEN, CYCLED, FIELDS, LaunchDraft
+from vllm_console.ui.parts.launch_planner import LaunchPlanner
+from vllm_console.ui.parts.model_picker import ModelPicker
+from vllm_console.ui.theme import BAD, WARN
+from vllm_console.ui.widgets.entry import Entry
+from vllm_launchers.plan.common_flags import flag_text
+from vllm_launchers.plan.findings import FlagError
+
+ADDING = "+"
+"""The entry's purpose while a flag is searched."""
+
+MODEL = "model"
+"""The entry's purpose while a model is chosen."""
+
+Say = Callable[[str, Style | None], None]
+
+
+class LaunchEditor:
+    """Changes the planner's draft, with ``entry`` for what is typed and ``picker`` for the models to choose from.
+
+    ``say`` shows a message, ``go_to`` moves the cursor to a field or flag, ``redraw`` draws the screen (the argument:
+    only after the layout).
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        planner: LaunchPlanner,
+        picker: ModelPicker,
+        say: Say,
+        go_to: Callable[[str], None],
+        redraw: Callable[[bool], None],
+    ) -> None:
+        self._entry, self._planner, self._say, self._go_to, self._redraw = entry, planner, say, go_to, redraw
+        self._picker = picker
+        self.matches: Sequence[str] = ()
+        """Flags that match what is typed while one is added."""
+        self.picked = 0
+        """Index of the match that enter takes."""
+        self._tried = False
+        """Whether the plan is that of a value that is still being typed."""
+
+    @property
+    def typing(self) -> bool:
+        """Whether something is being typed."""
+        return self._entry.purpose is not None
+
+    @property
+    def adding(self) -> bool:
+        """Whether a flag is being searched."""
+        return self._entry.purpose == ADDING
+
+    @property
+    def picking(self) -> bool:
+        """Whether a model is being chosen."""
+        return self._entry.purpose == MODEL
+
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    def edit(self, name: str | None) -> None:
+        """Edit a field or flag; toggle one that is on or off."""
+        draft = self._planner.draft
+        if name is None or draft is None:
+            return
+        if name in CYCLED:
+            self.toggle(name)
+        elif name == MODEL:
+            text = draft.text(name) or draft.preset.model
+            self._picker.open(draft.request(), text)
+            self._open(name, text, self._picker.names)
+        elif name in FIELDS:
+            self._open(name, draft.text(name))
+        else:
+            value, facts = draft.value(name), self._planner.book.facts(name)
+            if isinstance(value, bool) or (facts and facts.switch):
+                self.toggle(name)
+            else:
+                choices = facts.choices if facts else ()
+                self._open(name, flag_text(value) if value is not None else "", choices)
+
+    def toggle(self, name: str | None) -> None:
+        """The next engine or set of GPUs; a flag on or off, or its next choice."""
+        draft = self._planner.draft
+        if name is None or draft is None:
+            return
+        if name in CYCLED:
+            draft.next_choice(name)
+        elif name in FIELDS or (value := self._planner.book.next_value(name, draft.value(name))) is None:
+            self.edit(name)
+            return
+        else:
+            draft.edits.put(name, value)
+        self._planner.plan_soon()
+
+    def add(self) -> None:
+        """Search all flags for one to add."""
+        draft, book = self._planner.draft, self._planner.book
+        if draft is not None and not self.typing:
+            self._go_to(draft.names[0])
+            self.picked, self.matches = 0, book.names
+            self._open(ADDING, "", tuple(book.names))
+
+    def remove(self, name: str | None) -> None:
+        """Unset the flag, or clear the field."""
+        draft = self._planner.draft
+        if name is None or draft is None:
+            return
+        if name in FIELDS:
+            draft.put(name, "")
+        else:
+            draft.leave_out(name)
+        self._planner.plan_soon()
+
+    def undo(self, name: str | None) -> None:
+        """Restore the preset's value."""
+        draft = self._planner.draft
+        if name is None or draft is None:
+            return
+        if name in FIELDS:
+            draft.put(name, "")
+        else:
+            draft.edits.undo(name)
+        self._planner.plan_soon()
+
+    def cancel(self) -> None:
+        """Close the entry without accepting its text."""
+        self._say("", None)
+        self._close()
+        if self._tried:
+            self._planner.plan_soon()
+
+    # -- typing ----------------------------------------------------------------------------------------------------
+
+    def _open(self, purpose: str, text: str, choices: Sequence[str] = ()) -> None:
+        self._entry.open(purpose, text, choices, cycled=purpose not in (ADDING, MODEL))
+        self._say(_hint(purpose, bool(choices)), None)
+        self._redraw(True)
+
+    def _close(self) -> None:
+        if self.picking:
+            self._picker.close()
+        self._entry.shut()
+        self.matches = ()
+        self._redraw(True)
+
+    def typed(self, text: str) -> None:
+        """Check what is typed, and plan it as if it were accepted."""
+        draft, purpose, book = self._planner.draft, self._entry.purpose, self._planner.book
+        if draft is None or purpose is None:
+            return
+        text = text.strip()
+        if purpose == MODEL and text != self._picker.picked_name:
+            self._picker.narrow(text)
+        if purpose == ADDING:
+            name, _, text = text.partition("=")
+            self.matches, self.picked = book.matching(draft.edits, name.strip()), 0
+            purpose = name.strip()
+        facts = book.facts(purpose)
+        self._say(_hint(self._entry.purpose or "", bool(facts and facts.choices)), None)
+        try:
+            if purpose and text:
+                self._try(draft, purpose, text)
+        except (FlagError, UsageError) as error:
+            self._say(str(error), WARN)
+        self._redraw(False)
+
+    def _try(self, draft: LaunchDraft, name: str, text: str) -> None:
+        if name in FIELDS:
+            tried = draft.tried(name, text)
+        else:
+            name = self._planner.book.named(name)
+            tried = draft.tried(name, self._planner.book.value(name, text))
+        if self._tried or tried.request() != draft.request():
+            self._tried = True
+            self._planner.plan_soon(tried)
+
+    def step(self, by: int) -> None:
+        """The next or previous match while a flag is added or a model chosen; a model is planned as if accepted."""
+        draft = self._planner.draft
+        if self.picking and draft is not None:
+            self._picker.step(by)
+            self._try(draft, MODEL, self._picker.picked_name or self._entry.value)
+            self._redraw(False)
+        if self.adding and self.matches:
+            self.picked = min(max(0, self.picked + by), len(self.matches) - 1)
+            self._redraw(False)
+
+    def complete(self) -> None:
+        """Put the picked model, or the first that matches, into the entry."""
+        if self.picking and self._picker.matches:
+            self._entry.put(self._picker.picked_name or self._picker.matches[0].model)
+
+    def entered(self, text: str) -> None:
+        """Accept what is typed."""
+        draft, purpose = self._planner.draft, self._entry.purpose
+        if draft is None or purpose is None:
+            return
+        try:
+            if purpose == ADDING:
+                self._add(draft, text)
+                return
+            if purpose == MODEL:
+                text = self._picker.picked_name or text
+            if purpose in FIELDS:
+                _refuse_emptied(draft, purpose, text)
+                draft.put(purpose, text)
+            else:
+                draft.edits.put(purpose, self._planner.book.value(purpose, text))
+        except (FlagError, UsageError) as error:
+            self._say(str(error), BAD)
+            self._redraw(False)
+            return
+        self._accepted()
+
+    def _accepted(self) -> None:
+        self._say("", None)
+        self._close()
+        self._tried = False
+        self._planner.plan_soon()
+
+    def _add(self, draft: LaunchDraft, text: str) -> None:
+        """Add a flag: the one typed as ``NAME=VALUE`` or by its whole name, else the picked one."""
+        book = self._planner.book
+        name, equals, value = (part.strip() for part in text.partition("="))
+        plain_name = name.lstrip("-").replace("_", "-").lower()
+        if not equals and self.matches and (self.picked or book.facts(plain_name) is None):
+            name = self.matches[self.picked]
+        name = book.named(name)
+        chosen: FlagValue | None = None
+        if equals:
+            chosen = book.value(name, value)
+        elif draft.value(name) is None:
+            facts = book.facts(name)
+            chosen = book.next_value(name, None) if facts and facts.switch else None
+        if chosen is not None:
+            draft.edits.put(name, chosen)
+        if name not in draft.names:
+            draft.edits.added.append(name)
+        warning = book.unknown(name)
+        self._accepted()
+        self._say(warning, WARN)
+        self._go_to(name)
+        if draft.value(name) is None:
+            self._entry.call_after_refresh(self.edit, name)
+
+
+def _hint(purpose: str, choices: bool) -> str:
+    if purpose == ADDING:
+        return f"Type a flag's name or meaning, or NAME=VALUE: ↑ ↓ choose · enter add · {key_of('launch_back')} cancel"
+    if purpose == MODEL:
+        cancel = f"{key_of('launch_back')} cancel"
+        return f"Type part of a name, a hub id or a folder: ↑ ↓ choose · tab complete · enter accept · {cancel}"
+    more = " · tab complete · ↑ ↓ choices" if choices else ""
+    return f"{purpose}: enter accept{more} · {key_of('launch_back')} cancel"
+
+
+def _refuse_emptied(draft: LaunchDraft, name: str, text: str) -> None:
+    """An emptied field would silently get the default.
+
+    Raises:
+        UsageError: it is so; the sentence says which key restores the default.
+    """
+    before = draft.text(name) or (draft.preset.model if name == "model" else "")
+    if before and not text.strip():
+        default = CHOSEN.get(name, draft.preset.model)
+        raise UsageError(
+            f"{name} can't be empty: {key_of('launch_back')} keeps '{before}', "
+            f"then {key_of('launch_remove')} resets it to {default}"
+        )

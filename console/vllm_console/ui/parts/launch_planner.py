@@ -1,0 +1,170 @@
+"""Planning a launch while it is edited: every change of the draft is planned once it has stood for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+
+import msgspec
+from textual.dom import DOMNode
+from textual.timer import Timer
+
+from vllm_console.fleet.snapshot import LaunchRequest
+from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.launch_draft import LaunchDraft
+from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_launchers.plan.findings import Finding
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.verdict import Answer, Verdict, question, with_verdict
+from vllm_launchers.vllm.flags.flag_table import FlagTable
+
+DEBOUNCE_SECONDS = 0.12
+"""How long a change must stand before it is planned."""
+
+JUDGE_SECONDS = 1.0
+"""How long a plan must stand before the engine is asked about its flags, which takes a process of its own."""
+
+REDRAW_SECONDS = 1.0
+"""How often the memory of that process is shown anew."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of planning: a plan, or a sentence that says why there is none; neither while it is planned."""
+
+    plan: Plan | None = None
+    error: str = ""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Problems of the plan, the worst first."""
+        return self.plan.findings if self.plan is not None else ()
+
+
+class LaunchPlanner:
+    """Owns the draft of a launch and keeps its plan up to date.
+
+    ``screen`` runs its timers and workers; ``invalidated`` is called when the draft has changed, ``planned`` when the
+    plan is up to date again, ``redraw`` when there is news of the engine's verdict on it.
+    """
+
+    def __init__(
+        self,
+        screen: DOMNode,
+        fleet: Fleet,
+        invalidated: Callable[[], None],
+        planned: Callable[[], None],
+        redraw: Callable[[], None],
+    ) -> None:
+        self._screen, self._fleet = screen, fleet
+        self._invalidated, self._planned, self._redraw = invalidated, planned, redraw
+        self.draft: LaunchDraft | None = None
+        self.outcome = Outcome()
+        self.fresh = False
+        """Whether the outcome is that of the present draft."""
+        self.book = FlagBook()
+        self._timer: Timer | None = None
+        self._asked: Hashable = None
+        """What the engine is being asked, or is about to be; None: nothing."""
+        self._judge_timer: Timer | None = None
+        """Until the engine is asked; then until its memory is shown anew."""
+
+    def plan_soon(self, tried: LaunchDraft | None = None) -> None:
+        """Plan the draft, or ``tried``, once it has stood for a moment. Until then the plan before is shown."""
+        self.fresh = False
+        self._stop_timer()
+        self._timer = self._screen.set_timer(DEBOUNCE_SECONDS, partial(self._start, tried))
+        self._invalidated()
+
+    def plan_now(self) -> None:
+        """Plan at once what waits to be planned."""
+        if self._timer is not None:
+            self._start()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer = None
+
+    def _start(self, tried: LaunchDraft | None = None) -> None:
+        self._stop_timer()
+        chosen = tried or self.draft
+        if chosen is not None:
+            begin_worker(self._screen, partial(self._plan, chosen.request()), "plan", "plan")
+
+    async def _plan(self, request: LaunchRequest) -> None:
+        assert self.draft is not None
+        try:
+            call = partial(self._ask, request, self.book.table, self.outcome.plan)
+            plan, table = await answer_for(self._screen, call, "plan")
+            self.outcome = Outcome(self.draft.planned(plan))
+            if table is not self.book.table:
+                self.book = FlagBook(table)
+        except FleetError as error:
+            self.outcome = Outcome(error=self.draft.refused(error))
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
+            self.outcome = Outcome(error=f"planning failed: {error}")
+        self.fresh = True
+        self._judge_soon(request)
+        self._planned()
+
+    def _ask(
+        self, request: LaunchRequest, table: FlagTable | None, before: Plan | None
+    ) -> tuple[Plan, FlagTable | None]:
+        """The plan, and its engine's flags: read again until they are known from the installation itself."""
+        plan = self._fleet.plan(request)
+        known = table is not None and table.source == "installation"
+        if not known or before is None or before.engine != plan.engine:
+            table = self._fleet.flags(plan.engine)
+        return plan, table
+
+    # -- the engine's own verdict ----------------------------------------------------------------------------------
+
+    @property
+    def asking(self) -> str:
+        """What is said of a verdict that is awaited; empty if none is."""
+        plan = self.outcome.plan
+        if self._asked is None or plan is None:
+            return ""
+        memory = self._fleet.judging_mib
+        return f"asking {plan.engine.label} about these flags…{f' {memory:,} MiB' if memory is not None else ''}"
+
+    def stop_judging(self) -> None:
+        """End the process that judges: the flags have changed, it is launched, or the screen is left."""
+        if self._judge_timer is not None:
+            self._judge_timer.stop()
+            self._judge_timer = None
+        if self._asked is not None:
+            self._asked = None
+            self._fleet.stop_judging()
+
+    def _judge_soon(self, request: LaunchRequest) -> None:
+        """Ask the engine about the plan once it has stood for a moment, if its verdict is not known."""
+        plan = self.outcome.plan
+        wanted = question(plan) if plan is not None and plan.verdict is None and self._fleet.judge_launches else None
+        if wanted is not None and wanted == self._asked:
+            return
+        self.stop_judging()
+        if wanted is not None:
+            self._asked = wanted
+            self._judge_timer = self._screen.set_timer(JUDGE_SECONDS, partial(self._ask_engine, request))
+
+    def _ask_engine(self, request: LaunchRequest) -> None:
+        self._judge_timer = self._screen.set_interval(REDRAW_SECONDS, self._redraw)
+        begin_worker(self._screen, partial(self._judge, request), "judge", "judge")
+
+    async def _judge(self, request: LaunchRequest) -> None:
+        asked = self._asked
+        try:
+            judged = await answer_for(self._screen, partial(self._fleet.judged_plan, request), "judge")
+            verdict = judged.verdict if judged is not None and question(judged) == asked else None
+        except FleetError as error:
+            verdict = Verdict(Answer.UNKNOWN, str(error).partition("\n")[0])
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
+            verdict = Verdict(Answer.UNKNOWN, f"unexpected error: {error}")
+        if self._asked != asked:
+            return  # another question came first
+        self.stop_judging()
+        if verdict is not None and self.outcome.plan is not None:
+            self.outcome = Outcome(with_verdict(self.outcome.plan, verdict))
+        self._redraw()

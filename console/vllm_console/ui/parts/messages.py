@@ -1,0 +1,96 @@
+"""The console's messages: the present one, errors that nobody has seen yet, and all earlier ones."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+from rich.style import Style
+
+from vllm_console.text import plain
+from vllm_console.ui.theme import BAD
+
+MOST_KEPT = 300
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A sentence, when it was last shown (Unix seconds), how often in a row, and the server it is about, if any."""
+
+    at: float
+    text: str
+    style: Style | None = None
+    server: str = ""
+    times: int = 1
+
+    @property
+    def error(self) -> bool:
+        """Whether it stays until it was seen."""
+        return self.style is BAD
+
+
+class Messages:
+    """Keeps all messages. ``clock`` gives Unix seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
+        self._kept: deque[Message] = deque(maxlen=MOST_KEPT)
+        self._current: Message | None = None
+        self._unseen: Message | None = None
+
+    @property
+    def history(self) -> Sequence[Message]:
+        """Every message, the oldest first."""
+        return tuple(self._kept)
+
+    @property
+    def shown(self) -> Message | None:
+        """What is to be shown: the newest while it is new, else the last error until it was seen."""
+        return self._current or self._unseen
+
+    def say(self, text: str, style: Style | None = None, server: str = "") -> None:
+        """Say a sentence; it is shown until `expire`, an error until `seen`. ``server``: it is an event of that one."""
+        message = self._keep(Message(self.clock(), plain(text), style, server))
+        self._current = message
+        if message.error:
+            self._unseen = message
+
+    def show(self, text: str, style: Style | None = None) -> None:
+        """Show a sentence until `expire`, without keeping it: it answers a key that is pressed many times."""
+        self._current = Message(self.clock(), plain(text), style)
+
+    def note(self, server: str, text: str, style: Style | None = None) -> None:
+        """Keep an event of a server without showing it as a message."""
+        self._keep(Message(self.clock(), plain(text), style, server))
+
+    def outdate(self, server: str) -> None:
+        """Something else has happened to a server: what was said of it before is shown no more."""
+        if self._current is not None and self._current.server == server:
+            self._current = None
+
+    def expire(self) -> None:
+        """The newest message has been shown for long enough."""
+        self._current = None
+
+    @property
+    def unseen_error(self) -> bool:
+        """Whether an error is shown that nobody has read yet."""
+        return self._unseen is not None
+
+    def seen(self) -> None:
+        """Somebody has read what is shown."""
+        self._current = self._unseen = None
+
+    def newest_of(self, server: str) -> Message | None:
+        """The newest event of a server."""
+        return next((message for message in reversed(self._kept) if message.server == server), None)
+
+    def _keep(self, message: Message) -> Message:
+        last = self._kept[-1] if self._kept else None
+        if last is not None and (last.text, last.server) == (message.text, message.server):
+            message = replace(message, times=last.times + 1)
+            self._kept.pop()
+        self._kept.append(message)
+        return message

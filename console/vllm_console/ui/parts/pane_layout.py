@@ -1,0 +1,205 @@
+"""Where the panes of the operations screen stand: all in a grid, one large, side by side, or stacked.
+
+Places depend on the size of the screen and on what a person chose, never on what is drawn, so the grid stays put. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+from textual.geometry import Region, Size
+
+PANES = ("kv-cache", "preemptions", "latency", "throughput", "log", "gpus")
+"""The panes' ids, in the order of their numbers."""
+
+METRICS, LOG, GPUS = PANES[:4], "log", "gpus"
+STATE, WELCOME, SPARKS = "state", "welcome", "sparks"
+"""What stands in place of panes: a server that is not measured, no server; and panes that are drawn as one line."""
+
+COLUMN = 36
+"""The least width of a pane beside another."""
+
+GRID_HEIGHT = 32
+"""From this height of the screen on a grid has more than one row."""
+
+TALL_HEIGHT = 40
+"""From this height on a narrow screen shows all panes, too."""
+
+SMALLEST_PANE = 6
+"""Rows below which a pane has nothing to say."""
+
+LARGE_ROWS, LONG_ROWS = 9, 16
+"""Rows that a large pane keeps before others get a line: a chart with its figures; a list."""
+
+GPU_ROWS = 34
+"""From so many rows on the GPUs are part of the overview."""
+
+
+class PaneLayout(StrEnum):
+    """How panes are laid out."""
+
+    AUTO = "auto"
+    OVERVIEW = "overview"
+    FOCUS = "focus"
+    WIDE = "wide"
+    TALL = "tall"
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What there is to lay out: a server or none, whether it is measured, and how many rows its GPUs would fill."""
+
+    server: bool
+    measured: bool
+    gpu_rows: int = 0
+
+
+class Arrangement(msgspec.Struct, frozen=True):
+    """Where everything is: regions by id, in the area of the panes. ``large`` is the pane that was given most."""
+
+    layout: PaneLayout
+    regions: Mapping[str, Region]
+    large: str = ""
+
+    @property
+    def spark_panes(self) -> Sequence[str]:
+        """The panes that are drawn as one line each."""
+        rows = self.regions[SPARKS].height if SPARKS in self.regions else 0
+        return [pane for pane in METRICS if pane != self.large][:rows]
+
+
+def best_layout(screen: Size) -> PaneLayout:
+    """The layout that suits a screen best."""
+    if screen.width >= 3 * COLUMN + 2:
+        return PaneLayout.OVERVIEW if screen.height >= GRID_HEIGHT else PaneLayout.WIDE
+    return PaneLayout.TALL if screen.height >= TALL_HEIGHT else PaneLayout.FOCUS
+
+
+def arrange(layout: PaneLayout, large: str, area: Size, shown: Shown) -> Arrangement:
+    """The arrangement of an area of panes. ``large`` is the pane that a person zoomed, empty if none."""
+    whole = Region(0, 0, area.width, max(0, area.height))
+    if large in (LOG, GPUS) and not (shown.measured and shown.server):
+        return Arrangement(PaneLayout.FOCUS, {large: whole}, large)
+    if not shown.server:
+        return Arrangement(layout, _welcome(whole, shown))
+    if not shown.measured:
+        return Arrangement(layout, _state(whole))
+    if large or layout is PaneLayout.FOCUS:
+        return _focus(whole, large or PANES[0])
+    if layout is PaneLayout.WIDE:
+        count = max(1, min(area.width // COLUMN, len(PANES) if shown.gpu_rows else len(PANES) - 1))
+        return Arrangement(layout, dict(zip(PANES, _columns(whole, count), strict=False)))
+    if layout is PaneLayout.TALL:
+        return Arrangement(layout, _tall(whole, shown))
+    return Arrangement(PaneLayout.OVERVIEW, _overview(whole, shown))
+
+
+def _focus(area: Region, large: str) -> Arrangement:
+    others = sum(pane != large for pane in METRICS)
+    kept = LONG_ROWS if large in (LOG, GPUS) else LARGE_ROWS
+    rows = max(0, min(others, area.height - kept))
+    regions = {large: area.shrink((0, 0, rows, 0))}
+    if rows:
+        regions[SPARKS] = Region(0, area.height - rows, area.width, rows)
+    return Arrangement(PaneLayout.FOCUS, regions, large)
+
+
+def _overview(area: Region, shown: Shown) -> dict[str, Region]:
+    """Three panes above, requests and the log below, GPUs between where there is room; else as many as fit."""
+    if area.width >= 3 * COLUMN + 2 and area.height >= 2 * SMALLEST_PANE:
+        gpus = min(shown.gpu_rows, area.height // 3) if area.height >= GPU_ROWS else 0
+        top, middle, low = _rows(area, ((area.height - gpus + 1) // 2, gpus, (area.height - gpus) // 2))
+        regions = dict(zip(PANES, _columns(top, 3), strict=False))
+        first, _, last = _columns(low, 3)
+        regions[PANES[3]] = first
+        regions[LOG] = Region(first.right + 1, low.y, last.right - first.right - 1, low.height)
+        return regions | ({GPUS: middle} if gpus else {})
+    columns = max(1, min(2, area.width // COLUMN))
+    count = max(1, min(-(-5 // columns), area.height // SMALLEST_PANE))
+    rows = _rows(area, _shares(area.height, count))
+    return dict(zip(PANES, [region for row in rows for region in _columns(row, columns)], strict=False))
+
+
+def _tall(area: Region, shown: Shown) -> dict[str, Region]:
+    """Panes in pairs, then the log and the GPUs over the whole width."""
+    if area.height < 3 * SMALLEST_PANE:
+        return _overview(area, shown)
+    gpus = min(shown.gpu_rows, area.height // 4) if area.height >= GPU_ROWS else 0
+    pairs = -(-len(METRICS) // max(1, min(2, area.width // COLUMN)))
+    rest = area.height - gpus
+    row = max(SMALLEST_PANE, rest * 3 // (3 * pairs + 2))
+    fitting = min(pairs, rest // row)
+    log = rest - fitting * row
+    rows = _rows(area, (*(row for _ in range(fitting)), log, gpus))
+    columns = len(METRICS) // pairs
+    regions = dict(zip(METRICS, [one for each in rows[:fitting] for one in _columns(each, columns)], strict=False))
+    return regions | ({LOG: rows[-2]} if log >= 2 else {}) | ({GPUS: rows[-1]} if gpus else {})
+
+
+def _state(area: Region) -> dict[str, Region]:
+    """How a start goes, or why a server is down, with the log below or beside it."""
+    if area.height >= 20:
+        upper, lower = _rows(area, _shares(area.height, 2))
+        return {STATE: upper, LOG: lower}
+    if area.width >= 4 * COLUMN:
+        left, right = _columns(area, 2)
+        return {STATE: left, LOG: right}
+    return {STATE: area}
+
+
+def _welcome(area: Region, shown: Shown) -> dict[str, Region]:
+    gpus = min(shown.gpu_rows, area.height // 2)
+    upper, lower = _rows(area, (area.height - gpus, gpus))
+    return {WELCOME: upper} | ({GPUS: lower} if gpus else {})
+
+
+def _shares(total: int, count: int) -> list[int]:
+    """``total`` cells in ``count`` parts that differ by one at most."""
+    return [total // count + (1 if index < total % count else 0) for index in range(count)]
+
+
+def _rows(area: Region, heights: Sequence[int]) -> list[Region]:
+    """Regions below each other."""
+    return [Region(area.x, area.y + sum(heights[:at]), area.width, height) for at, height in enumerate(heights)]
+
+
+def _columns(area: Region, count: int) -> list[Region]:
+    """Regions beside each other, a blank column between them."""
+    widths = _shares(area.width - (count - 1), count)
+    return [Region(area.x + sum(widths[:at]) + at, area.y, width, area.height) for at, width in enumerate(widths)]
+
+
+class PaneChoice:
+    """What a person chose: a layout, and a pane to see large."""
+
+    def __init__(self, layout: str = PaneLayout.AUTO) -> None:
+        self.layout = PaneLayout(layout)
+        self.zoomed = ""
+        """The pane that is large in place of the layout; empty if none."""
+
+    def arrangement(self, screen: Size, area: Size, shown: Shown) -> Arrangement:
+        """Where everything is on a screen of this size."""
+        return arrange(self.on(screen), self.zoomed, area, shown)
+
+    def on(self, screen: Size) -> PaneLayout:
+        """The layout on a screen of this size, as long as nothing is zoomed."""
+        return best_layout(screen) if self.layout is PaneLayout.AUTO else self.layout
+
+    def zoom(self, number: int) -> None:
+        """Show pane ``number`` (from 1) large; once more: the layout again."""
+        pane = PANES[number - 1]
+        self.zoomed = "" if self.zoomed == pane else pane
+
+    def step(self, by: int, present: str) -> None:
+        """Show the next or previous pane large. ``present`` is the one that is large now, empty if none."""
+        at = PANES.index(present) if present in PANES else (-1 if by > 0 else 0)
+        self.zoomed = PANES[(at + by) % len(PANES)]
+
+    def next_layout(self) -> None:
+        """The next layout; while a pane is zoomed, the present one."""
+        if self.zoomed:
+            self.zoomed = ""
+            return
+        every = list(PaneLayout)
+        self.layout = every[(every.index(self.layout) + 1) % len(every)]

@@ -1,0 +1,69 @@
+"""The commands that a person has typed, the newest first; remembered in the state folder, at most `MOST_KEPT`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from vllm_launchers.private import make_folder, open_file
+from vllm_launchers.secrets import holds_secret
+
+FILE = "commands.json"
+
+MOST_KEPT = 50
+
+MOST_CHARACTERS = 200
+"""A longer command is not remembered."""
+
+MAX_BYTES = 64 * 1024
+"""A larger file is not one of these."""
+
+
+class RecentCommands:
+    """Remembers commands in ``folder``; None: only as long as the console is open."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = folder / FILE if folder is not None else None
+        self._texts: list[str] = []
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The newest first."""
+        return self._texts
+
+    def add(self, text: str) -> None:
+        """A command was run; one that holds a secret is not kept."""
+        if len(text) <= MOST_CHARACTERS and not holds_secret(text):
+            self._texts = [text, *(other for other in self._texts if other != text)][:MOST_KEPT]
+
+    def read(self) -> None:
+        """Read what other consoles have remembered, after what is known here; blocks.
+
+        A file that cannot be read or understood counts as empty: it is a convenience.
+        """
+        if self._path is None:
+            return
+        try:
+            with self._path.open("rb") as file:
+                found = msgspec.json.decode(file.read(MAX_BYTES), type=list[str])
+        except (OSError, ValueError):
+            return
+        kept = [text for text in found if text.isprintable() and len(text) <= MOST_CHARACTERS]
+        self._texts = list(dict.fromkeys([*self._texts, *kept]))[:MOST_KEPT]
+
+    def write(self) -> None:
+        """Write what is remembered; blocks.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._path is None:
+            return
+        make_folder(self._path.parent)
+        fresh = self._path.with_name(f".{FILE}.{os.getpid()}")
+        with os.fdopen(open_file(fresh, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+            file.write(msgspec.json.encode(self._texts))
+        fresh.replace(self._path)

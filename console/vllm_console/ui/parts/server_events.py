@@ -1,0 +1,96 @@
+"""What happened to servers between two snapshots: states that changed, findings that began and ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from rich.style import Style
+
+from vllm_console.diagnosis.finding import Severity, title_of_code
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.text import took
+from vllm_console.ui.theme import BAD, OK, WARN
+
+
+class ServerEvent(msgspec.Struct, frozen=True):
+    """Something that happened to a server, in a sentence. ``aloud``: it is an answer to what a person did."""
+
+    server: str
+    text: str
+    style: Style | None = None
+    aloud: bool = False
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a snapshot showed of a server: its state, its problems by code, its last restart and any rollback."""
+
+    state: State
+    problems: frozenset[str]
+    restart: tuple[float, str] | None = None
+    """When it was requested, and its step."""
+    rollback: str = ""
+
+
+def seen_of(servers: Sequence[ServerView]) -> dict[str, Seen]:
+    """What the next snapshot is compared with."""
+    return {
+        server.name: Seen(server.state, _problems(server), _restart_of(server), server.rollback) for server in servers
+    }
+
+
+def events_between(before: Mapping[str, Seen], servers: Sequence[ServerView]) -> list[ServerEvent]:
+    """What happened since ``before``; nothing for a server that was not there then."""
+    events: list[ServerEvent] = []
+    for server in servers:
+        then = before.get(server.name)
+        if then is None:
+            continue
+        if then.state is not server.state:
+            events.append(_change_of_state(server, then.state))
+        if (event := _restart_event(server, then)) is not None:
+            events.append(event)
+        now = _problems(server)
+        name = server.name
+        events += [
+            ServerEvent(name, f"{name}: finding began: {title_of_code(code)}.", WARN)
+            for code in sorted(now - then.problems)
+        ]
+        if server.state.alive:
+            ended = sorted(then.problems - now)
+            events += [ServerEvent(name, f"{name}: finding ended: {title_of_code(code)}.", OK) for code in ended]
+    return events
+
+
+def _restart_of(server: ServerView) -> tuple[float, str] | None:
+    return (server.restart.asked_at, str(server.restart.step)) if server.restart is not None else None
+
+
+def _restart_event(server: ServerView, then: Seen) -> ServerEvent | None:
+    """A restart that did not happen as requested, or was undone."""
+    name, restart = server.name, server.restart
+    if server.rollback and server.rollback != then.rollback:
+        return ServerEvent(name, f"{name}: {server.rollback}.", BAD, aloud=True)
+    if restart is None or restart.under_way or _restart_of(server) == then.restart:
+        return None
+    style = WARN if restart.step in ("canceled", "unprepared") else BAD
+    return ServerEvent(name, f"{name}: {restart.sentence}.", style, aloud=server.ours)
+
+
+def _change_of_state(server: ServerView, before: State) -> ServerEvent:
+    name, started = server.name, before is State.STARTING and server.ours
+    if server.state is State.READY:
+        downtime = server.downtime_seconds if started else None
+        note = f" ({took(downtime)} downtime)" if downtime is not None else ""
+        return ServerEvent(name, f"{name} is ready{note}.", OK, aloud=started)
+    if server.state is State.FAILED:
+        outcome = "did not start" if before is State.STARTING else "failed"
+        return ServerEvent(name, f"{name} {outcome}: {server.reason}", BAD, aloud=server.ours)
+    style = BAD if server.state is State.UNRESPONSIVE else None
+    return ServerEvent(name, f"{name} is {server.state}.", style)
+
+
+def _problems(server: ServerView) -> frozenset[str]:
+    severe = (Severity.CRITICAL, Severity.WARNING)
+    found = server.findings if server.state.alive else ()
+    return frozenset(finding.code for finding in found if finding.severity in severe)

@@ -1,0 +1,640 @@
+"""What a person does to a server: restart, stop, remove, switch, load. Asks first, runs it in a thread, reports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from vllm_console.fleet.snapshot import Changes, FleetSnapshot, Preset, ServerView, State
+from vllm_console.fleet.verbs import DRAIN_SECONDS, FleetError, NoPlaceError, UnfitError
+from vllm_console.text import plain, took
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.bars import flag_text
+from vllm_console.ui.panes.finding import draining
+from vllm_console.ui.parts.staging import Staged, Staging, changes_of, combined_warning
+from vllm_console.ui.parts.verdict import Verdicts
+from vllm_console.ui.screens.dialogs import Answer, Choose, Confirm
+from vllm_console.ui.theme import BAD, WARN
+from vllm_console.ui.widgets.draw import Part
+from vllm_launchers.plan.checks.sleep import SLEEP_MODE
+from vllm_launchers.plan.findings import Finding
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.rolling import AnswerComparison
+    from vllm_console.ui.app import ConsoleApp
+
+T = TypeVar("T")
+
+
+class Verb(StrEnum):
+    """What is being done to a server, for ``is being …``."""
+
+    RESTART = "restarted"
+    STOP = "stopped"
+    SWITCH = "switched to another preset"
+    REMOVE = "removed"
+    SLEEP = "put to sleep"
+    WAKE = "woken up"
+
+
+class _InProgress(msgspec.Struct):
+    verb: Verb
+    before: tuple[int, State, float]
+    earlier_restart: float | None = None
+    """When the last restart before this was requested that did not happen."""
+    accepted: bool = False
+
+
+class VerbsInProgress:
+    """Which verb this console has in progress on which server, from the key until a snapshot shows its effect.
+
+    A second verb would undo what the first has set in motion.
+    """
+
+    def __init__(self) -> None:
+        self._by_server: dict[str, _InProgress] = {}
+
+    def begin(self, server: ServerView, verb: Verb) -> None:
+        """A verb was requested for the server as it was shown."""
+        earlier = server.restart.asked_at if server.restart is not None else None
+        self._by_server[server.name] = _InProgress(verb, _identity(server), earlier)
+
+    def accept(self, name: str) -> None:
+        """The verb was accepted; it is in progress until a snapshot shows that."""
+        if name in self._by_server:
+            self._by_server[name].accepted = True
+
+    def drop(self, name: str) -> None:
+        """The verb was refused, or the server is another one now."""
+        self._by_server.pop(name, None)
+
+    def on(self, server: ServerView, *, to_stop: bool = False) -> Verb | None:
+        """What is in progress on a server. ``to_stop``: a restart that is still stopping may become a plain stop."""
+        found = self._by_server.get(server.name)
+        if found is None or (to_stop and _stopping_to_start(found, server)):
+            return None
+        return found.verb
+
+    def observe(self, servers: Sequence[ServerView]) -> None:
+        """Drop what a snapshot shows done: a newer generation, another state, or no server of that name any more."""
+        present = {server.name: server for server in servers}
+        for name, found in list(self._by_server.items()):
+            server = present.get(name)
+            if not found.accepted or (server is not None and _stopping_to_start(found, server)):
+                continue
+            if server is None or _identity(server) != found.before or _abandoned(found, server):
+                self.drop(name)
+
+
+def _identity(server: ServerView) -> tuple[int, State, float]:
+    return server.generation, server.state, server.state_since
+
+
+def _abandoned(found: _InProgress, server: ServerView) -> bool:
+    """Whether the restart ended before it touched the server: refused or canceled."""
+    restart = server.restart
+    return restart is not None and restart.abandoned and restart.asked_at != found.earlier_restart
+
+
+def _stopping_to_start(found: _InProgress, server: ServerView) -> bool:
+    """Whether the old generation is stopping, or about to, so that the new one can start."""
+    starts = found.verb in (Verb.RESTART, Verb.SWITCH)
+    preparing = server.restart is not None and server.restart.under_way
+    stopping = server.state is State.STOPPING or preparing
+    return starts and found.accepted and stopping and server.generation == found.before[0]
+
+
+class RollingUpdates:
+    """Starts a server again next to itself; once that is ready, compares their answers and offers to stop the old one.
+
+    It knows the updates that this console began; without it both servers go on.
+    """
+
+    def __init__(self, verbs: ServerVerbs, console: ConsoleApp, staging: Staging) -> None:
+        self._verbs, self._console, self._staging = verbs, console, staging
+        self._started: dict[str, tuple[int, str]] = {}
+        """By the name of each new server that is starting: its generation, and the name of the old one."""
+
+    def update(self, selected: ServerView | None) -> None:
+        """Start it again next to itself with the staged flags, after a yes."""
+        server = self._verbs.idle(selected)
+        if server is None:
+            return
+        if server.state is not State.READY:
+            self._console.say(f"{server.name} is {server.state}: a rolling update begins with a ready server.", WARN)
+            return
+        staged = self._staging.of(server.name)
+        details = ["Starts it again on another port, on GPUs with room. It goes on serving until you stop it."]
+        details += [
+            f"--{step.flag}  {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}" for step in staged
+        ] or ["No flag changes."]
+        self._verbs.ask(
+            f"Start a second {server.name} next to it?", details, "start", lambda: self._start(server, staged)
+        )
+
+    def _start(self, server: ServerView, staged: Staged, force: bool = False) -> None:
+        fleet, name = self._console.fleet, server.name
+
+        def started(new: ServerView) -> str:
+            self._started[new.name] = (new.generation, name)
+            if self._staging.of(name) == staged:
+                self._staging.put(name, ())
+            return f"{new.name} starts at {new.url}; {name} goes on serving."
+
+        def failed(error: Exception) -> bool:
+            again = partial(self._start, server, staged, True)
+            if not isinstance(error, FleetError):
+                return False
+            return self._verbs.refused(server, error, "start", edits_flags(), again)
+
+        call = partial(fleet.start_beside, name, changes_of(staged), force=force)
+        self._console.act(f"Starting a second {name}…", call, started, failed)
+
+    def observe(self, servers: Sequence[ServerView]) -> None:
+        """See which new servers are ready, or will never be."""
+        present = {server.name: server for server in servers}
+        for name, (generation, old) in list(self._started.items()):
+            new = present.get(name)
+            if new is None or new.generation < generation:
+                continue  # a snapshot from before
+            if new.state is State.READY:
+                self._compare(old, new)
+            elif new.state.alive or new.next_attempt_at is not None:
+                continue
+            del self._started[name]  # that it failed is an event like that of any server
+
+    def _compare(self, old: str, new: ServerView) -> None:
+        fleet = self._console.fleet
+        call = partial(fleet.compare_answers, old, new.name)
+        self._console.act(f"{new.name} is ready; comparing answers…", call, partial(self._offer, old, new))
+
+    def _offer(self, old: str, new: ServerView, compared: AnswerComparison) -> str:
+        snapshot = self._console.snapshot
+        server = snapshot.server(old) if snapshot is not None else None
+        message = f"{new.name} is ready at {new.url}: {compared.sentence}."
+        if server is not None and self._console.operations.on_top:
+            details = [f"New address: {new.url}", f"{compared.sentence.capitalize()}."]
+            details += [f"  {plain(repr(prompt))}" for prompt in compared.different]
+            question = f"{new.name} is ready. Stop {old}?"
+            stop = partial(self._verbs.stop_now, server)
+            self._verbs.ask(question, [*details, *in_flight(server)], "stop", stop, late=True)
+        return message
+
+
+class ServerVerbs:
+    """Changes servers through the fleet, each verb in a thread. What the fleet refuses is reported in one sentence.
+
+    ``forget`` is called with the name of a server that is gone or replaced.
+    """
+
+    def __init__(
+        self, console: ConsoleApp, staging: Staging, verdicts: Verdicts, forget: Callable[[str], None]
+    ) -> None:
+        self._console, self._staging, self._verdicts, self._forget = console, staging, verdicts, forget
+        self.in_progress = VerbsInProgress()
+        self.rolling = RollingUpdates(self, console, staging)
+        self._question: tuple[str, Confirm] | None = None
+        """The server that a restart was asked about last, and the dialog."""
+
+    # -- which server may be changed -------------------------------------------------------------------------------
+
+    def own(self, server: ServerView | None) -> ServerView | None:
+        """The server if it may be changed; says why not."""
+        why = self.foreign(server) if server is not None else no_server()
+        if why:
+            self._console.say(why, WARN)
+            return None
+        return server
+
+    def foreign(self, server: ServerView) -> str:
+        """Why a server may not be changed from here; empty where it may."""
+        if server.replayed:
+            return f"{server.name} has ended and is replayed: nothing can be done to it. {key_of('time_live')} leaves."
+        if server.ours:
+            return ""
+        return f"{server.name} was started by {server.owner or 'someone else'} outside this console: read-only."
+
+    def idle(self, server: ServerView | None, *, to_stop: bool = False) -> ServerView | None:
+        """The server if it may be changed and no verb is in progress on it; says why not."""
+        mine = self.own(server)
+        verb = self.in_progress.on(mine, to_stop=to_stop) if mine is not None else None
+        if mine is not None and verb is not None:
+            self._console.say(f"{mine.name} is being {verb}.", WARN)
+            return None
+        return mine
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def restart(self, selected: ServerView | None) -> None:
+        """Restart with the staged flags; asks first if requests are in flight, or if it is starting anyway."""
+        server = self.idle(selected)
+        if server is None:
+            return
+        staged = self._staging.of(server.name)
+        details = in_flight(server)
+        if server.state is State.STARTING and not staged and server.next_attempt_at is None:
+            details = ["Already starting with these flags; a restart starts over."]
+        if not details:
+            self._restart(server, staged)
+            return
+        details += [
+            f"--{step.flag}  {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}" for step in staged
+        ] or ["No flag changes."]
+        details += [*filter(None, [combined_warning(server, staged), _downtime(server)]), *_exposure(server)]
+        again = partial(self._restart, server, staged)
+        dialog = self.ask(f"Restart {server.name}?", details, "restart", again, self._verdict_note(server))
+        self._question = server.name, dialog
+
+    def verdict_changed(self, server: ServerView, staged: Staged) -> None:
+        """Show a new verdict in the question about a restart, if that is still open."""
+        name, dialog = self._question or ("", None)
+        if dialog is self._console.screen and name == server.name and self._staging.of(name) == staged:
+            dialog.set_note(self._verdict_note(server))
+
+    def _verdict_note(self, server: ServerView) -> Part:
+        found = self._verdicts.of(server)
+        return (f"{found.sign} {found.message}", found.style) if found is not None else ""
+
+    def _restart(self, server: ServerView, staged: Staged, force: bool = False) -> None:
+        fleet, name, port = self._console.fleet, server.name, server.port
+
+        def done(view: ServerView) -> str:
+            if self._staging.of(name) == staged:
+                self._staging.put(name, ())
+            if view.restart is not None and view.restart.under_way:
+                return self._keeps_serving(name, "its restart is prepared")
+            number = view.generation + (view.state is State.STOPPING)  # the old generation is still stopping then
+            moved = f" on port {view.port} ({port} is in use)" if port not in (0, view.port) else ""
+            return f"{name} is restarting as run {number}{moved}."
+
+        self._run(
+            server,
+            Verb.RESTART,
+            f"Restarting {name}…",
+            lambda: fleet.restart(name, changes_of(staged), force=force),
+            done,
+            lambda error: self.refused(
+                server, error, "restart", edits_flags(), lambda: self._restart(server, staged, True)
+            ),
+        )
+
+    def cancel_restart(self, server: ServerView) -> None:
+        """Cancel the restart that is being prepared, or going to sleep; the server goes on serving."""
+        fleet, name = self._console.fleet, server.name
+        kept = f"{name} serves on." if draining(server) else f"{name} keeps its flags."
+        self._console.act("", lambda: fleet.cancel_restart(name), lambda _: kept)
+
+    def stop(self, selected: ServerView | None) -> None:
+        """Stop, after a yes."""
+        server = self.idle(selected, to_stop=True)
+        if server is None:
+            return
+        if not server.state.alive:
+            keys = f"{key_of('remove')} removes it, {key_of('restart')} starts it"
+            self._console.say(f"{server.name} is already {server.state}: {keys}.", WARN)
+            return
+        self.ask(f"Stop {server.name}?", in_flight(server), "stop", lambda: self._stop(server))
+
+    def _stop(self, server: ServerView) -> None:
+        fleet, name = self._console.fleet, server.name
+        self._run(server, Verb.STOP, f"Stopping {name}…", lambda: fleet.stop(name), lambda _: f"{name} is stopping.")
+
+    # -- several servers -------------------------------------------------------------------------------------------
+
+    def stop_all(self, servers: Sequence[ServerView], began: Callable[[], None]) -> None:
+        """Stop several servers, after one question that lists them; ``began`` is called when they are being stopped."""
+        able = [server for server in servers if server.state.alive and not self.in_progress.on(server, to_stop=True)]
+        self._all("Stop", "stop", servers, able, began, self._stop, lambda _: "")
+
+    def restart_all(self, servers: Sequence[ServerView], began: Callable[[], None]) -> None:
+        """Restart several servers, each with what is staged for it, after one question that lists them."""
+        able = [server for server in servers if not self.in_progress.on(server)]
+        self._all("Restart", "restart", servers, able, began, self._restart_staged, self._staged_note)
+
+    def _all(
+        self,
+        title: str,
+        yes: str,
+        servers: Sequence[ServerView],
+        able: Sequence[ServerView],
+        began: Callable[[], None],
+        do: Callable[[ServerView], None],
+        note: Callable[[ServerView], str],
+    ) -> None:
+        if not able:
+            names = ", ".join(server.name for server in servers)
+            self._console.say(
+                f"None of the marked servers can be {yes}{'p' if yes == 'stop' else ''}ed: {names}.", WARN
+            )
+            return
+
+        def doing() -> None:
+            began()
+            for server in able:
+                do(server)
+
+        details = []
+        for server in able:
+            facts = [str(server.state), *in_flight(server), *filter(None, [note(server)])]
+            details.append(f"{server.name}: {'; '.join(fact.removesuffix('.') for fact in facts)}")
+        details += [f"{server.name}: {server.state}, left as it is" for server in servers if server not in able]
+        number = len(able)
+        self.ask(f"{title} {number} server{'s' if number > 1 else ''}?", details, f"{yes} {number}", doing)
+
+    def _restart_staged(self, server: ServerView) -> None:
+        self._restart(server, self._staging.of(server.name))
+
+    def _staged_note(self, server: ServerView) -> str:
+        """What is staged for a server, in one line."""
+        return ", ".join(
+            f"--{step.flag} {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}"
+            for step in self._staging.of(server.name)
+        )
+
+    def remove(self, selected: ServerView | None) -> None:
+        """Remove a stopped server, after a yes: with its history, or so that its runs can still be replayed."""
+        server = self.idle(selected)
+        if server is None:
+            return
+        if server.state.alive:
+            self._console.say(f"{server.name} is {server.state}: stop it first ({key_of('stop')}).", WARN)
+            return
+        fleet, name = self._console.fleet, server.name
+
+        def gone(kept: bool) -> str:
+            self._forget(name)
+            return f"{name} is removed" + (f"; {key_of('replay')} replays its runs." if kept else ".")
+
+        def remove(*, purge: bool) -> None:
+            self._run(server, Verb.REMOVE, f"Removing {name}…", lambda: fleet.forget(name, purge=purge), gone)
+
+        details = ["Its record and log are deleted from disk. Its history is kept for 30 days, so that its runs can be "
+                   "replayed. A purge deletes the history, too."]  # fmt: skip
+        purge = Answer("p", "purge", lambda: remove(purge=True))
+        self.ask(f"Remove {name}?", details, "remove", lambda: remove(purge=False), other=purge)
+
+    def switch(self, selected: ServerView | None) -> None:
+        """Start another preset in a server's place, picked from a list."""
+        server = self.idle(selected)
+        if server is None:
+            return
+        name, present = server.name, server.preset
+
+        def listed(found: tuple[Sequence[Preset], object]) -> str:
+            choices = [(preset.name, preset.title) for preset in found[0] if preset.name != present]
+            if not choices:
+                return "There is no other preset to switch to."
+            if self._console.operations.on_top:
+                self._console.push_screen(
+                    Choose(f"Switch {name} to which preset? (keeps name, GPUs, port)", choices), picked
+                )
+            return ""
+
+        def picked(preset: str | None) -> None:
+            if preset is not None:
+                self.switch_to(server, preset)
+
+        self._console.act("", self._console.fleet.presets, listed, once=f"presets for {name}")
+
+    def switch_to(self, selected: ServerView, preset: str) -> None:
+        """Start this preset in a server's place, after a yes."""
+        server = self.idle(selected)
+        if server is None:
+            return
+        runs = f"preset {server.preset}" if server.preset else "no preset"
+        details = [f"Stops {server.name} ({runs}), then starts preset {preset} with its name, GPUs and port."]
+        details += [*in_flight(server), *_exposure(server)]
+        self.ask(f"Switch {server.name} to {preset}?", details, "switch", lambda: self._switch(server, preset))
+
+    def _switch(self, server: ServerView, preset: str, force: bool = False) -> None:
+        fleet, name = self._console.fleet, server.name
+
+        def done(view: ServerView) -> str:
+            self._forget(name)
+            if view.restart is not None and view.restart.under_way:
+                return self._keeps_serving(name, f"preset {preset} is prepared")
+            return f"Stopping {name}, then starting preset {preset}…"
+
+        self._run(
+            server,
+            Verb.SWITCH,
+            f"Switching {name} to {preset}…",
+            lambda: fleet.switch(name, preset, force=force),
+            done,
+            lambda error: self.refused(
+                server,
+                error,
+                "switch",
+                f"{key_of('new_server')} launches {preset} with other flags",
+                lambda: self._switch(server, preset, True),
+            ),
+        )
+
+    def _keeps_serving(self, name: str, what: str) -> str:
+        """Say it of the server, so that it is withdrawn when the server's state changes; nothing else is to be said."""
+        self._console.say(f"{name} keeps serving while {what}; {key_of('clear')} cancels it.", server=name)
+        return ""
+
+    def switch_pair(self, selected: ServerView | None, snapshot: FleetSnapshot | None) -> None:
+        """Put a server to sleep or wake it up, after a yes; of a standby pair the other one gets its GPUs."""
+        server = self.idle(selected)
+        if server is None:
+            return
+        other = snapshot.server(server.partner) if snapshot is not None and server.partner else None
+        asleep, target = server, other
+        if server.state is State.ASLEEP:
+            asleep, target = other if other is not None else server, server
+        if server.state not in (State.READY, State.ASLEEP):
+            self._console.say(f"{server.name} is {server.state}: only a ready server can sleep.", WARN)
+        elif server.state is State.READY and server.flags.get(SLEEP_MODE) is not True:
+            text = (
+                f"{server.name} can't sleep: {key_of('edit_flags')} sets --{SLEEP_MODE}, {key_of('restart')} restarts."
+            )
+            self._console.say(text, WARN)
+        elif target is None or target.state is not State.ASLEEP:
+            text = "Its weights move to host memory and its GPUs are freed; it answers nobody until it is woken up."
+            self.ask(f"Put {server.name} to sleep?", [text, *_draining()], "sleep", partial(self._sleep, server))
+        else:
+            details = [f"{target.name} wakes up; its answers are compared with those before it slept."]
+            if asleep is not target and asleep.state is State.READY:
+                details = [f"{asleep.name} goes to sleep first.", *_draining(), *details]
+            self.ask(f"Wake up {target.name}?", details, "wake up", partial(self._wake, target))
+
+    def _sleep(self, server: ServerView) -> None:
+        fleet, name, notes = self._console.fleet, server.name, list[str]()
+        doing = f"{name} goes to sleep once its requests have ended; {key_of('clear')} cancels it."
+        self._run(
+            server, Verb.SLEEP, doing, lambda: fleet.sleep(name, say=notes.append), lambda _: f"{name} is asleep."
+        )
+
+    def _wake(self, server: ServerView) -> None:
+        fleet, name, notes = self._console.fleet, server.name, list[str]()
+
+        def done(_: ServerView) -> str:
+            doubts = [note.partition(": ")[2] for note in notes if "not confirmed" in note]
+            return "; ".join([f"{name} is awake" + ("" if doubts else " and answers as before"), *doubts]) + "."
+
+        self._run(server, Verb.WAKE, f"Waking up {name}…", lambda: fleet.wake(name, say=notes.append), done)
+
+    def toggle_load(self, selected: ServerView | None) -> None:
+        """Send the preset's workload, or stop it."""
+        server = self.own(selected)
+        if server is None:
+            return
+        fleet, name, act = self._console.fleet, server.name, self._console.act
+        if server.load:
+            act("", lambda: fleet.stop_load(name), lambda _: f"Stopping the load on {name}.")
+        elif server.state is not State.READY:
+            self._console.say(f"{name} is {server.state}: a load needs a ready server.", WARN)
+        else:
+            act("", lambda: fleet.start_load(name), lambda _: f"Sending {name} its preset's workload for one minute.")
+
+    def stop_now(self, server: ServerView) -> None:
+        """Stop a server without a question."""
+        if self.idle(server, to_stop=True) is not None:
+            self._stop(server)
+
+    # -- how verbs run ---------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        server: ServerView,
+        verb: Verb,
+        doing: str,
+        call: Callable[[], T],
+        done: Callable[[T], str],
+        refused: Callable[[FleetError], bool] | None = None,
+    ) -> None:
+        """Run a verb on a server. ``refused`` reports a plan that won't start; False leaves that to the app."""
+        self.in_progress.begin(server, verb)
+
+        def accepted(result: T) -> str:
+            self.in_progress.accept(server.name)
+            return done(result)
+
+        def failed(error: Exception) -> bool:
+            self.in_progress.drop(server.name)
+            return refused is not None and isinstance(error, FleetError) and refused(error)
+
+        self._console.act(doing, call, accepted, failed)
+
+    def refused(self, server: ServerView, error: FleetError, what: str, fix: str, again: Callable[[], None]) -> bool:
+        """Say why a plan for a server was refused; where that may be overridden, ask. False for other errors."""
+        if not isinstance(error, UnfitError | NoPlaceError):
+            return False
+        rows = refusal_rows(error, fix)
+        forceable = isinstance(error, UnfitError) and error.forceable
+        outcome = f"{server.name} was not {what}ed"
+        if not self._console.operations.on_top or (len(rows) == 1 and not forceable):
+            self._console.say(f"{outcome}: {rows[0]}" + (f" (+{len(rows) - 1} more)" if len(rows) > 1 else ""), BAD)
+            return True
+        self._console.say(f"{outcome}.", BAD)
+        head = f"{server.name} {'is unlikely to' if forceable else 'will not'} start"
+        details = [f"{number}. {row}" for number, row in enumerate(rows, 1)] if len(rows) > 1 else rows
+        if forceable:
+            self.ask(f"{head}. {what.capitalize()} anyway?", details, f"{what} anyway", again, late=True)
+        else:
+            self._console.push_screen(Confirm(f"{head}.", details, yes=""))
+        return True
+
+    def ask(
+        self,
+        question: str,
+        details: list[str],
+        yes: str,
+        then: Callable[[], None],
+        note: Part = "",
+        *,
+        late: bool = False,
+        other: Answer | None = None,
+    ) -> Confirm:
+        """Ask a question; ``then`` is called after a yes. ``late``: it comes unasked, so that enter does not answer."""
+
+        def answered(answer: bool | None) -> None:
+            if answer:
+                then()
+
+        dialog = Confirm(question, details, yes, late=late, other=other)
+        dialog.set_note(note)
+        self._console.push_screen(dialog, answered)
+        return dialog
+
+
+def no_server() -> str:
+    """The message where a key needs a server and none is selected."""
+    return f"No server selected: {key_of('new_server')} launches one."
+
+
+def edits_flags() -> str:
+    """How flags are changed that prevent a restart."""
+    return f"{key_of('edit_flags')} edits the flags"
+
+
+def in_flight(server: ServerView) -> list[str]:
+    """How many requests a stop aborts, or that this is not known; nothing where there are none."""
+    if server.state not in (State.READY, State.UNRESPONSIVE):
+        return []
+    window = server.window
+    if window is None or window.requests_running is None:
+        return ["How many requests are in flight is not known; all of them will be aborted."]
+    running, waiting = (round(count or 0) for count in (window.requests_running, window.requests_waiting))
+    if not running + waiting:
+        return []
+    queued = f" ({waiting} queued)" if waiting else ""
+    return [f"{running + waiting} request{'s' if running + waiting > 1 else ''} in flight{queued} will be aborted."]
+
+
+def _downtime(server: ServerView) -> str:
+    """How long it will not serve, as far as earlier restarts and this start show; empty where nothing is known."""
+    if server.state is not State.READY:
+        return ""
+    if server.downtime_seconds is not None:
+        return f"Expected downtime: {took(server.downtime_seconds)}, as at the last restart."
+    if not server.stages or any(stage.seconds is None for stage in server.stages):
+        return ""
+    first, last = server.stages[0], server.stages[-1]
+    started_in = last.started_at + (last.seconds or 0.0) - first.started_at
+    return f"Expected downtime: {took(started_in)} at most, as its last start took."
+
+
+def _draining() -> list[str]:
+    """What happens to requests when it goes to sleep."""
+    return [f"Its requests may take {DRAIN_SECONDS:g}s to end; if some are left then, it serves on."]
+
+
+def _exposure(server: ServerView) -> list[str]:
+    """That others can use it without a key, repeated before it starts again."""
+    return [f"! {server.exposed}."] if server.exposed else []
+
+
+# -- why the fleet refused ---------------------------------------------------------------------------------------------
+
+_FOR_COMMANDS = (": stop it and start it under", ". Leave --gpus")
+"""Where a sentence about GPUs begins to say what to type as a command."""
+
+
+def refusal_rows(error: FleetError, fix: str) -> list[str]:
+    """Why a restart or a switch was refused, one row per problem, the worst first. ``fix``: how flags are changed."""
+    if isinstance(error, UnfitError) and error.findings:
+        return [_finding(finding, fix) for finding in error.findings]
+    text = plain(str(error).strip().partition("\n")[0])
+    for words in _FOR_COMMANDS if isinstance(error, NoPlaceError) else ():
+        if words in text:
+            stop, new = key_of("stop"), key_of("new_server")
+            text = f"{text.partition(words)[0]}. {stop} stops it, then {new} launches it under this name on other GPUs"
+    return [text.removesuffix(".") + "."]
+
+
+def _finding(finding: Finding, fix: str) -> str:
+    message = plain(finding.message).removesuffix(".")
+    return f"{message}. {_fix(finding.fix)} ({fix})." if finding.fix is not None else f"{message}."
+
+
+def _fix(fix: Changes) -> str:
+    """``Fix: --max-model-len 8192, no --swap-space``."""
+    words = [f"--{plain(name)} {flag_text(value)}" for name, value in fix.set.items()]
+    return "Fix: " + ", ".join([*words, *(f"no --{plain(name)}" for name in fix.unset)])

@@ -1,0 +1,257 @@
+"""Staged changes of flags: what a single key changes, and what is staged for which server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from vllm_console.fleet.snapshot import Changes, Flags, FlagValue, ServerView
+from vllm_launchers.plan.attention import is_fp8
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.model import same_value
+from vllm_launchers.vllm.release_defaults import default_utilization
+
+UTILIZATION_STEP = 0.02
+LARGEST_CONTEXT = 4 * 1024 * 1024
+FALLBACK_CONTEXT = 8192
+"""Taken as the present context when neither a flag nor the server reports it."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One staged change. ``value`` None removes the flag; ``note`` says what was assumed, if anything."""
+
+    flag: str
+    value: FlagValue | None
+    note: str = ""
+
+
+DEFAULTS: Flags = {
+    "max-num-seqs": 256,
+    "enable-prefix-caching": True,
+    "enable-chunked-prefill": True,
+    "kv-cache-dtype": "auto",
+}
+"""What vLLM does when the flag is not given (on a GPU of less than 70 GiB, with a model that allows it)."""
+
+Staged = tuple[Step, ...]
+"""At most one step per flag, the newest last."""
+
+
+def changes_of(staged: Staged) -> Changes:
+    """The staged steps as a difference of flags."""
+    return Changes(
+        set={step.flag: step.value for step in staged if step.value is not None},
+        unset=tuple(step.flag for step in staged if step.value is None),
+    )
+
+
+def staged_of(changes: Changes) -> Staged:
+    """A difference of flags as staged steps."""
+    return tuple(Step(flag, value) for flag, value in changes.set.items()) + tuple(
+        Step(flag, None) for flag in changes.unset
+    )
+
+
+def staged_flags(flags: Flags, staged: Staged) -> Flags:
+    """The flags that a restart with these steps would run with."""
+    after = dict(flags)
+    for step in staged:
+        if step.value is None:
+            after.pop(step.flag, None)
+        else:
+            after[step.flag] = step.value
+    return after
+
+
+def stage(flags: Flags, staged: Staged, step: Step) -> Staged:
+    """``staged`` with one more step; one that restores the running value is removed instead."""
+    kept = tuple(other for other in staged if other.flag != step.flag)
+    present = flags[step.flag] if step.flag in flags else DEFAULTS.get(step.flag)
+    unchanged = same_value(step.value, present) or (step.value is None and step.flag not in flags)
+    return kept if unchanged else (*kept, step)
+
+
+def applied(flags: Flags, step: Step) -> bool:
+    """Whether a server already runs with what a step would change."""
+    if step.value is None:
+        return step.flag not in flags
+    return step.flag in flags and same_value(step.value, flags[step.flag])
+
+
+def combined_warning(server: ServerView, staged: Staged) -> str:
+    """What several changes at a time cost; empty for a single change, and for a revert."""
+    if len(staged) < 2 or staged_flags(server.flags, staged) == server.previous_flags:
+        return ""
+    return f"{len(staged)} changes staged: compare can't attribute the effect to one of them."
+
+
+class Staging:
+    """What is staged for each server, by name. ``changed`` is called with the name after every change."""
+
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        self.by_server: dict[str, Staged] = {}
+        self._changed = changed
+
+    def of(self, name: str) -> Staged:
+        """What is staged for a server."""
+        return self.by_server.get(name, ())
+
+    def put(self, name: str, staged: Staged) -> None:
+        """Stage this in place of what is staged for a server."""
+        if staged:
+            self.by_server[name] = staged
+        else:
+            self.by_server.pop(name, None)
+        self._changed(name)
+
+    def drop(self, name: str) -> None:
+        """Drop everything staged for a server."""
+        if name in self.by_server:
+            self.put(name, ())
+
+    def drop_last(self, name: str) -> None:
+        """Drop the change staged last."""
+        if name in self.by_server:
+            self.put(name, self.by_server[name][:-1])
+
+    def drop_applied(self, servers: Sequence[ServerView]) -> None:
+        """Drop what servers run with by now."""
+        for server in servers:
+            staged = self.of(server.name)
+            left = tuple(step for step in staged if not applied(server.flags, step))
+            if left != staged:
+                self.put(server.name, left)
+
+
+def halve_sequences(_server: ServerView, flags: Flags) -> Step:
+    """Half as many sequences at once."""
+    present, note = _sequences(flags)
+    return Step("max-num-seqs", max(1, present // 2), note)
+
+
+def double_sequences(_server: ServerView, flags: Flags) -> Step:
+    """Twice as many sequences at once."""
+    present, note = _sequences(flags)
+    return Step("max-num-seqs", min(65536, present * 2), note)
+
+
+def halve_context(_server: ServerView, flags: Flags) -> Step:
+    """Half the context length."""
+    present, note = _context(flags)
+    return Step("max-model-len", max(16, present // 2), note)
+
+
+def double_context(_server: ServerView, flags: Flags) -> Step:
+    """Twice the context length. Whether the model can do it is for the plan to say."""
+    present, note = _context(flags)
+    return Step("max-model-len", min(LARGEST_CONTEXT, present * 2), note)
+
+
+def lower_utilization(server: ServerView, flags: Flags) -> Step:
+    """0.02 less of the GPU's memory."""
+    return _utilization(server, flags, -UTILIZATION_STEP)
+
+
+def raise_utilization(server: ServerView, flags: Flags) -> Step:
+    """0.02 more of the GPU's memory."""
+    return _utilization(server, flags, UTILIZATION_STEP)
+
+
+def toggle_prefix_caching(_server: ServerView, flags: Flags) -> Step:
+    """Prefix caching on or off; vLLM has it on when the model allows it."""
+    return _toggle(flags, "enable-prefix-caching")
+
+
+def toggle_chunked_prefill(_server: ServerView, flags: Flags) -> Step:
+    """Chunked prefill on or off; vLLM has it on when the model allows it."""
+    return _toggle(flags, "enable-chunked-prefill")
+
+
+def cycle_kv_dtype(_server: ServerView, flags: Flags) -> Step:
+    """KV cache in FP8, or in the model's own type."""
+    return Step("kv-cache-dtype", "auto" if is_fp8(flags.get("kv-cache-dtype")) else "fp8")
+
+
+def refused(server: ServerView, step: Step) -> str:
+    """Why a key does not stage a step: vLLM can fail on it. Empty where it may be staged."""
+    if step.flag == "kv-cache-dtype" and is_fp8(step.value) and server.fp8_cache_problem:
+        return f"FP8 KV cache not staged. {server.fp8_cache_problem}."
+    if step.flag == "gpu-memory-utilization" and server.engine is not None and server.engine.build == "cpu":
+        return "--gpu-memory-utilization not staged: on a CPU build VLLM_CPU_KVCACHE_SPACE sizes the KV cache."
+    return ""
+
+
+STEPS: dict[str, Callable[[ServerView, Flags], Step]] = {
+    "halve_sequences": halve_sequences,
+    "double_sequences": double_sequences,
+    "halve_context": halve_context,
+    "double_context": double_context,
+    "lower_utilization": lower_utilization,
+    "raise_utilization": raise_utilization,
+    "toggle_prefix_caching": toggle_prefix_caching,
+    "toggle_chunked_prefill": toggle_chunked_prefill,
+    "cycle_kv_dtype": cycle_kv_dtype,
+}
+"""By the action's id: the next step, from the server and the flags it would have with what is staged already."""
+
+
+class Tuned(msgspec.Struct, frozen=True):
+    """A flag of the tuning bar: its names there, and the steps that lower and raise it."""
+
+    flag: str
+    label: str
+    short: str
+    lower: str
+    raise_: str
+
+
+TUNED = (
+    Tuned("max-num-seqs", "sequences", "seqs", "halve_sequences", "double_sequences"),
+    Tuned("max-model-len", "context", "context", "halve_context", "double_context"),
+    Tuned("gpu-memory-utilization", "GPU memory", "memory", "lower_utilization", "raise_utilization"),
+    Tuned("enable-prefix-caching", "prefix cache", "prefix", "toggle_prefix_caching", "toggle_prefix_caching"),
+    Tuned("enable-chunked-prefill", "chunked prefill", "chunks", "toggle_chunked_prefill", "toggle_chunked_prefill"),
+    Tuned("kv-cache-dtype", "KV dtype", "kv", "cycle_kv_dtype", "cycle_kv_dtype"),
+)
+"""The flags that are changed by single keys, in the order of the tuning bar."""
+
+
+def _sequences(flags: Flags) -> tuple[int, str]:
+    present = token_count(flags.get("max-num-seqs"))
+    if present:
+        return present, ""
+    default = int(DEFAULTS["max-num-seqs"])
+    return default, "--max-num-seqs was unset; starting from vLLM's default of 256 (1024 on GPUs with 70 GiB or more)"
+
+
+def _context(flags: Flags) -> tuple[int, str]:
+    present = token_count(flags.get("max-model-len"))
+    if present:
+        return present, ""
+    return FALLBACK_CONTEXT, f"--max-model-len was unset (the model's own limit); starting from {FALLBACK_CONTEXT}"
+
+
+def _utilization(server: ServerView, flags: Flags, step: float) -> Step:
+    value, note = flags.get("gpu-memory-utilization"), ""
+    if value is None or isinstance(value, bool):
+        value = _default_utilization(server)
+        note = f"--gpu-memory-utilization was unset; starting from vLLM's default of {value}"
+    if "kv-cache-memory-bytes" in flags:
+        note = "--kv-cache-memory-bytes fixes the KV cache's size: this changes only what must be free at the start"
+    try:
+        present = float(value)
+    except ValueError:
+        present = _default_utilization(server)
+    lowest, highest = min(0.1, present), max(0.98, present)  # a step up never lowers what was set by hand
+    return Step("gpu-memory-utilization", round(min(highest, max(lowest, present + step)), 2), note)
+
+
+def _default_utilization(server: ServerView) -> float:
+    return default_utilization(server.engine.release if server.engine else None)
+
+
+def _toggle(flags: Flags, flag: str) -> Step:
+    if flag in flags:
+        return Step(flag, not flags[flag])
+    return Step(flag, False, f"--{flag} was unset; vLLM enables it where the model supports it")

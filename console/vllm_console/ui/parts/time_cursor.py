@@ -1,0 +1,245 @@
+"""Which time the screen shows: the range of the charts, and a cursor that moves back through them and their markers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.history.time_view import CHART_RANGES, DEFAULT_RANGE, ChartRange, TimeView, range_for
+from vllm_console.text import clock, plain, round_duration
+from vllm_console.ui.theme import WARN
+from vllm_console.ui.widgets.chart import ChartView
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.markers import Marker
+    from vllm_console.fleet.snapshot import ServerView
+    from vllm_console.fleet.verbs import Replay
+    from vllm_console.metrics.sample import Series
+    from vllm_console.ui.app import ConsoleApp
+
+STEPS = 60
+"""Steps of the cursor from one end of a chart to the other."""
+
+
+class ShownTime(msgspec.Struct, frozen=True):
+    """What the header shows: the range, and the moment that is shown if it is not now."""
+
+    range: str = DEFAULT_RANGE.name
+    at: float | None = None
+    of_figures: bool = True
+    """Whether the figures are of that moment too, or the charts alone."""
+    replay: bool = False
+    """Whether it is a moment of a run that is replayed."""
+
+
+WHOLE_RUN = "whole run"
+
+
+def whole_run(replay: Replay) -> ChartRange:
+    """The range that shows a run from its start to its end."""
+    seconds = replay.ended_at - replay.started_at
+    step = range_for(CHART_RANGES[-1], seconds).step
+    # A step more: charts end with a whole one, and the start is to be seen.
+    return ChartRange(WHOLE_RUN, (-int(-seconds // step) + 1) * step, step)
+
+
+class TimeCursor:
+    """The time that this console shows. ``changed`` is called after each change: to draw, and to read what it needs."""
+
+    def __init__(
+        self, console: ConsoleApp, changed: Callable[[], None], at: float | None = None, replay: Replay | None = None
+    ) -> None:
+        self._console, self._changed = console, changed
+        self.replay: Replay | None = None
+        """The run that is replayed, if one is."""
+        self._range = DEFAULT_RANGE
+        self._at = at
+        self._end = min(time.time(), at + DEFAULT_RANGE.seconds / 2) if at is not None else None
+        self._log = False
+        self._marker_message = ""
+        """The message about the marker under the cursor."""
+        if replay is not None:
+            self._enter(replay)
+
+    @property
+    def view(self) -> TimeView:
+        """What the next snapshot is asked for."""
+        return TimeView(self._range, self._end, self._at, run=self.replay.run if self.replay is not None else None)
+
+    @property
+    def charts(self) -> ChartView:
+        """How charts are drawn."""
+        return ChartView(self._log, self._at)
+
+    def shown(self, server: ServerView | None) -> ShownTime:
+        """What the header shows of it."""
+        series = self._series(server)
+        loading = series is not None and series.loading
+        name = self._range.name
+        if loading:
+            name += ", loading"
+        elif series is not None and self._end is None and self._range.name != "all" and series.recorded_from:
+            recorded = time.time() - series.recorded_from
+            name += f" ({round_duration(recorded)} recorded)" if 60 <= recorded < self._range.seconds / 2 else ""
+        of_figures = server is None or server.moment is not None
+        return ShownTime(name, self._at, of_figures, self.replay is not None)
+
+    def go(self, at: float) -> None:
+        """Show this moment (Unix seconds), in the middle of the charts where that is possible."""
+        self._at = at
+        self._end = at + self._range.seconds / 2
+        snapshot = self._console.snapshot
+        if self.replay is not None:
+            self._end = min(max(self._end, self.replay.started_at + self._range.seconds), self.replay.ended_at)
+        elif snapshot is not None and self._end > snapshot.at:
+            self._end = snapshot.at
+        self._changed()
+
+    def start_replay(self, replay: Replay) -> None:
+        """Show a run that has ended, with charts as long as it ran."""
+        self._leave_marker()
+        self._enter(replay)
+        self._changed()
+
+    def _enter(self, replay: Replay) -> None:
+        self.replay = replay
+        self._range = whole_run(replay)
+        self._at, self._end = replay.at, replay.ended_at
+
+    def live(self) -> None:
+        """Show what happens now; a replay is over."""
+        self._at = self._end = None
+        if self.replay is not None:
+            self.replay, self._range = None, DEFAULT_RANGE
+        self._leave_marker()
+        self._changed()
+
+    def toggle_log(self) -> None:
+        """Latencies on a logarithmic scale, or a linear one."""
+        self._log = not self._log
+        self._changed()
+
+    def choose(self, wanted: str) -> None:
+        """Show the range of that name; the moment under the cursor stays. No range is longer than a replayed run."""
+        ranges = self._ranges
+        self._set_range(next((one for one in ranges if one.name == wanted), ranges[-1]))
+
+    def step_range(self, by: int) -> None:
+        """The next longer range, or the next shorter one for -1."""
+        ranges = self._ranges
+        place = ranges.index(self._range) + by
+        if 0 <= place < len(ranges):
+            self._set_range(ranges[place])
+
+    @property
+    def _ranges(self) -> Sequence[ChartRange]:
+        """The ranges to choose from, the shortest first."""
+        if self.replay is None:
+            return CHART_RANGES
+        whole = whole_run(self.replay)
+        return [*(one for one in CHART_RANGES if one.seconds < whole.seconds), whole]
+
+    def _set_range(self, wanted: ChartRange) -> None:
+        self._range = wanted
+        if self._at is not None:
+            self.go(self._at)
+        else:
+            self._changed()
+
+    def move(self, server: ServerView | None, steps: int = 0, pages: int = 0) -> None:
+        """Move the cursor by steps of a chart's width, or by whole widths; back when negative."""
+        series = self._series(server)
+        if series is None:
+            return
+        length = series.end - series.start
+        step = max(series.step, length / STEPS)
+        here = self._at if self._at is not None else min(series.end, self._now(series))
+        at = here + steps * step + pages * length
+        self._move_to(server, series, at, pages * length)
+
+    def first(self, server: ServerView | None) -> None:
+        """Move the cursor to the beginning of the charts."""
+        series = self._series(server)
+        if series is not None:
+            self._move_to(server, series, series.start + max(series.step, (series.end - series.start) / STEPS), 0.0)
+
+    def to_marker(self, server: ServerView | None, by: int) -> None:
+        """Move the cursor to the marker before it, or after it."""
+        snapshot = self._console.snapshot
+        if server is None or snapshot is None:
+            return
+        here = self._at if self._at is not None else snapshot.at
+        before = [one for one in server.markers if one.at < here - 0.5]
+        after = [one for one in server.markers if one.at > here + 0.5]
+        found = before[-1] if by < 0 and before else after[0] if by > 0 and after else None
+        if found is None:
+            self._console.show_message("No earlier marker." if by < 0 else "No later marker.", WARN)
+            return
+        series = self._series(server)
+        if series is not None and series.start <= found.at < series.end:
+            self._end = self._end if self._end is not None else min(series.end, snapshot.at)
+            self._at = found.at
+            self._changed()
+        else:
+            self.go(found.at)
+        self._describe(found)
+
+    def _series(self, server: ServerView | None) -> Series | None:
+        """What the charts in sight show: those of a GPU, which may reach further back than the server, or its own."""
+        own = server.series if server is not None else None
+        snapshot = self._console.snapshot
+        chart = snapshot.gpu_chart if snapshot is not None else None
+        if chart is None:
+            return own
+        begins = [one.recorded_from for one in (own, chart.series) if one is not None and one.recorded_from is not None]
+        return replace(chart.series, recorded_from=min(begins, default=None))
+
+    def _move_to(self, server: ServerView | None, series: Series, at: float, shift: float) -> None:
+        now = self._now(series)
+        if at >= now:
+            if self.replay is None:
+                self.live()
+                return
+            at = now
+        if series.recorded_from is not None:
+            at = max(at, series.recorded_from)
+        length = series.end - series.start
+        end = min(now, (self._end if self._end is not None else series.end) + shift)
+        if not end - length <= at <= end:
+            end = min(now, at + length / 2)
+        if self.replay is not None:
+            end = max(end, min(now, self.replay.started_at + self._range.seconds))
+        else:
+            at = min(at, end - series.step)
+        self._at, self._end = at, end
+        self._leave_marker()
+        self._changed()
+        markers = server.markers if server is not None else ()
+        nearest = min(markers, key=lambda marker: abs(marker.at - at), default=None)
+        if nearest is not None and abs(nearest.at - at) <= max(series.step, length / STEPS) / 2:
+            self._describe(nearest)
+
+    def _now(self, series: Series) -> float:
+        """The latest moment that can be shown."""
+        if self.replay is not None:
+            return self.replay.ended_at
+        snapshot = self._console.snapshot
+        return snapshot.at if snapshot is not None else series.end
+
+    def _describe(self, marker: Marker) -> None:
+        """Show what a marker marks."""
+        snapshot = self._console.snapshot
+        when = clock(marker.at, snapshot.at if snapshot is not None else marker.at, seconds=True)
+        self._marker_message = f"{marker.label} {when}  {plain(marker.text)}"
+        self._console.show_message(self._marker_message)
+
+    def _leave_marker(self) -> None:
+        """Remove the message about a marker: the cursor has left it."""
+        shown = self._console.messages.shown
+        if self._marker_message and shown is not None and shown.text == self._marker_message:
+            self._console.messages.expire()
+        self._marker_message = ""

@@ -1,0 +1,116 @@
+"""The tuning bar: the flags that are changed most, with the arrow keys, and the plan's verdict beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual import events
+from textual.binding import BindingType
+
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.ui.actions import bindings
+from vllm_console.ui.panes.tuning import tuning_lines
+from vllm_console.ui.parts import staging
+from vllm_console.ui.parts.staging import Staged, Staging
+from vllm_console.ui.parts.verdict import PlanVerdict
+from vllm_console.ui.terminal.lines import LineView
+
+
+class TuningBar(LineView, can_focus=True):
+    """Stages changes for one server while it is open. Its keys are its own; ``changed`` draws it anew."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("tuning")]
+
+    def __init__(self, staging: Staging, changed: Callable[[], None], *, id: str) -> None:
+        super().__init__(id=id)
+        self._staging, self._changed = staging, changed
+        self._server: ServerView | None = None
+        self._before: Staged = ()
+        self._at = 0
+        self._note = ""
+        self._generation = 0
+
+    @property
+    def server_name(self) -> str:
+        """The server whose flags are changed; empty while the bar is closed."""
+        return self._server.name if self._server is not None else ""
+
+    def open(self, server: ServerView) -> None:
+        """Begin with what is staged for a server, and take the keys."""
+        self._server, self._before, self._note = server, self._staging.of(server.name), ""
+        self._generation = server.generation
+        self.display = True
+        self.screen.set_focus(self)  # at once: keys pressed next are for it
+        self._changed()
+
+    def close(self) -> None:
+        """Leave, with what is staged now."""
+        self._server = None
+        self.display = False
+        self.screen.set_focus(None)
+        self._changed()
+
+    def draw(self, server: ServerView, verdict: PlanVerdict | None, width: int) -> None:
+        """Draw for the newest snapshot of the server; of another one nothing is drawn."""
+        if server.name != self.server_name:
+            return
+        self._server = server
+        self.show(tuning_lines(server, self._staging.of(server.name), verdict, self._at, self._note, width))
+
+    # -- keys and mouse --------------------------------------------------------------------------------------------
+
+    def action_tuning_right(self) -> None:
+        """The next flag."""
+        self.action_choose((self._at + 1) % len(staging.TUNED))
+
+    def action_tuning_left(self) -> None:
+        """The previous flag."""
+        self.action_choose((self._at - 1) % len(staging.TUNED))
+
+    def action_choose(self, at: int) -> None:
+        """A flag, by number from 0."""
+        if self._server is not None:
+            self._at, self._note = at, ""
+            self._changed()
+
+    def action_tuning_up(self) -> None:
+        """Raise the flag's value, or switch it."""
+        self._step(staging.TUNED[self._at].raise_)
+
+    def action_tuning_down(self) -> None:
+        """Lower the flag's value, or switch it."""
+        self._step(staging.TUNED[self._at].lower)
+
+    def action_tuning_keep(self) -> None:
+        """Keep what is staged and leave."""
+        self.close()
+
+    def action_tuning_leave(self) -> None:
+        """Leave, with what was staged before, unless the server was restarted with that meanwhile."""
+        name, before = self.server_name, self._before
+        restarted = self._server is not None and self._server.generation != self._generation
+        self.close()
+        if name and not restarted and self._staging.of(name) != before:
+            self._staging.put(name, before)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Raise the flag's value."""
+        event.stop()
+        self.action_tuning_up()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Lower the flag's value."""
+        event.stop()
+        self.action_tuning_down()
+
+    def _step(self, name: str) -> None:
+        server = self._server
+        if server is None:
+            return
+        staged = self._staging.of(server.name)
+        step = staging.STEPS[name](server, staging.staged_flags(server.flags, staged))
+        problem = staging.refused(server, step)
+        staged = staged if problem else staging.stage(server.flags, staged, step)
+        self._note = problem or step.note or staging.combined_warning(server, staged)
+        self._staging.put(server.name, staged)

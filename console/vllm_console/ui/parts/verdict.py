@@ -1,0 +1,167 @@
+"""Judging staged changes before a restart: whether they fit, and what happens to the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.style import Style
+from textual.timer import Timer
+
+from vllm_console.fleet.snapshot import Changes, ServerView
+from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.text import count, plain
+from vllm_console.ui.parts.staging import Staged, Staging, changes_of
+from vllm_console.ui.theme import BAD, DIM, OK, WARN
+from vllm_console.ui.threads import begin_worker, in_thread
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.model import Plan
+
+if TYPE_CHECKING:
+    from vllm_console.ui.app import ConsoleApp
+
+DEBOUNCE_SECONDS = 0.2
+"""How long a staged change must stand before it is planned."""
+
+CHECKING = "checking whether it fits…"
+
+_Running = tuple[int, str]
+"""A server's generation and preset: a verdict holds for one of them only."""
+
+
+class PlanVerdict(msgspec.Struct, frozen=True):
+    """What the plan says of a staged change, as a sign and a message."""
+
+    sign: str
+    message: str
+    style: Style
+
+
+class Verdicts:
+    """Keeps the plan's verdict on each server's staged changes up to date; ``changed`` is called with each new one."""
+
+    def __init__(self, console: ConsoleApp, staging: Staging, changed: Callable[[ServerView, Staged], None]) -> None:
+        self._console, self._staging, self._changed = console, staging, changed
+        self.by_server: dict[str, tuple[_Running, Staged, PlanVerdict]] = {}
+        """By server, the newest verdict and what it is about."""
+        self.plans: dict[str, tuple[_Running, Plan]] = {}
+        """By server, the plan of what runs."""
+        self._timers: dict[str, Timer] = {}
+
+    def of(self, server: ServerView) -> PlanVerdict | None:
+        """The verdict on what is staged for a server; None where nothing is."""
+        staged = self._staging.of(server.name)
+        if not staged:
+            return None
+        known = self.by_server.get(server.name)
+        if known is not None and known[:2] == (_running(server), staged):
+            return known[2]
+        return PlanVerdict("·", CHECKING, DIM)
+
+    def judge_soon(self, name: str) -> None:
+        """Judge what is staged for a server once it has stood for a moment."""
+        if name in self._timers:
+            self._timers.pop(name).stop()
+        if self._staging.of(name):
+            self._timers[name] = self._console.set_timer(DEBOUNCE_SECONDS, partial(self._judge, name))
+
+    def drop(self, name: str) -> None:
+        """Drop what is known of a server that is gone."""
+        self.by_server.pop(name, None)
+        self.plans.pop(name, None)
+
+    def observe(self, servers: Sequence[ServerView]) -> None:
+        """Judge again what is staged for a server that runs another generation now."""
+        for server in servers:
+            known = self.by_server.get(server.name)
+            if known is not None and known[0] != _running(server):
+                del self.by_server[server.name]
+                self.judge_soon(server.name)
+
+    def _judge(self, name: str) -> None:
+        self._timers.pop(name, None)
+        server = self._console.server(name)
+        staged = self._staging.of(name)
+        if server is not None and staged:
+            begin_worker(self._console, partial(self._ask, server, staged), "verdict", f"verdict {name}")
+
+    async def _ask(self, server: ServerView, staged: Staged) -> None:
+        """Judge in a thread; an answer about what is no longer staged is kept but not shown."""
+        running, known = _running(server), self.plans.get(server.name)
+        now = known[1] if known is not None and known[0] == running else None
+        call = partial(ask_verdict, self._console.fleet, server.name, changes_of(staged), now)
+        try:
+            before, found = await in_thread(call, "verdict")
+            self.plans[server.name] = (running, before)
+        except FleetError as error:
+            found = PlanVerdict("✗", plain(str(error).splitlines()[0] if str(error) else "can't be planned"), WARN)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
+            found = PlanVerdict("–", f"unknown whether it fits: {plain(str(error))}", DIM)
+        self.by_server[server.name] = (running, staged, found)
+        self._changed(server, staged)
+
+
+def _running(server: ServerView) -> _Running:
+    return server.generation, server.preset
+
+
+def ask_verdict(fleet: Fleet, name: str, changes: Changes, now: Plan | None) -> tuple[Plan, PlanVerdict]:
+    """Plan a server's restart with and without a change; blocks. ``now`` is the plan without it if already known.
+
+    Raises:
+        FleetError: it cannot be planned.
+    """
+    before = now or fleet.plan_restart(name, Changes())
+    return before, verdict(before, fleet.plan_restart(name, changes))
+
+
+def verdict(before: Plan, after: Plan) -> PlanVerdict:
+    """Whether the change fits, and how many tokens the KV cache has before and after."""
+    known = {(finding.code, finding.level) for finding in before.findings}
+    new = [finding for finding in after.findings if (finding.code, finding.level) not in known]
+    errors = [finding for finding in after.findings if finding.level is Level.ERROR]
+    if errors:
+        worst = (_of_level(new, Level.ERROR) or errors)[0]
+        outcome = "will not start" if worst.surely else "unlikely to start"
+        return PlanVerdict("✗", f"{outcome}: {plain(worst.message)}", BAD)
+    tokens = _tokens(before, after)
+    warned = _of_level(new, Level.WARNING)
+    warning = f"; {_message(warned[0])}" if warned else ""
+    if after.memory is None:
+        return PlanVerdict("–", f"unknown whether it fits: not enough model or GPU data{warning}", DIM)
+    fits = "fits" if after.memory.source == "engine" else "fits (estimate)"
+    return PlanVerdict(
+        "!" if warned else "✓", "; ".join(filter(None, (fits, tokens))) + warning, WARN if warned else OK
+    )
+
+
+def _message(finding: Finding) -> str:
+    """What is wrong; not how to undo the change that is judged."""
+    message = plain(finding.message)
+    return message.partition(": set ")[0] if finding.code == "gpus_unused" else message
+
+
+def _of_level(findings: list[Finding], level: Level) -> list[Finding]:
+    return [finding for finding in findings if finding.level is level]
+
+
+def _concurrency(before: Plan, after: Plan) -> str:
+    """How many requests of the full length fit at once, where that changes."""
+    old, new = (plan.memory.max_concurrency if plan.memory is not None else None for plan in (before, after))
+    if old is None or new is None or abs(new - old) < 0.05 * old:
+        return ""
+    return f", full-length concurrency {old:.0f} → {new:.0f}"
+
+
+def _tokens(before: Plan, after: Plan) -> str:
+    old = before.memory.kv_tokens if before.memory is not None else None
+    new = after.memory.kv_tokens if after.memory is not None else None
+    if new is None:
+        return ""
+    if old is None:
+        return f"KV cache {count(new)} tokens"
+    if abs(new - old) < 0.005 * max(old, 1):
+        return f"KV cache stays at {count(new)} tokens{_concurrency(before, after)}"
+    return f"KV cache {count(old)} → {count(new)} tokens"

@@ -1,0 +1,63 @@
+"""All messages since the console was opened, the newest first."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+
+from rich.style import Style
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.strip import Strip
+
+from vllm_console.text import plain
+from vllm_console.ui.parts.messages import Message
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import DIM
+from vllm_console.ui.widgets.reader import Reader
+
+_TIME = 11
+
+
+class MessagesScreen(Screen[None]):
+    """Shows messages and events since the console was opened; ``history`` gives them, the oldest first.
+
+    ``notices`` gives what holds now, with its style: it stands above them.
+    """
+
+    def __init__(
+        self,
+        history: Callable[[], Sequence[Message]],
+        notices: Callable[[], Sequence[tuple[str, Style | None]]] = tuple,
+    ) -> None:
+        super().__init__()
+        self._history, self._notices = history, notices
+
+    def compose(self) -> ComposeResult:
+        """The messages."""
+        yield Reader(
+            lambda: "Messages since the console was opened, newest first",
+            lambda width: [*notice_lines(self._notices(), width), *message_lines(self._history(), width)],
+        )
+
+
+def notice_lines(notices: Sequence[tuple[str, Style | None]], width: int) -> list[Strip]:
+    """What holds now, as many lines as it takes; none where there is nothing."""
+    lines: list[Strip] = []
+    for text, style in notices:
+        rows = textwrap.wrap(plain(text), max(20, width - _TIME), break_on_hyphens=False) or [""]
+        lines += [line((f" {'now' if not at else '':8}  ", DIM), (row, style)) for at, row in enumerate(rows)]
+    return [*lines, line()] if lines else []
+
+
+def message_lines(history: Sequence[Message], width: int) -> list[Strip]:
+    """Each message with the time of day, as many lines as it takes."""
+    lines: list[Strip] = []
+    for message in reversed(history):
+        when = time.strftime("%H:%M:%S", time.localtime(message.at))
+        text = message.text + (f" (×{message.times})" if message.times > 1 else "")
+        rows = textwrap.wrap(text, max(20, width - _TIME), break_on_hyphens=False) or [""]
+        lines.append(line((f" {when}  ", DIM), (rows[0], message.style)))
+        lines += [line((" " * _TIME + row, message.style)) for row in rows[1:]]
+    return lines or [line(), line((" No messages yet.", DIM))]

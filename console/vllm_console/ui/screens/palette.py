@@ -1,0 +1,230 @@
+"""The command line at the foot of the screen, and above it the commands that match what is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
+
+from rich.cells import cell_len
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.strip import Strip
+from textual.widgets import Input
+
+from vllm_console.fleet.snapshot import Preset
+from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.text import plain
+from vllm_console.ui.commands import Command, CommandError, Commands, Do
+from vllm_console.ui.parts.flag_book import FlagBook
+from vllm_console.ui.parts.recent_commands import RecentCommands
+from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
+from vllm_console.ui.threads import answer_for
+from vllm_console.ui.widgets.draw import Part, fit, rule
+from vllm_console.ui.widgets.entry import Entry
+from vllm_console.ui.widgets.placed_area import set_height
+from vllm_launchers.plan.model import Engine
+
+SHARE = 3
+"""The command line takes one part in so many of the screen's rows: findings and table stand above it."""
+
+LEAST_ROWS, MOST_ROWS = 3, 8
+"""Rows for commands, however many match: what stands above them stays put."""
+
+
+class PaletteScreen(ModalScreen[Do | None]):
+    """Takes a command; dismisses with what does it, or None. What it is about stays in sight above it.
+
+    With nothing typed no command is under the cursor, so that enter alone does nothing.
+    """
+
+    CSS_PATH = "palette.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", "Leave", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+    ]
+
+    def __init__(self, commands: Commands, recent: RecentCommands, fleet: Fleet, engine: Engine | None) -> None:
+        super().__init__()
+        self._commands, self._recent, self._fleet, self._engine = commands, recent, fleet, engine
+        self._found: Sequence[Command] = ()
+        self._at: int | None = None
+        self._top = 0
+        self._wrong = ""
+        self._list = LineView(id="palette-list")
+        self._entry = Entry(id="palette-input")
+
+    def compose(self) -> ComposeResult:
+        """The list, and the line below it."""
+        with Vertical(id="palette"):
+            yield self._list
+            with Horizontal(id="palette-line"):
+                yield LineView(id="palette-prompt")
+                yield self._entry
+
+    def on_mount(self) -> None:
+        """Take the keys, and learn what there is to complete."""
+        self.query_one("#palette-prompt", LineView).show([line((":", KEY))])
+        self._entry.open("command", placeholder="launch batch, go coder, set max-num-seqs=64, range 6h, …")
+        self._look_up()
+        self.run_worker(self._learn(), name="commands", group="commands")
+
+    async def _learn(self) -> None:
+        try:
+            presets, book = await answer_for(self, partial(_known, self._fleet, self._engine, self._recent), "commands")
+        except FleetError as error:
+            self._wrong = plain(str(error))
+        else:
+            self._commands.learn(presets, book)
+        self._look_up()
+
+    @property
+    def _rows(self) -> int:
+        """How many commands can be listed."""
+        return min(MOST_ROWS, max(LEAST_ROWS, self.app.size.height // SHARE - 2))
+
+    # -- what matches ----------------------------------------------------------------------------------------------
+
+    def _look_up(self) -> None:
+        """List what matches; the cursor stays on its command where that still does."""
+        before = self._found[self._at].text if self._at is not None and self._at < len(self._found) else None
+        typed = self._entry.value
+        self._found = self._commands.matching(typed, self._recent.texts)
+        texts = [command.text for command in self._found]
+        if before in texts and before is not None:
+            self._at = texts.index(before)
+        else:
+            self._at = 0 if typed.strip() and self._found else None
+        self._draw()
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._wrong, self._at = "", None
+        self._look_up()
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        if self.is_mounted:
+            self._draw()
+
+    def _draw(self) -> None:
+        width, rows = self.app.size.width, self._rows
+        at = self._at or 0
+        self._top = max(0, min(self._top, at, len(self._found) - rows), at - rows + 1)
+        shown = list(enumerate(self._found))[self._top : self._top + rows]
+        column = max((cell_len(command.text) for _, command in shown), default=0)
+        column = min(column, max(20, width // 2))
+        strips = [_row(command, index, index == self._at, column, width) for index, command in shown]
+        wrong = self._wrong or ("" if self._found else self._commands.refusal(self._entry.value))
+        if wrong and not self._found:
+            strips = [line((fit(f"  {plain(wrong)}", width).rstrip(), WARN))]
+        elif wrong:
+            strips = [*strips[: rows - 1], line((fit(f"  {plain(wrong)}", width).rstrip(), WARN))]
+        set_height(self._list, rows + 1)
+        self._list.show([_title(len(self._found), width), *strips])
+
+    # -- keys and mouse --------------------------------------------------------------------------------------------
+
+    @on(Entry.Stepped)
+    def _stepped(self, event: Entry.Stepped) -> None:
+        event.stop()
+        self._move(event.step)
+
+    def _move(self, by: int) -> None:
+        if self._found:
+            at = (0 if by > 0 else len(self._found) - 1) if self._at is None else self._at + by
+            self._at = max(0, min(len(self._found) - 1, at))
+            self._wrong = ""
+            self._draw()
+
+    def action_page(self, by: int) -> None:
+        """A page of commands down or up."""
+        self._move(by * self._rows)
+
+    @on(Entry.Completing)
+    def _complete(self, event: Entry.Completing) -> None:
+        """Take the command under the cursor, or the first, into the line."""
+        event.stop()
+        if self._found:
+            command = self._found[self._at or 0]
+            self._entry.put(command.text if command.open else f"{command.text} ")
+
+    @on(Input.Submitted)
+    def _entered(self, event: Input.Submitted) -> None:
+        event.stop()
+        if self._at is not None:
+            self._run(self._found[self._at])
+        elif not self._entry.value.strip():
+            self.dismiss(None)
+
+    def action_choose(self, index: int) -> None:
+        """Run the command that was clicked."""
+        if index < len(self._found):
+            self._at = index
+            self._run(self._found[index])
+
+    def _run(self, command: Command) -> None:
+        """Close, and do it; one that is not whole yet is completed, one that does not apply says why."""
+        if command.open:
+            self._entry.put(command.text)
+            return
+        try:
+            do = command.prepare()
+        except CommandError as error:
+            self._wrong = "" if str(error) == command.wrong else str(error)
+            self._draw()
+            return
+        self._recent.add(command.text)
+        self.dismiss(do)
+
+    def action_leave(self) -> None:
+        """Close without a command."""
+        self.dismiss(None)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """The command above."""
+        event.stop()
+        self._move(-1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """The command below."""
+        event.stop()
+        self._move(1)
+
+
+def _known(fleet: Fleet, engine: Engine | None, recent: RecentCommands) -> tuple[Sequence[Preset], FlagBook]:
+    """In a thread: the presets, and the flags of an engine; reads what was typed before, too."""
+    recent.read()
+    presets, _ = fleet.presets()
+    return presets, FlagBook(fleet.flags(engine) if engine is not None else None)
+
+
+def _title(count: int, width: int) -> Strip:
+    keys: list[Part] = []
+    for key, text in (("↑↓", "choose"), ("tab", "complete"), ("enter", "run"), ("esc", "back")):
+        keys += [(key, KEY), (f" {text}  ", DIM)]
+    keys[-1] = (" back", DIM)
+    number = f"Commands · {count}" if count else "Commands"
+    return rule(number, width, keys)
+
+
+def _row(command: Command, index: int, here: bool, column: int, width: int) -> Strip:
+    """A command, what it does, and its key."""
+    action = f"screen.choose({index})"
+    key = f" {command.key} " if command.key and width >= 60 else ""
+    title, style = (command.wrong, WARN) if command.wrong else (command.title, DIM)
+    room = max(0, width - column - 4 - cell_len(key))
+    return line(
+        ("▸ " if here else "  ", clickable(action, ACCENT)),
+        (fit(plain(command.text), column), clickable(action, STRONG if here else None)),
+        (fit(f"  {plain(title)}", room + 2), clickable(action, style)),
+        (key, clickable(action, KEY)),
+    )

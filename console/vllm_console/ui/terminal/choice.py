@@ -1,0 +1,43 @@
+"""What the console draws on: the terminal, or what ``TEXTUAL_DRIVER`` names."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from textual.driver import Driver
+
+from vllm_console.fleet.verbs import UsageError
+from vllm_console.text import plain
+from vllm_console.ui.terminal.driver import ConsoleDriver
+
+_BROWSER = "textual.drivers.web_driver:WebDriver"
+"""As `vllm-console web` and textual-serve name a page of a browser."""
+
+
+def in_browser(environment: Mapping[str, str]) -> bool:
+    """Whether the console draws on a page of a browser."""
+    return environment.get("TEXTUAL_DRIVER") == _BROWSER
+
+
+def driver_class(environment: Mapping[str, str]) -> type[Driver]:
+    """What the console draws on: a terminal, or what ``TEXTUAL_DRIVER`` names, such as a page of textual-serve.
+
+    Raises:
+        UsageError: it names no driver.
+    """
+    named = environment.get("TEXTUAL_DRIVER", "")
+    if not named:
+        return ConsoleDriver
+    if named == _BROWSER:
+        from vllm_console.ui.terminal.browser import BrowserDriver
+
+        return BrowserDriver
+    module, _, name = named.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"TEXTUAL_DRIVER={plain(named, 80)}: {plain(str(error), 200)}; unset it") from error
+    if not isinstance(found, type) or not issubclass(found, Driver):
+        raise UsageError(f"TEXTUAL_DRIVER={plain(named, 80)} is no driver of Textual; unset it")
+    return found

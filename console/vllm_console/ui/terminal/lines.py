@@ -1,0 +1,294 @@
+"""A widget made of lines that repaints only what changed: what keeps a console cheap over SSH."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import repeat
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.dom import NoScreen
+from textual.geometry import Region, Size
+from textual.selection import Selection
+from textual.strip import Strip
+from textual.widget import Widget
+
+from vllm_console.text import plain
+from vllm_console.ui.theme import to_ascii
+
+BLANK = Strip([])
+
+JOIN_GAP = 6
+"""Unchanged cells between two changes that are cheaper to repaint than to jump over (a jump takes about 8 bytes)."""
+
+UNDER_MOUSE = Style(underline=True)
+SELECTED = Style(reverse=True)
+
+_ACTION = "press"
+"""The name under which a style carries the action of its cells."""
+
+Cell = tuple[str, Style | None]
+
+
+@lru_cache(maxsize=512)
+def clickable(action: str, style: Style | None = None) -> Style:
+    """A style for cells that run ``action`` (as in a binding, e.g. ``screen.stop``) when they are clicked.
+
+    The action is the program's own text; nothing from outside is ever part of it.
+    """
+    return (style or Style.null()) + Style(meta={_ACTION: action})
+
+
+def clickable_line(strip: Strip, action: str) -> Strip:
+    """A line that runs ``action`` wherever it is clicked, but for the parts that have an action of their own."""
+    return strip.apply_style(clickable(action))
+
+
+def action_of(style: Style | None) -> str:
+    """The action that a click on cells of this style runs; empty where there is none."""
+    return str(style.meta.get(_ACTION, "")) if style is not None else ""
+
+
+def line(*parts: str | tuple[str, Style | None]) -> Strip:
+    """A strip from plain and styled pieces of text; empty ones are left out.
+
+    The last gate before the screen: what a terminal would obey does not pass, wherever it came from.
+    """
+    pairs = ((part, None) if isinstance(part, str) else part for part in parts)
+    segments = [Segment(text if text.isprintable() else plain(text), style) for text, style in pairs]
+    return Strip([segment for segment in segments if segment.text])
+
+
+def cells_of(strip: Strip) -> list[Cell]:
+    """What stands in each cell. A wide character stands in its first cell; its second holds an empty text."""
+    cells: list[Cell] = []
+    for text, style, control in strip:
+        if control:
+            continue
+        if text.isascii() or len(text) == cell_len(text):
+            cells.extend(zip(text, repeat(style)))
+            continue
+        for char in text:
+            width = cell_len(char)
+            if width == 0 and cells:
+                cells[-1] = (cells[-1][0] + char, cells[-1][1])
+            else:
+                cells.append((char, style))
+                cells.extend([("", style)] * (width - 1))
+    return cells
+
+
+def changed_spans(before: Strip, after: Strip) -> Iterator[tuple[int, int]]:
+    """The spans of cells (first, one past last) in which two strips differ; near ones are joined."""
+    if before is after or before._segments == after._segments:
+        return
+    old, new = cells_of(before), cells_of(after)
+    if old == new:
+        return
+    length = max(len(old), len(new))
+    blank: Cell = (" ", None)
+    old.extend([blank] * (length - len(old)))
+    new.extend([blank] * (length - len(new)))
+    changed = [index for index, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1]]
+    if not changed:
+        return
+    start = end = changed[0]
+    for index in changed:
+        if index - end > JOIN_GAP:
+            yield _whole(start, end, old, new)
+            start = index
+        end = index + 1
+    yield _whole(start, end, old, new)
+
+
+def _whole(start: int, end: int, old: list[Cell], new: list[Cell]) -> tuple[int, int]:
+    """The span, widened so that it cuts through no wide character of either line."""
+    while start > 0 and (old[start][0] == "" or new[start][0] == ""):
+        start -= 1
+    while end < len(new) and (old[end][0] == "" or new[end][0] == ""):
+        end += 1
+    return start, end
+
+
+class LineView(Widget):
+    """Draws a list of strips. `show` compares with what stands on the screen and repaints the difference only.
+
+    Segments go out as they are, on the terminal's own background: a widget's CSS colors and borders are not used.
+    Under an app whose ``ascii`` is true every character is replaced by ASCII of the same width.
+    """
+
+    DEFAULT_CSS = "LineView { height: auto; width: 1fr; }"
+
+    def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(name=name, id=id, classes=classes)
+        self._lines: list[Strip] = []
+        self._painted: list[Strip] = []
+        self._painted_width = -1
+        self._hovered: tuple[int, str] | None = None
+        """Row and action of what the mouse is over."""
+
+    @property
+    def lines(self) -> Sequence[Strip]:
+        """What is shown now."""
+        return self._lines
+
+    def show(self, lines: Sequence[Strip]) -> None:
+        """Show these lines, from the top; what they don't fill stays blank."""
+        before = self._lines
+        self._lines = [_ascii(strip) for strip in lines] if getattr(self.app, "ascii", False) else list(lines)
+        if not self.is_mounted:
+            return
+        if self.styles.auto_dimensions and self._natural_size(before) != self._natural_size(self._lines):
+            self._painted_width = -1
+            self.refresh(layout=True)
+            return
+        width, height = self.outer_size
+        if not width:
+            return
+        regions = []
+        for y in range(min(max(len(before), len(self._lines)), height)):
+            old = before[y] if y < len(before) else BLANK
+            new = self._lines[y] if y < len(self._lines) else BLANK
+            spans = [Region(x, y, min(end, width) - x, 1) for x, end in changed_spans(old, new) if x < width]
+            if spans:
+                regions.extend(spans)
+                if y < len(self._painted):
+                    self._painted[y] = self._paint(y)
+        if regions:
+            self.refresh(*regions)
+
+    def _natural_size(self, lines: Sequence[Strip]) -> tuple[int, int]:
+        wide = self.styles.width is not None and self.styles.width.is_auto
+        return max((strip.cell_length for strip in lines), default=1) if wide else 0, len(lines)
+
+    def get_content_width(self, _container: Size, _viewport: Size) -> int:
+        """Cells of the longest line, for a view whose width is ``auto``."""
+        return max((strip.cell_length for strip in self._lines), default=1)
+
+    def get_content_height(self, _container: Size, _viewport: Size, _width: int) -> int:
+        """How many lines there are, for a view whose height is ``auto``."""
+        return max(1, len(self._lines))
+
+    def _paint(self, y: int) -> Strip:
+        strip = self._lines[y] if y < len(self._lines) else BLANK
+        if self._hovered is not None and self._hovered[0] == y:
+            strip = _underlined(strip, self._hovered[1])
+        strip = strip.adjust_cell_length(self.outer_size.width)
+        if (span := self._selected_span(y)) is not None:
+            strip = _reversed(strip, *span)
+        for line_filter in self.get_line_filters():
+            strip = strip.apply_filter(line_filter, self.background_colors[1])
+        return strip
+
+    def render_line(self, y: int) -> Strip:
+        """The strip for one row of the widget, with the offsets by which Textual finds what the mouse selects."""
+        return self._paint(y).apply_offsets(0, y)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The finished strips of a region. Textual asks for all of them at each update: they are kept."""
+        width, height = self.outer_size  # `size` works out borders, which this widget has none of
+        if self._painted_width != width or len(self._painted) != height:
+            self._painted = [self._paint(y) for y in range(height)]
+            self._painted_width = width
+        left, right = crop.column_span
+        strips = [self._painted[y] if y < height else Strip.blank(width) for y in crop.line_range]
+        return strips if (left, right) == (0, width) else [strip.crop(left, right) for strip in strips]
+
+    # -- the mouse -------------------------------------------------------------------------------------------------
+
+    def action_at(self, x: int, y: int) -> str:
+        """The action of the cell at a place; empty where there is none."""
+        end = 0
+        for text, style, _ in self._lines[y] if 0 <= y < len(self._lines) else ():
+            end += cell_len(text)
+            if x < end:
+                return action_of(style)
+        return ""
+
+    async def on_click(self, event: events.Click) -> None:
+        """Run the action of what was clicked."""
+        event.prevent_default()  # Textual would select the whole widget at a double click
+        if action := self.action_at(event.x, event.y):
+            event.stop()
+            if action.startswith("focused.") and self.app.focused is None:
+                return  # a click that comes late: what it would have acted on is closing
+            await self.run_action(action)
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Underline what a click would press."""
+        action = self.action_at(event.x, event.y)
+        self._hover((event.y, action) if action else None)
+
+    def on_leave(self, event: events.Leave) -> None:
+        """Nothing is under the mouse any more."""
+        if event.node is self:
+            self._hover(None)
+
+    def _hover(self, place: tuple[int, str] | None) -> None:
+        if place == self._hovered:
+            return
+        before, self._hovered = self._hovered, place
+        width, height = self.outer_size
+        for y in {one[0] for one in (before, place) if one is not None}:
+            if y < height:
+                if y < len(self._painted):
+                    self._painted[y] = self._paint(y)
+                self.refresh(Region(0, y, width, 1))
+
+    def _selected_span(self, y: int) -> tuple[int, int] | None:
+        """The cells of a row (first, one past last) that the mouse has selected."""
+        try:
+            selection = self.text_selection
+        except NoScreen:  # it is being taken down
+            return None
+        span = selection.get_span(y) if selection is not None else None
+        if span is None:
+            return None
+        text = self._lines[y].text if y < len(self._lines) else ""
+        first, end = span
+        return cell_len(text[:first]), cell_len(text if end < 0 else text[:end])
+
+    def get_selection(self, selection: Selection) -> tuple[str, str] | None:
+        """The text that the mouse has selected, row by row."""
+        rows = []
+        for y, strip in enumerate(self._lines[: self.outer_size.height]):
+            if (span := selection.get_span(y)) is not None:
+                first, end = span
+                rows.append((strip.text[first:] if end < 0 else strip.text[first:end]).rstrip())
+        return "\n".join(rows), "\n"
+
+    def selection_updated(self, _selection: Selection | None) -> None:
+        """Draw what is selected, and no longer what was."""
+        self._painted_width = -1
+        self.refresh()
+
+    def notify_style_update(self) -> None:
+        """Filters may have changed with the styles: paint anew."""
+        self._painted_width = -1
+        super().notify_style_update()
+
+
+def _ascii(strip: Strip) -> Strip:
+    return Strip([Segment(to_ascii(text), style) for text, style, _ in strip])
+
+
+def _underlined(strip: Strip, action: str) -> Strip:
+    """The strip with the cells of an action underlined."""
+    return Strip(
+        [
+            Segment(text, style + UNDER_MOUSE)
+            if style is not None and action_of(style) == action
+            else Segment(text, style)
+            for text, style, _ in strip
+        ]
+    )
+
+
+def _reversed(strip: Strip, first: int, end: int) -> Strip:
+    """The strip with a span of cells in reverse."""
+    if first >= end:
+        return strip
+    return Strip.join([strip.crop(0, first), strip.crop(first, end).apply_style(SELECTED), strip.crop(end)])

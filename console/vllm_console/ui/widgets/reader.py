@@ -1,0 +1,116 @@
+"""Lines to read and scroll, between a title and a line of keys: help, a description, findings, a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.geometry import Region
+from textual.strip import Strip
+
+from vllm_console.ui.actions import bindings
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.terminal.lines import LineView
+from vllm_console.ui.widgets.draw import KeyHint, keys_line, rule
+from vllm_console.ui.widgets.entry import Entry
+
+
+class Reader(Vertical, can_focus=True):
+    """Fills a screen with lines. ``title``, ``content`` (for a width in cells) and ``keys`` are asked again at each
+    `redraw`.
+
+    It has the focus: its keys scroll, and escape or ``q`` closes the screen. ``entry`` is a line to type into above the
+    keys; ``step_back`` does what comes before closing, such as ending a search, and returns whether there was any.
+    """
+
+    DEFAULT_CSS = """
+    Reader { background: ansi_default; }
+    Reader #title, Reader #foot { height: 1; }
+    Reader #content { height: auto; }
+    Reader VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; background: ansi_default; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("reader")]
+
+    def __init__(
+        self,
+        title: Callable[[], str],
+        content: Callable[[int], Sequence[Strip]],
+        keys: Callable[[], Sequence[KeyHint]] = lambda: (scroll_hint(),),
+        *,
+        entry: Entry | None = None,
+        step_back: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__()
+        self._text, self._lines, self._keys = title, content, keys
+        self._entry, self._step_back = entry, step_back
+        self._title, self._content, self._foot = LineView(id="title"), LineView(id="content"), LineView(id="foot")
+        self._scroll = VerticalScroll(self._content, can_focus=False)
+
+    def compose(self) -> ComposeResult:
+        """Title, lines, what is typed, keys."""
+        yield self._title
+        yield self._scroll
+        if self._entry is not None:
+            yield self._entry
+        yield self._foot
+
+    def on_mount(self) -> None:
+        """Show everything, and take the keys."""
+        self.focus()
+        self.redraw()
+
+    def on_resize(self) -> None:
+        """Draw for the new width."""
+        if self.is_mounted:
+            self.redraw()
+
+    @property
+    def width(self) -> int:
+        """Cells that a line may take."""
+        return self.app.size.width - 2
+
+    def redraw(self) -> None:
+        """Draw title, lines and keys."""
+        width = self.app.size.width
+        self._title.show([rule(self._text(), width)])
+        self._content.show(self._lines(self.width))
+        back = (key_of("reader_back"), "back", "focused.back")
+        self._foot.show([keys_line((back, *self._keys()), width)])
+
+    def row_at(self, event: events.Click) -> int | None:
+        """The row of the content that was clicked; None where something else was."""
+        inside = self._scroll.region.contains(event.screen_x, event.screen_y)
+        return event.screen_y - self._content.region.y if inside else None
+
+    def scroll_to_rows(self, first: int, end: int) -> None:
+        """Bring these rows (first, one past last) into view."""
+        self._scroll.scroll_to_region(Region(0, first, 1, end - first), animate=False)
+
+    def action_back(self) -> None:
+        """End what was begun, such as a search; else close the screen."""
+        if not self._step_back():
+            self.screen.dismiss(None)
+
+    def action_scroll(self, by: int) -> None:
+        """Scroll by lines."""
+        self._scroll.scroll_relative(y=by, animate=False)
+
+    def action_page(self, by: int) -> None:
+        """A page up or down."""
+        self._scroll.scroll_relative(y=by * max(1, self._scroll.size.height - 1), animate=False)
+
+    def action_edge(self, to: int) -> None:
+        """To the top or to the end."""
+        if to < 0:
+            self._scroll.scroll_home(animate=False)
+        else:
+            self._scroll.scroll_end(animate=False)
+
+
+def scroll_hint() -> KeyHint:
+    """The keys that scroll."""
+    return f"{key_of('reader_down')} {key_of('reader_up')}", "scroll"

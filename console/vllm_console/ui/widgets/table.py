@@ -1,0 +1,79 @@
+"""A table as lines: a heading, columns as wide as they need, and a last one that takes the rest and wraps. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import msgspec
+from rich.cells import cell_len
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.text import plain
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import DIM, STRONG
+from vllm_console.ui.widgets.draw import fit
+
+GAP = 2
+"""Cells between columns; 1 where the last column has too few else."""
+
+LEAST_LAST = 20
+"""Cells that the last column should have."""
+
+LEAST_BESIDE = 8
+"""Cells that the last column has at least: with fewer it stands below its row."""
+
+BELOW = 5
+"""How far what stands below its row is indented."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column's heading, and whether it stands at the right, as figures do."""
+
+    title: str
+    right: bool = False
+
+
+Value = str | tuple[str, Style | None]
+
+
+def heading(text: str) -> Strip:
+    """The line above a table."""
+    return line((f" {text}", STRONG))
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[Value]], width: int) -> list[Strip]:
+    """The heading and the rows; none where there are no rows."""
+    if not rows:
+        return []
+    texts = [[_parts(value)[0] for value in row] for row in rows]
+    widths = [max(len(column.title), *(cell_len(row[at]) for row in texts)) for at, column in enumerate(columns[:-1])]
+    gap = GAP if 1 + sum(widths) + GAP * len(widths) + LEAST_LAST <= width else 1
+    indent = 1 + sum(widths) + gap * len(widths)
+    below = width - indent < LEAST_BESIDE
+    titles = [
+        fit(column.title, room, ">" if column.right else "<") for column, room in zip(columns, widths, strict=False)
+    ]
+    last = "" if below else columns[-1].title
+    lines = [line((" " + (" " * gap).join([*titles, last]), DIM)).crop(0, width)]
+    for row in rows:
+        cells: list[Value] = [" "]
+        for column, room, value in zip(columns, widths, row, strict=False):
+            text, style = _parts(value)
+            cells += [(fit(text, room, ">" if column.right else "<"), style), " " * gap]
+        lines += _with_last(cells, row[-1], BELOW if below else indent, width, below=below)
+    return lines
+
+
+def _with_last(cells: Sequence[Value], value: Value, indent: int, width: int, *, below: bool) -> list[Strip]:
+    """A row with its last cell, over as many lines as it takes."""
+    text, style = _parts(value)
+    wrapped = textwrap.wrap(text, max(LEAST_BESIDE, width - indent), break_on_hyphens=False)
+    first = [line(*cells).crop(0, width)] if below else [line(*cells, (wrapped[0] if wrapped else "", style))]
+    rest = wrapped if below else wrapped[1:]
+    return [strip.crop(0, width) for strip in (*first, *(line(" " * indent, (row, style)) for row in rest))]
+
+
+def _parts(value: Value) -> tuple[str, Style | None]:
+    return (plain(value), None) if isinstance(value, str) else (plain(value[0]), value[1])

@@ -1,0 +1,575 @@
+"""Reads the board: every user's file, trusting only the file's owner."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.host.ports import user_name
+from vllm_launchers.private import close_to_others
+from vllm_launchers.procfs import PROC
+from vllm_launchers.procfs import stat as process_stat
+
+T = TypeVar("T")
+
+VERSION = 1
+MOST_BYTES = 256 * 1024
+"""Larger files are not read."""
+
+MOST_ENTRIES = 32
+"""Maximum claims, or servers, of one user on the board; that many always fit in a file."""
+
+MOST_GPUS = 64
+LAST_GPU = 9999
+MOST_TEXT = 200
+SKEW_SECONDS = 300.0
+"""How far in the future an entry's beginning may lie: clocks are sometimes set back."""
+
+LONGEST_SECONDS = 14 * 86_400.0
+"""The longest valid claim."""
+
+
+class BoardError(Exception):
+    """The board cannot be used as requested; the message is one sentence."""
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """GPUs that a user claims, until when (Unix seconds) and why. Advisory, not a lock."""
+
+    gpus: tuple[int, ...]
+    since: float
+    until: float
+    why: str = ""
+    uid: int = -1
+    user: str = ""
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """A server that a user announces. ``pid`` and ``start_time`` (clock ticks since boot) are its keeper's, which lives
+    as long as the server is up or will be restarted. ``seen`` is whether that process exists and is theirs, None if
+    this user may not see others' processes. ``open``: others can use it, it listens without an API key.
+    """
+
+    name: str
+    preset: str
+    model: str
+    engine: str
+    gpus: tuple[int, ...]
+    port: int
+    since: float
+    pid: int
+    start_time: int
+    uid: int = -1
+    user: str = ""
+    seen: bool | None = True
+    open: bool = False
+
+
+class BoardPage(msgspec.Struct, frozen=True):
+    """One user's entries on the board."""
+
+    claims: tuple[Claim, ...] = ()
+    servers: tuple[Announced, ...] = ()
+
+
+class Board(msgspec.Struct, frozen=True):
+    """All valid entries at one moment (``at``, Unix seconds), earliest claims first; ``notices`` lists skipped entries
+    and problems with the folder, one sentence each. ``unsafe`` is why nothing is written to it; empty if all is well.
+    """
+
+    folder: Path
+    at: float
+    claims: tuple[Claim, ...] = ()
+    servers: tuple[Announced, ...] = ()
+    notices: tuple[str, ...] = msgspec.field(default=())
+    unsafe: str = ""
+
+
+def dump(page: BoardPage) -> bytes:
+    """A page as the text of its file."""
+    claims = [
+        {"gpus": list(one.gpus), "since": utc(one.since), "until": utc(one.until), "why": shown(one.why)}
+        for one in page.claims
+    ]
+    servers = [
+        {
+            "name": shown(one.name),
+            "preset": shown(one.preset),
+            "model": shown(one.model),
+            "engine": shown(one.engine),
+            "gpus": list(one.gpus),
+            "port": one.port,
+            "since": utc(one.since),
+            "pid": one.pid,
+            "start_time": one.start_time,
+            "open": one.open,
+        }
+        for one in page.servers
+    ]
+    return (json.dumps({"version": VERSION, "claims": claims, "servers": servers}, indent=1) + "\n").encode()
+
+
+def parse(data: bytes, now: float) -> tuple[BoardPage, list[str]]:
+    """Parse a user's file as of ``now``, with the reasons for skipped parts; expired entries are dropped silently.
+
+    Raises:
+        BoardError: the file as a whole is invalid.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BoardError("is no JSON") from error
+    if not isinstance(document, dict) or not isinstance(document.get("version"), int):
+        raise BoardError("is no page of the board")
+    if document["version"] > VERSION:
+        raise BoardError("was written by a newer vllm-console")
+    problems: list[str] = []
+    claims = _each(document, "claims", lambda one: _claim(one, now), problems)
+    servers = _each(document, "servers", lambda one: _server(one, now), problems)
+    return BoardPage(tuple(one for one in claims if one.until > now), tuple(servers)), problems
+
+
+def utc(at: float) -> str:
+    """Unix seconds in written form."""
+    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def format_until(until: float, now: float) -> str:
+    """An end in local time: ``18:00``, ``Mon 18:00`` within a week, else with the date."""
+    there, here = time.localtime(until), time.localtime(now)
+    if there[:3] == here[:3]:
+        return time.strftime("%H:%M", there)
+    return time.strftime("%a %H:%M" if until - now < 6 * 86_400 else "%b %d %H:%M", there)
+
+
+def format_claim(claim: Claim, now: float, *, mine: bool = False) -> str:
+    """``taken till 18:00 by anna: training``."""
+    why = f": {claim.why}" if claim.why else ""
+    return f"taken till {format_until(claim.until, now)} by {'you' if mine else claim.user}{why}"
+
+
+def shown(text: str) -> str:
+    """Others' text without terminal escapes, in one line of bounded length."""
+    return "".join(c if c.isprintable() else " " for c in text[: MOST_TEXT * 4])[:MOST_TEXT].strip()
+
+
+class _BadError(Exception):
+    """An entry with impossible values."""
+
+
+def _each(
+    document: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any]], T], problems: list[str]
+) -> list[T]:
+    entries = document.get(name, [])
+    if not isinstance(entries, list):
+        problems.append(f"its {name} are no list")
+        return []
+    found = []
+    for number, entry in enumerate(entries[:MOST_ENTRIES], 1):
+        try:
+            if not isinstance(entry, dict):
+                raise _BadError("is none")
+            found.append(read(entry))
+        except _BadError as error:
+            problems.append(f"number {number} of its {name} {error}")
+    if len(entries) > MOST_ENTRIES:
+        problems.append(f"of its {len(entries)} {name} {MOST_ENTRIES} are read")
+    return found
+
+
+def _claim(entry: Mapping[str, Any], now: float) -> Claim:
+    gpus, since, until = _gpus(entry), _time(entry, "since"), _time(entry, "until")
+    if not gpus:
+        raise _BadError("names no GPU")
+    if since > now + SKEW_SECONDS:
+        raise _BadError("begins in the future")
+    if until > now + LONGEST_SECONDS + SKEW_SECONDS:
+        raise _BadError(f"holds for longer than {LONGEST_SECONDS / 86_400:.0f} days")
+    return Claim(gpus, since, until, shown(_text(entry, "why")))
+
+
+def _server(entry: Mapping[str, Any], now: float) -> Announced:
+    since = _time(entry, "since")
+    if since > now + SKEW_SECONDS:
+        raise _BadError("begins in the future")
+    name = shown(_text(entry, "name"))
+    if not name:
+        raise _BadError("has no name")
+    return Announced(
+        name,
+        shown(_text(entry, "preset")),
+        shown(_text(entry, "model")),
+        shown(_text(entry, "engine")),
+        _gpus(entry),
+        _number(entry, "port", 65_535),
+        since,
+        _number(entry, "pid", 1 << 31),
+        _number(entry, "start_time", 1 << 63),
+        open=entry.get("open") is True,
+    )
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key, "")
+    if not isinstance(value, str):
+        raise _BadError(f"has no text as its {key}")
+    return value
+
+
+def _number(entry: Mapping[str, Any], key: str, most: int) -> int:
+    value = entry.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise _BadError(f"has no number as its {key}")
+    return value
+
+
+def _gpus(entry: Mapping[str, Any]) -> tuple[int, ...]:
+    value = entry.get("gpus")
+    if not isinstance(value, list) or len(value) > MOST_GPUS:
+        raise _BadError("has no list of GPUs")
+    return tuple(sorted({_number({"gpus": one}, "gpus", LAST_GPU) for one in value}))
+
+
+def _time(entry: Mapping[str, Any], key: str) -> float:
+    text = _text(entry, key)
+    try:
+        if not text.endswith("Z"):
+            raise ValueError(text)
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise _BadError(f"has no time (UTC) as its {key}") from error
+
+
+def gpus_text(gpus: Sequence[int]) -> str:
+    """``GPU 2``, ``GPU 0,1``."""
+    return f"GPU {','.join(map(str, gpus))}"
+
+
+PAGE = re.compile(r"(0|[1-9][0-9]{0,9})\.json")
+"""The name of a user's file: their uid."""
+
+MOST_PAGES = 512
+MOST_FILES = 1_000_000
+"""How many files are searched for pages. A page counts only if its owner is the user it is named after, so nobody can
+crowd out the pages of others, whatever else is in the folder."""
+MOST_NOTICES = 20
+MOST_JUNK_NAMED = 8
+
+
+def open_folder(folder: Path) -> tuple[int, str]:
+    """Open the board's folder; returns its descriptor, and why nothing should be written there, if so.
+
+    Raises:
+        BoardError: it does not exist, or cannot be read.
+    """
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise BoardError(
+            f"{folder}: there is no such board here ({os.strerror(error.errno or 0)}); "
+            f"an administrator creates it with: install -d -m 1777 {folder}"
+        ) from error
+    status = os.fstat(opened)
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        return opened, (
+            f"{folder} is not safe: any user can delete files of others there, so it is only read; "
+            f"fix it with: chmod 1777 {folder}"
+        )
+    return opened, ""
+
+
+def read_board(folder: Path, now: float) -> Board:
+    """All entries valid at ``now`` (Unix seconds). Invalid files are skipped, with a sentence.
+
+    Raises:
+        BoardError: the folder does not exist, or cannot be read.
+    """
+    opened, unsafe = open_folder(folder)
+    claims: list[Claim] = []
+    servers: list[Announced] = []
+    notices = [unsafe] if unsafe else []
+    try:
+        uids, junk = _pages(opened, folder)
+        for uid in uids:
+            name = f"{uid}.json"
+            try:
+                page, problems = read_page(opened, uid, now)
+            except FileNotFoundError:
+                continue  # its owner has just removed it
+            except BoardError as error:
+                notices.append(f"{folder / name} is left aside: it {error}")
+                continue
+            user = user_name(uid)
+            notices += [f"{folder / name}: {text}; that is left aside" for text in problems]
+            claims += [replace(one, uid=uid, user=user) for one in page.claims]
+            servers += _theirs(page, uid, user)
+    finally:
+        os.close(opened)
+    notices += junk
+    if len(notices) > MOST_NOTICES:
+        notices = [*notices[:MOST_NOTICES], f"and {len(notices) - MOST_NOTICES} more"]
+    claims.sort(key=lambda one: (one.since, one.uid))
+    servers.sort(key=lambda one: (one.user, one.name))
+    return Board(folder, now, tuple(claims), tuple(servers), tuple(notices), unsafe)
+
+
+def read_page(folder: int, uid: int, now: float) -> tuple[BoardPage, list[str]]:
+    """One user's page in the open ``folder``, and its skipped parts.
+
+    Raises:
+        BoardError: it belongs to another user, is not a regular file, too large, or not a page.
+        FileNotFoundError: it does not exist.
+    """
+    name = f"{uid}.json"
+    try:
+        # Neither a link nor a pipe can make this read, or wait for, anything else.
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise BoardError(f"cannot be read: {os.strerror(error.errno or 0)}") from error
+    status = os.fstat(opened)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(opened)
+        raise BoardError("is no plain file")
+    with os.fdopen(opened, "rb") as file:
+        if status.st_uid != uid:
+            raise BoardError(f"belongs to {user_name(status.st_uid)}, not to {user_name(uid)}")
+        if status.st_nlink != 1:
+            raise BoardError("has a second name, so it may be another file of theirs")
+        try:
+            data = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise BoardError(f"cannot be read: {os.strerror(error.errno or 0)}") from error
+    if len(data) > MOST_BYTES:
+        raise BoardError(f"is larger than {MOST_BYTES // 1024} KiB")
+    return parse(data, now)
+
+
+def is_running(pid: int, start_time: int, uid: int) -> bool | None:
+    """Whether that very process exists and belongs to ``uid``; None if others' processes are invisible."""
+    found = process_stat(pid)
+    if found is None:
+        hidden = uid != os.getuid() and process_stat(1) is None  # /proc mounted with hidepid
+        return None if hidden else False
+    try:
+        owner = os.stat(f"{PROC}/{pid}").st_uid  # noqa: PTH116 - as all of /proc is read
+    except OSError:
+        return False
+    return found.start_time == start_time and owner == uid
+
+
+def _pages(opened: int, folder: Path) -> tuple[list[int], list[str]]:
+    """The owners of the pages in the open folder, and sentences about other files, except hidden ones."""
+    uids: list[int] = []
+    others: list[str] = []
+    left = 0
+    with os.scandir(opened) as entries:
+        for number, entry in enumerate(entries):
+            if number >= MOST_FILES:
+                left += 1
+                break
+            if entry.name.startswith("."):
+                continue
+            found = PAGE.fullmatch(entry.name)
+            if found is None or not _owned_by(entry, int(found[1])):
+                others.append(entry.name)
+            else:
+                uids.append(int(found[1]))
+    others.sort()
+    notices = [_aside(opened, folder, name) for name in others[:MOST_JUNK_NAMED]]
+    if len(others) > len(notices):
+        notices.append(f"and {len(others) - len(notices)} more files that are not valid board pages")
+    if len(uids) > MOST_PAGES or left:
+        notices.insert(
+            0, f"more than {MOST_PAGES if not left else MOST_FILES} files lie on the board: not all are read"
+        )
+    return sorted(uids)[:MOST_PAGES], notices
+
+
+def _owned_by(entry: os.DirEntry[str], uid: int) -> bool:
+    try:
+        return entry.stat(follow_symlinks=False).st_uid == uid
+    except OSError:
+        return False
+
+
+def _aside(opened: int, folder: Path, name: str) -> str:
+    """Why a file is not a page."""
+    found = PAGE.fullmatch(name)
+    try:
+        owner = os.stat(name, dir_fd=opened, follow_symlinks=False).st_uid
+    except OSError:
+        found = None
+    if found is None:
+        return f"{folder / name} is not a valid board page; it is ignored"
+    return f"{folder / name} is left aside: it belongs to {user_name(owner)}, not to {user_name(int(found[1]))}"
+
+
+def _theirs(page: BoardPage, uid: int, user: str) -> Iterator[Announced]:
+    """The servers of a page that are running."""
+    for one in page.servers:
+        seen = is_running(one.pid, one.start_time, uid)
+        if seen is not False:
+            yield replace(one, uid=uid, user=user, seen=seen)
+
+
+# -- writing this user's page -----------------------------------------------------------------------------------------
+
+
+LOCK_ATTEMPTS = 20
+LOCK_SECONDS = 3.0
+"""How long another command of the same user may take to write."""
+
+
+def change_page(folder: Path, change: Callable[[BoardPage], BoardPage], now: float) -> BoardPage:
+    """Change this user's page, without expired claims and ended servers; returns the new page.
+
+    An empty page is deleted.
+
+    Raises:
+        BoardError: the board does not exist, is not safe or cannot be written; one sentence.
+    """
+    opened, unsafe = open_folder(folder)
+    try:
+        if unsafe:
+            raise BoardError(unsafe)
+        with _locked(folder, opened):
+            before = _own(opened, now)
+            after = _holding(change(_holding(before, now)), now)
+            if after != before:
+                _write(opened, after)
+            return after
+    except OSError as error:
+        raise BoardError(
+            f"{folder}: your page of the board cannot be written: {os.strerror(error.errno or 0)}"
+        ) from error
+    finally:
+        os.close(opened)
+
+
+def _own(folder: int, now: float) -> BoardPage | None:
+    """This user's page; None if it exists but is unusable, so that it is rewritten.
+
+    Raises:
+        BoardError: another user's file is in its place.
+    """
+    uid = os.getuid()
+    try:
+        return read_page(folder, uid, now)[0]
+    except FileNotFoundError:
+        return BoardPage()
+    except BoardError as error:
+        status = os.stat(f"{uid}.json", dir_fd=folder, follow_symlinks=False)
+        if status.st_uid != uid:
+            raise BoardError(f"{uid}.json on the board {error}: it stands where yours would") from error
+        return None
+
+
+def _holding(page: BoardPage | None, now: float) -> BoardPage:
+    """The valid entries of a page, limited to what others will read."""
+    if page is None:
+        return BoardPage()
+    uid = os.getuid()
+    claims = [one for one in page.claims if one.until > now]
+    servers = [one for one in page.servers if is_running(one.pid, one.start_time, uid) is not False]
+    return BoardPage(tuple(claims[-MOST_ENTRIES:]), tuple(servers[-MOST_ENTRIES:]))
+
+
+def _write(folder: int, page: BoardPage) -> None:
+    name = f"{os.getuid()}.json"
+    if not page.claims and not page.servers:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+        return
+    for left in _own_files(folder, f".{name}"):  # left by an earlier process that was killed: the lock is held here
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(left, dir_fd=folder)
+    fresh = f".{name}.{secrets.token_hex(8)}"  # an unpredictable name
+    opened = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(opened, "wb") as file:
+            os.fchmod(opened, 0o644)  # whatever the umask: others must be able to read it
+            file.write(dump(page))
+            file.flush()
+            os.fsync(opened)
+        os.rename(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh, dir_fd=folder)
+        raise
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, opened: int) -> Iterator[None]:
+    """Hold the lock of this user's page, so that two commands of one user do not overwrite each other's changes."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    lock, name = _lock_file(opened)
+    try:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+            if time.monotonic() > deadline:
+                raise BoardError(f"{folder / name} is held by another command of yours; try again")
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock_file(folder: int) -> tuple[int, str]:
+    """Open this user's lock file in the open ``folder``; returns its descriptor and name; created if missing.
+
+    Anyone may put a file of that name into the folder, and hold its lock forever. So only a file that belongs to this
+    user is used, which no one else can open; if another user's has the usual name, it gets a random suffix.
+
+    Raises:
+        OSError: none can be created.
+    """
+    usual = f".{os.getuid()}.lock"
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for _ in range(LOCK_ATTEMPTS):
+        mine = _own_files(folder, usual)
+        if not mine:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(usual, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
+                continue  # another command may have created one at the same time: both take the first of them
+            name = f"{usual}.{secrets.token_hex(8)}"
+            os.close(os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder))
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(mine[0], flags, dir_fd=folder)
+            close_to_others(lock)
+            return lock, mine[0]
+    raise OSError(errno.EAGAIN, "its lock file comes and goes")
+
+
+def _own_files(folder: int, name: str) -> list[str]:
+    """This user's own regular files with this name, or with a suffix, sorted."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.name == name or entry.name.startswith(f"{name}.")]
+    found = []
+    for name in sorted(names):
+        with contextlib.suppress(OSError):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
+                found.append(name)
+    return found

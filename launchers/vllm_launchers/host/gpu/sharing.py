@@ -1,0 +1,142 @@
+"""Who holds how much of a GPU, and how much of it one user may take. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from vllm_launchers.host.gpu.host import Gpu, Holder, HostError
+
+DRIVER_GIB = 1.5
+"""A driver keeps this much of an unused GPU (frame buffer, firmware); less is held by no one."""
+
+DESKTOP_GIB = 1.5
+"""A desktop's windows hold up to this much of a GPU; more than this is real work."""
+
+_MOST_GIB = 1e6
+_AMOUNT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*(GiB|GB|G|%)?", re.IGNORECASE)
+
+
+class GpuShare(msgspec.Struct, frozen=True):
+    """The most of one GPU that this user's servers may hold together: GiB, or a fraction from 0 to 1."""
+
+    gpu: int
+    gib: float | None = None
+    fraction: float | None = None
+
+    def limit(self, gpu: Gpu) -> float | None:
+        """The limit in GiB; None if the GPU's size is unknown."""
+        if self.gib is not None:
+            return self.gib
+        if self.fraction is None or gpu.memory_gib is None:
+            return None
+        return self.fraction * gpu.memory_gib
+
+
+class Holdings(msgspec.Struct, frozen=True):
+    """Who holds how many GiB of a GPU. ``ours`` by server, ``others`` by user, ``unseen`` by no visible process."""
+
+    ours: Mapping[str, float] = msgspec.field(default_factory=dict)
+    others: Mapping[str, float] = msgspec.field(default_factory=dict)
+    unseen: float = 0.0
+    free: float | None = None
+
+    @property
+    def ours_gib(self) -> float:
+        """GiB that our servers hold together."""
+        return sum(self.ours.values())
+
+    @property
+    def others_gib(self) -> float:
+        """GiB that others hold, seen or not."""
+        return sum(self.others.values()) + self.unseen
+
+
+def holdings(gpu: Gpu) -> Holdings:
+    """Who holds what of a GPU now."""
+    ours: dict[str, float] = {}
+    others: dict[str, float] = {}
+    for holder in gpu.holders:
+        into, name = (ours, holder.server) if holder.server else (others, owner(holder))
+        into[name] = round(into.get(name, 0.0) + (holder.gib or 0.0), 3)
+    seen = sum(ours.values()) + sum(others.values())
+    unseen = max(0.0, (gpu.used_gib or 0.0) - seen)
+    # A process whose own share is not reported accounts for the unattributed rest.
+    silent = [holder for holder in gpu.holders if holder.gib is None]
+    if silent and unseen > DRIVER_GIB:
+        first = silent[0]
+        into, name = (ours, first.server) if first.server else (others, owner(first))
+        into[name], unseen = round(into.get(name, 0.0) + unseen, 3), 0.0
+    return Holdings(ours, others, round(unseen, 3) if unseen > DRIVER_GIB else 0.0, gpu.free_gib)
+
+
+def is_desktop(holder: Holder) -> bool:
+    """Whether a process only draws windows."""
+    return holder.kind == "graphics" and not holder.server and (holder.gib or 0.0) < DESKTOP_GIB
+
+
+def is_held(gpu: Gpu) -> bool:
+    """Whether a GPU is in use: by more than a desktop's windows and the driver itself."""
+    return bool(holdings(gpu).unseen) or any(not is_desktop(holder) for holder in gpu.holders)
+
+
+def is_held_by_others(gpu: Gpu) -> bool:
+    """Whether others use a GPU, visible or not."""
+    return bool(holdings(gpu).unseen) or any(not h.server and not is_desktop(h) for h in gpu.holders)
+
+
+def owner(holder: Holder) -> str:
+    """The user of a process; a description if it is invisible."""
+    return holder.user or f"pid {holder.pid} (not seen from here)"
+
+
+def available_gib(gpu: Gpu, shares: Iterable[GpuShare] = ()) -> float | None:
+    """What a new server of ours may take of a GPU: what is free now, within this user's share of it."""
+    free = gpu.free_gib
+    for share in shares:
+        limit = share.limit(gpu) if share.gpu == gpu.index else None
+        if limit is not None:
+            left = max(0.0, limit - holdings(gpu).ours_gib)
+            free = left if free is None else min(free, left)
+    return free
+
+
+def format_share(gpu: Gpu, shares: Iterable[GpuShare]) -> str:
+    """How a share limits use of a GPU, in a few words; empty if it does not."""
+    limits = [limit for share in shares if share.gpu == gpu.index and (limit := share.limit(gpu)) is not None]
+    if not limits:
+        return ""
+    limit, taken = min(limits), holdings(gpu).ours_gib
+    if gpu.free_gib is not None and limit - taken >= gpu.free_gib:
+        return ""
+    return f"GPU {gpu.index}: your share is {limit:.1f} GiB" + (f", {taken:.1f} of them taken" if taken else "")
+
+
+def parse_share(gpu: int, value: str | float) -> GpuShare:
+    """Parse a share: ``"24 GiB"``, ``24`` (GiB), ``"50%"``, or ``0.5`` (a fraction, up to 1).
+
+    Raises:
+        HostError: it is in none of these forms; one sentence.
+    """
+    if isinstance(value, int) and abs(value) > _MOST_GIB:
+        value = math.inf  # an integer may be too long for Python or a float
+    expected = (
+        f"GPU {gpu}: {str(value)[:40]!r} is no part of its memory; expected '24 GiB', '50%' or a fraction such as 0.5"
+    )
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise HostError(expected)
+    if isinstance(value, str):
+        found = _AMOUNT.fullmatch(value.strip())
+        if found is None:
+            raise HostError(expected)
+        number, unit = float(found[1]), (found[2] or "").lower()
+    else:
+        number, unit = float(value), ""
+    if not 0 <= number < _MOST_GIB or (unit == "%" and number > 100):
+        raise HostError(expected)
+    if unit == "%":
+        return GpuShare(gpu, fraction=number / 100)
+    return GpuShare(gpu, fraction=number) if not unit and number <= 1 else GpuShare(gpu, gib=number)

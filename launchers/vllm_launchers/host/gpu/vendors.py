@@ -1,0 +1,133 @@
+"""Accelerators that are not NVIDIA's: recognized, so that users learn what this program can do with them.
+
+Recognized by keywords in their names; on this machine by the kernel's list of PCI devices, without any vendor library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from vllm_launchers.host.gpu.host import NO_DRIVER
+
+_DEVICES = Path("/sys/bus/pci/devices")
+_DEV = Path("/dev")
+_MOST_DEVICES = 4096
+_DISPLAY, _ACCELERATOR = "0x03", "0x12"
+"""PCI base classes: display controllers, and processing accelerators."""
+
+_NVIDIA, _AMD, _INTEL, _HABANA, _GOOGLE = "0x10de", "0x1002", "0x8086", "0x1da3", "0x1ae0"
+_TPU_DEVICES = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})
+"""PCI device ids of TPU v2 and v3 up to v7; Google's network cards have the same vendor id."""
+
+
+class Vendor(msgspec.Struct, frozen=True):
+    """A vendor's accelerators. ``name`` is plural; ``build`` is vLLM's name for their build.
+
+    ``devices`` is the environment variable that selects among them, empty if there is none.
+    """
+
+    name: str
+    build: str
+    way: str
+    devices: str
+    words: re.Pattern[str]
+
+    @property
+    def sentence(self) -> str:
+        """What this program can and cannot do with them, in one sentence."""
+        chosen = f" (choose them yourself, with --env {self.devices}=…)" if self.devices else ""
+        return (
+            f"{self.name} are not supported: vllm-console starts, supervises and monitors {self.way} there, but it "
+            f"cannot read these devices, so it shows no device figures, estimates no memory and assigns none{chosen}"
+        )
+
+
+def _words(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE)
+
+
+VENDORS = (
+    Vendor(
+        "AMD GPUs",
+        "rocm",
+        "vLLM's ROCm build",
+        "HIP_VISIBLE_DEVICES",
+        _words(r"amd|radeon|instinct|rocm|mi\d{2,3}[a-z]?|gfx\d+\w*|rx \d{4}\w*|w7[89]00"),
+    ),
+    Vendor(
+        "Intel Gaudi accelerators",
+        "hpu",
+        "vLLM with its Gaudi plugin",
+        "HABANA_VISIBLE_DEVICES",
+        _words(r"gaudi ?\d?|habana|hpu|hl-?\d{3}\w*"),
+    ),
+    Vendor(
+        "Intel GPUs",
+        "xpu",
+        "vLLM's XPU build",
+        "ZE_AFFINITY_MASK",
+        _words(r"intel|xpu|arc(?: pro)? [ab]\d+\w*|[ab][357]\d0m?|data center gpu|ponte vecchio|battlemage"),
+    ),
+    Vendor("TPUs", "tpu", "vLLM's TPU build", "", _words(r"tpu|tpus|tpu ?v\d\w*|trillium|ironwood")),
+)
+"""The first one with a keyword in a name is taken."""
+
+
+def vendor_of(name: str | None) -> Vendor | None:
+    """The vendor of a named accelerator, or None if it is NVIDIA's or unknown."""
+    if not name or re.search(r"nvidia|geforce|quadro|tesla", name, re.IGNORECASE):
+        return None
+    return next((vendor for vendor in VENDORS if vendor.words.search(name.replace("_", " "))), None)
+
+
+def vendor_of_build(build: str | None) -> Vendor | None:
+    """The accelerators that a vLLM was built for, or None for CUDA, the CPU and unknown builds."""
+    return next((vendor for vendor in VENDORS if vendor.build == build), None)
+
+
+def vendors_here(devices: Path = _DEVICES, dev: Path = _DEV) -> tuple[Vendor, ...]:
+    """Other vendors' accelerators in this machine, each vendor once.
+
+    Integrated graphics do not count: AMD's without a compute device (``/dev/kfd``), Intel's on bus 0. Beside an NVIDIA
+    GPU nothing is reported, since that one can be used.
+    """
+    found = set(_builds(devices, dev))
+    return () if "cuda" in found else tuple(vendor for vendor in VENDORS if vendor.build in found)
+
+
+def no_driver(devices: Path = _DEVICES, dev: Path = _DEV) -> str:
+    """Why there are no GPUs to show without NVIDIA's driver: another vendor's are here, or none at all."""
+    return "; ".join(vendor.sentence for vendor in vendors_here(devices, dev)) or NO_DRIVER
+
+
+def _builds(devices: Path, dev: Path) -> Iterator[str]:
+    try:
+        folders = sorted(devices.iterdir())[:_MOST_DEVICES]
+    except OSError:
+        return
+    for folder in folders:
+        vendor, kind, device = (_read(folder / name) for name in ("vendor", "class", "device"))
+        accelerates = kind.startswith(_ACCELERATOR)
+        computes = accelerates or kind.startswith(_DISPLAY)
+        if vendor == _NVIDIA and computes:
+            yield "cuda"
+        elif vendor == _AMD and computes and (dev / "kfd").exists():
+            yield "rocm"
+        elif vendor == _HABANA and (accelerates or (dev / "accel").is_dir()):
+            yield "hpu"
+        elif vendor == _INTEL and kind.startswith(_DISPLAY) and not re.match(r"[0-9a-f]{4,8}:00:", folder.name):
+            yield "xpu"
+        elif vendor == _GOOGLE and device in _TPU_DEVICES:
+            yield "tpu"
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(16).decode("ascii", "replace").strip().lower()
+    except OSError:
+        return ""

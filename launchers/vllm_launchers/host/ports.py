@@ -1,0 +1,142 @@
+"""Whether a port can be bound, who has it, and the next free one.
+
+vLLM up to 0.24 binds with ``SO_REUSEPORT``: two servers can share a port silently, so it is checked here first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import socket
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from vllm_launchers.addresses import family_of
+from vllm_launchers.procfs import open_files, pids, tcp_sockets
+
+LAST_PORT = 65535
+_GONE = frozenset({"04", "05", "06", "08", "09", "0B"})
+"""States of connections that outlive their server: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING."""
+
+
+class PortError(Exception):
+    """No port is available; the message is one sentence."""
+
+
+class PortUse(msgspec.Struct, frozen=True):
+    """Who holds a port. Unknown fields (another user's process) are None; ``reason`` then says why."""
+
+    pid: int | None = None
+    command: str | None = None
+    user: str | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return self.reason
+        if self.pid is None:
+            return f"by a process of {self.user}" if self.user else "by another process"
+        details = f"pid {self.pid}" + (f", user {self.user}" if self.user else "")
+        return f"by {self.command or 'a process'} ({details})"
+
+
+def check_port(host: str, port: int) -> PortUse | None:
+    """Who holds ``port`` of ``host``, or None if it can be bound.
+
+    Also None if ``host`` is not an address of this machine: the port is not the problem then (see `host_problem`).
+    """
+    number = _bind(host, port, reuse=False)
+    if number == errno.EACCES:
+        return PortUse(reason="by the system: ports below 1024 need root")
+    if number != errno.EADDRINUSE:
+        return None
+    rows = [row for row in tcp_sockets() if row.port == port]
+    listening = [row for row in rows if row.listening]
+    if not listening and any(row.state in _GONE for row in rows):
+        if _bind(host, port, reuse=True) == 0:
+            return None  # only connections of an ended server; vLLM binds over those
+        return PortUse(reason="by connections of a server that has just ended; they are gone within a minute")
+    for row in listening:
+        user = user_name(row.uid)
+        if (pid := _holder(row.link)) is not None:
+            return PortUse(pid, _command(pid), user)
+        return PortUse(user=user)
+    # vLLM binds its port at once and listens minutes later, when the model is loaded.
+    return PortUse(reason="by a process that does not listen yet, such as a server that is starting")
+
+
+def free_port(host: str, start: int = 8000, taken: Collection[int] = ()) -> int:
+    """The first port from ``start`` that can be bound and is not among ``taken``.
+
+    Raises:
+        PortError: there is none.
+    """
+    for port in range(max(start, 1), LAST_PORT + 1):
+        if port not in taken and check_port(host, port) is None:
+            return port
+    raise PortError(f"no port from {start} to {LAST_PORT} is free on {host}")
+
+
+def host_problem(host: str) -> str | None:
+    """Why no server can listen on ``host``, in one sentence, or None."""
+    number = _bind(host, 0, reuse=True)
+    if number == 0:
+        return None
+    if number == errno.EADDRNOTAVAIL:
+        return f"host {host}: is no address of this machine; leave --host out for 127.0.0.1"
+    return f"host {host}: cannot be used ({os.strerror(number) if number > 0 else 'no such name'})"
+
+
+def _bind(host: str, port: int, *, reuse: bool) -> int:
+    """0, or the errno; -1 if the host name has no address."""
+    try:
+        # For a name such as localhost, which may have several addresses, the one that vLLM would bind.
+        name, wanted = host.strip("[]") or None, family_of(host)
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            name, port, wanted, socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
+            probe.bind(address)
+    except (socket.gaierror, UnicodeError, OverflowError):
+        return -1
+    except OSError as error:
+        return error.errno or -1
+    return 0
+
+
+def listening_ports(pid: int) -> tuple[int, ...]:
+    """Ports on which a process listens, lowest first; empty if its files cannot be read (another user's)."""
+    files = set(open_files(pid) or ())
+    if not files:
+        return ()
+    return tuple(sorted({row.port for row in tcp_sockets() if row.listening and row.link in files}))
+
+
+def listens_to_itself(port: int, user: str) -> bool:
+    """Whether this user's process listens on a port, at local addresses only. False if that cannot be seen."""
+    rows = [row for row in tcp_sockets() if row.port == port and row.listening]
+    return bool(rows) and all(row.loopback and user_name(row.uid) == user for row in rows)
+
+
+def _holder(socket_link: str) -> int | None:
+    return next((pid for pid in pids() if socket_link in (open_files(pid) or ())), None)
+
+
+def _command(pid: int) -> str | None:
+    try:
+        text = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+    return "".join(character for character in text if character.isprintable()) or None
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or ``uid 1234`` where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

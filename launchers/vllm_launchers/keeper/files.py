@@ -1,0 +1,21 @@
+"""Names of the files in a server's folder that several modules use.
+
+Without imports: the recorder needs them and has to stay small.
+"""
+
+from __future__ import annotations
+
+RECORD = "record.json"
+LOCK = "keeper.lock"
+LOG = "server.log"
+KEEPER_LOG = "keeper.log"
+OUTPUT = "server.output"
+"""The file that a server writes its output to."""
+MOST_UNREAD = 256 << 20
+"""How many bytes of unread output are kept while no keeper reads (it is stopped, or dead without a successor). Beyond
+that, the oldest are dropped."""
+OLD_PIPE = "server.pipe"
+"""Servers started by an earlier version of this program have this instead of `OUTPUT`."""
+SIDECAR_LOG = "sidecar.log"
+SIDECAR_LOGS = (SIDECAR_LOG, "companion.log")
+"""The second is the log of a sidecar started by an earlier version."""

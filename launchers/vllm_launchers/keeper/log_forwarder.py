@@ -1,0 +1,438 @@
+"""The server's log: from the server's output into files that rotate by size.
+
+A keeper may be killed at any moment without losing or repeating a byte: bytes are dropped from the output only once
+they are in the log, and a file beside it records the position, so that the next keeper knows what both contain.
+
+A full disk never stops the reading: bytes that can't be written are counted, and the log says how many once it is
+writable again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum, auto
+from pathlib import Path
+
+from vllm_launchers.keeper.lifecycle import HelperFailed, LogLost, LogRecovered, Post
+from vllm_launchers.keeper.output import CHUNK, OutputFile, OutputPosition, Position, open_output
+from vllm_launchers.keeper.process_group import output_path
+from vllm_launchers.secrets import HIDDEN, is_secret_name, may_hold_secret, redact
+
+SHORTEST_OWN = 4
+"""Shorter secrets of the server are not hidden: hiding every ``1`` would spoil the log and reveal the secret."""
+SHORTEST_INHERITED = 8
+"""The same for other variables of the environment: ``MY_KEY=enabled`` is hardly a secret."""
+
+
+def values_of(secrets: Mapping[str, str], environment: Mapping[str, str]) -> set[str]:
+    """The values to hide: the server's secrets, and inherited values with a secret's name."""
+    own = {value for value in secrets.values() if len(value) >= SHORTEST_OWN}
+    return own | {
+        value for name, value in environment.items() if len(value) >= SHORTEST_INHERITED and is_secret_name(name)
+    }
+
+
+class Redaction:
+    """Bytes in, bytes without secrets out. One thread calls `clean`; others may add secrets."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self._values: tuple[bytes, ...] = ()
+        self.know(values)
+
+    def know(self, values: Iterable[str]) -> None:
+        """Hide these too from now on. Earlier ones stay: the server that had them may still be writing."""
+        parts = {part for value in values for part in value.encode(errors="surrogateescape").splitlines()}
+        known = {part for part in parts if len(part) >= SHORTEST_OWN} | set(self._values)
+        self._values = tuple(sorted(known, key=len, reverse=True))
+
+    def clean(self, data: bytes, *, whole: bool = False) -> tuple[bytes, int]:
+        """Redact output; returns what may be written, and how many bytes of ``data`` that covers.
+
+        The rest may be the beginning of a secret: pass it again with what follows; ``whole``: nothing follows.
+        """
+        shown = data
+        for value in self._values:
+            if value in shown:
+                shown = shown.replace(value, HIDDEN.encode())
+        keep = 0 if whole else self._begun(shown)
+        used, shown = len(data) - keep, shown[: len(shown) - keep]
+        # One character per byte: it is only searched.
+        if not may_hold_secret(shown.decode("latin-1")):
+            return shown, used
+        lines = shown.splitlines(keepends=True)
+        last = lines[-1]
+        if (
+            not whole
+            and not last.endswith((b"\n", b"\r"))
+            and len(last) < LONGEST_LINE
+            and may_hold_secret(last.decode("latin-1"))
+        ):
+            lines.pop()
+            used = max(data.rfind(b"\n", 0, used), data.rfind(b"\r", 0, used)) + 1
+        return b"".join(map(_redacted, lines)), used
+
+    def _begun(self, data: bytes) -> int:
+        """How many bytes at the end may be the beginning of a known secret."""
+        longest = 0
+        for value in self._values:
+            tail = data[-(len(value) - 1) :]
+            at = tail.find(value[:1])
+            while at >= 0 and not value.startswith(tail[at:]):
+                at = tail.find(value[:1], at + 1)
+            if at >= 0:
+                longest = max(longest, len(tail) - at)
+        return longest
+
+
+def _redacted(line: bytes) -> bytes:
+    text = line.decode(errors="surrogateescape")
+    shown = redact(text)
+    return line if shown == text else shown.encode(errors="surrogateescape")
+
+
+GATHER_SECONDS = 0.01
+"""Pause between two reads: a flood of output costs 100 wake-ups a second instead of one per line."""
+HELD_SECONDS = 0.1
+"""Longest pause before the start of a line that may contain a secret is read again, for its end."""
+LONGEST_LINE = 1 << 16
+"""A file ends this far below its limit, or a quarter of it if that is less: a line this long is not split."""
+SMALLEST_FILE = 4096
+POLL_SECONDS, IDLE_SECONDS = 0.2, 5.0
+"""Poll intervals for output: where the kernel does not report it, and where it does, as a safeguard."""
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+MOST_OF_A_CHUNK = 4 * CHUNK
+"""The maximum growth of a chunk by hiding short secrets in it."""
+
+
+class RotatingLog:
+    """``server.log`` and its older files ``.1``, ``.2``, …, ``files`` in all, each at most ``limit`` bytes (4,096 at
+    least).
+
+    Files end at the end of a line, except under a line longer than 64 KiB, or than a quarter of the limit where that
+    is less. Never raises on a full disk.
+    """
+
+    def __init__(self, path: Path, limit: int, files: int, write: Callable[[int, bytes], int] = os.write) -> None:
+        self.path = path
+        self.lost = 0
+        """Bytes lost since the last line that reports losses."""
+        self.trouble = ""
+        self._limit = max(limit, SMALLEST_FILE)
+        self._files = max(files, 1)
+        self._write = write
+        self._mutex = threading.Lock()
+        self._fd = -1
+        self._size = 0
+        self._at_line_start = True
+        self._open()
+
+    def resize(self, limit: int, files: int) -> None:
+        """Change the bounds."""
+        with self._mutex:
+            self._limit, self._files = max(limit, SMALLEST_FILE), max(files, 1)
+
+    def position(self) -> tuple[int | None, int]:
+        """Inode and size of the file that is written now: where the next byte goes."""
+        with self._mutex:
+            return (os.fstat(self._fd).st_ino if self._fd >= 0 else None, self._size)
+
+    def restore(self) -> bool:
+        """If the file was deleted or replaced, begin a new one; returns whether it was."""
+        with self._mutex:
+            try:
+                found: os.stat_result | None = os.lstat(self.path)
+            except FileNotFoundError:
+                found = None
+            except OSError:
+                return False
+            if self._fd < 0 or (found is not None and os.path.samestat(found, os.fstat(self._fd))):
+                return False
+            if found is not None and not stat.S_ISREG(found.st_mode):
+                return False  # nothing to write into
+            before = self._fd
+            try:
+                self._open()
+            except OSError as error:
+                self.trouble = error.strerror or str(error)
+                return False
+            os.close(before)
+            return True
+
+    def lose(self, count: int, why: str) -> None:
+        """Note in the log, before the next bytes, how many bytes are missing."""
+        with self._mutex:
+            self.lost += count
+            self.trouble = why
+
+    def since(self, inode: int, offset: int) -> bytes:
+        """The log after a position, over rotated files; nothing if that cannot have been one chunk."""
+        found: list[bytes] = []
+        for number in range(self._files):
+            with contextlib.suppress(OSError), self._numbered(number).open("rb") as file:
+                status = os.fstat(file.fileno())
+                start = offset if status.st_ino == inode else 0
+                if sum(map(len, found)) + status.st_size - start > MOST_OF_A_CHUNK:
+                    break
+                file.seek(start)
+                found.append(file.read() if start <= status.st_size else b"")
+                if status.st_ino == inode:
+                    return b"".join(reversed(found))
+        return b""
+
+    def append(self, data: bytes) -> None:
+        """Write bytes, rotating on the way."""
+        with self._mutex:
+            if self.lost and not self._write_loss():
+                self._lose(data, self.trouble)
+                return
+            while data:
+                head, data = self._fitting(data)
+                if not self._put(head):
+                    self._lose(data, self.trouble)
+                    return
+                if data and not self._rotate():
+                    self._put(data)
+                    return
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._mutex:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _fitting(self, data: bytes) -> tuple[bytes, bytes]:
+        """Where to split so that this file ends: after the last line that fits, else after the line that does not."""
+        most = self._limit - self._size
+        room = most - min(LONGEST_LINE, self._limit // 4)
+        if len(data) <= room:
+            return data, b""
+        cut = data.rfind(b"\n", 0, max(room, 0)) + 1
+        if cut == 0 and (not self._at_line_start or self._size == 0):
+            cut = data.find(b"\n", 0, max(most, 0)) + 1 or min(len(data), max(most, 0))
+        return data[:cut], data[cut:]
+
+    def _put(self, data: bytes) -> bool:
+        """Write all of it, or count the bytes that could not be written and return False."""
+        while data:
+            try:
+                if self._fd < 0:
+                    self._open()
+                written = self._write(self._fd, data)
+            except OSError as error:
+                self._lose(data, error.strerror or str(error))
+                return False
+            self._at_line_start = data[written - 1 : written] == b"\n"
+            self._size += written
+            data = data[written:]
+        return True
+
+    def _lose(self, data: bytes, why: str) -> None:
+        self.lost += len(data)
+        self.trouble = why
+
+    def _write_loss(self) -> bool:
+        """Note in the log how much was lost; False while it is not writable."""
+        text = f"[keeper] {self.lost} bytes of log were lost here: {self.trouble}\n".encode()
+        try:
+            if self._fd < 0:
+                self._open()
+            if self._size + len(text) >= self._limit:
+                self._rotate()  # if it cannot rotate, the old file grows by this line: nothing more is lost for it
+            line = text if self._at_line_start else b"\n" + text
+            written = self._write(self._fd, line)
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            return False
+        self._size += written
+        self._at_line_start = written == len(line)
+        self.lost, self.trouble = 0, ""
+        return True
+
+    def _rotate(self) -> bool:
+        """``server.log`` becomes ``.1``, ``.1`` becomes ``.2``; the oldest is deleted. On failure, the old file grows.
+
+        The new file exists before any other moves, and a gap (left by a failed move) absorbs the files before it: so
+        retrying costs no older file.
+        """
+        fresh = self.path.with_name(f".{self.path.name}.new")
+        fd = -1
+        try:
+            fd = os.open(fresh, _FLAGS | os.O_TRUNC, 0o600)
+            gap = next((n for n in range(self._files) if not self._numbered(n).exists()), self._files - 1)
+            for number in range(gap, 0, -1):
+                self._numbered(number - 1).replace(self._numbered(number))
+            fresh.replace(self.path)
+        except OSError as error:
+            self.trouble = error.strerror or str(error)
+            if fd >= 0:
+                os.close(fd)
+            return False
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._size, self._at_line_start = fd, 0, True
+        return True
+
+    def _numbered(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
+
+    def _open(self) -> None:
+        self._fd = os.open(self.path, _FLAGS, 0o600)
+        self._size = os.fstat(self._fd).st_size
+        self._at_line_start = True
+
+
+class AfterReading(Enum):
+    """What the log's thread does once it has read everything."""
+
+    DRAIN = auto()
+    RENEW = auto()
+
+
+class LogForwarder(threading.Thread):
+    """Reads the output and writes the log; reports when the log is not writable, and when it is again."""
+
+    def __init__(self, folder: Path, log: RotatingLog, post: Post, redaction: Redaction | None = None) -> None:
+        super().__init__(name="log", daemon=True)
+        self.log = log
+        self.redaction = redaction or Redaction()
+        self._folder = folder
+        self.position = Position(folder)
+        place = self.position.read()
+        self._output = open_output(folder, place)
+        self._post = post
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._done = threading.Event()
+        self._request: AfterReading | None = None
+        self._held = 0.0
+        """Seconds until a line without its end is read again; 0 if there is none."""
+        self._posted_at = 0.0
+        self._lost = 0
+        self._written = self._written_before(place)
+
+    def run(self) -> None:
+        """Forward for as long as the keeper lives."""
+        while True:
+            try:
+                self._wait_for_output()
+                self._forward()
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the forwarding goes on
+                self._post(HelperFailed("log", repr(error)))
+                time.sleep(1.0)
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until everything present now has been read; False if that took too long."""
+        return self._send(AfterReading.DRAIN, seconds)
+
+    def begin_anew(self, seconds: float) -> bool:
+        """Read what is present, and empty the output for the next server: only while no process writes to it.
+
+        False if that took too long.
+        """
+        return self._send(AfterReading.RENEW, seconds)
+
+    def _send(self, what: AfterReading, seconds: float) -> bool:
+        self._done.clear()
+        self._request = what
+        os.eventfd_write(self._wake, 1)
+        return self._done.wait(seconds)
+
+    def _wait_for_output(self) -> None:
+        poller, wait = select.poll(), POLL_SECONDS
+        poller.register(self._wake, select.POLLIN)
+        if self._held:
+            wait = self._held
+        elif self._output.event_fd >= 0:
+            poller.register(self._output.event_fd, select.POLLIN)
+            wait = IDLE_SECONDS
+        poller.poll(wait * 1000)
+
+    def _forward(self) -> None:
+        request = self._request  # read first: what is in the output by now is read below
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        self._output.acknowledge()
+        while waiting := self._output.waiting():
+            data = self._output.peek()
+            self._count_missing()
+            more = len(data) < min(waiting, self._output.waiting())
+            if more:  # the end of its last line is there already
+                data = data[: data.rfind(b"\n") + 1] or data
+            text, used = self.redaction.clean(data, whole=request is not None and not more)
+            if not used and (more or self._output.full):
+                text, used = self.redaction.clean(data, whole=True)
+            if not used:
+                self._held = min(2 * self._held or GATHER_SECONDS, HELD_SECONDS)
+                break
+            self._held = 0.0
+            self._write(text, used, hidden=text != data[:used])
+            if not more and request is None:
+                time.sleep(GATHER_SECONDS)
+        if request is not None:
+            self._request = None
+            self._output.trim(now=True)
+            if request is AfterReading.RENEW:
+                self._renew()
+            self._done.set()
+
+    def _write(self, text: bytes, used: int, *, hidden: bool) -> None:
+        """Write the log text for ``used`` bytes of the output, and only then drop them.
+
+        ``hidden``: they contained a secret, which the output must not keep.
+        """
+        again = min(len(self._written), len(text))
+        self._written, text = self._written[again:], text[again:]
+        self.log.append(text)
+        self._output.take(used)
+        self._save_position()
+        self._output.trim(now=hidden)
+        self._post_losses()
+
+    def _save_position(self) -> None:
+        inode, offset = self.log.position()
+        self.position.write(OutputPosition(inode or 0, offset, *self._output.place()))
+
+    def _renew(self) -> None:
+        if isinstance(self._output, OutputFile):
+            self._output.empty()
+        else:  # started by an earlier version: the next one writes to a file
+            self._output.close()
+            output_path(self._folder).unlink(missing_ok=True)
+            self._output = OutputFile(self._folder)
+        self._save_position()
+
+    def _written_before(self, place: OutputPosition | None) -> bytes:
+        """The output that is already in the log: its writer was killed before it could record that.
+
+        Only an `OldPipe` has that ambiguity, for the microseconds between taking and recording: comparing log and
+        output resolves it.
+        """
+        data = self._output.peek()
+        written = self.log.since(place.log_inode, place.log_offset) if place is not None and data else b""
+        if written and self.redaction.clean(data, whole=True)[0].startswith(written):
+            return written
+        self._save_position()
+        return b""
+
+    def _count_missing(self) -> None:
+        if self._output.missing:
+            self.log.lose(self._output.missing, "the backlog for the keeper was too large")
+            self._output.missing = 0
+
+    def _post_losses(self) -> None:
+        """Post losses: the first at once, then at most every five seconds."""
+        if self.log.lost:
+            self._lost = self.log.lost
+            now = time.monotonic()
+            if not self._posted_at or now - self._posted_at >= 5.0:
+                self._posted_at = now
+                self._post(LogLost(self._lost, self.log.trouble))
+        elif self._posted_at:
+            self._posted_at = 0.0
+            self._post(LogRecovered(self._lost))

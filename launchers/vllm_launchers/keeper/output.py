@@ -1,0 +1,407 @@
+"""A server's output on its way to the log, buffered in a file, so that the server's writes never block.
+
+The server writes to ``server.output``, a plain file opened for appending. The keeper reads it, writes the log, and
+returns the space of what it has read to the file system (a hole in the file), so the file takes up little more than the
+unread part. A stopped or dead keeper delays nothing: what the server writes meanwhile, its last lines too, is there for
+the next keeper. ``log.position`` records how far keepers have read.
+
+`RESERVE` bytes are preallocated ahead of the server, so that a full disk does not make its writes fail at once.
+
+`OldPipe` reads the named pipe (``server.pipe``) of a server that an earlier version of this program started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import stat
+import termios
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.files import MOST_UNREAD, OLD_PIPE, OUTPUT
+from vllm_launchers.keeper.process_group import output_path
+from vllm_launchers.values import Value
+
+CHUNK = 1 << 18
+TRIM_BYTES = 1 << 19
+"""How much read output may still take up space; freeing it in small pieces would cost a disk write each."""
+RESERVE = 1 << 20
+_LARGEST_BLOCK = 1 << 16
+SPLICE_F_NONBLOCK = 2
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_IN_MODIFY, _IN_NONBLOCK, _IN_CLOEXEC = 2, os.O_NONBLOCK, os.O_CLOEXEC
+
+
+class OutputPosition(Value):
+    """How far keepers have come: in the log (inode, offset), and in the server's output (inode, offset)."""
+
+    log_inode: int
+    log_offset: int
+    output_inode: int = 0
+    output_offset: int = 0
+
+
+class Position:
+    """``log.position``: an `OutputPosition`, written in one call, so a killed keeper leaves the old or the new one.
+
+    Log text after that position was written by a keeper that died before it could record it. Never raises.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "log.position"
+        self._fd = -1
+        self._written: OutputPosition | None = None
+        self._mutex = threading.Lock()
+
+    def read(self) -> OutputPosition | None:
+        """The last position written; None if there is none."""
+        with self._mutex:
+            self._open()
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return OutputPosition(*map(int, os.pread(self._fd, 200, 0).split()[:4]))
+        return None
+
+    def write(self, place: OutputPosition) -> None:
+        """Write it. If that fails (disk full), the next keeper compares log and output."""
+        with self._mutex:
+            if self._fd < 0:
+                self._open()
+            self._put(place)
+
+    def restore(self) -> bool:
+        """If the file was deleted or replaced, write it again; returns whether it was."""
+        with self._mutex:
+            before = self._fd
+            if self._written is None or before < 0 or not self._replaced():
+                return False
+            self._open()
+            if self._fd == before:
+                return False
+            os.close(before)
+            self._put(self._written)
+            return True
+
+    def _replaced(self) -> bool:
+        """Whether the path points to no file, or to another than the open one; anything but a file is left alone."""
+        try:
+            found = os.lstat(self.path)
+            return stat.S_ISREG(found.st_mode) and not os.path.samestat(found, os.fstat(self._fd))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+
+    def _put(self, place: OutputPosition) -> None:
+        self._written = place
+        numbers = (place.log_inode, place.log_offset, place.output_inode, place.output_offset)
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, b"%020d %020d %020d %020d\n" % numbers, 0)
+
+    def _open(self) -> None:
+        with contextlib.suppress(OSError):
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+class ServerOutput(Protocol):
+    """A server's output, read with `peek` and dropped with `take`. Neither waits."""
+
+    event_fd: int
+    """Readable if there may be new output; -1 if it has to be polled."""
+
+    def waiting(self) -> int:
+        """How many bytes are available."""
+
+    def peek(self) -> bytes:
+        """The first of them, at most `CHUNK`; not always as many as possible. Raises OSError."""
+
+    def take(self, count: int) -> None:
+        """Drop the first ``count`` bytes."""
+
+    def place(self) -> tuple[int, int]:
+        """Inode, and offset of the first available byte; zeros if taking bytes is enough to remove them."""
+
+    missing: int
+    """Bytes dropped before they were read; the reader counts and resets them."""
+
+    def trim(self, *, now: bool) -> None:
+        """Free the space of taken bytes; ``now``: all of it, else once it is worthwhile."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the server has to wait until bytes are taken."""
+
+    def acknowledge(self) -> None:
+        """Reset ``event_fd`` to wait for new output."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+def open_for_server(folder: Path) -> int:
+    """The descriptor for a server's standard output and error; it identifies the server's processes (`process_group`).
+
+    It is locked for as long as any process of the server has it, which is visible from everywhere (`location`). Raises
+    OSError, and `KeeperError` if something else is in its place.
+    """
+    fd = _open_file(folder / OUTPUT, os.O_APPEND)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return fd
+
+
+def open_output(folder: Path, place: OutputPosition | None) -> ServerOutput:
+    """A server's output for reading; ``place`` is how far keepers have read.
+
+    Raises OSError, and `KeeperError` if something else is in its place.
+    """
+    if output_path(folder).name == OLD_PIPE:
+        return OldPipe(folder)
+    return OutputFile(folder, place)
+
+
+def bound(folder: Path, most: int = MOST_UNREAD) -> int:
+    """Drop the oldest unread output of a server beyond ``most`` bytes; returns how many bytes were dropped.
+
+    For use while no keeper reads. The next one notes in the log how much is missing. Raises OSError.
+    """
+    try:
+        fd = os.open(folder / OUTPUT, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        found = os.fstat(fd)
+        room = found.st_blocks * 512
+        if not stat.S_ISREG(found.st_mode) or room <= most + RESERVE:
+            return 0
+        end = (found.st_size - most // 2) // _LARGEST_BLOCK * _LARGEST_BLOCK  # no block is partly a hole
+        begin = _data_from(fd, 0)
+        return end - begin if end > begin and _punch(fd, begin, end - begin) else 0
+    finally:
+        os.close(fd)
+
+
+class OutputFile:
+    """``server.output``, read from where the previous keeper stopped.
+
+    If that is unknown, it is read from the first data: what precedes it was read and freed by keepers, as far as can be
+    known.
+    """
+
+    full = False
+
+    def __init__(self, folder: Path, place: OutputPosition | None = None) -> None:
+        self._fd = _open_file(folder / OUTPUT, os.O_APPEND)
+        found = os.fstat(self._fd)
+        self._inode = found.st_ino
+        known = place is not None and place.output_inode == self._inode and place.output_offset <= found.st_size
+        self._at = place.output_offset if place is not None and known else _first_data(self._fd)
+        self._trimmed = 0 if known else self._at
+        self._reserved = 0
+        self._holes = True
+        self.missing = 0
+        self.event_fd = _watch(self._fd)
+        if found.st_size:
+            self._reserve(found.st_size)
+
+    def waiting(self) -> int:
+        """How many bytes are available."""
+        size = os.fstat(self._fd).st_size
+        if size < self._at:  # it was emptied externally
+            self._at = self._trimmed = 0
+        return size - self._at
+
+    def peek(self) -> bytes:
+        """The first of them; dropped bytes are skipped."""
+        data = os.pread(self._fd, CHUNK, self._at)
+        if data.startswith(b"\0") and (start := _data_from(self._fd, self._at)) > self._at:
+            self.missing += start - self._at
+            self._at = start
+            data = os.pread(self._fd, CHUNK, self._at)
+        return data
+
+    def take(self, count: int) -> None:
+        """Drop the first ``count`` bytes."""
+        self._at += count
+
+    def place(self) -> tuple[int, int]:
+        """The next read position."""
+        return self._inode, self._at
+
+    def trim(self, *, now: bool) -> None:
+        """Free the space of what was read, and preallocate for new output."""
+        size = os.fstat(self._fd).st_size
+        if self._at - self._trimmed >= (1 if now else TRIM_BYTES):
+            if self._holes and (_punch(self._fd, self._trimmed, self._at - self._trimmed)):
+                self._trimmed = self._at
+            else:
+                self._holes = False
+                self._empty()
+        if size > self._reserved - RESERVE // 2:
+            self._reserve(size)
+
+    def empty(self) -> None:
+        """Start over with an empty file: only while no process writes to it."""
+        os.ftruncate(self._fd, 0)
+        self._at = self._trimmed = self._reserved = 0
+
+    def acknowledge(self) -> None:
+        """Reset ``event_fd`` to wait for new output."""
+        with contextlib.suppress(OSError):
+            os.read(self.event_fd, 4096)
+
+    def close(self) -> None:
+        """Close it."""
+        for fd in (self._fd, self.event_fd):
+            if fd >= 0:
+                os.close(fd)
+
+    def _empty(self) -> None:
+        """Empty the file when all was read, if it cannot have holes (some network file systems).
+
+        A line that arrives at this very moment is lost.
+        """
+        if os.fstat(self._fd).st_size == self._at:
+            os.ftruncate(self._fd, 0)
+            self._at = self._trimmed = 0
+
+    def _reserve(self, size: int) -> None:
+        for room in (RESERVE, RESERVE // 16):
+            if _fallocate(self._fd, _KEEP_SIZE, size, room):
+                break
+        self._reserved = size + RESERVE
+
+
+class OldPipe:
+    """``server.pipe``, which server and keeper both have open for reading and writing; 1 MiB, then the server waits."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / OLD_PIPE
+        self.event_fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISFIFO(os.fstat(self.event_fd).st_mode):
+            os.close(self.event_fd)
+            raise KeeperError(f"{path} is not a pipe; move it away")
+        self.missing = 0
+        self._copy, self._copy_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # the user's allowance for pipes may be used up: a smaller one works too
+            fcntl.fcntl(self._copy, fcntl.F_SETPIPE_SZ, CHUNK)
+        self._nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        self._tee = _libc().tee
+        self._room = select.poll()
+        self._room.register(self.event_fd, select.POLLOUT)
+
+    def waiting(self) -> int:
+        """How many bytes are in it."""
+        return int.from_bytes(fcntl.ioctl(self.event_fd, termios.FIONREAD, bytes(4)), "little")
+
+    @property
+    def full(self) -> bool:
+        """Whether the server has to wait."""
+        return not any(event & select.POLLOUT for _, event in self._room.poll(0))
+
+    def peek(self) -> bytes:
+        """The first bytes in it."""
+        count = self._tee(self.event_fd, self._copy_end, CHUNK, SPLICE_F_NONBLOCK)
+        if count < 0:
+            number = ctypes.get_errno()
+            if number in (errno.EAGAIN, errno.EINTR):
+                return b""
+            raise OSError(number, os.strerror(number))
+        return os.read(self._copy, count) if count else b""
+
+    def take(self, count: int) -> None:
+        """Drop the first ``count`` bytes in it."""
+        while count > 0:
+            dropped = os.splice(self.event_fd, self._nothing, count)
+            if dropped == 0:
+                return
+            count -= dropped
+
+    def place(self) -> tuple[int, int]:
+        """No position: taken bytes need not be tracked."""
+        return 0, 0
+
+    def trim(self, *, now: bool) -> None:
+        """No effect: taken bytes are gone."""
+
+    def acknowledge(self) -> None:
+        """No effect: it is readable for as long as it has data."""
+
+    def close(self) -> None:
+        """Close it."""
+        for fd in (self.event_fd, self._copy, self._copy_end, self._nothing):
+            os.close(fd)
+
+
+def _open_file(path: Path, flags: int) -> int:
+    """A regular file of this user's own, created if missing."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise KeeperError(f"{path} is not a plain file; move it away") from error
+        raise
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(fd)
+        raise KeeperError(f"{path} is not a plain file of this user; move it away")
+    return fd
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    libc.tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
+    libc.tee.restype = ctypes.c_ssize_t
+    return libc
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> bool:
+    with contextlib.suppress(AttributeError):  # a C library without it
+        return bool(_libc().fallocate(fd, mode, offset, length) == 0)
+    return False
+
+
+def _punch(fd: int, offset: int, length: int) -> bool:
+    """Punch a hole in a file; False if the file system has no holes."""
+    return _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, length)
+
+
+def _data_from(fd: int, offset: int) -> int:
+    """Where the next data begins, from an offset on; the end of the file if there is none."""
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError as error:
+        return os.fstat(fd).st_size if error.errno == errno.ENXIO else offset
+
+
+def _first_data(fd: int) -> int:
+    """Where the data begins in a file whose beginning has holes.
+
+    Only whole blocks become a hole: between two of them, and after the last, freed bytes have become zeros.
+    """
+    at = 0
+    while block := os.pread(fd, _LARGEST_BLOCK, start := _data_from(fd, at)):
+        if data := block.lstrip(b"\0"):
+            return start + len(block) - len(data)
+        at = start + len(block)
+    return start
+
+
+def _watch(fd: int) -> int:
+    """A descriptor that is readable once an open file was written to; -1 if none is available."""
+    with contextlib.suppress(AttributeError):
+        watch = int(_libc().inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC))
+        if watch >= 0 and _libc().inotify_add_watch(watch, b"/proc/self/fd/%d" % fd, _IN_MODIFY) >= 0:
+            return watch
+        if watch >= 0:
+            os.close(watch)
+    return -1

@@ -1,0 +1,250 @@
+"""A restart that is prepared while the server serves: its process and what the record says of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from vllm_launchers.keeper import processes
+from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.lifecycle import Post, PreparedStep
+from vllm_launchers.keeper.log_forwarder import Redaction
+from vllm_launchers.keeper.output import open_for_server
+from vllm_launchers.keeper.prepared_process import PreparedProcess
+from vllm_launchers.keeper.record_writer import RecordWriter
+from vllm_launchers.keeper.records import Generation, LaunchSpec, Preparation, PreparationStep, ProcessIdentity
+from vllm_launchers.keeper.spawn import Command, SpawnError
+from vllm_launchers.values import replace
+
+KEPT_OUTPUT = 16 << 10
+"""Bytes of a refused process's output that the record keeps: the end, with the error."""
+KEPT_MESSAGE = 4 << 10
+
+
+class RestartPreparation:
+    """The next generation's process, from the request for a restart until it is the server or is discarded.
+
+    At most one at a time. Only the keeper's loop calls this. It never stops the server: `said` returns the flags when
+    that is to be done.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        limit: float,
+        record_writer: RecordWriter,
+        note: Callable[[str], None],
+        redaction: Redaction,
+        post: Post,
+    ) -> None:
+        """``limit``: how long it may take, in seconds."""
+        self._folder = folder
+        self._limit = limit
+        self._record_writer = record_writer
+        self._note = note
+        self._redaction = redaction
+        self._post = post
+        self._process: PreparedProcess | None = None
+        self._count = 0
+        self._recorded: Preparation | None = None
+        """What the record said of it before it took over."""
+        self.spec: LaunchSpec | None = None
+        """The flags of the restart that was prepared last."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is a prepared process that has not said that it is the server."""
+        return self._process is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is a prepared process that was not told to go on as the server."""
+        return self._process is not None and self._process.went_at is None
+
+    @property
+    def cancelable(self) -> bool:
+        """Whether the server is not yet being stopped for it."""
+        return self._process is not None and not self._process.accepted
+
+    @property
+    def process(self) -> ProcessIdentity | None:
+        """The prepared process, while it is not the server's."""
+        return self._process.process if self._process is not None and self.waits else None
+
+    def begin(self, spec: LaunchSpec, console: ProcessIdentity | None, command: Command) -> None:
+        """Start the process. Raises `UnwrittenError`, before anything is done."""
+        now = time.time()
+        self._record_writer.change(insist=True, preparation=Preparation(now, spec, step_at=now, console=console))
+        self._count += 1
+        self.spec, self._recorded = spec, None
+        try:
+            self._process = PreparedProcess(self._count, spec, command, self._post, self._record_process)
+        except (SpawnError, KeeperError, OSError) as error:
+            self.record(PreparationStep.FAILED, f"its process could not be started: {error}")
+
+    def said(self, event: PreparedStep) -> LaunchSpec | None:
+        """The process says how far it is. Returns the flags that the server is to be stopped for now; else None."""
+        process = self._process
+        if process is None or event.epoch != process.epoch:
+            return None
+        message = event.message if event.message is not None else {}
+        text = str(message.get("message") or "")
+        match message.get("step"):
+            case "imported" | "reading":
+                self._checks(text)
+            case "accepted":
+                process.accepted = True
+                return process.spec
+            case "refused":
+                self.discard(PreparationStep.REFUSED, text)
+            case "unprepared" if not self.waits:
+                process.why_not = text
+            case "unprepared":
+                self.discard(PreparationStep.UNPREPARED, text)
+                return process.spec
+            case "started":
+                self._became_server(process)
+            case None if event.message is None and self.waits and not process.accepted:
+                self.discard(PreparationStep.FAILED, "its process ended before it had judged the flags")
+        return None
+
+    def server_stops(self) -> None:
+        """The server is being stopped for it."""
+        if self.waits:
+            self.record(PreparationStep.ACCEPTED)
+
+    def can_not_go_on(self, reason: str) -> None:
+        """The server can't be stopped for it."""
+        if self.waits:
+            self.discard(PreparationStep.FAILED, reason)
+        else:
+            self.record(PreparationStep.FAILED, reason)
+
+    def take_over(self, generation: Generation) -> ProcessIdentity | None:
+        """Let the process go on as the server; None if there is none for this generation, or it can't.
+
+        Raises `UnwrittenError`.
+        """
+        process, why = self._process, ""
+        if process is None:
+            return None
+        if process.spec != generation.spec or not process.accepted:
+            why = "it was prepared for other flags"
+        elif not processes.alive(process.process):
+            why = "its process has ended"
+        if not why:
+            try:
+                return self._hand_over(process)
+            except OSError as error:
+                why = f"its process can't go on: {error}"
+            except KeeperError as error:
+                self._end(PreparationStep.UNPREPARED, str(error))
+                raise
+        self._end(PreparationStep.UNPREPARED, why)
+        return None
+
+    def server_ended(self) -> str:
+        """The server has ended by itself. Returns why what is prepared can't be used; "" if that changes nothing."""
+        process = self._process
+        if process is None:
+            return ""
+        why = "the server ended by itself meanwhile"
+        if not self.waits:  # it was to be the server, and this is its end
+            last = process.last_message()
+            if last.get("step") == "started":
+                self._became_server(process)
+                return ""
+            if last.get("step") == "unprepared":
+                process.why_not = str(last.get("message") or "")
+            why = process.why_not or "its process ended"
+        self._end(PreparationStep.UNPREPARED, why)
+        return why
+
+    def server_stopped(self) -> None:
+        """The server has ended as requested."""
+        if self._process is not None and not self.waits:  # it was to take over, and was stopped at once
+            self._became_server(self._process)
+
+    def discard(self, step: PreparationStep, message: str) -> None:
+        """End a process that waits, and record why. There may be none."""
+        if self.waits:
+            self._end(step, message)
+
+    def record(self, step: PreparationStep, message: str = "", output: str = "") -> None:
+        """Record how far it is."""
+        preparation = self._record_writer.record.preparation
+        if preparation is None:
+            return
+        changed = replace(preparation, step=step, step_at=time.time(), message=message, output=output)
+        if not step.under_way:
+            # The patterns serve only a generation that runs, and are not small.
+            spec = replace(changed.spec, restart=replace(changed.spec.restart, not_retryable=()))
+            changed = replace(changed, spec=spec, process=None, console=None)
+        self._note(f"preparing a restart: {step}" + (f" ({message})" if message else ""))
+        self._record_writer.change(preparation=changed)
+
+    def tick(self, now: float) -> None:
+        """End one that takes too long, prints too much, or that nobody waits for any more. ``now``: monotonic."""
+        process, preparation = self._process, self._record_writer.record.preparation
+        if process is None:
+            return
+        if process.overdue(now) and not process.why_not:
+            process.why_not = "it did not take over"
+            process.end()
+        elif not self.waits or preparation is None:
+            return
+        elif process.too_much_output:
+            step = PreparationStep.UNPREPARED if process.accepted else PreparationStep.FAILED
+            self.discard(step, "its process prints too much")
+        elif process.accepted:
+            return
+        elif now - process.started_at >= self._limit:
+            self.discard(PreparationStep.FAILED, f"it was not prepared within {self._limit:g}s")
+        elif preparation.console is not None and not processes.alive(preparation.console):
+            self.discard(PreparationStep.CANCELED, "the console that asked for it has ended")
+
+    def _record_process(self, identity: ProcessIdentity) -> None:
+        if (preparation := self._record_writer.record.preparation) is not None:
+            self._record_writer.change(insist=True, preparation=replace(preparation, process=identity))
+
+    def _checks(self, message: str) -> None:
+        """It judges its flags, or does what the message says besides."""
+        preparation = self._record_writer.record.preparation
+        if preparation is not None and preparation.step is PreparationStep.CHECKING:
+            self._record_writer.change(preparation=replace(preparation, message=message[:KEPT_MESSAGE]))
+        else:
+            self.record(PreparationStep.CHECKING)
+
+    def _became_server(self, process: PreparedProcess) -> None:
+        process.close()
+        self._process = None
+
+    def _end(self, step: PreparationStep, message: str) -> None:
+        """End the process, and record why."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        output = process.output()
+        process.close()  # first: where it waits, it ends by that alone
+        process.end()
+        if self._record_writer.record.preparation is None and self._recorded is not None:  # it was about to take over
+            self._record_writer.change(preparation=self._recorded)
+        self.record(step, self._shown(message.encode(errors="replace"))[:KEPT_MESSAGE],
+                    self._shown(output)[-KEPT_OUTPUT:])  # fmt: skip
+
+    def _shown(self, data: bytes) -> str:
+        """Text without secrets; cut it only afterwards, since half a secret is not recognized."""
+        return self._redaction.clean(data, whole=True)[0].decode(errors="replace")
+
+    def _hand_over(self, process: PreparedProcess) -> ProcessIdentity:
+        output = open_for_server(self._folder)
+        try:
+            self._recorded = self._record_writer.record.preparation
+            self._record_writer.change(insist=True, server=process.process, preparation=None)
+            os.write(output, process.output())  # the beginning of its log
+            process.go(output)
+        finally:
+            os.close(output)
+        return process.process

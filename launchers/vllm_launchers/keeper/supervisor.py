@@ -1,0 +1,840 @@
+"""The life of one server process: start, health, warm-up, exit, stop, restart, adoption.
+
+One method per event; only the keeper's loop calls them. `lifecycle` lists the transitions and the races.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_launchers.keeper import location, processes, spawn
+from vllm_launchers.keeper.context import KeeperContext, complete_secrets, known_secrets, secrets_of_process
+from vllm_launchers.keeper.errors import CannotSleepError, KeeperError, NotPreparingError, UnwrittenError
+from vllm_launchers.keeper.files import LOG
+from vllm_launchers.keeper.health import Health, Prober, ProbeTarget, WarmUpRun
+from vllm_launchers.keeper.lifecycle import (
+    KEPT_GENERATIONS,
+    LIVE,
+    AdoptedEnded,
+    Post,
+    PreparedStep,
+    Probed,
+    SleepProgress,
+    Transition,
+    WarmedUp,
+    exit_of,
+    exit_unknown,
+)
+from vllm_launchers.keeper.log_forwarder import LogForwarder
+from vllm_launchers.keeper.output import open_for_server
+from vllm_launchers.keeper.preparation import RestartPreparation
+from vllm_launchers.keeper.process_group import ProcessGroup
+from vllm_launchers.keeper.record_writer import Notes, RecordWriter
+from vllm_launchers.keeper.records import (
+    Exit,
+    Generation,
+    LaunchSpec,
+    PreparationStep,
+    ProcessIdentity,
+    Recording,
+    RestartMode,
+    Rollback,
+    ServerRecord,
+    Sleep,
+    SleepStep,
+    State,
+    WarmUpOutcome,
+    WarmUpReport,
+)
+from vllm_launchers.keeper.reservation import Reservation
+from vllm_launchers.keeper.retry import decide, remaining, retry_delay
+from vllm_launchers.keeper.sleeper import Sleeper, SleepOrder
+from vllm_launchers.keeper.spawn import Sidecar, SidecarCommand, fill
+from vllm_launchers.keeper.stop_sequence import Stop, StopSequence
+from vllm_launchers.listeners import Owner
+from vllm_launchers.values import Value, replace
+
+START_PENDING = "started by a new keeper; the old one died before it could"
+ADOPTED = "adopted by a new keeper after the old one died; its exit code will be unknown"
+ADOPTED_EXIT = "it was adopted by a new keeper, which is not its parent"
+WARMING_UP = "/health answers; ready after a first completed request"
+UNUSABLE = (SleepStep.FAILED, SleepStep.MISMATCH)
+"""How a sleep ends after which the server has to be started anew."""
+DRAIN_SECONDS = 30.0
+"""How long a keeper reads an ended server's output: more than the largest backlog (256 MiB) takes."""
+
+
+def unfit(report: WarmUpReport) -> str:
+    """Why a server whose warm-up failed is stopped."""
+    return f"/health answered, but the first request failed: {report.detail}"
+
+
+class MissedExit(Value):
+    """How a server ended while no keeper watched, and what follows.
+
+    ``next_spec``: what to start next. ``start_pending``: its own process still has to be started. ``retry``: the
+    restart policy decides.
+    """
+
+    exit: Exit
+    next_spec: LaunchSpec | None
+    start_pending: bool
+    retry: bool
+
+
+def missed_exit(record: ServerRecord, ended_with: str, now: float, *, stranger: bool = False) -> MissedExit:
+    """How a server ended (or was never started) while no keeper watched. ``now`` in Unix seconds.
+
+    ``ended_with``: as `location.ended_with` says. ``stranger``: the process that the record names runs but is not this
+    server's.
+    """
+    why, next_spec, start_pending = "no keeper was watching", record.next_spec, record.start_pending
+    if ended_with:
+        why = ended_with
+        if next_spec is not None or start_pending:  # nothing starts by itself after that
+            other = " with other flags" if next_spec is not None else ""
+            why, next_spec, start_pending = f"{why}; its pending restart{other} was dropped", None, False
+    elif record.server is None:
+        why = "its keeper died before starting it"
+    elif stranger:
+        pid = record.server.pid
+        why = f"pid {pid} is not this server's process (it does not have its output open) and was left alone"
+    exit_ = record.current.exit or exit_unknown(record.state is State.STOPPING, why, now)
+    # The policy applies only to an exit that a keeper saw: else nobody knows whether it was requested.
+    return MissedExit(exit_, next_spec, start_pending, retry=record.current.exit is not None and not exit_.requested)
+
+
+def dropped_restart(record: ServerRecord, ended_with: str) -> ServerRecord | None:
+    """The record without its pending restart, if its machine or container has ended since; else None."""
+    if record.keeper is None or not ended_with:
+        return None
+    why = f"{record.reason}; {ended_with}, so it is not restarted"
+    return replace(record, next_attempt_at=None, reason=why, keeper=None)
+
+
+class Supervisor:
+    """One server through its whole life. ``over`` once nothing is left to supervise."""
+
+    def __init__(
+        self,
+        context: KeeperContext,
+        record: ServerRecord,
+        secrets: Mapping[str, str],
+        forwarder: LogForwarder,
+        post: Post,
+    ) -> None:
+        self.note = Notes(context.folder)
+        self.record_writer = RecordWriter(context.folder, record, self.note)
+        self.prober = Prober(post)
+        self.over = False
+        self._context = context
+        self._secrets = dict(secrets)
+        self._forwarder = forwarder
+        self._post = post
+        self._health = Health(context.tuning)
+        self._reservation = Reservation()
+        self._sidecar = Sidecar(context.folder, lambda process: self.record_writer.change(sidecar=process), self.note)
+        self._epoch = 0
+        self._ended = True
+        self._left_ready_at: float | None = None
+        self._retry_at: float | None = None
+        self._stop: Stop | None = None
+        self._preparation = RestartPreparation(
+            context.folder, context.tuning.prepare, self.record_writer, self.note, forwarder.redaction, post
+        )
+        self._sleeper = Sleeper(self.record_writer, post)
+        self._warm_up: WarmUpRun | None = None
+        self._group: ProcessGroup | None = None
+        self._recording: Recording | None = None
+        """What the process that is being started goes on from."""
+
+    @property
+    def record(self) -> ServerRecord:
+        """The record as it is now."""
+        return self.record_writer.record
+
+    def due(self) -> float:
+        """Seconds until `tick` is due, at most."""
+        if self._stop is not None:
+            return self._stop.pause
+        soon = self._sidecar.busy or self.record_writer.trouble or self._preparation.under_way
+        seconds = 0.25 if soon else 5.0
+        if self._retry_at is not None and not self.record_writer.trouble:
+            seconds = min(seconds, max(self._retry_at - time.monotonic(), 0.0))
+        return seconds
+
+    # -- start and adoption ----------------------------------------------------------------------------------------
+
+    def start(self, recording: Recording | None = None) -> None:
+        """Start the present generation's process for the first time. Raises `UnwrittenError`."""
+        self._recording = recording
+        self._start_process("")
+
+    def start_next(self, spec: LaunchSpec, *, start_pending: bool = False, rollback: Rollback | None = None) -> None:
+        """Start the next generation; nothing of the one before is left. ``start_pending``: no console waits for it.
+
+        Raises `UnwrittenError`, before anything is changed.
+        """
+        record = self.record
+        generation = Generation(record.current.number + 1, spec, started_at=time.time(), rollback=rollback)
+        # The patterns serve only the present generation, and are not small.
+        past = replace(record.current.spec, restart=replace(record.current.spec.restart, not_retryable=()))
+        earlier = (*record.generations[:-1], replace(record.current, spec=past))
+        kept = (*earlier, generation)[-KEPT_GENERATIONS:]
+        preparation = record.preparation
+        goes_on = preparation is not None and preparation.step in (PreparationStep.ACCEPTED, PreparationStep.UNPREPARED)
+        if preparation is not None and not (goes_on and preparation.spec.argv == spec.argv):
+            preparation = None  # of another restart
+        self._forwarder.log.resize(spec.log_bytes, spec.log_files)
+        self._start_process(
+            "",
+            start_pending=start_pending,
+            generations=kept,
+            attempt=0,
+            downtime_seconds=None,
+            preparation=preparation,
+            sleep=_of_this_start(record),
+        )
+
+    def adopt(self) -> None:
+        """Take over a server whose keeper died, in whatever state it is."""
+        record, server = self.record, self.record.server
+        self.note(f"adopting: {record.state}, pid {server.pid if server else 'none'}")
+        if record.preparation is not None and record.preparation.step.under_way:
+            goes_on = record.next_spec is not None or record.start_pending
+            step = PreparationStep.UNPREPARED if goes_on else PreparationStep.CANCELED
+            self._preparation.record(step, "its keeper has ended")
+        if not record.state.alive:
+            self._adopt_waiting()
+            return
+        self._epoch += 1
+        # The pids of another boot or container mean nothing here.
+        gone = location.ended_with(record)
+        self._group = None if gone else ProcessGroup.adopted(self._context.folder, server)
+        if server is None or record.current.exit is not None or self._group is None or not self._group.server_lives:
+            self._adopt_dead()
+            return
+        self._ended = False
+        self._group.refresh(self._apart())
+        _watch_exit(server, self._epoch, self._post)
+        self.record_writer.change(**_me(), adopted=True, start_pending=False, reason=ADOPTED)
+        self._adopt_sidecar()
+        if record.state is State.STOPPING:
+            report = record.current.warm_up
+            unserved = report is not None and report.outcome is WarmUpOutcome.FAILED and record.next_spec is None
+            sequence = self._new_stop_sequence(serving=unserved)
+            self._stop = Stop(sequence, self.note, requested=not unserved, next_spec=record.next_spec, retry=unserved)
+            self._sidecar.want(None)
+        else:
+            self._aim()
+            self._sleeper.resume(*self._to_own(record, server))
+
+    def _adopt_waiting(self) -> None:
+        """It failed and waits for its automatic restart: the rest of the wait continues."""
+        record = self.record
+        if (dropped := dropped_restart(record, location.ended_with(record))) is not None:
+            self.record_writer.replace(dropped)
+            self.over = True
+            return
+        seconds = remaining(record, time.time())
+        self.note(f"restarts in {seconds:.1f}s")
+        self._retry_at = time.monotonic() + seconds
+        self._keep_port()
+        self.record_writer.change(**_me(), next_attempt_at=time.time() + seconds)
+
+    def _adopt_dead(self) -> None:
+        """It ended (or was never started) while no keeper watched: record that, and end its leftovers."""
+        stranger = self._group is not None and self._group.stranger
+        found = missed_exit(self.record, location.ended_with(self.record), time.time(), stranger=stranger)
+        self._ended = True
+        self._adopt_sidecar()
+        self._sidecar.want(None)
+        sequence = StopSequence.leftover(time.monotonic(), self._context.tuning.stop_timeouts)
+        self._stop = Stop(
+            sequence, self.note, requested=found.exit.requested, next_spec=found.next_spec, retry=found.retry
+        )
+        self._write_exit(found.exit, **_me(), start_pending=found.start_pending)
+
+    def _adopt_sidecar(self) -> None:
+        sidecar = self.record.sidecar
+        if sidecar is not None and self._sidecar.is_mine(sidecar):
+            self._sidecar.adopt(sidecar, self._sidecar_command())
+        elif not self._ended:
+            self._sidecar.want(self._sidecar_command())
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    def _start_process(self, reason: str, **fields: Any) -> None:
+        """Start the last generation; ``fields`` change with it. Raises `UnwrittenError`, before anything is changed.
+
+        ``start_pending`` stays set until the process runs. No process is started without a record: if this keeper died,
+        it would belong to nobody.
+        """
+        record = self.record
+        self._empty_output()  # an earlier version, or a killed keeper, may have left something there
+        inode, offset = self._forwarder.log.position()
+        begun = (fields.get("generations") or record.generations)[-1]
+        started_at = time.time()
+        if self._recording is not None:
+            started_at, offset = self._recording.started_at, self._recording.log_offset
+        generation = replace(begun, started_at=started_at, ready_at=None, ended_at=None, exit=None, warm_up=None)
+        fields |= {
+            "server": None,
+            **_me(),
+            "adopted": False,
+            "next_attempt_at": None,
+            "log_inode": inode,
+            "log_offset": offset,
+            "next_spec": None,
+        }
+        if record.state is State.STARTING:  # the very first start
+            generations = (*record.generations[:-1], generation)
+            self.record_writer.change(insist=True, reason=reason, **fields | {"generations": generations})
+        else:
+            self.record_writer.move(Transition.LAUNCHED, reason, generation, insist=True, **fields)
+        self.over = False
+        self._epoch += 1
+        self._health.reset()
+        self._reservation.admit(begun.spec.host, begun.spec.port, shared=begun.spec.reuse_port)
+        try:
+            server = self._preparation.take_over(begun) or self._spawn(begun.spec)
+        except (spawn.SpawnError, KeeperError, OSError) as error:
+            self._could_not_start(f"could not be started: {error}", self._may_pass(error))
+            return
+        self._retry_at = None
+        self._ended = False
+        if self.record.start_pending:
+            self.record_writer.change(start_pending=False)
+        self._group = ProcessGroup.born(self._context.folder, server)
+        self._aim()
+        self._sidecar.want(self._sidecar_command())
+
+    def _spawn(self, spec: LaunchSpec) -> ProcessIdentity:
+        """Start a process, its output into the file that the log is written from; it is recorded before it runs.
+
+        Raises `SecretMissingError`, `UnwrittenError`, `SpawnError`, OSError.
+        """
+        output = open_for_server(self._context.folder)
+        try:
+            command = self._command(spec, spec.argv, output)
+            return spawn.start(command, lambda server: self.record_writer.change(insist=True, server=server))
+        finally:
+            os.close(output)
+
+    def _command(self, spec: LaunchSpec, argv: Sequence[str], output: int) -> spawn.Command:
+        """A command with the environment of the server. Raises `SecretMissingError`."""
+        secrets = complete_secrets(spec, self._secrets, self._context.environment)
+        environment = {**self._context.environment, **spec.environment, **secrets}
+        return spawn.Command(argv, environment, spec.cwd, output, self._context.umask)
+
+    def _sidecar_command(self) -> SidecarCommand | None:
+        """What is to run beside the server as it is now."""
+        record, context = self.record, self._context
+        if record.server is None:
+            return None
+        argv = fill(record.current.spec.sidecar, record.server, record.current.number)
+        return SidecarCommand(argv, context.environment, str(context.folder), context.umask) if argv else None
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Whether another attempt to start the process may succeed. A command that never ran may be misspelled."""
+        number = error.number if isinstance(error, spawn.SpawnError) else getattr(error, "errno", 0)
+        if number in spawn.SHORTAGES:
+            return True
+        record = self.record
+        program = record.current.spec.argv[:1]
+        earlier = any(one.ready_at is not None and one.spec.argv[:1] == program for one in record.generations)
+        return number in spawn.REPLACED and (record.attempt > 0 or earlier)
+
+    def _could_not_start(self, reason: str, passing: bool) -> None:
+        """Its process could not be started; the restart policy applies if the error may pass."""
+        at = time.time()
+        ended = Exit(at, code=None, signal=None, requested=False, reason=reason)
+        generation = replace(self.record.current, ended_at=at, exit=ended)
+        self._ended = True
+        self._sidecar.want(None)
+        record = self.record
+        earlier = self._earlier_flags()
+        delay = retry_delay(record.current.spec.restart, record.attempt) if passing and earlier is None else None
+        if delay is None:
+            if passing and record.attempt:
+                reason += f"; gave up after {record.attempt} automatic restart{'s' if record.attempt > 1 else ''}"
+            self.record_writer.move(Transition.LOST, reason, generation, server=None, keeper=None, start_pending=False)
+            self._retry_at = None
+            self.over = True
+            if earlier is not None:
+                with contextlib.suppress(UnwrittenError):
+                    self._roll_back(earlier, reason)
+            if self.over:
+                self._reservation.release()
+            return
+        self._retry_at = time.monotonic() + delay
+        self._keep_port()
+        at += delay
+        self.record_writer.move(
+            Transition.LOST, reason, generation, server=None, start_pending=False, next_attempt_at=at
+        )
+
+    # -- health ----------------------------------------------------------------------------------------------------
+
+    def _aim(self) -> None:
+        spec, tuning = self.record.current.spec, self._context.tuning
+        interval = tuning.probe_starting if self.record.state is State.STARTING else tuning.probe_ready
+        if (server := self.record.server) is not None:
+            owner = Owner(server.pid, server.start_time)
+            self.prober.aim(ProbeTarget(self._epoch, owner, spec.host, spec.port, interval, spec.tls))
+
+    def probed(self, event: Probed) -> None:
+        """A probe is done."""
+        if event.epoch != self._epoch or self._ended or self._stop is not None or self._warm_up is not None:
+            return
+        record = self.record
+        before = self._health.reason
+        transition = self._health.transition(event, record.state, record.current.spec.port)
+        standing = ADOPTED if record.adopted else ""
+        match transition:
+            case Transition.ANSWERED:
+                self._reservation.release()
+                if record.current.spec.warm_up is None:
+                    self._ready(record.current)
+                else:
+                    self._begin_warm_up()
+            case Transition.RECOVERED:
+                self.record_writer.move(transition, standing)
+            case Transition.UNANSWERED:
+                self.record_writer.move(transition, self._health.reason)
+            case _ if event.stranger and self._health.reason != record.reason:
+                self.note(self._health.reason)
+                self.record_writer.change(reason=self._health.reason)
+            case _ if event.healthy and before and record.reason == before:  # it is our process that answers again
+                self.record_writer.change(reason=standing)
+
+    def _begin_warm_up(self) -> None:
+        """It answers: it is ready after it has completed a request."""
+        record, spec = self.record, self.record.current.spec
+        warm_up, server = spec.warm_up, record.server
+        if warm_up is None or server is None:
+            return
+        target, key = self._to_own(record, server)
+        generation = replace(record.current, warm_up=WarmUpReport(time.time()))
+        self.record_writer.change(reason=WARMING_UP, generations=(*record.generations[:-1], generation))
+        begun, golden = record.current.warm_up is not None, spec.sleep_mode
+        self._warm_up = WarmUpRun(target, warm_up, key, self._post, begun=begun, golden=golden)
+        self._warm_up.start()
+
+    def _to_own(self, record: ServerRecord, server: ProcessIdentity) -> tuple[ProbeTarget, str]:
+        """Where to send requests to the server's own process, and its API key."""
+        spec = record.current.spec
+        found = secrets_of_process(record) | known_secrets(spec, self._secrets, self._context.environment)
+        owner = Owner(server.pid, server.start_time)
+        key = found.get(spec.warm_up.api_key, "") if spec.warm_up is not None else ""
+        return ProbeTarget(self._epoch, owner, spec.host, spec.port, 0.0, spec.tls), key
+
+    def _end_warm_up(self) -> None:
+        if self._warm_up is not None:
+            self._warm_up.cancel()
+            self._warm_up = None
+
+    def warmed_up(self, event: WarmedUp) -> None:
+        """The warm-up is done: the server is ready, or can't serve and is stopped."""
+        if event.epoch != self._epoch or self._ended or self._stop is not None or self._warm_up is None:
+            return  # of a process that has ended or is stopping
+        self._warm_up = None
+        report = event.report
+        generation = replace(self.record.current, warm_up=report, golden=event.golden)
+        if report.outcome is not WarmUpOutcome.FAILED:
+            if report.detail:
+                self.note(f"warm-up {report.outcome}: {report.detail}")
+            self._ready(generation)
+            return
+        reason = unfit(report)
+        self.note(reason)
+        self.prober.aim(None)
+        self.record_writer.move(Transition.UNFIT, reason, generation)
+        self._stop = Stop(self._new_stop_sequence(serving=True), self.note, requested=False, retry=True)
+
+    def _ready(self, generation: Generation) -> None:
+        """The server is ready."""
+        record, downtime = self.record, self.record.downtime_seconds
+        self._health.since = time.monotonic()
+        if self._left_ready_at is not None:
+            downtime, self._left_ready_at = self._health.since - self._left_ready_at, None
+        recording, self._recording = self._recording, None  # the next start is one of its own
+        generation = replace(generation, ready_at=recording.ready_at if recording is not None else time.time())
+        standing = ADOPTED if record.adopted else ""
+        self.record_writer.move(Transition.ANSWERED, standing, generation, downtime_seconds=downtime)
+        if recording is not None:
+            self.record_writer.change(state_since=recording.ready_at)
+        self._aim()
+        if self._group is not None:
+            self._group.poll_soon()
+
+    # -- exit and stop ---------------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """A child has ended (SIGCHLD): reap all that have."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            server = self.record.server
+            if server is not None and pid == server.pid and not self._ended and not self.record.adopted:
+                self._process_ended(status)
+
+    def adopted_ended(self, epoch: int) -> None:
+        """The process of an adopted server is gone."""
+        if epoch == self._epoch and not self._ended:
+            self._process_ended(None)
+
+    def _process_ended(self, status: int | None) -> None:
+        """The server's process is gone; ``status`` is None if it is unknown."""
+        now, timeouts, stop = time.time(), self._context.tuning.stop_timeouts, self._stop
+        self._ended = True
+        self.prober.aim(None)
+        self._sleeper.end("the server ended")
+        self._sidecar.want(None)
+        requested = stop is not None and stop.requested
+        if status is None:
+            ended = exit_unknown(requested, ADOPTED_EXIT, now)
+        else:
+            ended = exit_of(status, requested, stop is not None and stop.sequence.killing, now)
+        more: dict[str, Any] = {}
+        if stop is None:
+            sequence = StopSequence.leftover(time.monotonic(), timeouts)
+            self._stop = Stop(sequence, self.note, requested=False, retry=True)
+            more = self._ended_beside(self._stop)
+        else:
+            stop.sequence.server_ended(time.monotonic())
+            self._preparation.server_stopped()
+        self._write_exit(ended if requested else self._with_first_request(ended), **more)
+        self._keep_port()
+
+    def _with_first_request(self, ended: Exit) -> Exit:
+        """An exit by itself, with what the first request had to do with it."""
+        record = self.record
+        report = record.current.warm_up
+        if self._warm_up is not None and report is not None:
+            self._end_warm_up()
+            report = replace(report, outcome=WarmUpOutcome.FAILED, detail=ended.reason, seconds=time.time() - report.at)
+            generation = replace(record.current, warm_up=report)
+            self.record_writer.change(generations=(*record.generations[:-1], generation))
+            was = "was " if ended.signal else ""
+            return replace(ended, reason=f"/health answered; on the first request it {was}{ended.reason}")
+        if report is not None and report.outcome is WarmUpOutcome.FAILED:
+            how = f"exit code {ended.code}" if ended.code is not None else ended.signal or "exit code unknown"
+            return replace(ended, reason=f"{unfit(report)}; stopped ({how})")
+        return ended
+
+    def _keep_port(self) -> None:
+        """Hold the port for the next start, from the moment the server releases it."""
+        policy, stop = self.record.current.spec.restart, self._stop
+        if stop is not None and stop.next_spec is not None:
+            self._reservation.hold(stop.next_spec.host, stop.next_spec.port)
+        elif self._retry_at is not None or (stop is not None and stop.retry and policy.mode is not RestartMode.NEVER):
+            self._reservation.hold(self.record.current.spec.host, self.record.current.spec.port)
+
+    def _write_exit(self, ended: Exit, **fields: Any) -> None:
+        record = self.record
+        generation = replace(record.current, ended_at=record.current.ended_at or ended.at, exit=ended)
+        if record.state is State.STOPPING:
+            self.record_writer.change(generations=(*record.generations[:-1], generation), **fields)
+        else:
+            self.record_writer.move(Transition.ENDED, ended.reason, generation, **fields)
+
+    def stop(self, next_spec: LaunchSpec | None = None, secrets: Mapping[str, str] | None = None) -> None:
+        """A stop was requested; ``next_spec`` is what to start afterwards. The last request counts.
+
+        Raises `SecretMissingError`, and for a restart `UnwrittenError`, before anything is done.
+        """
+        if next_spec is not None:
+            self._learn_secrets(next_spec, secrets)
+        if next_spec is None or next_spec is not self._preparation.spec:
+            self._preparation.discard(PreparationStep.CANCELED, "a stop was requested")
+        reason = "stopping as requested" if next_spec is None else "stopping for a restart"
+        record, stop = self.record, self._stop
+        insist = next_spec is not None
+        if stop is not None:
+            if stop.requested:
+                self.record_writer.change(insist=insist, reason=reason, next_spec=next_spec)
+            else:
+                self.record_writer.change(insist=insist, next_spec=next_spec, start_pending=False)
+            stop.next_spec, stop.retry = next_spec, False
+        elif record.state in LIVE:
+            self.record_writer.move(Transition.STOP_REQUESTED, reason, insist=insist, next_spec=next_spec)
+            if record.state is not State.STARTING:
+                since = self._health.since if record.state is State.UNRESPONSIVE else time.monotonic()
+                self._left_ready_at = since
+            self._stop = Stop(self._new_stop_sequence(), self.note, requested=True, next_spec=next_spec)
+            self.prober.aim(None)
+            self._end_warm_up()
+            self._sleeper.end("a stop was requested")
+        elif next_spec is not None:  # failed, and waiting for its automatic restart
+            self.start_next(next_spec)
+        elif not self.over:
+            self._retry_at = None
+            self._reservation.release()
+            reason = "stopped as requested while it waited for a restart"
+            self.record_writer.move(Transition.CANCELLED, reason, next_attempt_at=None, keeper=None)
+            self.over = True
+
+    def _learn_secrets(self, spec: LaunchSpec, secrets: Mapping[str, str] | None) -> None:
+        """Have all secrets of a spec, and hide them. Raises `SecretMissingError`."""
+        given = {**self._secrets, **(secrets or {})}
+        self._secrets.update(complete_secrets(spec, given, self._context.environment))
+        self._forwarder.redaction.know(self._secrets.values())
+
+    def _new_stop_sequence(self, *, serving: bool = False) -> StopSequence:
+        now, timeouts = time.monotonic(), self._context.tuning.stop_timeouts
+        if self.record.current.ready_at is None and not serving:
+            return StopSequence.starting(now, timeouts)
+        return StopSequence.serving(now, timeouts, self.record.current.spec.drain_seconds)
+
+    def _gone(self, stop: Stop) -> None:
+        """Nothing of the server is left. Raises `UnwrittenError` if the next step has to wait for the record."""
+        self._group = None
+        unread = self._empty_output()
+        ended = self.record.current.exit
+        reason = "; ".join(filter(None, (ended.reason if ended else "it ended", unread)))
+        if stop.next_spec is not None:
+            self.start_next(stop.next_spec, start_pending=True)
+        elif self.record.start_pending:
+            self._start_process(stop.anew or START_PENDING, attempt=self.record.attempt)
+        elif stop.requested:
+            self._reservation.release()
+            self.record_writer.move(Transition.GONE, reason, server=None, keeper=None, next_spec=None)
+            self.over = True
+        elif stop.retry and (earlier := self._earlier_flags()) is not None:
+            self._roll_back(earlier, reason)
+        else:
+            self._lost(reason, stop.retry)
+        self._stop = None
+
+    def _empty_output(self) -> str:
+        """Nothing of the server is left: write the rest of its log. Returns a clause if that took too long."""
+        if self._forwarder.begin_anew(DRAIN_SECONDS):
+            return ""
+        unread = f"the end of its log took longer than {DRAIN_SECONDS:g}s to read and is missing until the next start"
+        self.note(unread)
+        return unread
+
+    def _lost(self, reason: str, retry: bool) -> None:
+        back = self.record.current.rollback
+        if back is not None and self.record.current.ready_at is None:
+            retry = False
+            reason = f"run {back.failed}: {back.reason}; with the flags of run {back.to} again: {reason}"
+        decision = decide(self.record, self._context.folder / LOG, self.note) if retry else None
+        if decision is None or decision.delay is None:
+            if decision is not None and decision.why:
+                reason += f"; {decision.why}"
+            self._reservation.release()
+            self.record_writer.move(Transition.LOST, reason, server=None, keeper=None)
+            self.over = True
+            return
+        self._retry_at = time.monotonic() + decision.delay
+        self._keep_port()
+        self.record_writer.move(Transition.LOST, reason, server=None, next_attempt_at=time.time() + decision.delay)
+
+    # -- rollback --------------------------------------------------------------------------------------------------
+
+    def _earlier_flags(self) -> Generation | None:
+        """The generation to roll back to: it served until a restart stopped it, and the present one never did."""
+        generations, current = self.record.generations, self.record.current
+        if len(generations) < 2 or current.ready_at is not None or not current.spec.rollback:
+            return None
+        earlier = generations[-2]
+        served = earlier.ready_at is not None and earlier.exit is not None and earlier.exit.requested
+        return earlier if served else None
+
+    def _roll_back(self, earlier: Generation, reason: str) -> None:
+        """Start the flags of the generation before again. Raises `UnwrittenError`, before anything is changed."""
+        failed = self.record.current
+        self.note(f"run {failed.number} failed ({reason}): back to the flags of run {earlier.number}")
+        restart = replace(earlier.spec.restart, not_retryable=failed.spec.restart.not_retryable)
+        spec = replace(earlier.spec, restart=restart, rollback=False)
+        record, (_, log_end) = self.record, self._forwarder.log.position()
+        rollback = Rollback(failed.number, earlier.number, reason, record.log_inode, record.log_offset, log_end)
+        self.start_next(spec, start_pending=True, rollback=rollback)
+
+    def _retry(self) -> None:
+        record = self.record
+        attempt, limit = record.attempt + 1, record.current.spec.restart.limit
+        before = record.current.exit.reason if record.current.exit else "it failed"
+        self._start_process(
+            f"automatic restart {attempt} of {limit} after: {before}", attempt=attempt, start_pending=True
+        )
+
+    # -- a prepared restart ----------------------------------------------------------------------------------------
+
+    def restart(
+        self, spec: LaunchSpec, secrets: Mapping[str, str] | None = None, console: ProcessIdentity | None = None
+    ) -> None:
+        """A restart was requested. A ready server goes on serving until the next generation's process is prepared.
+
+        ``console`` is the process that waits for it; the preparation is canceled when that ends. Raises
+        `CannotSleepError` before anything is done, `SecretMissingError` and `UnwrittenError` before the server is
+        touched; what was under way beside it may be canceled by then.
+        """
+        if self._sleeper.busy and not self._sleeper.cancel_drain():
+            raise CannotSleepError(f"{self.record.name} is going to sleep or waking up: restart it after that")
+        self._learn_secrets(spec, secrets)
+        self._preparation.discard(PreparationStep.CANCELED, "another restart was requested")
+        if spec.prepared_argv and self._stop is None and self.record.state is State.READY:
+            self._preparation.begin(spec, console, self._command(spec, spec.prepared_argv, -1))
+            return
+        self.stop(spec, secrets)
+        if self.record.preparation is not None:
+            self.record_writer.change(preparation=None)  # an earlier one
+
+    def cancel(self) -> None:
+        """Cancel what has not yet kept the server from serving: the preparation of a restart, or going to sleep.
+
+        Raises `NotPreparingError` if there is no such thing.
+        """
+        if self._sleeper.cancel_drain():
+            return
+        if not self._preparation.cancelable:
+            raise NotPreparingError(f"{self.record.name}: no restart is being prepared; nothing was canceled")
+        self._preparation.discard(PreparationStep.CANCELED, "as requested")
+
+    # -- sleep -----------------------------------------------------------------------------------------------------
+
+    def sleep(self, level: int, drain_seconds: float, console: ProcessIdentity | None) -> None:
+        """Going to sleep was requested. It serves until its requests have ended, for ``drain_seconds`` at most.
+
+        Raises `CannotSleepError` and `UnwrittenError`, before anything is done.
+        """
+        self._order_sleep(SleepOrder(False, level, drain_seconds, console))
+
+    def wake(self) -> None:
+        """Waking up was requested. Raises `CannotSleepError` and `UnwrittenError`, before anything is done."""
+        self._order_sleep(SleepOrder(True, self.record.sleep.level if self.record.sleep is not None else 1))
+
+    def _order_sleep(self, order: SleepOrder) -> None:
+        self._sleeper.check(wake=order.wake)
+        record = self.record
+        if record.server is not None:
+            self._sleeper.begin(order, *self._to_own(record, record.server))
+
+    def slept(self, event: SleepProgress) -> None:
+        """A step of going to sleep or waking up; a server that can't go on after that is started anew."""
+        if event.epoch != self._epoch or self._ended or self._stop is not None or not self._sleeper.busy:
+            return
+        if why := self._sleeper.progress(event):
+            self.note(f"started anew: {why}")
+            self._start_anew()
+
+    def _start_anew(self) -> None:
+        """Restart a server that can't be used after its sleep; if that can't be done now, `tick` tries again."""
+        try:
+            self.stop(self.record.current.spec)
+        except KeeperError as error:
+            reason = f"can't be started anew: {error}"
+            if self.record.reason != reason:
+                self.note(reason)
+                self.record_writer.change(reason=reason)
+
+    def prepared_step(self, event: PreparedStep) -> None:
+        """The prepared process says how far it is."""
+        if (spec := self._preparation.said(event)) is None:
+            return
+        try:
+            self.stop(spec)
+        except KeeperError as error:
+            self._preparation.can_not_go_on(str(error))
+        else:
+            self._preparation.server_stops()
+
+    def _ended_beside(self, stop: Stop) -> dict[str, Any]:
+        """The server has ended by itself: what is prepared can't be used, but the restart goes on.
+
+        Returns what the record has to say.
+        """
+        waits, spec, why = self._preparation.waits, self._preparation.spec, self._preparation.server_ended()
+        if not why:
+            return {}
+        stop.retry = False
+        if waits:
+            stop.next_spec = spec
+            return {"next_spec": spec}
+        stop.anew = f"started anew, since what was prepared could not be used: {why}"
+        return {"start_pending": True}
+
+    # -- what time brings ------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Check everything that no event reports, and do what is due."""
+        record = self.record
+        self.record_writer.catch_up()
+        if record.adopted and not self._ended and not processes.alive(record.server):
+            self._process_ended(None)
+        self._sidecar.tick(now)
+        self._preparation.tick(now)
+        if self._stop is not None:
+            self._keep_port()
+            self._go_on_stopping(self._stop, now)
+        elif self._retry_at is not None and now >= self._retry_at:
+            if not self.record_writer.trouble:  # else until that can be written
+                with contextlib.suppress(UnwrittenError):
+                    self._retry()
+        elif record.state is State.ASLEEP and record.sleep is not None and record.sleep.step in UNUSABLE:
+            if not self.record_writer.trouble:
+                self._start_anew()
+        elif record.attempt and record.state is State.READY and now - self._health.since >= self._context.tuning.steady:
+            self.record_writer.change(attempt=0)
+        elif self._group is not None and not self._ended:
+            self._group.poll(now, self._apart())
+
+    def _go_on_stopping(self, stop: Stop, now: float) -> None:
+        clean = stop.advance(self._group, self._apart(), self._ended, now)
+        if clean and self._sidecar.gone:
+            if stop.next_spec is None or not self.record_writer.trouble:  # else until that can be written
+                with contextlib.suppress(UnwrittenError):
+                    self._gone(stop)
+        elif stop.stuck:
+            pids = ", ".join(map(str, stop.stuck))
+            reason = f"survives SIGKILL (pid {pids}): the kernel or a driver holds it"
+            if self.record.reason != reason:
+                self.note(reason)
+                self.record_writer.change(reason=reason)
+
+    def _apart(self) -> list[int]:
+        """The pids of this keeper's children that are not the server's."""
+        others = (self._sidecar.process, self._preparation.process)
+        return [process.pid for process in others if process is not None]
+
+
+def _me() -> dict[str, Any]:
+    """What a record says of the keeper that writes it."""
+    return {"keeper": processes.identity(os.getpid()), "location": location.here()}
+
+
+def _of_this_start(record: ServerRecord) -> Sleep | None:
+    """What a new generation keeps of the sleep of the one before: why it had to be started anew."""
+    sleep = record.sleep
+    if sleep is None or sleep.step not in (SleepStep.FAILED, SleepStep.MISMATCH):
+        return None
+    return sleep if sleep.step_at >= record.current.started_at else None
+
+
+def _watch_exit(process: ProcessIdentity, epoch: int, post: Post) -> None:
+    """Post `AdoptedEnded` when a process that is not our child has ended. Without pidfds, `tick` has to notice it."""
+    with contextlib.suppress(OSError):
+        pidfd = processes.open_pidfd(process)
+        if pidfd is not None:
+            threading.Thread(target=_wait_for_exit, args=(pidfd, epoch, post), name="watch", daemon=True).start()
+
+
+def _wait_for_exit(pidfd: int, epoch: int, post: Post) -> None:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    poller.poll()
+    os.close(pidfd)
+    post(AdoptedEnded(epoch))

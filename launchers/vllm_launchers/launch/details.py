@@ -1,0 +1,208 @@
+"""Data that the console stores with a launch, so that any later console knows what the server is and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from vllm_launchers.addresses import format_exposure
+from vllm_launchers.engine_model.gpus import DEFAULT_GPU, find_model
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.records import ServerRecord, State
+from vllm_launchers.plan.attention import fp8_cache
+from vllm_launchers.plan.model import Engine, EngineKind, Plan
+from vllm_launchers.presets.model import FlagSetting, Objectives, Preset, Workload
+from vllm_launchers.secrets import API_KEY
+from vllm_launchers.typed_decoding import convert
+from vllm_launchers.vllm.flags.changes import FlagValue
+
+
+class Details(msgspec.Struct, frozen=True):
+    """The console's part of a launch spec, which the keeper stores and never reads."""
+
+    preset: str = ""
+    model: str = ""
+    engine: Engine | None = None
+    flags: Mapping[str, FlagValue] = msgspec.field(default_factory=dict)
+    reasons: Mapping[str, str] = msgspec.field(default_factory=dict)
+    sources: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Who chose each flag (`Source`), if not the preset."""
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    gpus: tuple[int, ...] = ()
+    gpus_chosen: bool = False
+    """Whether these were chosen for it, so that a restart on another number of GPUs may take others."""
+    workload: Workload | None = None
+    objectives: Objectives | None = None
+    gpu_kind: str = ""
+    """The GPU model it runs on, empty if unknown."""
+    predicted: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Its memory estimate before the start, uncorrected, to compare with the engine's report."""
+    warm_up: bool = True
+    """Whether its keeper sends a warm-up request before it is called ready."""
+    standby_of: str = ""
+    """The server with which it shares its GPUs: one of the two sleeps while the other serves."""
+    beside: str = ""
+    """The server that a rolling update started it next to."""
+    mla: bool = False
+    """Whether its model is known to use multi-head latent attention."""
+    inherited: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The inherited variables that choose its attention backend."""
+
+    @property
+    def gpu_name(self) -> str:
+        """The GPU that it runs on, or simulates; empty if unknown."""
+        if self.engine is not None and self.engine.kind is EngineKind.SIMULATED:
+            return self.environment.get("SIMULATED_GPU") or DEFAULT_GPU
+        return self.gpu_kind
+
+    @property
+    def fp8_cache_problem(self) -> str:
+        """Why vLLM cannot keep its KV cache in FP8 there; empty if it can, or if unknown."""
+        model = find_model(self.gpu_name)
+        if model is None or self.engine is None or self.engine.build == "cpu":
+            return ""
+        variables = {**self.inherited, **self.environment}
+        able = float(model.compute_capability)
+        verdict = fp8_cache(self.flags, variables, self.engine.release, able, mla=self.mla)
+        return f"{model.name}: {verdict.why}" if verdict.works is False else ""
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        preset: Preset,
+        *,
+        gpu_kind: str = "",
+        gpus_chosen: bool = False,
+        predicted: Mapping[str, float] | None = None,
+        warm_up: bool = True,
+        mla: bool = False,
+        standby_of: str = "",
+        beside: str = "",
+        inherited: Mapping[str, str] | None = None,
+    ) -> Details:
+        """The details of a plan made from ``preset``."""
+        return cls(
+            preset=plan.preset,
+            model=plan.model,
+            engine=plan.engine,
+            flags=dict(plan.flags),
+            reasons=dict(plan.reasons),
+            sources={c.flag: str(c.source) for c in plan.choices if c.source != "preset" and c.flag in plan.flags},
+            environment=dict(plan.environment),
+            gpus=plan.gpus,
+            workload=preset.workload,
+            objectives=preset.objectives,
+            gpu_kind=gpu_kind,
+            gpus_chosen=gpus_chosen,
+            predicted=dict(predicted or {}),
+            warm_up=warm_up,
+            mla=mla,
+            standby_of=standby_of,
+            beside=beside,
+            inherited=dict(inherited or {}),
+        )
+
+    def as_preset(self) -> Preset:
+        """The launch as a preset, for a restart, since the preset's file may have changed or been deleted.
+
+        Raises:
+            ValueError: the record lacks data (it was written by another version).
+        """
+        if self.workload is None or self.objectives is None or not self.model:
+            raise ValueError("its record does not say which model, workload and objectives it was started with")
+        flags = {name: FlagSetting(value, self.reasons.get(name, "")) for name, value in self.flags.items()}
+        return Preset(
+            name=self.preset,
+            title=self.preset,
+            summary="",
+            model=self.model,
+            flags=flags,
+            workload=self.workload,
+            objectives=self.objectives,
+        )
+
+
+def pack(details: Details) -> dict[str, Any]:
+    """As plain JSON values."""
+    packed: dict[str, Any] = msgspec.to_builtins(details)
+    return packed
+
+
+def unpack(packed: Mapping[str, Any]) -> Details:
+    """Read the result of `pack`; fields that another version wrote differently keep their defaults."""
+    try:
+        return convert(dict(packed), Details)
+    except ValueError:  # also a lone surrogate, which JSON can contain and text cannot
+        preset, model = (str(packed.get(name) or "") for name in ("preset", "model"))
+        engine = packed.get("engine")
+        kind = engine.get("kind") if isinstance(engine, dict) else None
+        simulated = Engine(EngineKind.SIMULATED, (), None, None, "") if kind == EngineKind.SIMULATED else None
+        return Details(preset=preset, model=model, engine=simulated)
+
+
+# -- the records of this user's servers -------------------------------------------------------------------------------
+
+
+class Records:
+    """All records below one state folder."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._known: dict[str, tuple[object, ServerRecord]] = {}
+
+    def read(self) -> tuple[list[ServerRecord], list[str]]:
+        """All records by name, and a sentence for each that cannot be read.
+
+        Raises:
+            KeeperError: the folder itself cannot be read.
+        """
+        records, problems = [], []
+        names = client.names(self._state)
+        for gone in set(self._known).difference(names):  # another thread may read them too
+            self._known.pop(gone, None)
+        for name in names:
+            try:
+                stamp = client.stamp(self._state, name)
+                known = self._known.get(name)
+                if known is None or known[0] != stamp:
+                    known = (stamp, client.read(self._state, name))
+                    self._known[name] = known
+                records.append(known[1])
+            except KeeperError as error:
+                problems.append(str(error))
+        return records, problems
+
+    def taken_ports(self, but: str = "") -> set[int]:
+        """The ports of all servers that are up or will be restarted, optionally without one server's."""
+        return {record.current.spec.port for record in self.read()[0] if record.needs_keeper and record.name != but}
+
+    def starting(self) -> list[str]:
+        """The names of all servers that are starting."""
+        return [record.name for record in self.read()[0] if record.state is State.STARTING]
+
+    def free_name(self, wanted: str) -> str:
+        """That name, or the first of ``name-2``, ``name-3``, … not used by a server that is up or will be restarted."""
+        live = {record.name for record in self.read()[0] if record.needs_keeper}
+        number = 1
+        name = wanted
+        while name in live:
+            number += 1
+            name = f"{wanted}-{number}"
+        return name
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log for reading without blocking, even if a pipe is in its place. Raises OSError."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def exposed_message(record: ServerRecord) -> str:
+    """The warning about a server that others can use, while it is up or will be restarted."""
+    spec = record.current.spec
+    return format_exposure(spec.host, API_KEY in spec.secret_names) if record.needs_keeper else ""

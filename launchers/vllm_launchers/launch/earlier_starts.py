@@ -1,0 +1,137 @@
+"""Memory reports of a model's earlier starts, read from a server's log once it is ready, for planning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.host.gpu.host import Gpu
+from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.launch.details import open_log, unpack
+from vllm_launchers.plan.budget.engine_report import learned_from, read_report, report_figures
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.inputs import Learned
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore, flags_digest, remembered
+
+START_LOG_BYTES = 4 << 20
+"""How much of a generation's log is searched for its startup."""
+
+BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
+CPU = "cpu"
+"""Stands in for the GPU's name with builds that use none."""
+
+
+class Earlier(msgspec.Struct, frozen=True):
+    """An earlier start of a model. ``same`` is whether it had the same engine and flags, so that its report applies."""
+
+    learned: Learned
+    same: bool
+
+
+def report_store(state: Path) -> StartupReportStore:
+    """The starts of this user's servers."""
+    return StartupReportStore(state / "reports.json")
+
+
+def gpu_kind(gpus: tuple[Gpu, ...], build: str | None) -> str:
+    """The GPU model it runs on; empty if unknown."""
+    return CPU if build == CPU else (gpus[0].name or "" if gpus else "")
+
+
+def find_earlier(reports: StartupReportStore, plan: Plan, kind: str, own: Remembered | None = None) -> Earlier | None:
+    """The earlier start most relevant to a plan; None without any. ``own`` is the server's own."""
+    place = _memory_of(plan.engine, kind, plan.environment)
+    if not place:
+        return None
+    settings = launch_settings(plan.flags, plan.environment)
+    found = reports.find(plan.model, place, plan.engine.label, settings, [own] if own is not None else ())
+    if found is None:
+        return None
+    learned = learned_from(found.reported, found.predicted)
+    if found.engine != plan.engine.label:  # vLLM before 0.21 counts tokens differently
+        return Earlier(replace(learned, predicted_kv_tokens=None), same=False)
+    return Earlier(learned, found.flags == flags_digest(settings))
+
+
+def fixed_cache(reports: StartupReportStore, plan: Plan, kind: str, own: Remembered | None = None) -> Finding | None:
+    """What is known of a KV cache size that was fixed in bytes: vLLM measures nothing then. ``own`` as above."""
+    size, place = plan.flags.get(BYTES), _memory_of(plan.engine, kind, plan.environment)
+    if not isinstance(size, int) or plan.engine.kind is not EngineKind.VLLM or plan.engine.build == CPU or not place:
+        return None
+    flags = {name: value for name, value in plan.flags.items() if name != BYTES}
+    digest = flags_digest(launch_settings(flags, plan.environment))
+    all_starts = [*reports.entries(), *filter(None, [own])]
+    starts = [one for one in all_starts if (one.model, one.gpu, one.engine) == (plan.model, place, plan.engine.label)]
+    suggested = {one.flags: round(one.reported["kv_pin_bytes"]) for one in starts if "kv_pin_bytes" in one.reported}
+    fixed = f"--{BYTES} fixes the KV cache at {size / GIB:.1f} GiB, whatever --gpu-memory-utilization says"
+    memory = "the server runs out of memory if neighbors hold more than at that start"
+    known = suggested.get(digest)
+    if known is not None and size <= known:
+        return Finding("kv_cache_fixed", Level.ADVICE, f"{fixed}; vLLM suggested it with these flags: {memory}")
+    without = Changes(unset=(BYTES,))
+    if known is not None:
+        text = f"{fixed}; with these flags vLLM suggested {known / GIB:.1f} GiB, so it may run out of memory"
+        return Finding("kv_cache_fixed", Level.WARNING, text, without)
+    if size in suggested.values():
+        text = f"{fixed}; vLLM suggested that with other flags, so it may run out of memory: measure again without it"
+        return Finding("kv_cache_fixed", Level.WARNING, text, without)
+    return Finding("kv_cache_fixed", Level.ADVICE, f"{fixed}; vLLM does not check that it fits")
+
+
+def remember_start(reports: StartupReportStore, folder: Path, record: ServerRecord) -> bool:
+    """Store the memory report of a server that is ready; returns whether there was anything to store."""
+    details, start = unpack(record.current.spec.details), own_start(folder, record)
+    if start is None or details.engine is None:
+        return False
+    settings = launch_settings(details.flags, details.environment)
+    return reports.remember(
+        start.model, start.gpu, start.engine, settings, reported=start.reported, predicted=start.predicted
+    )
+
+
+def own_start(folder: Path, record: ServerRecord) -> Remembered | None:
+    """The memory report in the log of a server's present generation; None if there is none."""
+    details = unpack(record.current.spec.details)
+    engine, predicted = details.engine, details.predicted
+    place = _memory_of(engine, details.gpu_kind, details.environment) if engine is not None else ""
+    if engine is None or not place:
+        return None
+    figures = report_figures(read_report(start_of_log(folder / "server.log", record)))
+    if not figures:
+        return None
+    if BLOCKS in details.flags:  # tokens do not follow from the memory then
+        predicted = {name: value for name, value in predicted.items() if name not in ("kv_gib", "kv_tokens")}
+    settings = launch_settings(details.flags, details.environment)
+    at = record.current.ready_at or record.current.started_at
+    return remembered(details.model, place, engine.label, settings, reported=figures, predicted=predicted, at=at)
+
+
+def _memory_of(engine: Engine, kind: str, environment: Mapping[str, str]) -> str:
+    """The memory that a start's report is about: the GPU model, simulated ones separately; empty if unknown."""
+    if engine.kind is EngineKind.SIMULATED:
+        return f"simulated {environment.get('SIMULATED_GPU') or kind or 'GPU'}"
+    return kind
+
+
+def launch_settings(flags: Flags, environment: Mapping[str, str]) -> dict[str, object]:
+    """Everything a report depends on: variables such as VLLM_CPU_KVCACHE_SPACE affect memory as flags do."""
+    return {**flags, **{name: value for name, value in environment.items() if name.startswith(("VLLM_", "SIMULATED_"))}}
+
+
+def start_of_log(path: Path, record: ServerRecord) -> list[str]:
+    """The present generation's log from its beginning; empty if it was rotated meanwhile."""
+    try:
+        with open_log(path) as file:
+            if record.log_inode not in (None, os.fstat(file.fileno()).st_ino):
+                return []
+            file.seek(record.log_offset)
+            data = file.read(START_LOG_BYTES)
+    except OSError:
+        return []
+    return data.decode(errors="replace").splitlines()

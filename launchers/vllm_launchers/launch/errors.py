@@ -1,0 +1,68 @@
+"""Errors of user requests. Each message is one clear sentence."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from vllm_launchers.keeper.errors import BadNameError, ElsewhereError, KeeperError, NoSuchServerError
+
+if TYPE_CHECKING:
+    from vllm_launchers.plan.findings import Finding
+    from vllm_launchers.plan.placement import Placement
+
+
+class FleetError(Exception):
+    """Something could not be done. The first line is one clear sentence; ``exit_code`` is the command's exit code."""
+
+    exit_code = 1
+
+
+class NotFoundError(FleetError):
+    """No server or preset of that name."""
+
+    exit_code = 3
+
+
+class RefusedError(FleetError):
+    """The server belongs to another user, or the console is read-only."""
+
+    exit_code = 4
+
+
+class UsageError(FleetError):
+    """The request is invalid."""
+
+    exit_code = 2
+
+
+class NoPlaceError(FleetError):
+    """No set of GPUs is suitable. ``sets`` are the candidates, best first."""
+
+    def __init__(self, text: str, sets: Sequence[Placement] = ()) -> None:
+        super().__init__(text)
+        self.sets = tuple(sets)
+
+
+class UnfitError(FleetError):
+    """The plan of a launch has errors: ``findings``. ``forceable`` says whether ``force`` helps."""
+
+    def __init__(self, text: str, findings: Sequence[Finding] = (), *, forceable: bool = False) -> None:
+        super().__init__(text)
+        self.findings, self.forceable = tuple(findings), forceable
+
+
+@contextlib.contextmanager
+def keeper_errors() -> Iterator[None]:
+    """Raise the errors of the keeper's client as those of this module."""
+    try:
+        yield
+    except BadNameError as error:
+        raise UsageError(str(error)) from error
+    except NoSuchServerError as error:
+        raise NotFoundError(str(error)) from error
+    except ElsewhereError as error:
+        raise RefusedError(str(error)) from error
+    except KeeperError as error:
+        raise FleetError(str(error)) from error

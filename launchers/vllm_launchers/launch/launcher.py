@@ -1,0 +1,370 @@
+"""Starts and restarts servers: a plan becomes a keeper with a server, one launch at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from vllm_launchers import values
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.errors import NameTakenError
+from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, RestartMode, ServerRecord, State
+from vllm_launchers.launch.details import Records, unpack
+from vllm_launchers.launch.earlier_starts import own_start
+from vllm_launchers.launch.errors import FleetError, UsageError, keeper_errors
+from vllm_launchers.launch.planner import Planner
+from vllm_launchers.launch.prepared_start import prepared_argv
+from vllm_launchers.launch.refusal import refuse_unfit
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.launch.resolve import LaunchPlan
+from vllm_launchers.launch.standby import beside, find_other, one_switch, refuse_awake, refuse_beside_partner
+from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.private import lock, open_file, own_folder
+from vllm_launchers.vllm.startup_reports import Remembered
+
+TIMEOUT_SECONDS = 30.0
+"""Much longer than a launch takes to be claimed (well under a second)."""
+
+OTHERS_TIMEOUT_SECONDS = 5.0
+"""How long to wait for other users' launches."""
+
+
+@contextlib.contextmanager
+def launch_lock(state: Path, timeout: float = TIMEOUT_SECONDS) -> Iterator[None]:
+    """Hold the launch lock of a state folder; it is released when its process ends.
+
+    Raises:
+        FleetError: another process holds it for longer than ``timeout`` seconds, or the folder cannot be written.
+    """
+    path = state / "launch.lock"
+    try:
+        own_folder(state)
+        fd = open_file(path, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError as error:
+        raise FleetError(_theirs(path) or f"{path}: cannot be written: {error.strerror}") from error
+    try:
+        if wrong := _theirs(path):
+            raise FleetError(wrong)
+        _wait_for(fd, path, timeout)
+        with _among_all():
+            yield
+    finally:
+        os.close(fd)
+
+
+def _theirs(path: Path) -> str:
+    """A sentence if a lock file is another user's, who may hold it forever; else empty."""
+    try:
+        owner = path.lstat().st_uid
+    except OSError:
+        return ""
+    if owner == os.geteuid():
+        return ""
+    return f"{path} belongs to another user (uid {owner}), inside your state folder: delete it"
+
+
+def _wait_for(opened: int, path: Path, timeout: float) -> None:
+    try:
+        lock(opened, timeout)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            message = f"another console has been launching a server for {timeout:.0f}s; try again later"
+        else:
+            message = f"{path}: cannot be locked: {os.strerror(error.errno or 0)}"
+        raise FleetError(message) from error
+
+
+@contextlib.contextmanager
+def _among_all() -> Iterator[None]:
+    """One launch at a time among all users of this machine; otherwise two could choose the same free port.
+
+    A name in the abstract namespace needs no world-writable folder, and disappears with its process. A holder cannot be
+    forced to release it, so a launch continues without it after a while: its port is then only checked, not reserved.
+    """
+    with socket.socket(socket.AF_UNIX) as name:
+        deadline = time.monotonic() + OTHERS_TIMEOUT_SECONDS
+        while True:
+            try:
+                name.bind("\0vllm-console/launch")
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    break
+            time.sleep(0.02)
+        yield
+
+
+SidecarCommand = Callable[[LaunchPlan, Path], Sequence[str]]
+"""The command that a keeper runs beside a server, from its plan and its folder."""
+
+
+Recorded = Callable[[Path, Sequence[LaunchSpec]], tuple[LaunchSpec, Recording]]
+"""Puts a recording into a server's folder; returns what is to run, and what it goes on from."""
+
+
+def _no_sidecar(plan: LaunchPlan, folder: Path) -> Sequence[str]:
+    del plan, folder
+    return ()
+
+
+def _nothing() -> None:
+    return
+
+
+def _unjudged(plan: Plan) -> Plan:
+    return plan
+
+
+def _as_it_is(record: ServerRecord) -> ServerRecord:
+    return record
+
+
+class RestartMethod(msgspec.Struct, frozen=True):
+    """How a server is restarted.
+
+    ``prepare``: the next generation's process loads its code and judges its flags while the server still serves, where
+    that is possible. ``rollback``: if it fails before it is ready, the flags before it return.
+    """
+
+    prepare: bool = True
+    rollback: bool = True
+
+
+class Launcher:
+    """Starts and restarts servers below the state folder ``state``.
+
+    ``refresh`` is called before planning, so that the planner's GPUs are up to date. ``noted`` gets the record of each
+    server after its launch, and before a restart. ``judged`` adds the engine's own verdict to the plan of a launch, if
+    that is known. ``not_retryable`` are log lines that show that another automatic
+    start would fail the same way; requested only if a keeper may restart a server.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        planner: Planner,
+        records: Records,
+        *,
+        sidecar: SidecarCommand = _no_sidecar,
+        not_retryable: Callable[[], Sequence[NotRetryable]] = tuple,
+        refresh: Callable[[], None] = _nothing,
+        noted: Callable[[ServerRecord], ServerRecord] = _as_it_is,
+        judged: Callable[[Plan], Plan] = _unjudged,
+    ) -> None:
+        self.planner = planner
+        self._state, self._records = state, records
+        self._sidecar, self._not_retryable = sidecar, not_retryable
+        self._refresh, self._noted, self._judged = refresh, noted, judged
+        self._own_reports: dict[str, tuple[float, Remembered | None]] = {}
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        """Plan a launch without doing it; problems are in the plan's findings."""
+        with keeper_errors():
+            self._refresh()
+            freed = ""
+            if request.standby_of:
+                other = find_other(self._records.read()[0], request.standby_of)
+                request, freed = beside(request, other), "" if other.state is State.ASLEEP else other.name
+            launch = self.planner.plan(request, self._records.taken_ports(), self._records.starting(), freed=freed)
+        return msgspec.structs.replace(launch, plan=self._judged(launch.plan))
+
+    def plan_restart(
+        self, record: ServerRecord, changes: Changes, *, port: int | None = None, warm_up: bool | None = None
+    ) -> LaunchPlan:
+        """Plan a restart with changed flags without doing it."""
+        with keeper_errors():
+            self._refresh()
+            own, starting = self._own_report(record), self._records.starting()
+        return self.planner.plan_restart(record, changes, starting, port=port, own=own, warm_up=warm_up)
+
+    def start(self, request: LaunchRequest, planned: Callable[[Plan], None] | None = None) -> ServerRecord:
+        """Launch; returns as soon as a keeper has the server. ``planned`` gets the plan before it is executed.
+
+        Raises:
+            UnfitError: the plan has errors that ``force`` does not or may not override.
+            FleetError: it cannot be launched, or the name is taken.
+        """
+        if request.vllm_version is not None:
+            raise UsageError("--vllm-version names a release that is not installed: it can be planned, not started")
+        with self._one_at_a_time():
+            name = request.name or self._records.free_name(self.planner.preset(request.preset).name)
+            existing = client.read(self._state, name) if client.exists(self._state, name) else None
+            if existing is not None and existing.needs_keeper:
+                client.refuse_elsewhere(self._state, existing)
+                raise NameTakenError(f"server {name} already exists; restart it, or choose another name")
+            launch = self.plan(request)
+            if planned is not None:
+                planned(launch.plan)
+            self.planner.refuse_elsewhere(launch.plan)
+            refuse_unfit(launch.plan, force=request.force)
+            if not request.standby_of:
+                return self._launch(name, launch)
+            with one_switch(self._state, self._records.read()[0], request.standby_of):
+                refuse_awake(client.read(self._state, request.standby_of))
+                return self._launch(name, launch)
+
+    def start_beside(
+        self,
+        name: str,
+        changes: Changes,
+        *,
+        force: bool = False,
+        port: int | None = None,
+        warm_up: bool | None = None,
+    ) -> ServerRecord:
+        """Launch the same server with changed flags next to a ready one, which goes on serving: the first half of a
+        rolling update. It has another port and a name of its own: ``NAME-2``, or ``NAME`` again if that has ended.
+
+        Raises:
+            NoPlaceError, UnfitError: there is no room for a second one.
+            FleetError: the server is not ready, or no port is free.
+        """
+        with self._one_at_a_time():
+            record = client.read(self._state, name)
+            if record.state is not State.READY:
+                raise FleetError(f"{name} is {record.state}: a rolling update begins with a ready server")
+            self._refuse_second(name)
+            self._refresh()
+            taken, starting = self._records.taken_ports(), self._records.starting()
+            launch = self.planner.plan_beside(record, changes, taken, starting, port=port, warm_up=warm_up)
+            self.planner.refuse_elsewhere(launch.plan)
+            refuse_unfit(launch.plan, force=force)
+            return self._launch(self._name_beside(record), launch)
+
+    def _name_beside(self, record: ServerRecord) -> str:
+        """A name for a server beside this one: of two that replace each other in turn, the one that has ended."""
+        ours = unpack(record.current.spec.details)
+        if not ours.beside:
+            return self._records.free_name(record.name)
+        if not client.exists(self._state, ours.beside):
+            return ours.beside
+        other = client.read(self._state, ours.beside)
+        theirs = unpack(other.current.spec.details)
+        if not other.needs_keeper and (ours.preset, ours.model) == (theirs.preset, theirs.model):
+            return ours.beside
+        return self._records.free_name(min(record.name, ours.beside, key=len))
+
+    def _refuse_second(self, name: str) -> None:
+        """Raise FleetError while a rolling update of this server is under way."""
+        for one in self._records.read()[0]:
+            if one.state is State.STARTING and unpack(one.current.spec.details).beside == name:
+                raise FleetError(f"a rolling update of {name} is under way: {one.name} is starting")
+
+    def _launch(self, name: str, launch: LaunchPlan) -> ServerRecord:
+        """Launch under a name that no server has that is up."""
+        if client.exists(self._state, name):
+            # A stopped server of that name is the same server: it keeps its history and generation numbers.
+            return self._again(name, launch)
+        return self._noted(client.launch(self._state, name, self._spec(name, launch), launch.secrets))
+
+    def resume(self, name: str, runs: Sequence[LaunchRequest], recorded: Recorded) -> ServerRecord:
+        """Launch a simulated server that goes on from a recording: the last of ``runs``; the others have ended.
+
+        ``recorded`` gets the server's folder and the spec of each run, and puts the recording into the folder.
+
+        Raises:
+            UnfitError: a plan has errors.
+            FleetError: it cannot be launched, or the name is taken.
+        """
+        with self._one_at_a_time():
+            launches = [self.plan(request) for request in runs]
+            for launch in launches:
+                refuse_unfit(launch.plan, force=False)
+            folder = client.folder(self._state, name)
+            own_folder(folder)
+            spec, recording = recorded(folder, [self._spec(name, launch) for launch in launches])
+            secrets = launches[-1].secrets
+            return self._noted(client.launch(self._state, name, spec, secrets, recording=recording))
+
+    def restart(
+        self,
+        name: str,
+        changes: Changes,
+        *,
+        force: bool = False,
+        port: int | None = None,
+        warm_up: bool | None = None,
+        how: RestartMethod | None = None,
+    ) -> ServerRecord:
+        """Stop and start again with changed flags: same name, port (or ``port``) and GPUs, next generation.
+
+        A running server keeps running if its plan has errors. ``warm_up``: None keeps the setting. Without ``how``, it
+        is neither prepared nor rolled back.
+
+        Raises:
+            UnfitError: the plan has errors that ``force`` does not or may not override.
+            FleetError: the port is taken: an ended server's port may belong to another process by now.
+        """
+        with self._one_at_a_time():
+            record = client.read(self._state, name)
+            with self._alone(record):
+                launch = self.plan_restart(record, changes, port=port, warm_up=warm_up)
+                refuse_unfit(launch.plan, force=force)
+                return self._again(name, launch, how)
+
+    def switch(
+        self,
+        name: str,
+        preset: str,
+        *,
+        force: bool = False,
+        warm_up: bool | None = None,
+        how: RestartMethod | None = None,
+    ) -> ServerRecord:
+        """Replace the server with another preset, keeping name, GPUs and port.
+
+        Raises:
+            UnfitError: the preset's plan has errors; a running server keeps running.
+        """
+        with self._one_at_a_time():
+            self._refresh()
+            record = client.read(self._state, name)
+            with self._alone(record):
+                launch = self.planner.plan_switch(record, preset, self._records.starting(), warm_up=warm_up)
+                refuse_unfit(launch.plan, force=force)
+                return self._again(name, launch, how)
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Hold the launch lock; a launch's inputs are read while it is held, or another launch would be missed."""
+        with launch_lock(self._state), keeper_errors():
+            yield
+
+    @contextlib.contextmanager
+    def _alone(self, record: ServerRecord) -> Iterator[None]:
+        """Whoever shares its GPUs is asleep or has ended, and is not woken up meanwhile."""
+        with one_switch(self._state, self._records.read()[0], record.name):
+            refuse_beside_partner(self._records.read()[0], record)
+            yield
+
+    def _again(self, name: str, launch: LaunchPlan, how: RestartMethod | None = None) -> ServerRecord:
+        spec = self._spec(name, launch)
+        if how is not None:
+            words = prepared_argv(launch.plan) if how.prepare else ()
+            spec = values.replace(spec, prepared_argv=words, rollback=how.rollback)
+        record = self._noted(client.read(self._state, name))
+        if not record.needs_keeper or record.current.spec.port != spec.port:
+            self.planner.claim(spec.host, spec.port, self._records.taken_ports(name))
+        return self._noted(client.restart(self._state, name, spec, launch.secrets))
+
+    def _spec(self, name: str, launch: LaunchPlan) -> LaunchSpec:
+        retried = launch.restart.mode is not RestartMode.NEVER
+        sidecar = self._sidecar(launch, client.folder(self._state, name))
+        return launch.spec(sidecar, self._not_retryable() if retried else ())
+
+    def _own_report(self, record: ServerRecord) -> Remembered | None:
+        """The memory report in the server's log, read once per start."""
+        if record.current.ready_at is None:
+            return None
+        kept = self._own_reports.get(record.name)
+        if kept is None or kept[0] != record.current.ready_at:
+            kept = (record.current.ready_at, own_start(client.folder(self._state, record.name), record))
+            self._own_reports[record.name] = kept
+        return kept[1]

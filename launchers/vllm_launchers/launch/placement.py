@@ -1,0 +1,215 @@
+"""Which GPUs a launch gets: the best set or the requested one, checked against free memory and the user's share.
+
+Takes a host; returns a placement or raises an error with a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.host.gpu.host import Gpu, Host, with_claims
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib
+from vllm_launchers.host.gpu.topology import spans
+from vllm_launchers.launch.errors import NoPlaceError, UsageError
+from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.model import Engine, EngineKind, Flags
+from vllm_launchers.plan.placement import Need, Placement, format_needs, rank_placements, takes_uuids
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.release_defaults import default_utilization
+
+BYTES = "kv-cache-memory-bytes"
+AUTO, OFFERED, NONE = "auto", "offered", "none"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+PRETENDS = "SIMULATED_GPU"
+"""The variable that names the GPU whose timing a simulated server uses."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """GPUs for a server. ``environment`` is set if indices are not enough (a slice of a GPU).
+
+    ``chosen`` is whether they were selected for it, not named by a user: then it may get others later.
+    """
+
+    gpus: tuple[int, ...] = ()
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    reason: str = ""
+    warnings: tuple[str, ...] = ()
+    sets: tuple[Placement, ...] = ()
+    chosen: bool = False
+    pretends: str = ""
+    """The GPU that a simulated server simulates there; empty for a real one, and if none is known."""
+
+
+class GpuRequest(msgspec.Struct, frozen=True):
+    """The properties of a server that matter for placement."""
+
+    flags: Flags
+    engine: Engine
+    memory: MemoryBudget | None = None
+    """What it would take of one of the GPUs with the most room; None if unknown."""
+
+    def size(self, name: str) -> int:
+        """One of its parallel sizes."""
+        value = self.flags.get(f"{name}-parallel-size", 1)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it uses."""
+        return self.size("tensor") * self.size("pipeline") * self.size("data")
+
+    def need(self, gpu: Gpu) -> float | None:
+        """GiB that vLLM requires to be free on a GPU (or a slice of that size) to start; None if unknown.
+
+        It checks ``gpu-memory-utilization`` of total memory even if the KV cache's size is given in bytes, and then
+        takes what that needs.
+        """
+        share = self.flags.get("gpu-memory-utilization", default_utilization(self.engine.release))
+        if gpu.memory_gib is None or isinstance(share, bool) or not isinstance(share, int | float):
+            return None
+        least, memory = (token_count(self.flags.get(BYTES)) or 0) / GIB, self.memory
+        if memory is not None and memory.fixed:
+            least = memory.weights_gib + memory.overhead_gib + memory.graphs_gib + memory.kv_gib
+        return round(max(share * gpu.memory_gib, least), 1)
+
+
+def find_place(
+    wanted: GpuRequest, host: Host | None, place: str, gpus: Sequence[int], shares: Sequence[GpuShare] = ()
+) -> Place:
+    """The GPUs for a launch; ``place`` and ``gpus`` as in `vllm_launchers.launch.request.LaunchRequest`.
+
+    Raises:
+        NoPlaceError: nothing fits, or the requested GPUs exceed this user's share.
+        UsageError: there is no such GPU.
+    """
+    if wanted.engine.build == "cpu" and place:
+        return Place()
+    if host is None or not host.gpus:
+        if place == AUTO:
+            problem = (host.problem if host is not None else "") or "no GPU found on this machine"
+            raise NoPlaceError(f"no GPUs can be chosen: {problem}. Leave --gpus out, or name them")
+        return Place(tuple(gpus))
+    ranking = rank_placements(host, wanted.gpus, need_gib=wanted.need, shares=shares)
+    sets = ranking.placements
+    if place in (AUTO, OFFERED):
+        best = ranking.best
+        if best is None:
+            hint = _lower_hint(sets[0], wanted, host, shares) if sets else ""
+            raise NoPlaceError(f"no GPUs available: {ranking.problem}{hint}", sets)
+        return replace(_place(best, wanted, host, sets, shares), chosen=True)
+    if place:
+        named = rank_placements(with_claims(host, {}), wanted.gpus, need_gib=wanted.need, shares=shares).placements
+        found = next((one for one in named if one.mig is not None and one.mig.uuid == place), None)
+        if found is None:
+            raise NoPlaceError(f"no MIG slice {place[:60]} that fits this server", sets)
+        return _place(found, wanted, host, sets, shares)
+    if not gpus:
+        return Place(sets=sets)
+    return _asked_for(wanted, host, gpus, sets, shares)
+
+
+def find_place_again(
+    wanted: GpuRequest, host: Host | None, gpus: Sequence[int], *, chosen: bool, shares: Sequence[GpuShare] = ()
+) -> Place:
+    """The GPUs for a restart: its present ones, unless it now needs another number.
+
+    ``host`` excludes what the server itself holds. If its GPUs were ``chosen`` for it, others are; if a user named
+    them, too few are refused and too many are kept.
+
+    Raises:
+        NoPlaceError: it needs more GPUs, and there are none for it or a user has to name them.
+    """
+    kept = Place(tuple(gpus), chosen=chosen)
+    if not gpus or wanted.gpus == len(gpus) or wanted.engine.build == "cpu":
+        return kept
+    if chosen and host is not None and host.gpus:
+        found = find_place(wanted, host, AUTO, (), shares)
+        if found.gpus == kept.gpus:
+            return found
+        message = f"needs {wanted.gpus} GPUs now: moves from GPU {spans(list(gpus))} to {spans(list(found.gpus))}"
+        return replace(found, warnings=(message, *found.warnings))
+    if wanted.gpus > len(gpus):
+        raise NoPlaceError(
+            f"needs {wanted.gpus} GPUs but has GPU {spans(list(gpus))}: stop it and start it under the same name with "
+            "--gpus auto, or with that many GPUs named"
+        )
+    return kept
+
+
+def _asked_for(
+    wanted: GpuRequest, host: Host, gpus: Sequence[int], sets: tuple[Placement, ...], shares: Sequence[GpuShare]
+) -> Place:
+    """The GPUs that a user named: accepted, with warnings; a share still applies."""
+    known = [gpu.index for gpu in host.gpus]
+    missing = [index for index in gpus if index not in known]
+    if missing:
+        raise UsageError(f"there is no GPU {spans(missing)} here; there are {spans(sorted(known))}")
+    one = _only(host, gpus, wanted.need, shares)
+    if one is None:
+        lost = [gpu.label for gpu in host.gpus if gpu.index in gpus and (gpu.lost or gpu.mig_mode)]
+        return Place(tuple(gpus), warnings=(f"{' and '.join(lost)} can't be used as a whole GPU",), sets=sets)
+    place = replace(_place(one, wanted, host, sets, shares), gpus=tuple(gpus))
+    if one.fits or not one.needs_gib:
+        return place
+    unshared = _only(host, gpus, wanted.need, ())
+    shared = any(share.gpu in gpus for share in shares) and (unshared is None or one.free_gib != unshared.free_gib)
+    free = f"{one.free_gib or 0.0:.1f} GiB available"
+    short = (
+        f"needs {format_needs(one.needs_gib)} on each GPU, but GPU {spans(list(gpus))} "
+        f"{'has' if len(gpus) == 1 else 'have'} {free}"
+    )
+    if shared:
+        warnings = f" ({'; '.join(one.warnings)})" if one.warnings else ""
+        raise NoPlaceError(f"{short}{warnings}{_lower_hint(one, wanted, host, shares)}", sets)
+    return replace(place, warnings=(f"{short}: vLLM will not start", *place.warnings))
+
+
+def _only(host: Host, gpus: Sequence[int], need: Need, shares: Sequence[GpuShare]) -> Placement | None:
+    """The ranking of only this set."""
+    chosen = with_claims(replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.index in gpus)), {})
+    found = rank_placements(chosen, len(gpus), need_gib=need, shares=shares).placements
+    return next((one for one in found if one.mig is None), None)
+
+
+def _place(
+    found: Placement, wanted: GpuRequest, host: Host, sets: tuple[Placement, ...], shares: Sequence[GpuShare]
+) -> Place:
+    warnings = list(found.warnings)
+    size = wanted.size("tensor")
+    if found.mig is None and 1 <= size < len(found.gpus):
+        # Only the ranks of one tensor-parallel group exchange data at every layer: each group is judged by itself.
+        groups = [found.gpus[start : start + size] for start in range(0, len(found.gpus), size)]
+        found_warnings = [one.warnings for group in groups if (one := _only(host, group, None, shares)) is not None]
+        warnings = list(dict.fromkeys(text for texts in found_warnings for text in texts))
+    if found.mig is None:
+        return Place(found.gpus, reason=found.reason, warnings=tuple(warnings), sets=sets)
+    if wanted.engine.kind is EngineKind.VLLM and not takes_uuids(wanted.engine.release):
+        warnings.append(f"vLLM {wanted.engine.version or '(version unknown)'} may not start on a MIG slice; 0.32 does")
+    return Place(found.gpus, found.environment(), found.reason, tuple(warnings), sets)
+
+
+def _lower_hint(found: Placement, wanted: GpuRequest, host: Host, shares: Sequence[GpuShare]) -> str:
+    """The utilization at which the set would fit, as the fix; empty where the weights alone exceed it."""
+    memory = wanted.memory
+    if not found.needs_gib or (memory is not None and memory.fixed):
+        return ""
+    sizes = [(gpu.memory_gib, available_gib(gpu, shares)) for gpu in host.gpus if gpu.index in found.gpus]
+    if found.mig is not None:
+        sizes = [(found.mig.memory_gib, found.mig.free_gib)]
+    parts = [free / memory for memory, free in sizes if memory and free]
+    fitting = math.floor(min(parts) * 100) / 100 if parts and len(parts) == len(sizes) else 0.0
+    if memory is not None and any(fitting * size <= memory.weights_gib for size, _ in sizes if size):
+        return ""
+    return f". It would fit with --gpu-memory-utilization {fitting:g}, if the model does" if fitting else ""
+
+
+def kept_slice(environment: Mapping[str, str]) -> dict[str, str]:
+    """What keeps a server on its MIG slice at a restart; empty for one on whole GPUs."""
+    if not environment.get(VISIBLE, "").startswith("MIG-"):
+        return {}
+    return {name: value for name, value in environment.items() if name in (VISIBLE, "CUDA_DEVICE_ORDER")}

@@ -1,0 +1,412 @@
+"""Plans launches on this machine: chooses engine, model and port, separates secrets, collects a plan's inputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.host.gpu.sharing import GpuShare
+from vllm_launchers.host.ports import PortError, check_port, free_port, host_problem
+from vllm_launchers.host.processes import announced_ports
+from vllm_launchers.keeper.records import RestartMode, RestartPolicy, ServerRecord
+from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.launch.errors import FleetError, NoPlaceError, NotFoundError, RefusedError, UsageError
+from vllm_launchers.launch.inputs import GpuSource, PlanInputsReader
+from vllm_launchers.launch.placement import (
+    AUTO,
+    NONE,
+    OFFERED,
+    PRETENDS,
+    VISIBLE,
+    GpuRequest,
+    Place,
+    find_place,
+    find_place_again,
+    kept_slice,
+)
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve, suggestions, without_server
+from vllm_launchers.plan.checks.environment import engine_missing
+from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
+from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.secrets import inherited_secrets, split_secrets
+from vllm_launchers.presets.load import PresetError, find_preset, read_presets
+from vllm_launchers.presets.model import Preset, Workload
+from vllm_launchers.vllm.engines import EngineError, engine_at, engine_problems, find_engines, simulated_engine
+from vllm_launchers.vllm.flags.releases import parse_release
+from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore
+
+LOOPBACK = "127.0.0.1"
+FIRST_PORT = 8000
+
+
+class Planner:
+    """Plans launches on this machine. ``vllm_paths`` are installations named in the config."""
+
+    def __init__(
+        self,
+        config_folder: Path,
+        inputs: PlanInputsReader,
+        reports: StartupReportStore,
+        vllm_paths: Sequence[str] = (),
+        gpus: GpuSource | None = None,
+        shares: Sequence[GpuShare] = (),
+        *,
+        warm_up: bool = True,
+    ) -> None:
+        self._config_folder = config_folder
+        self._warm_up = warm_up
+        self._gpus, self._shares = gpus, tuple(shares)
+        self._vllm_paths = tuple(vllm_paths)
+        self.inputs, self._reports = inputs, reports
+
+    def presets(self) -> tuple[dict[str, Preset], list[PresetError]]:
+        """All usable presets by name, and what is wrong with the other files."""
+        return read_presets(self._config_folder / "presets")
+
+    def engines(self) -> list[Engine]:
+        """Every engine found here, real ones first."""
+        return [*find_engines(self._vllm_paths), simulated_engine()]
+
+    def engine(self, kind: str, path: str | None) -> Engine:
+        """The engine to launch.
+
+        Raises:
+            FleetError: ``path`` is not a vLLM, or none was found.
+            UsageError: a path was given for the simulated engine.
+        """
+        if kind == EngineKind.SIMULATED:
+            if path:
+                raise UsageError("--vllm names a real vLLM, --engine simulated asks for none: leave one of them out")
+            return simulated_engine()
+        try:
+            if path:
+                return engine_at(path)
+            found = find_engines(self._vllm_paths)
+        except EngineError as error:
+            raise FleetError(str(error)) from error
+        if not found:
+            if refused := engine_problems(self._vllm_paths):
+                raise FleetError(". ".join(refused))
+            raise FleetError(
+                "no vLLM was found on PATH. Install it (pip install 'vllm-console[vllm]'), name one with --vllm PATH, "
+                "or try the simulated engine with --engine simulated"
+            )
+        return found[0]
+
+    def preset(self, name: str) -> Preset:
+        """The preset of that name.
+
+        Raises:
+            NotFoundError: it does not exist, or its file is invalid.
+        """
+        presets, problems = self.presets()
+        try:
+            return find_preset(name, presets, problems)
+        except PresetError as error:
+            raise NotFoundError(str(error)) from error
+
+    @staticmethod
+    def claim(host: str, port: int, taken: Collection[int]) -> None:
+        """Check that a port is available. vLLM up to 0.24 may share a port silently, so its own bind is not relied on.
+
+        Raises:
+            UsageError: it is not a port number.
+            FleetError: it belongs to another server, or to some other process.
+        """
+        if not 1 <= port <= 65535:
+            raise UsageError(f"--port {port}: a port lies between 1 and 65535")
+        if port in taken:
+            raise FleetError(
+                f"port {port} belongs to another of your servers (see 'vllm-console list'); leave --port out"
+            )
+        if use := check_port(host, port):
+            raise FleetError(f"port {port} is in use {use}; choose another with --port")
+
+    def plan(
+        self, request: LaunchRequest, taken: Collection[int], starting: Sequence[str] = (), *, freed: str = ""
+    ) -> LaunchPlan:
+        """Plan a launch; ``taken`` are ports that our other servers hold or will hold, ``starting`` the names of those
+        that are starting. What the server ``freed`` holds of GPUs counts as free.
+
+        Raises:
+            FleetError: there is no such preset or host, no port is free, no GPUs are available.
+            UsageError: a flag or an option is invalid.
+        """
+        preset = self.preset(request.preset)
+        host = request.host or LOOPBACK
+        if problem := host_problem(host):
+            raise UsageError(problem)
+        found: list[Finding] = []
+        engine = self._engine(request, found)
+        if self._gpus is not None and self._gpus.recorded and engine.kind is EngineKind.VLLM:
+            text = "planned for a recorded host; it can't be started on this machine"
+            found.append(Finding("recorded_host", Level.ADVICE, text))
+        port = request.port if request.port is not None else _free(host, taken)
+        if not 1 <= port <= 65535:
+            raise UsageError(f"--port {port}: a port lies between 1 and 65535")
+        if port in taken:
+            text = f"port {port} belongs to another of your servers (see 'vllm-console list'); leave --port out"
+            found.append(Finding("port_taken", Level.ERROR, text))
+        port_to_check = request.port if request.port is not None and port not in taken else None
+        environment, given = split_secrets(request.environment)
+        place = request.place
+        if self._on_recorded(engine) and not request.gpus:
+            place = place or AUTO  # it simulates a server on that host, so it takes a GPU of it
+        place = "" if place == NONE else place
+        resolved = ResolvedRequest(
+            preset,
+            engine,
+            request.changes,
+            model=_located(request.model) if request.model else preset.model,
+            host=host,
+            port=port,
+            environment=environment,
+            gpus=request.gpus,
+            secrets={**inherited_secrets(os.environ), **given},
+            inherited=os.environ,
+            workload=request.workload,
+            find=partial(self._find_place, place=place, gpus=request.gpus),
+            found=tuple(found),
+            restart=RestartPolicy(RestartMode(request.restart)),
+            warm_up=self._warm_up if request.warm_up is None else request.warm_up,
+            standby_of=request.standby_of,
+        )
+        inputs = self.inputs.gather(resolved, port_to_check, starting, place=place, from_hub=request.from_hub)
+        if freed:
+            inputs = replace(inputs, host=without_server(inputs.host, freed))
+        return resolve(resolved, inputs, self._reports)
+
+    def plan_restart(
+        self,
+        record: ServerRecord,
+        changes: Changes,
+        starting: Sequence[str] = (),
+        *,
+        port: int | None = None,
+        own: Remembered | None = None,
+        warm_up: bool | None = None,
+    ) -> LaunchPlan:
+        """Plan a restart with changed flags: same model, engine, address (except for ``port``) and GPUs.
+
+        ``own`` is the server's own memory report; ``warm_up`` None keeps the setting.
+
+        Raises:
+            FleetError: its record lacks data.
+        """
+        details = unpack(record.current.spec.details)
+        try:
+            preset = details.as_preset()
+        except ValueError as error:
+            raise FleetError(f"cannot be restarted: {error}. Stop it, then start it again") from error
+        resolved = self._in_place_of(record, details, preset, changes, details.environment, warm_up)
+        resolved = replace(resolved, port=port or resolved.port, sources=details.sources)
+        return resolve(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
+
+    def plan_switch(
+        self, record: ServerRecord, preset: str, starting: Sequence[str] = (), *, warm_up: bool | None = None
+    ) -> LaunchPlan:
+        """Plan another preset in the place of a server: its engine, address and GPUs."""
+        details = unpack(record.current.spec.details)
+        environment = kept_slice(details.environment)
+        resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, warm_up)
+        resolved = replace(resolved, beside="")  # it serves something else now
+        return resolve(resolved, self._restart_inputs(record.name, resolved, starting), self._reports)
+
+    def plan_beside(
+        self,
+        record: ServerRecord,
+        changes: Changes,
+        taken: Collection[int],
+        starting: Sequence[str] = (),
+        *,
+        port: int | None = None,
+        warm_up: bool | None = None,
+    ) -> LaunchPlan:
+        """Plan another server next to a running one: the same with changed flags, on another port, on GPUs with room.
+
+        What the running server holds counts as taken.
+
+        Raises:
+            FleetError: there is no room for it, no port is free, or the server's record lacks data.
+            UsageError: a flag or the port is invalid.
+        """
+        details = unpack(record.current.spec.details)
+        try:
+            preset = details.as_preset()
+        except ValueError as error:
+            raise FleetError(f"cannot be planned: {error}") from error
+        environment = {name: value for name, value in details.environment.items() if name != VISIBLE}
+        resolved = self._in_place_of(record, details, preset, changes, environment, warm_up)
+        if port is not None:
+            self.claim(resolved.host, port, taken)
+        real = resolved.engine.kind is EngineKind.VLLM
+        place = AUTO if details.gpus or kept_slice(details.environment) else OFFERED if real else ""
+        resolved = replace(
+            resolved,
+            port=port if port is not None else _free(resolved.host, taken),
+            sources=details.sources,
+            standby_of="",  # it takes nobody's place
+            beside=record.name,
+            gpus=(),
+            find=partial(self._find_place, place=place, gpus=()),
+        )
+        inputs = self.inputs.gather(resolved, None, starting, place=place)
+        try:
+            return resolve(resolved, inputs, self._reports)
+        except NoPlaceError as error:
+            text = str(error).removesuffix(". Leave --gpus out, or name them")
+            raise NoPlaceError(f"no room for a second server beside {record.name}: {text}", error.sets) from error
+
+    def suggest(self, record: ServerRecord, workload: Workload, room: SeenRoom | None = None) -> tuple[Choice, ...]:
+        """The flag changes that traffic calls for: same model, engine, address and GPUs."""
+        details = unpack(record.current.spec.details)
+        try:
+            preset = details.as_preset()
+        except ValueError as error:
+            raise FleetError(f"its record cannot be read: {error}") from error
+        resolved = self._in_place_of(record, details, preset, Changes(), details.environment, None)
+        inputs = self._restart_inputs(record.name, resolved, ())
+        return suggestions(replace(resolved, workload=workload), inputs, room)
+
+    def _in_place_of(
+        self,
+        record: ServerRecord,
+        details: Details,
+        preset: Preset,
+        changes: Changes,
+        environment: Mapping[str, str],
+        warm_up: bool | None,
+    ) -> ResolvedRequest:
+        """A launch in the place of a server: its engine, address and GPUs."""
+        spec = record.current.spec
+        plain, given = split_secrets(environment)
+        if details.gpus and not kept_slice(plain):
+            plain.pop(VISIBLE, None)  # follows from its GPUs, which may change with their number
+        if sleeps(details.flags):
+            plain.pop(DEVELOPERS, None)  # follows from that flag
+        return ResolvedRequest(
+            preset,
+            self._still_there(details.engine),
+            changes,
+            model=preset.model,
+            host=spec.host,
+            port=spec.port,
+            environment=plain,
+            gpus=details.gpus,
+            secrets={**inherited_secrets(os.environ), **given},
+            more_secrets=spec.secret_names,
+            inherited=os.environ,
+            find=partial(self._find_place_again, gpus=details.gpus, chosen=details.gpus_chosen),
+            restart=spec.restart,
+            warm_up=self._warm_up and details.warm_up if warm_up is None else warm_up,
+            standby_of=details.standby_of,
+            beside=details.beside,
+        )
+
+    def _restart_inputs(self, name: str, request: ResolvedRequest, starting: Sequence[str]) -> PlanInputs:
+        """A restart's plan inputs: what the server holds now counts as free."""
+        inputs = self.inputs.gather(request, None, [other for other in starting if other != name])
+        return replace(inputs, host=without_server(inputs.host, name))
+
+    def _engine(self, request: LaunchRequest, found: list[Finding]) -> Engine:
+        """The engine to launch, or a stand-in for a vLLM that is not installed here."""
+        if request.vllm_version is not None:
+            if request.vllm or request.engine == EngineKind.SIMULATED:
+                raise UsageError("--vllm-version names a release that need not be here: leave --vllm and --engine out")
+            return _release(request.vllm_version)
+        try:
+            return self.engine(request.engine, request.vllm)
+        except UsageError:
+            raise
+        except FleetError as error:
+            elsewhere = self._gpus is not None and self._gpus.recorded
+            found.append(engine_missing(str(error), elsewhere=elsewhere))
+            return Engine(EngineKind.VLLM, (request.vllm or "vllm",), None, None, "")
+
+    def _find_place(self, plan: Plan, host: Host | None, *, place: str, gpus: tuple[int, ...]) -> Place:
+        found = find_place(GpuRequest(plan.flags, plan.engine, plan.memory), host, place, gpus, self._shares)
+        return self._as_there(plan, host, found, pretends=plan.environment.get(PRETENDS, ""))
+
+    def _find_place_again(self, plan: Plan, host: Host | None, *, gpus: tuple[int, ...], chosen: bool) -> Place:
+        wanted = GpuRequest(plan.flags, plan.engine, plan.memory)
+        found = find_place_again(wanted, host, gpus, chosen=chosen, shares=self._shares)
+        return self._as_there(plan, host, found, pretends="")  # what it simulated so far follows from its placement
+
+    def _on_recorded(self, engine: Engine) -> bool:
+        return engine.kind is EngineKind.SIMULATED and self._gpus is not None and self._gpus.recorded
+
+    def _as_there(self, plan: Plan, host: Host | None, found: Place, *, pretends: str) -> Place:
+        """The placement of a simulated server on a recorded host: it gets the timing of the GPU shown there.
+
+        Raises:
+            UsageError: ``pretends`` names another GPU.
+        """
+        gpu = host.gpu(found.gpus[0]) if host is not None and found.gpus else None
+        model = find_model(gpu.name) if gpu is not None and gpu.name else None
+        if not self._on_recorded(plan.engine) or gpu is None or model is None or model.bf16_flops is None:
+            return found
+        if pretends and find_model(pretends) != model:
+            raise UsageError(
+                f"{PRETENDS}={pretends}, but the recorded host's {gpu.label} is chosen: leave one of them out"
+            )
+        return replace(found, pretends=gpu.name or "")
+
+    def refuse_elsewhere(self, plan: Plan) -> None:
+        """Refuse to start a real server on the GPUs of a recorded host, or with a vLLM that only that host may have.
+
+        Raises:
+            RefusedError: the engine is real.
+        """
+        if self._gpus is None or not self._gpus.recorded or plan.engine.kind is not EngineKind.VLLM:
+            return
+        if not plan.engine.path:
+            raise RefusedError(
+                "planned for a recorded host, and no vLLM was found here: start a simulated server with --engine "
+                "simulated, or leave --host out and name a vLLM with --vllm PATH"
+            )
+        if plan.gpus:
+            raise RefusedError(
+                "planned for the GPUs of a recorded host: leave --host out to start it here, or choose no GPUs"
+            )
+
+    @staticmethod
+    def _still_there(engine: Engine | None) -> Engine:
+        if engine is None or not engine.command:
+            raise FleetError("its record does not say which engine ran it. Stop it, then start it again")
+        # The simulated engine is part of this program: after an upgrade its path may differ.
+        return simulated_engine() if engine.kind is EngineKind.SIMULATED else engine
+
+
+def _release(version: str) -> Engine:
+    """A stand-in engine for a release of vLLM, which need not be installed.
+
+    Raises:
+        UsageError: it is not a version.
+    """
+    if parse_release(version) is None:
+        raise UsageError(f"--vllm-version {version[:40]}: expected a release such as 0.33.0")
+    return Engine(EngineKind.VLLM, ("vllm",), version, "cuda", "")
+
+
+def _free(host: str, taken: Collection[int]) -> int:
+    try:
+        # A starting server has not bound its port yet, and may be any user's.
+        return free_port(host, FIRST_PORT, {*taken, *announced_ports()})
+    except PortError as error:
+        raise FleetError(str(error)) from error
+
+
+def _located(model: str) -> str:
+    """A folder as an absolute path, since the server's working directory differs; a hub id unchanged."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if os.path.isdir(path) else model  # noqa: PTH112 - False for a name too long too

@@ -1,0 +1,54 @@
+"""Whether a plan may be started, and findings formatted as commands print them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_launchers.launch.errors import UnfitError
+from vllm_launchers.plan.checks.check import errors
+from vllm_launchers.plan.findings import Finding
+from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.plan.shell_quoting import line_word
+
+if TYPE_CHECKING:
+    from vllm_launchers.plan.findings import Finding
+
+
+def read_only_message(why: str) -> str:
+    """The refusal of any change; ``why`` is what makes it read-only, or nothing."""
+    cause = f" ({why})" if why else ""
+    return f"this console is read-only{cause}: nothing was changed"
+
+
+def refuse_unfit(plan: Plan, *, force: bool) -> None:
+    """Refuse a launch that would end in an error.
+
+    Raises:
+        UnfitError: the plan has errors; with ``force`` only those that vLLM itself would certainly end on.
+    """
+    found = errors(plan.findings)
+    standing = tuple(one for one in found if one.surely) if force else found
+    if not standing:
+        return
+    forceable = not any(one.surely for one in found)
+    lines = [format_finding(one) for one in standing]
+    head = "refused: "
+    text = head + lines[0] if len(lines) == 1 else "\n".join([f"{head}{len(lines)} errors", *(f"  {s}" for s in lines)])
+    hint = "\n  --force starts it anyway" if forceable and not force else ""
+    raise UnfitError(text + hint, standing, forceable=forceable)
+
+
+def format_finding(finding: Finding) -> str:
+    """A finding in one line: its code, its sentence, and the change that fixes it."""
+    fix = f" (fix: {format_fix(finding.fix)})" if finding.fix is not None else ""
+    return f"{finding.message} [{finding.code}]{fix}"
+
+
+def format_fix(fix: Changes) -> str:
+    """A change of flags as command-line options: ``--set max-model-len=8192``."""
+    words = [f"--set {line_word(f'{name}={_value(value)}')}" for name, value in fix.set.items()]
+    return " ".join([*words, *(f"--unset {name}" for name in fix.unset)])
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,41 @@
+"""A user's launch request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from vllm_launchers.plan.model import Changes
+from vllm_launchers.presets.model import Workload
+
+
+class LaunchRequest(msgspec.Struct, frozen=True):
+    """A user's launch request; what is left out is chosen. ``engine``: ``auto``, ``vllm`` or ``simulated``."""
+
+    preset: str
+    model: str | None = None
+    engine: str = "auto"
+    vllm: str | None = None
+    name: str | None = None
+    host: str | None = None
+    port: int | None = None
+    changes: Changes = msgspec.field(default_factory=Changes)
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    restart: str = "never"
+    gpus: tuple[int, ...] = ()
+    place: str = ""
+    """``auto``: the best set of GPUs; ``offered``: the same if GPUs are known, else none; ``none``: no GPU, also on a
+    recorded host; a MIG slice's UUID. If empty, ``gpus`` are used as given."""
+    workload: Workload | None = None
+    """Traffic to plan for instead of the preset's, such as a running server's."""
+    standby_of: str = ""
+    """The server on whose GPUs it starts while that sleeps; one of the two serves at a time."""
+    force: bool = False
+    """Start despite errors that rest on an estimate or may pass; never those that vLLM ends on."""
+    vllm_version: str | None = None
+    """Plan for this release, which need not be installed; such a plan can be shown but not started."""
+    from_hub: bool = False
+    """Query the Hugging Face hub for facts of a model that is not on this machine."""
+    warm_up: bool | None = None
+    """Whether the keeper sends a warm-up request before the server is ready; None: as configured."""

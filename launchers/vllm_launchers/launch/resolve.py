@@ -1,0 +1,439 @@
+"""A request resolved into a launch plan: flags chosen, GPUs found, memory estimated, everything checked. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers import values
+from vllm_launchers.addresses import TLS_FLAGS, base_url
+from vllm_launchers.engine_model.gpus import DEFAULT_GPU, UnknownGpuError, find_gpu
+from vllm_launchers.host.gpu.host import Gpu, Host
+from vllm_launchers.host.gpu.mig_slices import best_slice, on_slice
+from vllm_launchers.host.gpu.sharing import available_gib
+from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, RestartPolicy, WarmUp
+from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.launch.earlier_starts import BLOCKS, find_earlier, fixed_cache, gpu_kind
+from vllm_launchers.launch.errors import UsageError
+from vllm_launchers.launch.placement import PRETENDS, VISIBLE, Place, kept_slice
+from vllm_launchers.plan.alternatives import alternatives_of
+from vllm_launchers.plan.attention import BACKEND_VARIABLE
+from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
+from vllm_launchers.plan.budget.engine_report import as_reported, budget_figures
+from vllm_launchers.plan.budget.estimate import estimate
+from vllm_launchers.plan.build import make_plan
+from vllm_launchers.plan.checks.check import check
+from vllm_launchers.plan.checks.model import HERE
+from vllm_launchers.plan.checks.request import gpus_of
+from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
+from vllm_launchers.plan.choices.choose import choose, suggest
+from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, SeenRoom, overlay
+from vllm_launchers.plan.choices.layout import held_at_p95
+from vllm_launchers.plan.choices.pool import pool_of
+from vllm_launchers.plan.findings import Finding, Level, PlanError
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
+from vllm_launchers.plan.pace import timing_of
+from vllm_launchers.presets.model import Preset, Workload
+from vllm_launchers.secrets import API_KEY
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore
+
+REUSE_PORT_UNTIL = (0, 25, 0)
+"""The first release of vLLM whose server does not set SO_REUSEPORT (with a single API server)."""
+
+Finder = Callable[[Plan, Host | None], Place]
+"""Finds the GPUs for a plan that has none yet, on a host."""
+
+
+class ResolvedRequest(msgspec.Struct, frozen=True):
+    """A request with its names resolved. ``environment`` contains no secrets.
+
+    ``workload`` is measured traffic instead of the preset's. ``sources`` is set for a restart: the flags stay except
+    for ``changes``, and nothing is chosen again. ``find`` finds the GPUs; without it, and on a slice of a GPU, the
+    server keeps what it has. ``found`` are problems known before planning.
+    """
+
+    preset: Preset
+    engine: Engine
+    changes: Changes
+    model: str
+    host: str
+    port: int
+    environment: Mapping[str, str]
+    gpus: tuple[int, ...] = ()
+    secrets: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Values by name."""
+    more_secrets: tuple[str, ...] = ()
+    """Names of secrets whose values only the server's keeper has."""
+    inherited: Mapping[str, str] = msgspec.field(default_factory=dict)
+    workload: Workload | None = None
+    sources: Mapping[str, str] | None = None
+    find: Finder | None = None
+    found: tuple[Finding, ...] = ()
+    restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)
+    warm_up: bool = True
+    standby_of: str = ""
+    beside: str = ""
+    """The server that a rolling update starts, or started, it next to."""
+
+
+class LaunchPlan(msgspec.Struct, frozen=True):
+    """A plan with everything else that a keeper needs: details for later consoles, secrets and restart policy."""
+
+    plan: Plan
+    details: Details
+    secrets: Mapping[str, str] = msgspec.field(default_factory=dict)
+    restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)
+    model_here: bool = False
+    """Whether the model's configuration is on this machine."""
+
+    @property
+    def url(self) -> str:
+        """Base URL of the server's API, as this machine will reach it."""
+        return base_url(self.plan.host, self.plan.port, tls=self.tls)
+
+    @property
+    def tls(self) -> bool:
+        """Whether the server will use TLS."""
+        return any(self.plan.flags.get(name) for name in TLS_FLAGS)
+
+    def spec(self, sidecar: Sequence[str] = (), not_retryable: Sequence[NotRetryable] = ()) -> LaunchSpec:
+        """What the keeper runs: the plan's command with the sidecar.
+
+        ``not_retryable`` are log lines that show that another automatic start would fail the same way.
+        """
+        plan = self.plan
+        return LaunchSpec(
+            argv=plan.argv,
+            host=plan.host,
+            port=plan.port,
+            # Without it, tracebacks and prints wait in a buffer, since the output is a file.
+            environment={"PYTHONUNBUFFERED": "1", **plan.environment},
+            secret_names=plan.secrets,
+            cwd=str(Path.home()) if os.path.isdir(Path.home()) else "/",  # noqa: PTH112 - False for a name too long too
+            restart=values.replace(self.restart, not_retryable=tuple(not_retryable)),
+            drain_seconds=_drain_seconds(plan),
+            sidecar=tuple(sidecar),
+            tls=self.tls,
+            # A server that sleeps needs it: its golden prompts are asked with it.
+            warm_up=_warm_up(plan) if self.details.warm_up or sleeps(plan.flags) else None,
+            reuse_port=_reuses_port(plan),
+            sleep_mode=sleeps(plan.flags) and plan.environment.get(DEVELOPERS) == "1",
+            details=pack(self.details),
+        )
+
+
+def _warm_up(plan: Plan) -> WarmUp:
+    """The warm-up requests: one per data-parallel engine that only this server distributes to."""
+    size = plan.flags.get("data-parallel-size")
+    others = {name for name in plan.flags if name.startswith("data-parallel-")} - {"data-parallel-size"}
+    engines = size if isinstance(size, int) and not isinstance(size, bool) and not others else 1
+    return WarmUp(max(1, engines), API_KEY if API_KEY in plan.secrets else "")
+
+
+def _reuses_port(plan: Plan) -> bool:
+    """Whether the server is known to bind its port with SO_REUSEPORT."""
+    release = plan.engine.release if plan.engine.kind is EngineKind.VLLM else None
+    return release is not None and release < REUSE_PORT_UNTIL
+
+
+def _drain_seconds(plan: Plan) -> float:
+    value = plan.flags.get("shutdown-timeout", 0)
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+def resolve(
+    request: ResolvedRequest,
+    inputs: PlanInputs,
+    reports: StartupReportStore | None = None,
+    own: Remembered | None = None,
+) -> LaunchPlan:
+    """Resolve a launch; ``reports`` are those of earlier starts, ``own`` is that of the server being replaced.
+
+    Raises:
+        UsageError: a change names an invalid flag, or a setting chosen elsewhere; the model's name is unusable.
+        FleetError: no GPUs are available.
+    """
+    budget = _Budget(request, inputs)
+    chosen = False
+    try:
+        choices = _choices(request, inputs, budget)
+        if request.find is not None and not kept_slice(request.environment):
+            draft = _made(request, choices, request.environment, ())
+            found = request.find(replace(draft, memory=budget(draft.flags)), inputs.host)
+            plan = _roomiest_of(request, inputs, choices, found, budget)
+            chosen = found.chosen
+        else:
+            plan = replace(_made(request, choices, request.environment, ()), gpus=request.gpus)
+    except PlanError as error:
+        raise UsageError(str(error)) from error
+    if request.engine.build == "cpu":
+        plan = replace(plan, gpus=())  # it uses none, and no table may show one
+    budget.settle(plan)
+    kind = gpu_kind(gpus_of(plan, inputs), plan.engine.build)
+    memory = estimated = budget(plan.flags)
+    earlier = find_earlier(reports, plan, kind, own) if reports is not None and estimated is not None else None
+    fixed = fixed_cache(reports, plan, kind, own) if reports is not None else None
+    if earlier is not None and estimated is not None:
+        budget.learned = earlier.learned
+        if earlier.same:
+            memory = as_reported(estimated, earlier.learned.report, limited=BLOCKS in plan.flags)
+        else:
+            memory = budget(plan.flags)
+    plan = replace(
+        plan,
+        memory=memory,
+        estimated=estimated if memory is not estimated else None,
+        findings=(*request.found, *plan.findings, *filter(None, [fixed])),
+    )
+    plan = _with_alternatives(plan, request, inputs, budget)
+    findings = check(plan, inputs, request.workload or request.preset.workload, budget)
+    mla = inputs.facts is not None and inputs.facts.mla
+    around = inputs.environment.variables
+    inherited = {BACKEND_VARIABLE: around[BACKEND_VARIABLE]} if BACKEND_VARIABLE in around else {}
+    plan = replace(plan, findings=findings)
+    details = Details.of(
+        plan,
+        request.preset,
+        gpu_kind=kind,
+        gpus_chosen=chosen,
+        predicted=budget_figures(estimated) if estimated is not None else {},
+        warm_up=request.warm_up,
+        mla=mla,
+        standby_of=request.standby_of,
+        beside=request.beside,
+        inherited=inherited,
+    )
+    here = inputs.facts is not None and inputs.facts.source in HERE
+    return LaunchPlan(plan, details, request.secrets, request.restart, here)
+
+
+def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs, budget: _Budget) -> Plan:
+    """The plan with its alternatives, and their expected speed."""
+    workload = request.workload or request.preset.workload
+    if plan.memory is None or inputs.facts is None:
+        return plan
+    choice_inputs = ChoiceInputs(
+        workload, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
+        inputs.shares, environment={**inputs.environment.variables, **plan.environment},
+    )  # fmt: skip
+    sliced = bool(kept_slice(plan.environment))
+    pool = None if sliced else pool_of(inputs.host, request.gpus, inputs.shares)
+    others = alternatives_of(choice_inputs, plan.flags, pool, budget.of, _reason(plan))
+    if others:
+        return replace(plan, alternatives=others if len(others) > 1 else (), paces=others[0].paces)
+    name = budget.gpu_name if request.engine.build != "cpu" else ""  # the host's GPUs say nothing of its speed
+    timing = timing_of(inputs.facts, plan.flags, plan.memory, name, request.engine.release) if name else None
+    held = held_at_p95(plan.memory)
+    paces = timing.paces(workload, held) if timing is not None and plan.memory.fits else None
+    return replace(plan, paces=paces)
+
+
+def _reason(plan: Plan) -> str:
+    """Why the plan has its layout: the reason of the first size that is set, or of leaving them out."""
+    chosen = {choice.flag: choice for choice in plan.choices if choice.flag in PARALLEL_FLAGS}
+    found = [choice for choice in chosen.values() if choice.value is not None] or list(chosen.values())
+    return found[0].reason if found else ""
+
+
+def suggestions(request: ResolvedRequest, inputs: PlanInputs, seen: SeenRoom | None = None) -> tuple[Choice, ...]:
+    """The flag changes that the requested traffic would need, on the GPUs in use now."""
+    if request.workload is None:
+        return ()
+    flags = {name: setting.value for name, setting in request.preset.flags.items()}
+    try:
+        return suggest(
+            flags,
+            request.workload,
+            inputs.facts,
+            inputs.host,
+            request.engine.release,
+            request.engine.build,
+            budget=_Budget(request, inputs),
+            gpus=request.gpus,
+            shares=inputs.shares,
+            seen=seen,
+        )
+    except PlanError as error:
+        raise UsageError(str(error)) from error
+
+
+def _choices(
+    request: ResolvedRequest, inputs: PlanInputs, budget: _Budget, environment: Mapping[str, str] | None = None
+) -> tuple[Choice, ...]:
+    """All flags. ``environment`` is the server's, which selects the MIG slice, if any."""
+    if request.sources is not None:
+        return tuple(overlay(request.preset.flags, request.changes, request.sources).values())
+    devices = (request.environment if environment is None else environment).get(VISIBLE)
+    return choose(
+        request.preset.flags,
+        request.changes,
+        request.workload or request.preset.workload,
+        inputs.facts,
+        on_slice(inputs.host, devices, inputs.shares),
+        request.engine.release,
+        request.engine.build,
+        over_preset=request.workload is not None,
+        budget=budget,
+        gpus=request.gpus,
+        shares=inputs.shares,
+        environment={**inputs.environment.variables, **request.environment},
+    )
+
+
+def _made(
+    request: ResolvedRequest, choices: Sequence[Choice], environment: Mapping[str, str], gpus: Sequence[int]
+) -> Plan:
+    return make_plan(
+        request.preset,
+        request.engine,
+        request.changes,
+        choices=choices,
+        model=request.model,
+        host=request.host,
+        port=request.port,
+        environment=environment,
+        gpus=gpus,
+        secrets=sorted({*request.secrets, *request.more_secrets}),
+        inherited=request.inherited,
+    )
+
+
+def _roomiest_of(
+    request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], found: Place, budget: _Budget
+) -> Plan:
+    """The launch on the GPUs found; if these were chosen and are too small, on others that are not."""
+    plan = _placed(request, inputs, choices, found, budget)
+    memory = budget(plan.flags)
+    if not found.chosen or memory is None or memory.fits:
+        return plan
+    for other in found.sets:
+        if not other.fits or other.uuids == found.sets[0].uuids:
+            continue
+        environment = other.environment() if other.mig is not None else {}
+        place = replace(found, gpus=other.gpus, environment=environment, reason=other.reason, warnings=other.warnings)
+        roomier = _placed(request, inputs, choices, place, budget)
+        memory = budget(roomier.flags)
+        if memory is not None and memory.fits:
+            return roomier
+    return plan
+
+
+def _placed(
+    request: ResolvedRequest, inputs: PlanInputs, choices: Sequence[Choice], place: Place, budget: _Budget
+) -> Plan:
+    """The launch on these GPUs; ``budget`` uses them from now on.
+
+    On a MIG slice its flags are chosen again: they may have been based on a slice of another size.
+    """
+    environment = {**request.environment, **place.environment}
+    if place.pretends:
+        environment[PRETENDS] = place.pretends
+    plan = _made(request, choices, environment, () if place.environment else place.gpus)
+    budget.settle(plan)
+    if place.environment.get(VISIBLE, "").startswith("MIG-"):
+        again = _choices(request, inputs, budget, environment)
+        plan = _made(request, again, environment, ())
+    message = "; ".join(filter(None, (place.reason, *place.warnings)))
+    moved = request.sources is not None and place.gpus != request.gpus
+    return replace(
+        plan,
+        findings=(*plan.findings, Finding("gpus_moved", Level.WARNING, message)) if moved else plan.findings,
+        gpus=place.gpus,
+        reasons={**plan.reasons, "gpus": message} if message and place.gpus else plan.reasons,
+        placement=place.reason,
+        sets=place.sets,
+    )
+
+
+class _Budget:
+    """The memory budget with other flags (`vllm_launchers.plan.choices.inputs.BudgetFor`).
+
+    Before its GPUs are found, those with the most room are assumed.
+    """
+
+    def __init__(self, request: ResolvedRequest, inputs: PlanInputs) -> None:
+        self._request, self._inputs = request, inputs
+        self.learned = inputs.learned
+        self._environment = {**inputs.environment.variables, **request.environment}
+        host = on_slice(inputs.host, request.environment.get(VISIBLE), inputs.shares)
+        self._gpus: Sequence[Gpu | GpuShape] = _roomiest(host, request.gpus, inputs)
+        if request.engine.kind is EngineKind.SIMULATED and not self._gpus:
+            self._gpus = _pretended(self._environment)
+
+    def settle(self, plan: Plan) -> None:
+        """Use these GPUs, in this environment, from now on."""
+        self._environment = {**self._inputs.environment.variables, **plan.environment}
+        gpus = gpus_of(plan, self._inputs) or self._gpus
+        # A GPU in MIG mode that was named whole provides only a slice.
+        sliced = [gpu for gpu in gpus if isinstance(gpu, Gpu) and gpu.mig_mode]
+        best = best_slice(sliced, self._inputs.shares) if sliced else None
+        self._gpus = [best] if best is not None else gpus
+
+    @property
+    def gpu_name(self) -> str:
+        """The GPU model of the estimate; empty if unknown, or for a part of a GPU."""
+        return next((gpu.name or "" for gpu in self._gpus), "")
+
+    def __call__(self, flags: Flags, /) -> MemoryBudget | None:
+        facts = self._inputs.facts
+        return self.of(facts, flags) if facts is not None else None
+
+    def of(self, facts: ModelFacts, flags: Flags) -> MemoryBudget | None:
+        """The memory budget of another checkpoint."""
+        return estimate(
+            facts,
+            flags,
+            self._gpus,
+            release=self._request.engine.release,
+            workload=self._request.workload or self._request.preset.workload,
+            learned=self.learned if facts is self._inputs.facts else None,
+            build=self._request.engine.build,
+            environment=self._environment,
+            draft=self._inputs.draft,
+        )
+
+
+def _roomiest(host: Host | None, chosen: Sequence[int], inputs: PlanInputs) -> list[Gpu]:
+    """The chosen GPUs, else all usable ones, those with the most free memory first."""
+    if host is None:
+        return []
+    known = [gpu for gpu in host.gpus if not gpu.lost and (gpu.index in chosen or not chosen)]
+    return sorted(known, key=lambda gpu: -(available_gib(gpu, inputs.shares) or 0.0))
+
+
+def _pretended(environment: Mapping[str, str]) -> list[GpuShape]:
+    """The GPU that a simulated server simulates if there is none."""
+    try:
+        gpu = find_gpu(environment.get(PRETENDS) or DEFAULT_GPU)
+    except UnknownGpuError:
+        return []
+    return [GpuShape(gpu.name, usable_gib=gpu.usable_gib)]
+
+
+def without_server(host: Host | None, name: str) -> Host | None:
+    """The host once one of our servers has ended: what it holds now is free for its next start."""
+    if host is None:
+        return None
+    return replace(host, gpus=tuple(_freed(gpu, name) for gpu in host.gpus))
+
+
+def _freed(gpu: Gpu, name: str) -> Gpu:
+    own = [holder for holder in gpu.holders if holder.server == name]
+    if not own:
+        return gpu
+    gib = sum(holder.gib or 0.0 for holder in own)
+    return replace(
+        gpu,
+        used_by=tuple(holder for holder in gpu.holders if holder.server != name),
+        free_gib=gpu.free_gib + gib if gpu.free_gib is not None else None,
+        used_gib=max(0.0, gpu.used_gib - gib) if gpu.used_gib is not None else None,
+    )

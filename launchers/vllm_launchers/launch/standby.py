@@ -1,0 +1,134 @@
+"""A standby pair: two servers on the same GPUs, of which one sleeps while the other serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from vllm_launchers import private
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.records import ServerRecord, State
+from vllm_launchers.launch.details import unpack
+from vllm_launchers.launch.errors import FleetError, NotFoundError, UsageError
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.plan.checks.sleep import SLEEP_MODE
+from vllm_launchers.plan.model import Changes
+
+SWITCH_LOCK = "switch.lock"
+
+
+def sharing(records: Sequence[ServerRecord], name: str) -> list[ServerRecord]:
+    """The other servers on a server's GPUs, of which one at most may be awake: its partner, and earlier ones."""
+    details = {record.name: unpack(record.current.spec.details) for record in records}
+    found, reached = [name] if name in details else [], {name}
+    for one in found:  # it grows
+        for other, its in details.items():
+            linked = its.standby_of == one or details[one].standby_of == other
+            if (
+                linked
+                and other not in reached
+                and (its.gpus == details[one].gpus or {*its.gpus} & {*details[one].gpus})
+            ):
+                reached.add(other)
+                found.append(other)
+    return [record for record in records if record.name in found[1:]]
+
+
+def partner_of(records: Sequence[ServerRecord], name: str) -> ServerRecord | None:
+    """The other server of a pair, an awake one first; None if it is gone, or has ended and came later than this one."""
+    standby = next((unpack(one.current.spec.details).standby_of for one in records if one.name == name), "")
+    others = [one for one in sharing(records, name) if one.needs_keeper or one.name == standby]
+    return max(others, key=_claim, default=None)
+
+
+def _claim(record: ServerRecord) -> tuple[bool, bool, bool]:
+    """How much it matters to the others on its GPUs."""
+    alive = record.state.alive
+    return alive and record.state is not State.ASLEEP, alive, record.needs_keeper
+
+
+@contextlib.contextmanager
+def one_switch(state: Path, records: Sequence[ServerRecord], name: str) -> Iterator[None]:
+    """Hold the lock of the servers on a server's GPUs, without waiting: two at once could end up awake.
+
+    Raises:
+        FleetError: one of them is being switched to or started.
+    """
+    first = min([name, *(one.name for one in sharing(records, name))])
+    path = client.folder(state, first) / SWITCH_LOCK
+    try:
+        opened = private.open_file(path, os.O_RDWR)
+    except OSError as error:
+        raise FleetError(f"{path}: cannot be written: {error.strerror}") from error
+    try:
+        try:
+            private.lock(opened, 0.0)
+        except BlockingIOError:
+            raise FleetError(f"another command wakes up or starts {name} or its partner; try again later") from None
+        except OSError as error:
+            raise FleetError(f"{path}: cannot be locked: {error.strerror}") from error
+        yield
+    finally:
+        os.close(opened)
+
+
+def find_other(records: Sequence[ServerRecord], name: str) -> ServerRecord:
+    """The server that a new one is to be the standby of.
+
+    Raises:
+        NotFoundError: there is no such server.
+        FleetError: it does not run, can't sleep, or has a partner already.
+    """
+    found = next((record for record in records if record.name == name), None)
+    if found is None:
+        raise NotFoundError(
+            f"no server is called '{name}'; your servers: {', '.join(r.name for r in records) or 'none'}"
+        )
+    if not found.state.alive:
+        raise FleetError(f"{name} is {found.state}: a standby shares the GPUs of a server that runs")
+    if not found.current.spec.sleep_mode:
+        raise FleetError(
+            f"{name} can't sleep: restart it with sleep mode first: vllm-console restart {name} --set {SLEEP_MODE}=true"
+        )
+    partner = partner_of(records, name)
+    if partner is not None and partner.needs_keeper:
+        raise FleetError(f"{name} and {partner.name} are a standby pair already: stop {partner.name} first")
+    return found
+
+
+def refuse_awake(other: ServerRecord) -> None:
+    """Raise FleetError while the server on the GPUs is awake: there is no memory for a second one."""
+    if other.state is not State.ASLEEP:
+        raise FleetError(
+            f"{other.name} is {other.state} and holds the GPUs' memory: put it to sleep first: "
+            f"vllm-console sleep {other.name}"
+        )
+
+
+def refuse_beside_partner(records: Sequence[ServerRecord], record: ServerRecord) -> None:
+    """Raise FleetError if starting this server, which does not serve, would take the memory of its awake partner."""
+    partner = partner_of(records, record.name)
+    if partner is None or not partner.state.alive or partner.state is State.ASLEEP:
+        return
+    if record.state is State.ASLEEP or not record.state.alive:
+        raise FleetError(
+            f"{record.name} is {record.state}, and {partner.name} has its GPUs: put {partner.name} to sleep first: "
+            f"vllm-console sleep {partner.name}"
+        )
+
+
+def beside(request: LaunchRequest, other: ServerRecord) -> LaunchRequest:
+    """The request for a server with sleep mode on the GPUs of another one.
+
+    Raises:
+        UsageError: it asks for other GPUs.
+    """
+    gpus = unpack(other.current.spec.details).gpus
+    if (request.gpus and request.gpus != gpus) or request.place not in ("", "offered"):
+        raise UsageError(f"--standby-of {other.name} takes the GPUs of {other.name}: leave --gpus out")
+    changes = Changes(set={**request.changes.set, SLEEP_MODE: True}, unset=request.changes.unset)
+    return replace(request, gpus=gpus, place="", changes=changes)

@@ -1,1 +1,0 @@
-"""What this box is: installed engines, ports, processes."""

@@ -1,1 +1,0 @@
-"""What a model is: shape, number formats and size, from its files, the local cache or the hub."""

@@ -1,0 +1,133 @@
+"""The attention backend that a launch requests, and whether vLLM can keep its KV cache in FP8 with it. Pure.
+
+From ``vllm/platforms/cuda.py`` and ``vllm/v1/attention/backends`` of 0.8.5 to 0.33:
+
+- FlashAttention is the default from compute capability 8.0 on and reads an FP8 cache on 9.x only (FlashAttention 3).
+- Elsewhere 0.11.0 takes Triton for an FP8 cache; later releases take FlashInfer where it can be imported, else Triton.
+- Triton has FP8 arithmetic from 8.9 on. Below, its kernels do not compile; since 0.24 vLLM says so at the start
+  ("native FP8 (fp8e4nv) requires SM89+"), for MLA models since 0.26.
+- FlashInfer reads an FP8 cache from 8.0 on. It compiles that kernel at the first start, for which it needs nvcc.
+- MLA models read one from 9.0 on, and elsewhere from 8.9 on since 0.18 (Triton MLA).
+- Releases before 0.11 leave the V1 engine for it wherever FlashAttention 3 does not run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import msgspec
+
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+from vllm_launchers.vllm.release_defaults import Release
+
+KV_DTYPE = "kv-cache-dtype"
+BACKEND_FLAG = "attention-backend"
+BACKEND_CONFIG = "attention-config"
+BACKEND_VARIABLE = "VLLM_ATTENTION_BACKEND"
+VARIABLE_READ_BEFORE = (0, 15, 0)
+
+FLASH_ATTENTION, FLASHINFER, TRITON = "FLASH_ATTN", "FLASHINFER", "TRITON_ATTN"
+
+V1_ONLY_SINCE = (0, 11, 0)
+FLASHINFER_READS_IT_SINCE = (0, 10, 2)
+"""Until then vLLM checked only FlashAttention for whether an FP8 cache is possible."""
+FLASHINFER_TRIED_SINCE = (0, 11, 1)
+"""From this release on vLLM tries FlashInfer before Triton if FlashAttention cannot read an FP8 cache."""
+TRITON_MLA_SINCE = (0, 18, 0)
+
+AMPERE, ADA, HOPPER, BLACKWELL = 8.0, 8.9, 9.0, 10.0
+
+
+class Fp8Cache(msgspec.Struct, frozen=True):
+    """Whether vLLM can keep its KV cache in FP8.
+
+    ``works`` is None if the GPU is unknown. ``native`` is whether attention itself computes in FP8. ``why`` is why it
+    does not work, or a caveat if it does: a phrase without a subject, or empty.
+    """
+
+    works: bool | None
+    native: bool = False
+    why: str = ""
+
+
+def is_fp8(kv_dtype: FlagValue | None) -> bool:
+    """Whether a value of ``kv-cache-dtype`` means FP8 of some kind."""
+    return isinstance(kv_dtype, str) and kv_dtype.lower().startswith("fp8")
+
+
+def selected_backend(flags: Flags, environment: Mapping[str, str], release: Release | None) -> str | None:
+    """The attention backend requested by name (``FLASHINFER``), or None if vLLM chooses."""
+    asked = flags.get(BACKEND_FLAG) or flags.get(f"{BACKEND_CONFIG}.backend")
+    config = flags.get(BACKEND_CONFIG)
+    if not asked and isinstance(config, str) and config.lstrip().startswith("{"):
+        try:
+            asked = json.loads(config).get("backend")
+        except (ValueError, AttributeError, RecursionError):
+            asked = None
+    if not asked and release is not None and release < VARIABLE_READ_BEFORE:
+        asked = environment.get(BACKEND_VARIABLE)
+    name = str(asked).upper().removesuffix("_VLLM_V1") if asked else ""
+    return name if name and name != "AUTO" else None
+
+
+def fp8_cache(
+    flags: Flags, environment: Mapping[str, str], release: Release | None, capability: float | None, *, mla: bool
+) -> Fp8Cache:
+    """Whether a launch can keep its KV cache in FP8, whoever requests that.
+
+    ``environment`` is the server's complete one, with inherited variables. ``capability`` is the oldest GPU's (8.6). An
+    unknown release counts as a new one. ``mla``: the model uses multi-head latent attention.
+    """
+    backend = selected_backend(flags, environment, release)
+    if capability is None:
+        return Fp8Cache(None)
+    if mla:
+        return _mla(capability, release)
+    if backend is not None and (asked := _asked_for(capability, release, backend)) is not None:
+        return asked
+    if capability < ADA:
+        return Fp8Cache(False, why=_refusal(capability, release))
+    if HOPPER <= capability < BLACKWELL + 1:
+        return Fp8Cache(True, native=True)
+    if release is not None and release < V1_ONLY_SINCE:
+        return Fp8Cache(True, why="vLLM before 0.11 leaves its V1 engine for it")
+    return Fp8Cache(True, why="vLLM reads it with FlashInfer, which compiles a kernel with nvcc at the first start")
+
+
+def _refusal(capability: float, release: Release | None) -> str:
+    """Why it may not work below 8.9 if vLLM chooses the backend: ``_get_backend_priorities`` in ``cuda.py``."""
+    if release is not None and release < V1_ONLY_SINCE:
+        return "vLLM before 0.11 has it there in its old V0 engine at most"
+    if capability < AMPERE:
+        return "FlashInfer reads it from compute capability 8.0 on, and vLLM's Triton attention backend from 8.9 on"
+    if release is not None and release < FLASHINFER_TRIED_SINCE:
+        return "vLLM uses its Triton attention backend for it, which refuses it there ('requires SM89+')"
+    return (
+        "unless FlashInfer is installed and can compile its kernel (nvcc), vLLM falls back to Triton, which refuses it "
+        "there ('requires SM89+')"
+    )
+
+
+def _asked_for(capability: float, release: Release | None, backend: str) -> Fp8Cache | None:
+    """The verdict on a named backend; None if it is unknown here, or decides nothing."""
+    if backend == FLASHINFER:
+        if capability >= AMPERE and (release is None or release >= FLASHINFER_READS_IT_SINCE):
+            native = HOPPER <= capability < BLACKWELL + 1
+            return Fp8Cache(True, native, "" if native else "FlashInfer compiles a kernel for it with nvcc")
+        return Fp8Cache(False, why="FlashInfer has no kernel for it there")
+    if backend == FLASH_ATTENTION and not HOPPER <= capability < BLACKWELL + 1:
+        return Fp8Cache(False, why="FlashAttention, as requested, supports it on compute capability 9.x only")
+    if backend == TRITON and capability < ADA:
+        return Fp8Cache(False, why="vLLM's Triton attention backend, as requested, refuses it ('requires SM89+')")
+    return None
+
+
+def _mla(capability: float, release: Release | None) -> Fp8Cache:
+    if HOPPER <= capability < BLACKWELL + 1:
+        return Fp8Cache(True, native=True)
+    if capability >= ADA and (release is None or release >= TRITON_MLA_SINCE):
+        return Fp8Cache(True)
+    if capability >= ADA:
+        return Fp8Cache(False, why="vLLM before 0.18 has no kernel for it there with multi-head latent attention")
+    return Fp8Cache(False, why="vLLM's Triton backend for multi-head latent attention refuses it ('requires SM89+')")

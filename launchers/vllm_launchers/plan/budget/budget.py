@@ -1,0 +1,140 @@
+"""The memory budget of a launch. GiB are 2**30 bytes; None means unknown, never zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.engine_model.gpus import find_model, is_unified, usable_gib
+from vllm_launchers.host.gpu.host import Gpu
+
+
+class GpuBudget(msgspec.Struct, frozen=True):
+    """One GPU's memory once the server runs, in GiB.
+
+    ``overhead_gib`` is CUDA context, NCCL and peak activations; ``graphs_gib`` CUDA graphs. ``others_gib`` is what
+    other processes hold now. ``index`` is None if no GPU was chosen and a typical one stands for all.
+    """
+
+    index: int | None
+    total_gib: float
+    weights_gib: float
+    overhead_gib: float
+    graphs_gib: float
+    kv_gib: float
+    others_gib: float = 0.0
+
+    @property
+    def free_gib(self) -> float:
+        """What would be left; negative if it does not fit."""
+        taken = self.weights_gib + self.overhead_gib + self.graphs_gib + self.kv_gib + self.others_gib
+        return self.total_gib - taken
+
+
+class MemoryBudget(msgspec.Struct, frozen=True):
+    """Figures of the GPU with the least room for the KV cache, which decides; per GPU, as in vLLM's own log.
+
+    A negative ``kv_gib`` is what is missing. ``max_concurrency`` is how many requests of the full ``max_model_len`` fit
+    at once, as vLLM prints it; ``concurrency_p95`` the same for the workload's 95th percentile. ``source`` is
+    ``estimate``, ``estimate, corrected`` (by the report of an earlier start of this model on this GPU) or ``engine``
+    (its report). ``assumed`` names each missing fact and the assumption made instead, one short sentence each.
+    """
+
+    weights_gib: float
+    overhead_gib: float
+    graphs_gib: float
+    kv_gib: float
+    kv_bytes_per_token: float | None
+    """Per GPU; for models with layers that hold a bounded window, per token at ``max_model_len``."""
+    kv_tokens: int | None
+    max_model_len: int | None
+    max_concurrency: float | None
+    concurrency_p95: float | None = None
+    per_gpu: tuple[GpuBudget, ...] = ()
+    fixed: bool = False
+    """Whether the KV cache's size was given in bytes, so that no share of the GPU limits it."""
+    source: str = "estimate"
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether one request of the full length fits, and the whole in a GPU that is otherwise empty."""
+        if self.fixed and any(gpu.free_gib + gpu.others_gib < 0 for gpu in self.per_gpu):
+            return False
+        return self.kv_gib > 0 and (self.max_concurrency is None or self.max_concurrency >= 1)
+
+
+class EngineReport(msgspec.Struct, frozen=True):
+    """The memory report of a real start, per GPU, as in its log; None means not reported."""
+
+    weights_gib: float | None = None
+    kv_gib: float | None = None
+    kv_tokens: int | None = None
+    max_concurrency: float | None = None
+    graphs_gib: float | None = None
+    max_model_len: int | None = None
+    kv_pin_bytes: int | None = None
+    """The value of ``kv-cache-memory-bytes`` that vLLM suggested to keep within ``gpu-memory-utilization``."""
+
+
+# -- GPUs as a memory budget sees them --------------------------------------------------------------------------------
+
+
+class GpuShape(msgspec.Struct, frozen=True):
+    """A GPU, or a typical one that is planned for. GiB.
+
+    ``memory_gib`` is as reported by NVML, ``usable_gib`` by CUDA (derived if None). ``free_gib`` is free now; ``index``
+    is None if no GPU was chosen.
+    """
+
+    name: str = ""
+    memory_gib: float | None = None
+    free_gib: float | None = None
+    index: int | None = None
+    usable_gib: float | None = None
+    compute_capability: str | None = None
+
+    @property
+    def total_gib(self) -> float | None:
+        """What CUDA programs see: the base of ``gpu-memory-utilization``. None if unknown."""
+        if self.usable_gib is not None:
+            return self.usable_gib
+        memory = self.memory_gib
+        if memory is None:
+            known = find_model(self.name)
+            memory = known.memory_gib if known is not None else None
+        if memory is None or self.unified:
+            return memory
+        return usable_gib(memory)
+
+    @property
+    def unified(self) -> bool:
+        """Whether it shares its memory with the CPU; NVML then reports no size, and vLLM sees none."""
+        return is_unified(self.name)
+
+    @property
+    def before_ampere(self) -> bool:
+        """Whether it is known to be older than Ampere."""
+        known = find_model(self.name) if self.compute_capability is None else None
+        capability = self.compute_capability or (known.compute_capability if known is not None else "")
+        return capability.partition(".")[0] in ("5", "6", "7")
+
+    @property
+    def others_gib(self) -> float:
+        """What others hold now; 0 if unknown."""
+        total = self.total_gib
+        return max(0.0, total - self.free_gib) if total is not None and self.free_gib is not None else 0.0
+
+
+def shapes(gpus: Sequence[Gpu | GpuShape], count: int) -> list[GpuShape]:
+    """As many GPUs as a launch takes: the given ones in order; if too few, the last stands for the rest."""
+    given = [gpu if isinstance(gpu, GpuShape) else _shape(gpu) for gpu in gpus][:count]
+    if not given:
+        return []
+    return given + [replace(given[-1], index=None, free_gib=None)] * (count - len(given))
+
+
+def _shape(gpu: Gpu) -> GpuShape:
+    return GpuShape(gpu.name or "", gpu.memory_gib, gpu.free_gib, gpu.index, compute_capability=gpu.compute_capability)

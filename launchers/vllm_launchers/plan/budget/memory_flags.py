@@ -1,0 +1,350 @@
+"""The flags that determine memory, with vLLM's defaults filled in for its release and the GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from vllm_launchers.engine_model.gpus import batch_defaults
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import (
+    NEWEST,
+    Release,
+    caches_linear_prefixes,
+    default_utilization,
+    graphs_in_share,
+)
+
+_DRAFT_LAYERS = {
+    "ngram": 0,
+    "ngram_gpu": 0,
+    "suffix": 0,
+    "medusa": 0,
+    "mlp_speculator": 0,
+    "eagle": 1,
+    "eagle3": 1,
+    "dflash": 5,
+}
+"""Attention layers that a draft adds; the most common number if the method does not tell."""
+_NO_DRAFT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
+_OWN_LAYERS = re.compile(r"(?:.*_)?mtp")
+_WHOLE_ITEM = {"gemma4": 2496}
+"""Tokens of the largest image or video, which these models must get in one step."""
+_MOST = 2**50
+
+
+class EffectiveFlags(msgspec.Struct, frozen=True):
+    """The flags that a launch sets or vLLM defaults. Sizes in tokens and numbers of GPUs.
+
+    ``max_model_len`` is None for a model with unknown context; ``fit_length`` is whether vLLM searches for the longest
+    that fits (``auto``). ``capture_sizes`` is how many batch sizes get a CUDA graph, 0 without graphs. ``draft_layers``
+    are attention layers added by speculative decoding, ``draft_tokens`` what it predicts at once.
+    """
+
+    release: Release
+    tensor: int
+    pipeline: int
+    data: int
+    expert_parallel: bool
+    """Whether experts are kept whole and distributed over the GPUs, instead of each being split over all of them."""
+    decode_context: int
+    utilization: float
+    max_num_seqs: int
+    max_batched: int
+    in_flight: int
+    """Tokens that may be scheduled but not completed: a bounded window holds them in addition."""
+    block_size: int
+    max_model_len: int | None
+    fit_length: bool
+    kv_dtype: str
+    dtype: str
+    draft_layers: int
+    draft_tokens: int
+    lora_ranks: int
+    """Sum of the ranks of all LoRA adapters that one batch may use; 0 without LoRA."""
+    capture_sizes: int
+    graphs_in_share: bool
+    """Whether CUDA graphs count against the share of ``gpu-memory-utilization`` (0.21 and later)."""
+    hybrid_cache: bool
+    keep_states: bool
+    """Whether states of linear layers are also kept for the prefix cache (``mamba-cache-mode align``)."""
+    states_per_block: bool
+    """Whether such a state is kept at each block (``all``)."""
+    pooling: bool
+    encoder: bool
+    """Whether vLLM profiles a vision or audio encoder, if the model has one, at its largest input."""
+    encoder_split: int
+    """Over how many GPUs the encoder's layers are split; 1 if each has all of it (``mm-encoder-tp-mode data``)."""
+    films: bool
+    """Whether videos may be sent to a model that accepts them (``limit-mm-per-prompt``)."""
+    max_pixels: int | None
+    """The largest image that ``mm-processor-kwargs`` allows, None if the model decides."""
+
+    @property
+    def gpus_per_engine(self) -> int:
+        """How many GPUs one copy of the model takes."""
+        return self.tensor * self.pipeline
+
+
+def read_settings(
+    facts: ModelFacts,
+    flags: Flags,
+    release: Release | None,
+    environment: Mapping[str, str],
+    gpu: GpuShape | None,
+    assumed: list[str],
+    draft: ModelFacts | None = None,
+) -> EffectiveFlags:
+    """Fill in unset flags. ``gpu`` is one of those it gets, or None for the CPU; ``draft`` is the draft model.
+
+    Assumptions are added to ``assumed``, a sentence each.
+    """
+    if release is None:
+        release = NEWEST
+        assumed.append(f"vLLM release unknown: using defaults of {NEWEST[0]}.{NEWEST[1]}")
+    seqs, batched = batch_sizes(facts, flags, release, gpu)
+    length, fit = _length(facts, flags, assumed)
+    pipeline = whole(flags, "pipeline-parallel-size", 1)
+    draft_layers, draft_tokens = _draft(facts, flags, assumed, draft)
+    kept = _prefix_caching(flags, release)
+    mode = flags.get("mamba-cache-mode", "none")
+    return EffectiveFlags(
+        release=release,
+        tensor=whole(flags, "tensor-parallel-size", 1),
+        pipeline=pipeline,
+        data=whole(flags, "data-parallel-size", 1),
+        expert_parallel=flags.get("enable-expert-parallel") is True,
+        decode_context=whole(flags, "decode-context-parallel-size", 1),
+        utilization=_share(flags, default_utilization(release)),
+        max_num_seqs=seqs,
+        max_batched=batched,
+        in_flight=batched * _batches_in_flight(flags, release, pipeline, gpu is None),
+        block_size=whole(flags, "block-size", 16 if gpu is not None else 128),
+        max_model_len=length,
+        fit_length=fit,
+        kv_dtype=_kv_dtype(facts, flags),
+        dtype=_dtype(facts, flags),
+        draft_layers=draft_layers,
+        draft_tokens=draft_tokens,
+        lora_ranks=_lora_ranks(flags),
+        capture_sizes=0 if gpu is None else _capture_sizes(flags, seqs, draft_tokens),
+        graphs_in_share=_graphs_in_share(release, environment),
+        hybrid_cache=release >= (0, 9, 2) and flags.get("disable-hybrid-kv-cache-manager") is not True,
+        keep_states=kept and mode != "all",
+        states_per_block=kept and mode == "all",
+        pooling=flags.get("runner") == "pooling" or flags.get("task") in ("embed", "classify", "score", "reward"),
+        encoder=_encoder_is_tried(facts, flags),
+        encoder_split=1 if flags.get("mm-encoder-tp-mode") == "data" else whole(flags, "tensor-parallel-size", 1),
+        films=decimal(_of_each(json_flag(flags, "limit-mm-per-prompt").get("video"))) != 0,
+        max_pixels=_max_pixels(flags),
+    )
+
+
+_NO_ENCODER = ("skip-mm-profiling", "language-model-only")
+
+
+def _lora_ranks(flags: Flags) -> int:
+    return whole(flags, "max-loras", 1) * whole(flags, "max-lora-rank", 16) if flags.get("enable-lora") is True else 0
+
+
+def _encoder_is_tried(facts: ModelFacts, flags: Flags) -> bool:
+    """Whether the encoder may get any input; kinds not in ``limit-mm-per-prompt`` are allowed."""
+    if any(flags.get(name) is True for name in _NO_ENCODER):
+        return False
+    limits = {kind: decimal(_of_each(value)) for kind, value in json_flag(flags, "limit-mm-per-prompt").items()}
+    if any(limits.values()) or not limits:
+        return True
+    films = facts.encoder is not None and facts.encoder.token_pixels > 0
+    return not ({"image", "video"} <= limits.keys() if films else limits.keys() & {"image", "audio"})
+
+
+def _of_each(limit: object) -> object:
+    """The limit of a kind per request: a number, or the ``count`` of an object that also limits their size."""
+    return limit.get("count", 1) if isinstance(limit, dict) else limit
+
+
+def _max_pixels(flags: Flags) -> int | None:
+    kwargs = json_flag(flags, "mm-processor-kwargs")
+    images = kwargs.get("images_kwargs")
+    for source in (kwargs, images if isinstance(images, dict) else {}):
+        size = source.get("size")
+        for value in (source.get("max_pixels"), size.get("longest_edge") if isinstance(size, dict) else None):
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST:
+                return value
+    return None
+
+
+def whole(flags: Flags, name: str, default: int) -> int:
+    """A flag's positive whole number, or the default if it has none (invalid values are reported elsewhere)."""
+    count = token_count(flags.get(name))
+    return min(count, _MOST) if count is not None and count > 0 else default
+
+
+def decimal(value: object) -> float | None:
+    """A number, even if written as text; None for all else."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 2**63:
+        return None
+    return float(value)
+
+
+def _share(flags: Flags, default: float) -> float:
+    share = decimal(flags.get("gpu-memory-utilization"))
+    return share if share is not None and 0 < share <= 1 else default
+
+
+def batch_sizes(
+    facts: ModelFacts | None, flags: Flags, release: Release | None, gpu: GpuShape | None
+) -> tuple[int, int]:
+    """``max-num-seqs`` and ``max-num-batched-tokens`` of a server: its flags, else vLLM's defaults.
+
+    From ``EngineArgs`` (``vllm/engine/arg_utils.py``). ``gpu`` is None for the CPU, ``facts`` for an unknown model; an
+    unknown release counts as the newest.
+    """
+    if gpu is None:
+        world = whole(flags, "tensor-parallel-size", 1) * whole(flags, "pipeline-parallel-size", 1)
+        defaults = 128 * world, 2048 * world
+    else:
+        defaults = batch_defaults(gpu.name, gpu.total_gib, release or NEWEST)
+    doubled = 2 if flags.get("performance-mode") == "throughput" else 1
+    seqs = whole(flags, "max-num-seqs", defaults[0] * doubled)
+    if (batched := whole(flags, "max-num-batched-tokens", 0)) > 0:
+        return seqs, batched
+    item = _WHOLE_ITEM.get(facts.model_type or "", 0) if facts is not None and facts.multimodal else 0
+    batched = max(defaults[1] * doubled, item)
+    length = token_count(flags.get("max-model-len")) or (facts.max_context if facts is not None else None)
+    if length is None:
+        return seqs, batched
+    if flags.get("enable-chunked-prefill") is False:
+        batched = max(batched, length)
+    return seqs, max(1, min(batched, seqs * length))
+
+
+def _batches_in_flight(flags: Flags, release: Release, pipeline: int, on_cpu: bool) -> int:
+    """Steps that may be in flight at once; since 0.26 a window's blocks are kept for all of them."""
+    if release < (0, 26, 0):
+        return 1
+    overlap = flags.get("async-scheduling") is not False and not on_cpu and pipeline == 1
+    return 2 if overlap else pipeline
+
+
+def _length(facts: ModelFacts, flags: Flags, assumed: list[str]) -> tuple[int | None, bool]:
+    value = flags.get("max-model-len")
+    length = token_count(value)
+    fit = length is None and value in ("auto", "-1")
+    if length is None:
+        length = facts.max_context
+        if length is None:
+            assumed.append("the model's context length is unknown: set max-model-len to see the concurrency")
+    if length is not None and flags.get("disable-sliding-window") is True and facts.window:
+        length = min(length, facts.window)
+    return length, fit
+
+
+def _dtype(facts: ModelFacts, flags: Flags) -> str:
+    """The number format of activations: the flag's, else the checkpoint's; vLLM runs float32 checkpoints in 16 bits."""
+    value = str(flags.get("dtype", "auto"))
+    if value != "auto":
+        return {"half": "float16", "float": "float32"}.get(value, value)
+    return facts.dtype if facts.dtype in ("bfloat16", "float16") else "bfloat16"
+
+
+def _kv_dtype(facts: ModelFacts, flags: Flags) -> str:
+    value = str(flags.get("kv-cache-dtype", "auto"))
+    return (facts.kv_cache_quantization or "auto") if value == "auto" else value
+
+
+def _prefix_caching(flags: Flags, release: Release) -> bool:
+    """Whether prefixes of models with linear layers are cached: on request, by default since 0.28."""
+    wanted = flags.get("enable-prefix-caching")
+    return wanted if isinstance(wanted, bool) else caches_linear_prefixes(release)
+
+
+def draft_model(flags: Flags) -> str:
+    """The speculative model: a draft model or an EAGLE head; empty if none has weights of its own."""
+    config = json_flag(flags, "speculative-config")
+    named = config.get("model", flags.get("spec-model", ""))
+    method = str(config.get("method", flags.get("spec-method", "")) or "")
+    own = method in _NO_DRAFT_MODEL or _OWN_LAYERS.fullmatch(method) or named in _NO_DRAFT_MODEL
+    return named if isinstance(named, str) and not own else ""
+
+
+def draft_tensor(flags: Flags, tensor: int) -> int:
+    """Over how many GPUs the draft model is split: like the model unless ``draft_tensor_parallel_size`` is set."""
+    size = json_flag(flags, "speculative-config").get("draft_tensor_parallel_size")
+    return size if isinstance(size, int) and 0 < size <= tensor else tensor
+
+
+def _as_layers(facts: ModelFacts, draft: ModelFacts) -> int | None:
+    """The draft's KV cache in units of the model's layers; None if one of the shapes is unknown."""
+    own = (draft.kv_heads or 0) * (draft.head_dim or 0) * len(draft.layers)
+    layer = (facts.kv_heads or 0) * (facts.head_dim or 0)
+    return -(-own // layer) if own and layer and facts.kv_lora_rank is None else None
+
+
+def _draft(facts: ModelFacts, flags: Flags, assumed: list[str], draft: ModelFacts | None = None) -> tuple[int, int]:
+    """Attention layers and predicted tokens of speculative decoding."""
+    config = json_flag(flags, "speculative-config")
+    method = str(config.get("method", flags.get("spec-method", "")) or "")
+    tokens = config.get("num_speculative_tokens", flags.get("spec-tokens", 0))
+    tokens = tokens if isinstance(tokens, int) and 0 <= tokens <= 1000 else 0
+    if not config and not method:
+        return 0, 0
+    if _OWN_LAYERS.fullmatch(method):
+        return 1, tokens
+    layers = _DRAFT_LAYERS.get(method)
+    if draft is not None and (known := _as_layers(facts, draft)) is not None:
+        return known, tokens
+    if method not in _NO_DRAFT_MODEL and not (draft is not None and (draft.weight_bytes or draft.parameters)):
+        count = "its KV cache neither" if layers is None else f"its KV cache is, with {layers} layer(s)"
+        assumed.append(f"the draft model's weights are not counted; {count}")
+    return layers or 0, tokens
+
+
+def json_flag(flags: Flags, name: str) -> Mapping[str, object]:
+    """A JSON flag's keys, whether set as a whole or key by key (``name.key``); empty if it is not an object."""
+    found: dict[str, object] = {}
+    value = flags.get(name)
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            document = json.loads(value)
+        except (ValueError, RecursionError):
+            document = None
+        if isinstance(document, dict):
+            found.update(document)
+    prefix = f"{name}."
+    found.update({key[len(prefix) :].replace("-", "_"): flags[key] for key in flags if key.startswith(prefix)})
+    return found
+
+
+def _capture_sizes(flags: Flags, seqs: int, draft_tokens: int) -> int:
+    """How many batch sizes get a graph: 1, 2, 4, each 8 up to 256 and each 16 up to twice ``max-num-seqs`` or 512."""
+    config = json_flag(flags, "compilation-config")
+    level = decimal(flags.get("optimization-level", config.get("level", config.get("mode"))))
+    mode = str(config.get("cudagraph_mode", "")).upper()
+    if flags.get("enforce-eager") is True or mode == "NONE" or level == 0 or config.get("use_cudagraph") is False:
+        return 0
+    sizes = config.get("cudagraph_capture_sizes")
+    if isinstance(sizes, list):
+        return len(sizes)
+    most = decimal(flags.get("max-cudagraph-capture-size", config.get("max_cudagraph_capture_size")))
+    largest = int(most) if most is not None and most >= 0 else min(2 * seqs * (1 + draft_tokens), 512)
+    largest = min(largest, 8192)
+    return sum(largest >= n for n in (1, 2, 4)) + min(largest, 256) // 8 + max(0, largest - 256) // 16
+
+
+def _graphs_in_share(release: Release, environment: Mapping[str, str]) -> bool:
+    wanted = environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "")
+    if release >= (0, 18, 1) and wanted in ("0", "1"):
+        return wanted == "1"
+    return graphs_in_share(release)

@@ -1,0 +1,225 @@
+"""GPUs that an installed vLLM, its PyTorch or a quantization method does not support. Pure.
+
+Limits come from the installation's own files if it is here, else from the table of releases
+(`vllm_launchers.vllm.flags.limits`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from vllm_launchers.host.gpu.host import Gpu
+from vllm_launchers.host.gpu.vendors import vendor_of, vendor_of_build
+from vllm_launchers.plan.attention import is_fp8
+from vllm_launchers.plan.checks.request import KV_DTYPE, capability, fp8_cache_of, gpus_of, names, simulated
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.engines import EngineKind
+from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.flag_table import FlagTable, Limits
+from vllm_launchers.vllm.flags.limits import FP8_COMPRESSED
+from vllm_launchers.vllm.flags.releases import releases_for
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, Quantization
+
+TURING, ADA = 7.5, 8.9
+LEAST = (7, 0)
+"""vLLM's own kernels are built for compute capability 7.0 and later (``CUDA_SUPPORTED_ARCHS``, CMakeLists.txt)."""
+
+FP8_METHODS = frozenset({"fp8", "fbgemm_fp8", "ptpc_fp8", "modelopt", "fp8_per_tensor", "fp8_per_block"})
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d{1,2})(\d)([af]?)")
+
+
+def hardware_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+    """What ends a start on these GPUs whatever the flags are, then the requirements of the weights' format."""
+    gpus = gpus_of(plan, inputs)
+    yield from _other_vendors(plan, inputs, gpus)
+    able = capability(gpus)
+    if able is None or plan.engine.build not in ("cuda", "simulated", None):
+        return
+    who = f"{names(gpus)} (compute capability {able:g})"
+    unsupported = next(_unsupported(gpus, plan, inputs.flags), None)
+    if unsupported is not None:
+        yield unsupported
+    else:
+        yield from _weights(plan, inputs, able, who)
+
+
+def _other_vendors(plan: Plan, inputs: PlanInputs, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+    """Devices of vendors other than NVIDIA, or a vLLM built for them."""
+    if simulated(plan) or plan.engine.build == "cpu":
+        return
+    named = dict.fromkeys(vendor for gpu in gpus if (vendor := vendor_of(gpu.name)) is not None)
+    built = vendor_of_build(plan.engine.build)
+    sentences = [vendor.sentence for vendor in named] or ([built.sentence] if built is not None else [])
+    if not sentences and not gpus:
+        sentences = list(inputs.environment.accelerators)
+    for text in sentences:
+        yield Finding("hardware_unsupported", Level.WARNING, text)
+
+
+def _unsupported(gpus: tuple[Gpu, ...], plan: Plan, table: FlagTable | None) -> Iterator[Finding]:
+    """The first GPU that this vLLM or its PyTorch has no code for."""
+    limits = table.limits if table is not None else Limits()
+    engine = f"vLLM {plan.engine.public_version}" if plan.engine.version else "this vLLM"
+    for gpu in gpus:
+        number = tuple(map(int, (gpu.compute_capability or "").split(".")))
+        if len(number) != 2:
+            continue
+        who = f"{names((gpu,))} (compute capability {gpu.compute_capability})"
+        if number < LEAST:
+            text = f"{who} is too old for vLLM, which needs compute capability 7.0 or later; choose another GPU"
+            yield Finding("gpu_unsupported", Level.ERROR, text)
+        elif limits.architectures and not runs_on(limits.architectures, (number[0], number[1])):
+            installed = table is not None and table.source == "installation"
+            whose = f"the PyTorch of {engine}" if installed else f"the PyTorch published with {engine}"
+            built = ", ".join(limits.architectures)
+            text = f"{whose} has no code for {who}: it was built for {built}{_other_release(number)}"
+            yield Finding("gpu_unsupported", Level.ERROR, text, surely=installed)
+
+
+def runs_on(architectures: tuple[str, ...], number: tuple[int, int]) -> bool:
+    """Whether code for these architectures runs on a compute capability.
+
+    Code for ``sm_86`` runs on 8.6 and later ones of 8; ``sm_90a`` on 9.0 alone; ``compute_90`` is compiled for any
+    later GPU when it is loaded.
+    """
+    for word in architectures:
+        found = _ARCHITECTURE.fullmatch(word)
+        if found is None:
+            continue
+        built = int(found[2]), int(found[3])
+        if number == built or (found[1] == "compute" and not found[4] and number > built):
+            return True
+        if found[1] == "sm" and found[4] != "a" and number[0] == built[0] and number[1] > built[1]:
+            return True
+    return False
+
+
+def _other_release(number: tuple[int, ...]) -> str:
+    """The fix: the releases whose published wheels run there."""
+    fitting = releases_for(lambda limits: runs_on(limits.architectures, (number[0], number[1])))
+    if not fitting:
+        return ""
+    first, last = fitting
+    if last is not None:
+        return f"; the last release that supports it is {last}"
+    return f"; releases from {first} on support it"
+
+
+def _weights(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Finding]:
+    facts = inputs.facts
+    stored = facts.quantization if facts is not None else None
+    asked = plan.flags.get("quantization")
+    method = asked if isinstance(asked, str) else stored.method if stored is not None else None
+    if method is None:
+        return
+    fp8 = method in FP8_METHODS or (method == "compressed-tensors" and stored is not None and stored.floating)
+    least = _least(method, stored, inputs.flags)
+    fix = Changes(unset=("quantization",)) if stored is None else None
+    form = "FP8" if fp8 else method.upper() if method in ("awq", "gptq") else method
+    if least is not None and able * 10 < least - 0.5:
+        text = f"vLLM will refuse {form} weights on {who}: they need compute capability {least / 10:g} or later" + (
+            "; use an AWQ or GPTQ model" if fp8 and able >= TURING else "; use a GPTQ or an unquantized model"
+        )
+        code = "fp8_unsupported" if fp8 else "quantization_unsupported"
+        yield Finding(code, Level.ERROR, text, fix)
+    elif fp8 and able < ADA:
+        text = (
+            f"{who} has no FP8 arithmetic: vLLM keeps {plan.model if stored else 'the'} weights in FP8, half the "
+            "memory, and computes in 16 bits (Marlin kernels), no faster than with 16-bit weights"
+        )
+        yield Finding("fp8_unsupported", Level.ADVICE if stored else Level.WARNING, text, fix)
+
+
+def _least(method: str, stored: Quantization | None, table: FlagTable | None) -> int | None:
+    """The compute capability that a method requires, as 75 for 7.5; None if unknown."""
+    known = table.limits.capabilities if table is not None else {}
+    if method == "compressed-tensors" and stored is not None and stored.floating and FP8_COMPRESSED in known:
+        return known[FP8_COMPRESSED]
+    return known.get(method, _WITHOUT_TABLE.get(method))
+
+
+_WITHOUT_TABLE = {"awq": 75, "fp8": 75, "mxfp4": 80}
+"""For an unknown release: the requirements of the newest ones."""
+
+
+# -- what the CPU build accepts and rejects. Pure ---------------------------------------------------------------------
+
+
+BLOCK = "block-size"
+FAST = 32
+"""Block sizes that are not multiples of it use a slower kernel (``CpuPlatform.check_and_update_config``)."""
+
+_PREFERRED_SINCE = (0, 11, 0)
+
+
+def cpu_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+    """Block sizes: since 0.29 only multiples of 32 are accepted, since 0.21 multiples of 16.
+
+    MLA models and those with linear layers get their own size, whatever is requested.
+    """
+    size = token_count(plan.flags.get(BLOCK))
+    if plan.engine.kind is not EngineKind.VLLM or plan.engine.build != "cpu" or size is None or size <= 0:
+        return
+    facts, release = inputs.facts, plan.engine.release
+    if facts is not None and (facts.mla or LayerKind.LINEAR in facts.layers):
+        return
+    step = inputs.flags.limits.cpu_block if inputs.flags is not None else None
+    engine = f"vLLM {'.'.join(map(str, release))}" if release else "vLLM"
+    if step is not None and size % step:
+        more = -(-size // step) * step
+        text = f"{engine} will refuse --{BLOCK} {size}: the CPU build needs a multiple of {step}; {more} works"
+        yield Finding("block_size", Level.ERROR, text, Changes(set={BLOCK: more}))
+    elif size % FAST and release is not None and release >= _PREFERRED_SINCE:
+        more = -(-size // FAST) * FAST
+        text = f"--{BLOCK} {size} is slow on the CPU: fast kernels need a multiple of {FAST}"
+        yield Finding("block_size", Level.WARNING, text, Changes(set={BLOCK: more}))
+
+
+# -- number formats that a GPU does not support. Pure -----------------------------------------------------------------
+
+
+AMPERE = 8.0
+
+
+def precision_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+    """BF16 and an FP8 KV cache against the oldest of its GPUs. NVIDIA's compute capabilities."""
+    gpus = gpus_of(plan, inputs)
+    able = capability(gpus)
+    if able is None or plan.engine.build not in ("cuda", "simulated", None):
+        return
+    who = f"{names(gpus)} (compute capability {able:g})"
+    yield from _bf16(plan, inputs, able, who)
+    yield from _fp8_cache(plan, inputs, able, who)
+
+
+def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Finding]:
+    if able >= AMPERE:
+        return
+    asked = plan.flags.get("dtype", "auto")
+    fix = Changes(set={"dtype": "float16"})
+    if asked == "bfloat16":
+        text = f"{who} has no BF16 (needs 8.0): vLLM will refuse --dtype bfloat16"
+        yield Finding("bf16_unsupported", Level.ERROR, text, fix)
+    elif asked == "auto" and inputs.facts is not None and inputs.facts.dtype == "bfloat16":
+        text = f"{who} has no BF16, the format of {plan.model}: vLLM uses FP16, which has a smaller range"
+        yield Finding("bf16_unsupported", Level.WARNING, text, fix)
+
+
+def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Finding]:
+    """One verdict, whoever set the flag."""
+    asked = plan.flags.get(KV_DTYPE)
+    if not is_fp8(asked):
+        return
+    verdict = fp8_cache_of(plan, inputs)
+    if not verdict.works:
+        ends = "will fail" if able < AMPERE else "may fail"
+        text = f"--{KV_DTYPE} {asked} {ends} startup on {who}: {verdict.why}"
+        level = Level.ERROR if able < AMPERE else Level.WARNING
+        yield Finding("fp8_unsupported", level, text, Changes(unset=(KV_DTYPE,)), surely=False)
+    elif verdict.why:
+        text = f"--{KV_DTYPE} {asked} on {who}: {verdict.why}; answers can differ slightly"
+        yield Finding("fp8_kv_slow", Level.ADVICE, text)

@@ -1,0 +1,141 @@
+"""What a plan requests, read from its flags, and the GPUs it would run on. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from vllm_launchers.host.gpu.host import Gpu, Host
+from vllm_launchers.host.gpu.mig_slices import slice_gpu
+from vllm_launchers.plan.attention import Fp8Cache, fp8_cache
+from vllm_launchers.plan.budget.memory_flags import decimal
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.vllm.engines import EngineKind
+from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.release_defaults import default_utilization
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+UTILIZATION = "gpu-memory-utilization"
+BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
+LENGTH = "max-model-len"
+TENSOR, PIPELINE, DATA = "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"
+EXPERTS = "enable-expert-parallel"
+KV_DTYPE = "kv-cache-dtype"
+FAR = ("nnodes", "node-rank", "data-parallel-address", "data-parallel-size-local", "data-parallel-hybrid-lb",
+       "data-parallel-external-lb")  # fmt: skip
+"""Flags of a server with ranks on other machines."""
+
+
+def size_of(flags: Flags, name: str) -> int:
+    """One of the parallel sizes, 1 if it is unset or invalid."""
+    value = flags.get(name, 1)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+
+
+def ranks(flags: Flags) -> int:
+    """How many GPUs a server uses: tensor × pipeline × data parallel."""
+    return math.prod(size_of(flags, name) for name in (TENSOR, PIPELINE, DATA))
+
+
+def spread(flags: Flags) -> bool:
+    """Whether some of its ranks may run on other machines."""
+    return any(name in flags for name in FAR) or flags.get("distributed-executor-backend") == "ray"
+
+
+def utilization(plan: Plan) -> float:
+    """The share of each GPU that vLLM will take: the flag, else the release's default."""
+    value = decimal(plan.flags.get(UTILIZATION))
+    return value if value is not None else default_utilization(plan.engine.release)
+
+
+def length(plan: Plan, inputs: PlanInputs) -> int | None:
+    """The context in tokens: the flag's, else the model's own."""
+    if (asked := token_count(plan.flags.get(LENGTH))) is not None:
+        return asked
+    return inputs.facts.max_context if inputs.facts is not None else None
+
+
+def uses_gpus(plan: Plan) -> bool:
+    """Whether it computes on GPUs at all."""
+    return plan.engine.build != "cpu"
+
+
+def fixed_size(plan: Plan) -> tuple[str, ...]:
+    """The flags that fix the size of the KV cache; empty where memory decides."""
+    return tuple(name for name in (BLOCKS, BYTES) if name in plan.flags)
+
+
+def without_fixed_size(plan: Plan) -> Flags | None:
+    """The flags without those that fix the size of the KV cache; None where memory decides anyway."""
+    fixed = fixed_size(plan)
+    return {name: value for name, value in plan.flags.items() if name not in fixed} if fixed else None
+
+
+def simulated(plan: Plan) -> bool:
+    """Whether it is only simulated."""
+    return plan.engine.kind is EngineKind.SIMULATED
+
+
+def gpus_of(plan: Plan, inputs: PlanInputs) -> tuple[Gpu, ...]:
+    """The GPUs that it would run on; a MIG slice counts as a GPU of its size. Empty if unknown.
+
+    If none were chosen vLLM takes the first visible ones. Unresolvable entries of ``CUDA_VISIBLE_DEVICES``, such as
+    ``-1`` or nothing at all, make them unknown.
+    """
+    host = inputs.host
+    if host is None or not uses_gpus(plan):
+        return ()
+    devices = variables(plan, inputs).get(VISIBLE)
+    known = {gpu.index: gpu for gpu in host.gpus}
+    if plan.gpus and not (devices or "").startswith("MIG-"):
+        return tuple(known[index] for index in plan.gpus if index in known)
+    if devices is None:
+        return tuple(known[index] for index in sorted(known))[: ranks(plan.flags)]
+    found = [_device(host, word.strip()) for word in devices.split(",")]
+    return tuple(gpu for gpu in found if gpu is not None) if None not in found else ()
+
+
+def _device(host: Host, word: str) -> Gpu | None:
+    """What one entry of ``CUDA_VISIBLE_DEVICES`` names: an index, or a UUID or a unique prefix of one."""
+    if word.startswith("GPU-"):
+        found = [gpu for gpu in host.gpus if (gpu.uuid or "").startswith(word)]
+    elif word.startswith("MIG-"):
+        found = [slice_gpu(gpu, part) for gpu in host.gpus for part in gpu.mig if part.uuid.startswith(word)]
+    else:
+        found = [gpu for gpu in host.gpus if str(gpu.index) == word]
+    return found[0] if len(found) == 1 else None
+
+
+def capability(gpus: tuple[Gpu, ...]) -> float | None:
+    """The lowest compute capability among GPUs, as 8.6 for 8.6; None if one is unknown."""
+    found = []
+    for gpu in gpus:
+        try:
+            found.append(float(gpu.compute_capability or ""))
+        except ValueError:
+            return None
+    return min(found, default=None)
+
+
+def fp8_cache_of(plan: Plan, inputs: PlanInputs) -> Fp8Cache:
+    """Whether this vLLM can keep its KV cache in FP8 on these GPUs."""
+    able = capability(gpus_of(plan, inputs))
+    mla = inputs.facts is not None and inputs.facts.mla
+    return fp8_cache(plan.flags, variables(plan, inputs), plan.engine.release, able, mla=mla)
+
+
+def names(gpus: tuple[Gpu, ...]) -> str:
+    """Their models, each once: ``NVIDIA L40S``."""
+    return " and ".join(dict.fromkeys(gpu.name or f"GPU {gpu.index}" for gpu in gpus))
+
+
+def on(variables: Mapping[str, str], name: str) -> bool:
+    """Whether a boolean environment variable is on."""
+    return variables.get(name, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def variables(plan: Plan, inputs: PlanInputs) -> Mapping[str, str]:
+    """The server's environment, without secrets."""
+    return {**inputs.environment.variables, **plan.environment}

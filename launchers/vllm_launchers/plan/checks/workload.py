@@ -1,0 +1,156 @@
+"""Whether a launch holds its planned traffic: concurrent requests, and their length. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from vllm_launchers.plan.alternatives import Alternative, thrift
+from vllm_launchers.plan.attention import is_fp8
+from vllm_launchers.plan.checks.request import BLOCKS, DATA, KV_DTYPE, LENGTH, fixed_size, size_of, without_fixed_size
+from vllm_launchers.plan.choices.inputs import SEQUENCES, BudgetFor
+from vllm_launchers.plan.choices.layout import LONG_AT_ONCE, UNASKED, format_layout, held_at_p95
+from vllm_launchers.plan.choices.lengths import rounded_up
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.presets.model import Workload
+from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import Changes
+
+NOTED = 0.5
+"""Share of the requests that the KV cache is planned for: room for fewer is reported. Few requests are that long."""
+
+WORTH_TRYING = 1.5
+"""This many times the plan's tokens per second make slow links worth a try."""
+
+FAR_ABOVE = 4
+"""If the model's own length is this many times the traffic's, a limit is worthwhile."""
+
+
+def workload_findings(
+    plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: BudgetFor | None
+) -> Iterator[Finding]:
+    """Too little room for the requests in flight, and a context too short or needlessly long for them."""
+    if workload is None:
+        return
+    yield from _held(plan, workload)
+    yield from _far(plan)
+    yield from _length(plan, inputs, workload, budget)
+
+
+def _held(plan: Plan, workload: Workload) -> Iterator[Finding]:
+    held = held_at_p95(plan.memory)
+    if held is None:
+        return
+    copies, flight = size_of(plan.flags, DATA), workload.concurrency
+    held, wanted = held * copies, LONG_AT_ONCE * flight
+    more = thrift(plan.alternatives)
+    if held >= NOTED * wanted:
+        if more is not None and held >= wanted:
+            text = f"weights are quantized while loading to use few GPUs; {_more_gpus(more)}"
+            yield Finding("gpus_left_idle", Level.ADVICE, text, more.changes)
+        return
+    known = f"the KV cache holds about {int(held):,} of {counted(flight, 'request')} of p95 length"
+    limit = token_count(plan.flags.get(SEQUENCES))
+    fix = more.changes if more is not None else None
+    fitting = _sequences_held(held / copies, workload)
+    if limit is not None and limit > fitting:
+        fix = Changes(set={SEQUENCES: fitting - fitting % 8 if fitting >= 16 else fitting})
+        known = (
+            f"{known}. A running request holds its prompt and on average half of its answer, and few are as "
+            f"long as p95: about {fitting * copies:,} fit; --{SEQUENCES} {limit} admits more, which may be preempted"
+        )
+    elif limit is not None and limit * copies > held:
+        known = f"{known} at once; if that many are that long, some are preempted"
+    else:
+        known = f"{known}; the rest queue"
+    ways = [f"--{BLOCKS} {plan.flags[BLOCKS]} limits it: unset it"] if BLOCKS in plan.flags else []
+    text = ". ".join([known, *(ways or _ways_out(plan.alternatives, held, more))])
+    level = Level.WARNING if held < UNASKED * wanted else Level.ADVICE
+    yield Finding("workload_not_held", level, text, fix)
+
+
+def _sequences_held(held: float, workload: Workload) -> int:
+    """How many requests may run in a copy that holds this many of p95 length at once.
+
+    All of them at full length is the worst case. A running request holds its prompt and, on average over its life, half
+    of its output; and at most `LONG_AT_ONCE` of them have p95 length.
+    """
+    prompt, answer = workload.input_tokens_p95, workload.output_tokens_p95
+    return max(1, math.floor(held / LONG_AT_ONCE * (prompt + answer) / (prompt + answer / 2)))
+
+
+def _far(plan: Plan) -> Iterator[Finding]:
+    """Tensor parallelism over slow links, which is not chosen automatically, if it would still be much faster."""
+    if not plan.alternatives or not plan.alternatives[0].near or not plan.alternatives[0].throughput:
+        return
+    chosen = plan.alternatives[0]
+    alike = [one for one in plan.alternatives if not one.near and one.layout.total == chosen.layout.total]
+    fastest = max(alike, key=lambda one: one.throughput, default=None)
+    if fastest is not None and fastest.throughput >= WORTH_TRYING * chosen.throughput:
+        text = (
+            f"{fastest.label} is predicted at about {fastest.throughput:,.0f} tokens/s, the plan's {chosen.label} at "
+            f"{chosen.throughput:,.0f}, although its GPUs are not connected by NVLink or one PCIe switch: worth a try "
+            "if nothing else uses these links"
+        )
+        yield Finding("tensor_parallel_faster", Level.ADVICE, text, fastest.changes)
+
+
+def _more_gpus(more: Alternative) -> str:
+    held = "all" if more.concurrent_requests is None else f"about {int(more.concurrent_requests or 0):,}"
+    return f"{more.layout.total} GPUs ({format_layout(more.layout)}) would hold {held} with the model's own weights"
+
+
+def _ways_out(alternatives: Sequence[Alternative], held: float, more: Alternative | None) -> Iterator[str]:
+    """What would hold more, each by name: GPUs, another checkpoint, an FP8 cache. The first of each kind."""
+    if more is not None:
+        yield f"Few GPUs are used, leaving the rest to others: {_more_gpus(more)}"
+    better = [one for one in alternatives if (one.concurrent_requests or 0.0) > held and not one.chosen]
+    eight = next((one for one in better if one.model is None and is_fp8(one.kv_cache_dtype)), None)
+    if eight is not None:
+        yield f"--{KV_DTYPE} fp8 would hold {int(eight.concurrent_requests or 0):,} (answers can differ slightly)"
+    smaller = next((one for one in better if one.model is not None), None)
+    if smaller is not None:
+        gpus = f"{smaller.layout.total} GPU{'s' if smaller.layout.total > 1 else ''}"
+        yield f"{smaller.model} would hold {int(smaller.concurrent_requests or 0):,} on {gpus}"
+    if more is None and eight is None and smaller is None:
+        yield "More would fit with more GPUs, or a smaller or quantized model"
+
+
+def _longer(plan: Plan, length: int, budget: BudgetFor) -> tuple[Changes | None, str]:
+    """The changes with which requests of this length fit, and where none are known, why not."""
+    longer = {LENGTH: length}
+    found = budget({**plan.flags, **longer})
+    if found is None:
+        return None, ""
+    if found.fits:
+        return Changes(set=longer), ""
+    rest, fixed = without_fixed_size(plan), fixed_size(plan)
+    if rest is not None and (found := budget({**rest, **longer})) is not None and found.fits:
+        flags = " ".join(f"--{name} {plan.flags[name]}" for name in fixed)
+        return Changes(set=longer, unset=fixed), f"; {length:,} fit without {flags}"
+    return None, f"; {length:,} do not fit either: use more GPUs, or a smaller or quantized model"
+
+
+def _length(plan: Plan, inputs: PlanInputs, workload: Workload, budget: BudgetFor | None) -> Iterator[Finding]:
+    wanted = workload.input_tokens_p95 + workload.output_tokens_p95
+    most = inputs.facts.max_context if inputs.facts is not None else None
+    asked = token_count(plan.flags.get(LENGTH))
+    if asked is not None and asked < wanted:
+        fitting = rounded_up(wanted) if most is None else min(rounded_up(wanted), most)
+        fix, why = None, ""
+        if most is not None and most < wanted:
+            why = f", and the model supports at most {most:,}: split long requests or use another model"
+        elif budget is not None:
+            fix, why = _longer(plan, fitting, budget)
+        text = f"--{LENGTH} {asked:,} is below the p95 request length ({wanted:,} tokens): longer ones are refused{why}"
+        yield Finding("context_below_traffic", Level.WARNING, text, fix)
+    if plan.flags.get(LENGTH) is None and most is not None and most >= FAR_ABOVE * wanted:
+        length = rounded_up(wanted)
+        text = (
+            f"without --{LENGTH} requests may be as long as the model supports, {most:,} tokens (p95: {wanted:,}): one "
+            "such request can take the KV cache of many"
+        )
+        yield Finding("context_not_limited", Level.ADVICE, text, Changes(set={LENGTH: length}))

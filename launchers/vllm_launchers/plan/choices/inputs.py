@@ -1,0 +1,162 @@
+"""The inputs of the choices, and the memory budget that tells what fits. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.host.gpu.sharing import GpuShare
+from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.flags import normalise_setting, spellings
+from vllm_launchers.presets.model import FlagSetting, Workload
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.release_defaults import Release
+
+YOU_SET_IT = "set by you"
+
+
+class Source(StrEnum):
+    """Who chose a flag's value."""
+
+    YOU = "you"
+    PRESET = "preset"
+    WORKLOAD = "workload"
+    MODEL = "model"
+    MACHINE = "machine"
+    CONSOLE = "console"
+    """This program, for monitoring."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """One flag that the plan sets. ``reason`` is one sentence; ``tradeoff`` its cost, or empty.
+
+    ``value`` None means that a flag was considered and left to vLLM.
+    """
+
+    flag: str
+    value: FlagValue | None
+    reason: str
+    source: Source
+    tradeoff: str = ""
+
+
+def overlay(
+    preset_flags: Mapping[str, FlagSetting], changes: Changes, sources: Mapping[str, str] | None = None
+) -> dict[str, Choice]:
+    """A preset's flags with a user's changes, and nothing derived from traffic, model or machine.
+
+    ``sources`` gives the source of a flag that is not the preset's own (for a restart).
+
+    Raises:
+        FlagError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
+    """
+    sources = sources or {}
+    unset = {spelling for name in changes.unset for spelling in spellings(name)}
+    found = {
+        name: Choice(name, setting.value, setting.why, Source(sources.get(name, Source.PRESET)))
+        for name, setting in preset_flags.items()
+        if name not in unset
+    }
+    for name, value in dict(normalise_setting(name, value) for name, value in changes.set.items()).items():
+        if name not in found or not same_value(found[name].value, value):
+            found[name] = Choice(name, value, YOU_SET_IT, Source.YOU)
+    return found
+
+
+LENGTH = "max-model-len"
+SEQUENCES = "max-num-seqs"
+BATCHED = "max-num-batched-tokens"
+PREFIX = "enable-prefix-caching"
+CHUNKED = "enable-chunked-prefill"
+KV_DTYPE = "kv-cache-dtype"
+QUANTIZATION = "quantization"
+TENSOR = "tensor-parallel-size"
+PIPELINE = "pipeline-parallel-size"
+DATA = "data-parallel-size"
+EXPERTS = "enable-expert-parallel"
+SPECULATION = "speculative-config"
+
+WORKLOAD_FLAGS = (LENGTH, SEQUENCES, BATCHED, PREFIX, CHUNKED)
+"""Flags that follow only from traffic: those that measured traffic may change."""
+
+PARALLEL_FLAGS = (TENSOR, PIPELINE, DATA)
+
+
+class BudgetFor(Protocol):
+    """The memory of a launch with these flags; None if too little is known. Called for many sets of flags."""
+
+    def __call__(self, flags: Flags, /) -> MemoryBudget | None:
+        """The budget of the GPU with the least room, for one copy of the model (data-parallel rank)."""
+
+
+class SeenRoom(msgspec.Struct, frozen=True):
+    """What one engine's KV cache was observed to have room for.
+
+    ``each`` is the share of the cache (0 to 1) that a running request held, the 95th percentile over the busy spans;
+    ``goal`` the share that should be used at most. ``ran`` is how many requests ran at once for half a minute within
+    that goal and without a preemption; 0 if none did. ``cache_tokens`` is None if the size is unknown.
+    """
+
+    goal: float
+    each: float
+    ran: int
+    cache_tokens: int | None = None
+
+    @property
+    def fitting(self) -> int:
+        """Concurrent requests that fit, from 16 on in steps of eight; never fewer than were observed to run."""
+        held = math.floor(self.goal / self.each)
+        return max(1, self.ran, held - held % 8 if held >= 16 else held)
+
+    @property
+    def reason(self) -> str:
+        """The source of that number, as the end of a sentence."""
+        if self.fitting == self.ran:
+            return f"{self.ran:,} ran at once within {self.goal:.0%} of it without preemption."
+        held = f"{self.each:.1%} of it"
+        if self.cache_tokens is not None:
+            held = f"{self.each * self.cache_tokens:,.0f} of its {self.cache_tokens:,} tokens"
+        return f"a running request held {held} (p95), so {self.fitting:,} stay within {self.goal:.0%}."
+
+
+class ChoiceInputs(msgspec.Struct, frozen=True):
+    """One launch: its traffic, model, machine and engine.
+
+    ``gpus`` are those given by a user; none leaves the choice open. ``shares`` limit what this user may take of a GPU.
+    ``budget`` None uses an estimate instead.
+    """
+
+    workload: Workload
+    facts: ModelFacts | None = None
+    host: Host | None = None
+    release: Release | None = None
+    build: str | None = None
+    gpus: tuple[int, ...] = ()
+    shares: Sequence[GpuShare] = ()
+    budget: BudgetFor | None = None
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The relevant part of the server's environment."""
+    seen: SeenRoom | None = None
+    """What its KV cache was observed to have room for; None for a server without such a history."""
+
+    def with_facts(self, facts: ModelFacts) -> ChoiceInputs:
+        """The same launch of another checkpoint."""
+        return replace(self, facts=facts)
+
+    @property
+    def request_tokens(self) -> int:
+        """Tokens of a request at the 95th percentile, prompt plus output."""
+        return self.workload.input_tokens_p95 + self.workload.output_tokens_p95
+
+
+def whole(flags: Flags, name: str, otherwise: int = 1) -> int:
+    """A flag's whole number; ``otherwise`` if it has none."""
+    value = flags.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise

@@ -1,0 +1,584 @@
+"""How a model is laid out: over how many GPUs, and with which parallelism. Pure.
+
+Decided by how much of the traffic each layout holds and how fast it would serve it. No more GPUs are used than a good
+part of the traffic needs; among those layouts one that holds all of it wins over one that does not, then the one with
+the most tokens per second, and of those within a tenth the one with the fastest single stream. If speed is unknown,
+layouts are tried in the order of `_order`. Number formats are the checkpoint's own: FP8 weights are made at load time
+only if the weights fit in no other way, and an FP8 KV cache has to be requested by a user or preset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import msgspec
+
+from vllm_launchers.plan.attention import fp8_cache, is_fp8
+from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
+from vllm_launchers.plan.budget.estimate import estimate
+from vllm_launchers.plan.choices.inputs import (
+    DATA,
+    EXPERTS,
+    KV_DTYPE,
+    PARALLEL_FLAGS,
+    PIPELINE,
+    QUANTIZATION,
+    TENSOR,
+    BudgetFor,
+    Choice,
+    ChoiceInputs,
+    Source,
+    whole,
+)
+from vllm_launchers.plan.choices.pool import Layout, Pool
+from vllm_launchers.plan.pace import Paces, timing_of
+from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
+
+LONG_AT_ONCE = 0.75
+"""At most this share of the requests in flight have p95 length at once: the KV cache is sized for these."""
+
+UNASKED = 0.25
+"""Of those, this share must fit on automatically chosen GPUs; more GPUs are used only if a user gives them."""
+
+HEAVY = 0.4
+"""Weights larger than this share of a GPU are better split over two than duplicated."""
+
+FP8_WEIGHTS = 8.9
+"""Compute capability from which weights are multiplied in FP8."""
+
+ONLINE_FP8_SINCE = (0, 15, 0)
+"""Earlier, vLLM loaded all 16-bit weights before converting them to FP8, so the peak did not shrink."""
+
+CLOSE = 0.9
+"""From this share of the highest throughput on, a layout counts as equally fast, and latency decides."""
+
+NEARLY = 0.9
+"""A layout that holds this share of what the KV cache is sized for counts as one that holds it, beside those that
+do."""
+
+SAVES = 0.95
+"""If speed is unknown, a layout loses to a later one only if it holds less than this share of the other's."""
+
+THIN = 256
+"""Experts split into fewer columns than this per GPU are kept whole instead: narrow products leave a GPU idle."""
+
+KEPT_WHOLE = ("bitsandbytes", "gguf")
+"""Quantization methods whose experts vLLM does not distribute."""
+
+
+class Option(msgspec.Struct, frozen=True):
+    """One way to lay the model out. ``formats`` are number formats and the experts' distribution, as flags.
+
+    ``budget`` is for one copy, ``paces`` are for all copies together; None if too little is known. ``near`` is whether
+    GPUs that exchange data at every layer are joined by NVLink or one PCIe switch.
+    """
+
+    layout: Layout
+    formats: Flags
+    budget: MemoryBudget | None
+    paces: Paces | None
+    near: bool = True
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights and one request fit."""
+        return self.budget is not None and self.budget.fits
+
+    @property
+    def held(self) -> float | None:
+        """Requests of p95 length that all copies together hold; None if unknown."""
+        each = held_at_p95(self.budget)
+        return None if each is None else each * self.layout.data
+
+    def serves(self, wanted: float) -> bool:
+        """Whether it holds this many requests; assumed if unknown."""
+        return self.fits and (self.held is None or self.held >= wanted)
+
+    @property
+    def throughput(self) -> float:
+        """Tokens per second with all requests at once; 0 if unknown."""
+        full = self.paces.full if self.paces is not None else None
+        return full.tokens_per_second if full is not None else 0.0
+
+    @property
+    def flags(self) -> dict[str, FlagValue]:
+        """Sizes and formats as flags."""
+        return {**self.formats, **sizes(self.layout)}
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """The search result. ``fits`` is whether weights and one request fit, ``serves`` whether the traffic does too.
+
+    ``formats`` are its number formats, as flags. ``budget`` is for one copy. ``fixed`` is whether a user or preset set
+    a size. ``single`` is one GPU alone; ``rival`` the best of another kind on the same number of GPUs.
+    """
+
+    layout: Layout
+    formats: Flags
+    budget: MemoryBudget | None
+    fits: bool
+    serves: bool
+    fixed: bool = False
+    chosen: Option | None = None
+    single: Option | None = None
+    rival: Option | None = None
+
+
+def fit(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str]) -> Fit | None:
+    """The layout and formats for the other flags; None if too little is known about model or GPU.
+
+    ``settled`` names the flags already decided, by ``flags`` or by being unset.
+    """
+    ask = budget_for(inputs, pool)
+    alone = ask(flags) if ask is not None else None
+    if ask is None or alone is None:
+        return None
+    fixed = any(name in settled for name in PARALLEL_FLAGS)
+    layouts = fixed_layout(flags) if fixed else list(_layouts(inputs, pool, alone.weights_gib))
+    wanted = LONG_AT_ONCE * inputs.workload.concurrency
+    for weights in ({}, *_online_fp8(inputs, pool, settled)):
+        search = Search(inputs, flags, ask, pool, settled)
+        tried = [search.option(layout, weights) for layout in layouts]
+        options = tried if pool.exact or fixed else few(tried, wanted)
+        chosen = best(options, wanted)
+        if chosen is not None:
+            single = search.option(Layout(), weights)
+            rival = best([one for one in options if one.layout != chosen.layout], wanted)
+            return Fit(
+                chosen.layout, chosen.formats, chosen.budget, fits=True, serves=chosen.serves(wanted), fixed=fixed,
+                chosen=chosen, single=single, rival=rival,
+            )  # fmt: skip
+    largest = max(layouts, key=lambda layout: (layout.replica, layout.tensor), default=Layout())
+    largest = largest if fixed or pool.exact else Layout(largest.tensor, largest.pipeline)
+    found = Search(inputs, flags, ask, pool, settled).option(largest, {})
+    return Fit(largest, found.formats, found.budget, fits=False, serves=False, fixed=fixed)
+
+
+def sizes(layout: Layout) -> dict[str, FlagValue]:
+    """A layout as flags; sizes of 1 are vLLM's defaults and omitted."""
+    named = ((TENSOR, layout.tensor), (PIPELINE, layout.pipeline), (DATA, layout.data))
+    return {name: size for name, size in named if size > 1}
+
+
+class Search:
+    """Evaluates layouts and formats, and computes each budget once."""
+
+    def __init__(
+        self, inputs: ChoiceInputs, flags: Flags, ask: BudgetFor, pool: Pool, settled: Collection[str] = ()
+    ) -> None:
+        self.inputs = inputs
+        self.flags = {name: value for name, value in flags.items() if name not in PARALLEL_FLAGS}
+        self.ask = ask
+        self.pool = pool
+        self.experts_settled = EXPERTS in settled
+        self._budgets: dict[tuple[Layout, str], MemoryBudget | None] = {}
+
+    def option(self, layout: Layout, formats: Flags) -> Option:
+        """Evaluate a layout, with its experts distributed as vLLM can."""
+        facts, pool = self.inputs.facts, self.pool
+        if not self.experts_settled and EXPERTS not in formats and whole_experts(facts, layout):
+            formats = {**formats, EXPERTS: True}
+        budget = self._budget(layout, formats)
+        width = layout.tensor * layout.data if is_mixture(facts) else layout.tensor
+        near = width == 1 or pool.holds(layout, together=is_mixture(facts)) or any(len(g) >= width for g in pool.groups)
+        return Option(layout, formats, budget, self._paces(layout, formats, budget), near)
+
+    def _budget(self, layout: Layout, formats: Flags) -> MemoryBudget | None:
+        # Copies of a dense model are equal and independent; those of a mixture share its experts.
+        asked = layout if is_mixture(self.inputs.facts) else Layout(layout.tensor, layout.pipeline)
+        key = asked, str(sorted(formats.items()))
+        if key not in self._budgets:
+            self._budgets[key] = self.ask({**self.flags, **formats, **sizes(asked)})
+        return self._budgets[key]
+
+    def _paces(self, layout: Layout, formats: Flags, budget: MemoryBudget | None) -> Paces | None:
+        inputs, pool = self.inputs, self.pool
+        if inputs.facts is None or budget is None or not budget.fits:
+            return None
+        width = layout.tensor * layout.data if is_mixture(inputs.facts) else layout.tensor
+        timing = timing_of(
+            inputs.facts,
+            {**self.flags, **formats, **sizes(layout)},
+            budget,
+            pool.name,
+            inputs.release,
+            tensor_link=pool.joining(width),
+            stage_link=pool.joining(layout.replica),
+        )
+        if timing is None:
+            return None
+        held = held_at_p95(budget)
+        return timing.paces(inputs.workload, None if held is None else held * layout.data)
+
+
+def few(options: Sequence[Option], wanted: float) -> Sequence[Option]:
+    """Layouts on no more GPUs than a good part of the traffic needs: others need GPUs too, and queueing is fine."""
+    for total in sorted({one.layout.total for one in options}):
+        alike = [one for one in options if one.layout.total == total]
+        if any(one.fits and (one.held is None or one.held >= UNASKED * wanted) for one in alike):
+            return alike
+    return options
+
+
+def best(options: Sequence[Option], wanted: float) -> Option | None:
+    """The option to take, given in order of preference; None if none fits."""
+    fitting = [one for one in options if one.fits]
+    good = (
+        [one for one in fitting if one.serves(NEARLY * wanted)] if any(o.serves(wanted) for o in fitting) else fitting
+    )
+    if not good:
+        return None
+    if all(one.paces is not None and one.paces.full is not None for one in good):
+        most = max(one.throughput for one in good)
+        return min((one for one in good if one.throughput >= CLOSE * most), key=_single_stream)
+    if serving := [one for one in good if one.serves(wanted)]:
+        return serving[0]
+    found = good[0]
+    for one in good[1:]:
+        if (found.held or 0.0) < SAVES * (one.held or 0.0):
+            found = one
+    return found
+
+
+def _single_stream(option: Option) -> float:
+    one = option.paces.one if option.paces is not None else None
+    # Rounded to a tenth of a millisecond, so that equal layouts keep their order.
+    return round(one.tpot_seconds, 4) if one is not None else float("inf")
+
+
+def held_at_p95(budget: MemoryBudget | None) -> float | None:
+    """Requests of p95 length that one copy's KV cache holds; None if unknown or if none fits.
+
+    A request is never longer than ``max-model-len``, so full length counts if the p95 is longer.
+    """
+    if budget is None or not budget.fits:
+        return None
+    known = [held for held in (budget.concurrency_p95, budget.max_concurrency) if held is not None]
+    return max(known, default=None) if budget.concurrency_p95 is not None else None
+
+
+def budget_for(inputs: ChoiceInputs, pool: Pool) -> BudgetFor | None:
+    """The given budget, else an estimate for GPUs of this kind; None if too little is known."""
+    facts = inputs.facts
+    if inputs.budget is not None:
+        return inputs.budget
+    if facts is None or pool.memory_gib is None:
+        return None
+    gpu = GpuShape(pool.name, pool.memory_gib)
+
+    def budget(flags: Flags, /) -> MemoryBudget | None:
+        return estimate(facts, flags, [gpu], release=inputs.release, workload=inputs.workload, build=inputs.build)
+
+    return budget
+
+
+def is_mixture(facts: ModelFacts | None) -> bool:
+    """Whether the model is a mixture of experts."""
+    return facts is not None and facts.experts is not None and facts.experts > 1
+
+
+def whole_experts(facts: ModelFacts | None, layout: Layout) -> bool:
+    """Whether experts are better kept whole: attention is replicated, they cannot be split so often, or get thin."""
+    ranks = layout.tensor * layout.data
+    if facts is None or not is_mixture(facts) or ranks == 1:
+        return False
+    if facts.quantization is not None and facts.quantization.method in KEPT_WHOLE:
+        return False
+    width = facts.expert_intermediate_size or facts.intermediate_size
+    thin = width is not None and width // ranks < THIN
+    return layout.data > 1 or thin or bool(expert_split_problem(facts, ranks))
+
+
+def fixed_layout(flags: Flags) -> list[Layout]:
+    """The layout that is set."""
+    return [Layout(whole(flags, TENSOR), whole(flags, PIPELINE), whole(flags, DATA))]
+
+
+def _layouts(inputs: ChoiceInputs, pool: Pool, weights_gib: float) -> Iterator[Layout]:
+    """Every layout that the model and the GPUs allow, in order of preference.
+
+    Uses one GPU, or numbers that divide the available ones evenly: powers of two, or all. Fewer GPUs first.
+    """
+    facts = inputs.facts
+    heavy = pool.memory_gib is not None and weights_gib > HEAVY * pool.memory_gib
+    found = [
+        layout
+        for layout in all_layouts(facts, pool.size)
+        if pool.holds(layout, together=is_mixture(facts)) and (_even(layout.total) or layout.total == pool.size)
+    ]
+    yield from sorted(found, key=_order(heavy))
+
+
+def _order(heavy: bool) -> Callable[[Layout], tuple[int, int, int]]:
+    """Fewer GPUs first; among equal ones pipeline stages last, since they do not speed up a single stream.
+
+    Split layers come before copies if the weights are heavy: a second copy would spend memory on weights that the KV
+    cache needs.
+    """
+    return lambda one: (one.total, one.pipeline, -one.tensor if heavy else -one.data)
+
+
+def _even(total: int) -> bool:
+    return total & (total - 1) == 0
+
+
+def all_layouts(facts: ModelFacts | None, most: int) -> Iterator[Layout]:
+    """Every layout over up to this many GPUs that vLLM accepts for the model."""
+    deepest = min(most, len(facts.layers) if facts is not None and facts.layers else most)
+    for tensor in range(1, most + 1):
+        if facts is not None and split_problem(facts, tensor):
+            continue
+        for pipeline in range(1, deepest + 1):
+            for data in range(1, most // (tensor * pipeline) + 1):
+                layout = Layout(tensor, pipeline, data)
+                if _experts_allow(facts, layout):
+                    yield layout
+
+
+def _experts_allow(facts: ModelFacts | None, layout: Layout) -> bool:
+    """Whether experts divide evenly over the GPUs, and copies that share them have no pipeline stages."""
+    if facts is None or not is_mixture(facts):
+        return True
+    if layout.data > 1 and layout.pipeline > 1:
+        return False
+    ranks = layout.tensor * layout.data
+    if not whole_experts(facts, layout):
+        return not expert_split_problem(facts, ranks)
+    return (facts.experts or 1) % ranks == 0
+
+
+def _online_fp8(inputs: ChoiceInputs, pool: Pool, settled: Collection[str]) -> list[dict[str, FlagValue]]:
+    """FP8 made from 16-bit weights at load time, if the GPU multiplies in FP8 and the checkpoint is not quantized."""
+    facts, release = inputs.facts, inputs.release
+    possible = (
+        QUANTIZATION not in settled
+        and facts is not None
+        and facts.quantization is None
+        and facts.dtype in ("bfloat16", "float16")
+        and (pool.capability or 0.0) >= FP8_WEIGHTS
+        and (release is None or release >= ONLINE_FP8_SINCE)
+    )
+    return [{QUANTIZATION: "fp8"}] if possible else []
+
+
+# -- the choices of layout and number formats, with reasons and trade-offs. Pure --------------------------------------
+
+
+def layout_choices(inputs: ChoiceInputs, found: Fit, pool: Pool) -> Iterator[Choice]:
+    """Tensor, pipeline and data parallel as found."""
+    layout = found.layout
+    why = _why_more(inputs, found, pool)
+    speed = _against_rival(found)
+    if layout.tensor > 1:
+        heads = inputs.facts.heads if inputs.facts is not None else None
+        each = f" ({heads // layout.tensor} of {heads} heads each)" if heads else ""
+        reason = f"{why}: {layout.tensor} GPUs, connected by {_joined(pool, found)}, share each layer{each}.{speed}"
+        yield Choice(TENSOR, layout.tensor, reason if found.fits else why, Source.MACHINE, _tensor_price(pool, found))
+    else:
+        yield Choice(TENSOR, None, _why_not_cut(inputs, found, pool, why), Source.MACHINE)
+    if layout.pipeline > 1:
+        near = "" if layout.tensor > 1 else f" {_no_cut(inputs, found, pool)}"
+        reason = f"{why}.{near} {layout.pipeline} pipeline stages.{speed}"
+        tradeoff = "A single stream gets no faster, and stages idle while few requests run."
+        yield Choice(PIPELINE, layout.pipeline, reason if found.fits else why, Source.MACHINE, tradeoff)
+    if layout.data > 1:
+        yield _copies(inputs, found, pool)
+
+
+def _why_more(inputs: ChoiceInputs, found: Fit, pool: Pool) -> str:
+    """Why it uses more than one GPU."""
+    layout = found.layout
+    size = "" if pool.memory_gib is None else f" of {pool.memory_gib:.0f} GiB"
+    if not found.fits:
+        free = "free GPUs" if pool.all_free and not pool.exact else "GPUs"
+        short = f"Even {layout.replica} {free} have" if layout.replica > 1 else f"One GPU{size} has"
+        return f"{short} no room for the weights and one request of full length: closest fit."
+    if pool.exact:
+        return f"You assigned {pool.size} GPUs"
+    single = found.single
+    if single is not None and single.fits:
+        held = single.held
+        number = f"about {int(held):,}" if held is not None else "only some"
+        return f"One GPU{size} holds {number} of {counted(inputs.workload.concurrency, 'request')}"
+    return f"Weights and KV cache need more than one GPU{size}"
+
+
+def _why_not_cut(inputs: ChoiceInputs, found: Fit, pool: Pool, why: str) -> str:
+    """Why layers are not split over GPUs."""
+    if not found.fits:
+        return why
+    layout = found.layout
+    if layout.total == 1:
+        held = found.chosen.held if found.chosen is not None else None
+        flight = inputs.workload.concurrency
+        room = ""
+        if held is not None:
+            share = f"about {int(held):,} of" if held < flight else "all" if flight > 1 else "the"
+            room = f", with KV cache for {share} {counted(flight, 'request')}"
+        return f"The model fits on one GPU{room}{': the rest stay free' if pool.size > 1 else ''}."
+    if layout.data > 1 and is_mixture(inputs.facts):
+        return f"Attention is small beside the experts: each of {layout.data} GPUs has all of it, and a KV cache."
+    if layout.replica == 1:
+        return f"A copy of the model fits on one GPU.{_against_rival(found)}"
+    return _no_cut(inputs, found, pool)
+
+
+def _no_cut(inputs: ChoiceInputs, found: Fit, pool: Pool) -> str:
+    near = max((len(group) for group in pool.groups), default=1)
+    if near > 1 and near < pool.size:
+        return f"Only {near} of them are close ({pool.link})."
+    if near == 1 and pool.size > 1:
+        return "No two of these GPUs are connected by NVLink or one PCIe switch."
+    if found.rival is not None and found.rival.layout.tensor > 1:
+        return f"Tensor parallelism would exchange data over {pool.link} at each layer."
+    heads = inputs.facts.heads if inputs.facts is not None else None
+    return f"{heads} heads cannot be split over these GPUs." if heads else "The layers cannot be split."
+
+
+def _joined(pool: Pool, found: Fit) -> str:
+    near = any(len(group) >= found.layout.tensor for group in pool.groups)
+    return pool.link if near else pool.far_link or "unknown links"
+
+
+def _tensor_price(pool: Pool, found: Fit) -> str:
+    link = _joined(pool, found)
+    if link == "NVLink":
+        return "Two short all-reduces in every layer."
+    return f"Two all-reduces in every layer over {link} cost some speed."
+
+
+def _against_rival(found: Fit) -> str:
+    """The layout's estimated speed, and the next best on the same number of GPUs; empty if unknown."""
+    one, other = _speed(found.chosen), _speed(found.rival)
+    if not one:
+        return ""
+    rival = f"; {format_layout(found.rival.layout)} {other}" if found.rival is not None and other else ""
+    return f" Estimated: {one}{rival}."
+
+
+def _speed(option: Option | None) -> str:
+    full = option.paces.full if option is not None and option.paces is not None else None
+    if full is None:
+        return ""
+    return f"{full.tokens_per_second:,.0f} tokens/s with {counted(full.concurrency, 'request')}"
+
+
+def format_layout(layout: Layout) -> str:
+    """A layout in short: ``TP 2``, ``TP 2 × PP 2``, ``one GPU``."""
+    parts = (("TP", layout.tensor), ("PP", layout.pipeline), ("DP", layout.data))
+    return " × ".join(f"{name} {size}" for name, size in parts if size > 1) or "one GPU"
+
+
+def _copies(inputs: ChoiceInputs, found: Fit, pool: Pool) -> Choice:
+    layout = found.layout
+    held = held_at_p95(found.budget)
+    one = "one GPU" if layout.replica == 1 else f"{layout.replica} GPUs"
+    number = f"about {counted(int(held), 'request')}" if held is not None else "few requests"
+    concurrency = inputs.workload.concurrency
+    flight = f"{concurrency:,} {'is' if concurrency == 1 else 'are'} in flight"
+    if is_mixture(inputs.facts):
+        reason = (
+            f"{_why_more(inputs, found, pool)}: the experts are spread over {layout.total}, and each KV cache "
+            f"holds {number} of p95 length of the {concurrency:,} in flight.{_against_rival(found)}"
+        )
+        tradeoff = "Each step waits for the slowest GPU; each has its own prefix cache."
+    else:
+        reason = f"A copy on {one} holds {number} of p95 length and {flight}: {layout.data} copies."
+        if pool.exact:
+            reason = f"You assigned {pool.size} GPUs and a copy needs {one}: {layout.data} copies behind one port."
+        tradeoff = "Each copy holds all weights and has its own prefix cache."
+    if not found.serves:
+        tradeoff = f"{tradeoff} Some requests will still queue."
+    return Choice(DATA, layout.data, reason, Source.MACHINE, tradeoff)
+
+
+def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
+    """Expert parallel for a mixture of experts over several GPUs; None if it does not apply."""
+    facts = inputs.facts
+    layout = Layout(whole(flags, TENSOR), whole(flags, PIPELINE), whole(flags, DATA))
+    spread = layout.tensor * layout.data
+    if facts is None or not is_mixture(facts) or spread == 1:
+        return None
+    if facts.quantization is not None and facts.quantization.method in KEPT_WHOLE:
+        return None
+    width = facts.expert_intermediate_size or facts.intermediate_size
+    if not whole_experts(facts, layout):
+        columns = f"{width // spread:,} of {width:,} columns" if width else "a part"
+        reason = f"Each GPU holds {columns} of every expert, so the load is even."
+        return Choice(EXPERTS, None, reason, Source.MODEL)
+    each = -(-(facts.experts or 1) // spread)
+    reason = f"{facts.experts} experts are spread whole over {spread} GPUs, {each} on each"
+    if layout.data == 1 and width and width % spread == 0 and width // spread < THIN:
+        reason = (
+            f"{reason}: cut over {spread}, each would have {width // spread} columns, too few to use a GPU efficiently"
+        )
+    tradeoff = "The GPU with the busiest experts makes the others wait."
+    return Choice(EXPERTS, True, f"{reason}.", Source.MODEL, tradeoff)
+
+
+def quantization_choice(inputs: ChoiceInputs, formats: Flags, pool: Pool | None) -> Choice | None:
+    """The checkpoint's own format; FP8 made at load time only if nothing else fits."""
+    facts = inputs.facts
+    if formats.get(QUANTIZATION) == "fp8":
+        return Choice(
+            QUANTIZATION,
+            "fp8",
+            "The 16-bit weights do not fit otherwise: converting them to FP8 while loading halves them.",
+            Source.MACHINE,
+            "Slightly lower quality and a slower start; an FP8 or 4-bit checkpoint loads sooner.",
+        )
+    if facts is None or (facts.quantization is None and facts.dtype is None):
+        return None
+    if facts.quantization is None:
+        return Choice(QUANTIZATION, None, _plain(facts, pool), Source.MODEL)
+    quantization = facts.quantization
+    name = quantization.method.upper() if len(quantization.method) <= 5 else quantization.method
+    bits = f", {quantization.bits}-bit" if quantization.bits and "8" not in name and "4" not in name else ""
+    reason = f"The checkpoint is {name}{bits}: vLLM detects it and picks the fastest kernel."
+    return Choice(QUANTIZATION, None, reason, Source.MODEL)
+
+
+def _plain(facts: ModelFacts, pool: Pool | None) -> str:
+    text = f"The checkpoint is {facts.dtype} and not quantized: an AWQ or GPTQ flag would fail startup."
+    if pool is not None and pool.memory_gib is not None and (pool.capability or 0.0) >= FP8_WEIGHTS:
+        return f"{text} An FP8 checkpoint of it would be faster here."
+    return text
+
+
+def kv_choice(inputs: ChoiceInputs, found: Fit, pool: Pool, flags: Flags) -> Choice | None:
+    """The KV cache stays in the model's own format; mentions the effect of FP8. None if it does not apply."""
+    held = found.chosen.held if found.chosen is not None else held_at_p95(found.budget)
+    if held is None:
+        return None
+    if found.serves:
+        reason = (
+            f"The cache holds about {counted(int(held), 'request')} of p95 length in its own format: no need for FP8."
+        )
+        return Choice(KV_DTYPE, None, reason, Source.MACHINE)
+    verdict = cache_verdict(inputs, flags, pool)
+    reason = f"The cache holds about {int(held):,} of {counted(inputs.workload.concurrency, 'request')} of p95 length."
+    if verdict is False:
+        reason = f"{reason} FP8 would hold twice as many, but vLLM can refuse an FP8 cache on this GPU."
+    elif verdict:
+        reason = (
+            f"{reason} FP8 would hold about twice as many, but answers can differ slightly, so that is your choice."
+        )
+    return Choice(KV_DTYPE, None, reason, Source.MACHINE)
+
+
+def cache_verdict(inputs: ChoiceInputs, flags: Flags, pool: Pool | None) -> bool | None:
+    """Whether vLLM can keep the KV cache in FP8 on these GPUs; None if unknown."""
+    mla = inputs.facts is not None and inputs.facts.mla
+    able = pool.capability if pool is not None else None
+    return fp8_cache(flags, inputs.environment, inputs.release, able, mla=mla).works
+
+
+def own_format(inputs: ChoiceInputs, flags: Flags, pool: Pool | None) -> Choice | None:
+    """What replaces a preset's FP8 cache if vLLM would reject it; None if it would not."""
+    if not is_fp8(flags.get(KV_DTYPE)) or cache_verdict(inputs, flags, pool) is not False:
+        return None
+    name = pool.name.removeprefix("NVIDIA ") if pool is not None and pool.name else "this GPU"
+    reason = f"The preset sets an FP8 KV cache, which vLLM can refuse on {name}: keeping the model's own format."
+    return Choice(KV_DTYPE, None, reason, Source.MACHINE, "Half as many tokens fit.")

@@ -1,0 +1,183 @@
+"""Servers as configuration for proxies: nginx, llama-swap, LiteLLM. Pure; no secret is ever in one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from vllm_launchers.addresses import TLS_FLAGS, base_url
+from vllm_launchers.plan.export.container import STARTUP_SECONDS
+from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
+from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.secrets import redact_argv, redact_environment
+from vllm_launchers.secrets import API_KEY
+
+NGINX_ADDRESS = "127.0.0.1:8080"
+"""Where nginx is to listen, unless the file is edited."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_NGINX_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
+
+
+class ProxyForm(StrEnum):
+    """The proxies that servers can be exported for."""
+
+    NGINX = "nginx"
+    LLAMA_SWAP = "llama-swap"
+    LITELLM = "litellm"
+
+
+class ProxiedServer(msgspec.Struct, frozen=True):
+    """A server by its name, with the plan that it runs by."""
+
+    name: str
+    plan: Plan
+
+    @property
+    def tls(self) -> bool:
+        """Whether it speaks TLS."""
+        return any(self.plan.flags.get(flag) for flag in TLS_FLAGS)
+
+    @property
+    def url(self) -> str:
+        """Base URL of its API, as this machine reaches it."""
+        return base_url(self.plan.host, self.plan.port, tls=self.tls)
+
+    @property
+    def model(self) -> str:
+        """The name by which its clients ask for its model."""
+        served = str(self.plan.flags.get("served-model-name", "")).split()
+        return served[0] if served else self.plan.model
+
+
+def export_for_proxy(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
+    """Servers as the text of a proxy's configuration file; the first is preferred, such as the newer of two.
+
+    Raises:
+        ExportError: they cannot be expressed in that form.
+    """
+    forms: dict[ProxyForm, Callable[[Sequence[ProxiedServer]], str]] = {
+        ProxyForm.NGINX: nginx,
+        ProxyForm.LLAMA_SWAP: llama_swap,
+        ProxyForm.LITELLM: litellm,
+    }
+    return checked(forms[form](servers), "the configuration")
+
+
+def nginx(servers: Sequence[ProxiedServer]) -> str:
+    """An upstream whose first server gets all requests, the others while it does not answer.
+
+    Raises:
+        ExportError: one of them uses TLS and another does not.
+    """
+    first = servers[0]
+    if len({server.tls for server in servers}) > 1:
+        raise ExportError("one of these servers uses TLS and another does not: an upstream of nginx needs them alike")
+    places = [server.url.partition("://")[2] for server in servers]
+    if not all(map(_NGINX_HOST.fullmatch, places)):
+        raise ExportError("the address of a server can't be written for nginx")
+    upstream = label(first.name).replace("-", "_")
+    lines = [f"upstream {upstream} {{", f"    server {places[0]};  # {first.name}"]
+    lines += [
+        f"    server {place} backup;  # {server.name}: only while the others do not answer"
+        for place, server in zip(places[1:], servers[1:], strict=True)
+    ]
+    lines += [
+        "    keepalive 32;",
+        "}",
+        "",
+        "server {",
+        f"    listen {NGINX_ADDRESS};",
+        "    client_max_body_size 64m;  # prompts with images are long",
+        "    location / {",
+        f"        proxy_pass {'https' if first.tls else 'http'}://{upstream};",
+        "        proxy_http_version 1.1;",
+        '        proxy_set_header Connection "";',
+        "        proxy_set_header Host $host;",
+        "        proxy_next_upstream error non_idempotent;  # a completion may be asked for again",
+        "        proxy_buffering off;  # each token as it comes",
+        "        proxy_read_timeout 3600s;  # an answer that is not streamed comes as a whole",
+        "    }",
+        "}",
+    ]
+    models = "These servers have different models: a request that reaches another one ends in 404."
+    several = [models] if len({server.model for server in servers}) > 1 else []
+    head = comment(
+        "nginx in front of vLLM; belongs into the http block, such as /etc/nginx/conf.d/. Check: nginx -t",
+        "Clients send their API key themselves; nginx passes it on.",
+        *several,
+    )
+    return head + "\n".join(lines) + "\n"
+
+
+def llama_swap(servers: Sequence[ProxiedServer]) -> str:
+    """llama-swap starts and stops the servers itself; those that share a GPU replace each other.
+
+    Raises:
+        ExportError: a word of a command would be taken for one of llama-swap's macros.
+    """
+    document: dict[str, Yaml] = {
+        "healthCheckTimeout": STARTUP_SECONDS,
+        "models": {server.name: _swapped_model(server) for server in servers},
+    }
+    if len(servers) > 1:
+        members: dict[str, Yaml] = {
+            "swap": _share_gpus(servers), "exclusive": False, "members": [server.name for server in servers],
+        }  # fmt: skip
+        document["groups"] = {label(servers[0].name): members}
+    secrets = sorted({name for server in servers for name in server.plan.secrets})
+    lines = ["llama-swap starts these servers itself, on ports of its own: stop those of vllm-console first."]
+    if secrets:
+        lines.append(f"Export {', '.join(secrets)} in the environment of llama-swap; its servers inherit them.")
+    lines.append("ttl: seconds without a request after which a server is stopped; 0: never.")
+    return comment(*lines) + yaml_document(document)
+
+
+def _swapped_model(server: ProxiedServer) -> dict[str, Yaml]:
+    plan = server.plan
+    words = redact_argv((*plan.engine.command, "serve", plan.model, "--host", "127.0.0.1", *flag_words(plan.flags)))
+    environment = [f"{name}={value}" for name, value in redact_environment(plan.environment).items()]
+    if any("${" in text or "\n" in text for text in (*words, *environment)):
+        raise ExportError(f"{server.name}: llama-swap can't take a command with ${{ or a line break in it")
+    model: dict[str, Yaml] = {
+        "cmd": f"{shlex.join(words)} --port ${{PORT}}",
+        "proxy": f"{'https' if server.tls else 'http'}://127.0.0.1:${{PORT}}",
+        "checkEndpoint": "/health",
+        "ttl": 0,
+        "useModelName": server.model,
+    }
+    return model | ({"env": environment} if environment else {})
+
+
+def _share_gpus(servers: Sequence[ProxiedServer]) -> bool:
+    """Whether two of them use the same GPU, or may do so."""
+    sets = [set(server.plan.environment.get(VISIBLE, "").split(",")) for server in servers]
+    if all(server.plan.engine.build == "cpu" for server in servers):
+        return False
+    return any(not one - {""} or one & other for at, one in enumerate(sets) for other in sets[:at] or [set()])
+
+
+def litellm(servers: Sequence[ProxiedServer]) -> str:
+    """One deployment per server; of those with the same model the first is tried first."""
+    models: list[Yaml] = []
+    for number, server in enumerate(servers, 1):
+        parameters: dict[str, Yaml] = {"model": f"hosted_vllm/{server.model}", "api_base": f"{server.url}/v1"}
+        if API_KEY in server.plan.secrets:
+            parameters["api_key"] = f"os.environ/{API_KEY}"
+        if len(servers) > 1:
+            parameters["order"] = number
+        models.append({"model_name": server.model, "litellm_params": parameters, "model_info": {"id": server.name}})
+    document: dict[str, Yaml] = {"model_list": models}
+    if len(servers) > 1:
+        document["router_settings"] = {"enable_pre_call_checks": True}
+    lines = ["Start with: LITELLM_MASTER_KEY=... litellm --config FILE; clients send that key to LiteLLM."]
+    if any(API_KEY in server.plan.secrets for server in servers):
+        lines.append(f"{API_KEY} is read from the environment of LiteLLM.")
+    if len(servers) > 1:
+        lines.append("order: the lowest is asked first, the others if that fails (enable_pre_call_checks).")
+    return comment(*lines) + yaml_document(document)

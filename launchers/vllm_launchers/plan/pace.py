@@ -1,0 +1,178 @@
+"""The expected speed of a launch: time per token and tokens per second at some numbers of requests. Pure.
+
+Uses the roofline of the simulated engine (`vllm_launchers.engine_model`). Requests have the workload's p95 lengths;
+each step includes the share of new prompts that arrives while outputs are generated.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from vllm_launchers.engine_model.gpus import GpuModel, Interconnect, find_model
+from vllm_launchers.engine_model.roofline import Geometry, Roofline, Work
+from vllm_launchers.plan.attention import is_fp8
+from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
+from vllm_launchers.plan.budget.estimate import loaded_weights
+from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.budget.weights import bits_per_weight, parameters
+from vllm_launchers.presets.model import Workload
+from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+
+PIPELINE_FILL = 0.85
+"""Share of the time that a pipeline stage computes under load: batches differ, so stages wait."""
+
+PART = 0.8
+"""Less than this share of a GPU's memory is a slice of it."""
+
+SOME = 8
+"""The middle number of requests in a pace."""
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """``tokens_per_second`` counts generated tokens of all requests together."""
+
+    concurrency: int
+    tpot_seconds: float
+    tokens_per_second: float
+
+
+class Paces(msgspec.Struct, frozen=True):
+    """With one request, with `SOME`, and with all that run at once: those in flight, or as many as memory allows.
+
+    None if that many do not fit.
+    """
+
+    one: Pace | None
+    some: Pace | None
+    full: Pace | None
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """One launch for the roofline. ``step_tokens`` is ``max-num-batched-tokens``; ``copies`` data parallel."""
+
+    roofline: Roofline
+    copies: int
+    step_tokens: int
+
+    def pace(self, concurrency: int, workload: Workload) -> Pace:
+        """With this many requests of the workload in flight, spread evenly over the copies."""
+        each = max(1, math.ceil(concurrency / self.copies))
+        stages = self.roofline.pipeline_parallel
+        batch = math.ceil(each / stages)
+        work = self._step(batch, workload)
+        # Prompt tokens beyond a step's limit are processed in further steps, between two tokens of an output.
+        steps = max(1.0, self._wanted(batch, workload) / self.step_tokens)
+        tpot = steps * self.roofline.latency(work)
+        under_way = min(stages, each)
+        if under_way > 1:
+            tpot = max(tpot, steps * under_way * self.roofline.interval(work) / PIPELINE_FILL)
+        return Pace(concurrency, tpot, concurrency / tpot)
+
+    def paces(self, workload: Workload, held: float | None) -> Paces:
+        """At 1, `SOME` and all requests at once, of which memory holds ``held`` (None: unknown)."""
+        most = workload.concurrency if held is None else min(workload.concurrency, int(held))
+        rooms = math.inf if held is None else held
+        return Paces(
+            one=self.pace(1, workload) if rooms >= 1 else None,
+            some=self.pace(SOME, workload) if rooms >= SOME else None,
+            full=self.pace(most, workload) if most >= 1 else None,
+        )
+
+    def _wanted(self, sequences: int, workload: Workload) -> int:
+        return self._work(sequences, workload).tokens
+
+    def _work(self, sequences: int, workload: Workload) -> Work:
+        prompt, answer = workload.input_tokens_p95, workload.output_tokens_p95
+        return Work.steady(sequences, prompt, answer, workload.prefix_reuse, self.step_tokens)
+
+    def _step(self, sequences: int, workload: Workload) -> Work:
+        work = self._work(sequences, workload)
+        share = min(1.0, self.step_tokens / work.tokens)
+        return Work(math.ceil(work.tokens * share), work.sequences, work.reads, work.pairs * share)
+
+
+def timing_of(
+    facts: ModelFacts,
+    flags: Flags,
+    memory: MemoryBudget,
+    gpu_name: str,
+    release: tuple[int, int, int] | None = None,
+    *,
+    tensor_link: Interconnect | None = None,
+    stage_link: Interconnect | None = None,
+) -> Timing | None:
+    """A launch's timing model; None if too little is known about model or GPU.
+
+    ``memory`` is its budget. Links that are None are typical for GPUs of this model.
+    """
+    gpu = find_model(gpu_name) if gpu_name else None
+    tensor, pipeline, data = (_size(flags, f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
+    geometry = geometry_of(facts, flags, memory, release)
+    if gpu is None or gpu.bf16_flops is None or geometry is None or _is_part(gpu, memory):
+        return None
+    roofline = Roofline(
+        gpu=gpu,
+        model=geometry,
+        kv_element_bytes=1 if is_fp8(flags.get("kv-cache-dtype")) else 2,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        eager=flags.get("enforce-eager") is True,
+        data_parallel=data if geometry.experts else 1,
+        expert_parallel=flags.get("enable-expert-parallel") is True,
+        tensor_link=tensor_link,
+        stage_link=stage_link,
+    )
+    # The memory's own step, for the GPU that it was computed for.
+    shape = GpuShape(gpu_name, gpu.memory_gib, usable_gib=max((one.total_gib for one in memory.per_gpu), default=None))
+    _, step = batch_sizes(facts, flags, release, shape)
+    return Timing(roofline, data, step)
+
+
+def _is_part(gpu: GpuModel, memory: MemoryBudget) -> bool:
+    """Whether it is a slice of the GPU (MIG), which also has only part of its speed."""
+    sizes = [one.total_gib for one in memory.per_gpu]
+    return bool(sizes) and max(sizes) < PART * gpu.usable_gib
+
+
+def geometry_of(
+    facts: ModelFacts, flags: Flags, memory: MemoryBudget, release: tuple[int, int, int] | None = None
+) -> Geometry | None:
+    """The model for the roofline; None if its shape is unknown."""
+    weights = loaded_weights(facts, flags, release)
+    layers, heads, hidden = len(facts.layers), facts.heads, facts.hidden_size
+    if weights is None or not layers or not heads or not hidden or memory.kv_bytes_per_token is None:
+        return None
+    count = float(parameters(facts, []) or weights.total * 8 / bits_per_weight(facts, flags))
+    experts, picked = facts.experts or 0, facts.experts_per_token or 0
+    share = weights.experts if experts > 1 and picked else 0.0
+    method = facts.quantization.method if facts.quantization is not None else flags.get("quantization")
+    element = 1 if is_fp8(flags.get("kv-cache-dtype")) else 2
+    return Geometry(
+        name=facts.model,
+        architecture=facts.architecture or "",
+        layers=layers,
+        heads=heads,
+        kv_heads=facts.kv_heads or heads,
+        head_dim=facts.head_dim or hidden // heads,
+        hidden=hidden,
+        intermediate=facts.intermediate_size or 4 * hidden,
+        vocabulary=facts.vocabulary or 0,
+        max_len=facts.max_context or 0,
+        parameters=count,
+        active=count * (1 - share) + count * share * (picked / experts if experts else 0.0),
+        weight_bytes=weights.total,
+        quantization=str(method) if method else None,
+        experts=experts if share else 0,
+        experts_per_token=picked,
+        expert_share=share,
+        # The budget's figure is for one pipeline stage.
+        kv_bytes_16=memory.kv_bytes_per_token * _size(flags, "pipeline-parallel-size") * 2 / element,
+    )
+
+
+def _size(flags: Flags, name: str) -> int:
+    value = flags.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1

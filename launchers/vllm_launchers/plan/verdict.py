@@ -1,0 +1,104 @@
+"""The engine's own verdict on a plan's flags, in place of what is known of its release. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.plan.findings import Finding, Level, by_weight
+from vllm_launchers.plan.model import Changes, EngineKind, Plan
+
+REFUSED = "vllm_refuses"
+"""The code of the finding that has vLLM's words."""
+
+PARSED = frozenset({"flag_unknown", "flag_dead", "flag_too_new"})
+"""What a plan finds wrong with flags that vLLM's parser decides."""
+CHECKED = PARSED | {"flag_value", "batch_too_small", "context_over_model", "quantization_mismatch", "tp_not_divisor"}
+"""And what ``create_engine_config`` decides."""
+
+LONGEST = 600
+"""Characters of vLLM's message in a finding."""
+
+_FLAG = re.compile(r"--([a-z0-9][a-z0-9._-]*)")
+
+
+class Answer(StrEnum):
+    """What the engine says of the flags; `UNKNOWN` if it can't be asked."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The engine's verdict on the flags of a plan.
+
+    ``message`` is why it refuses them, in its own words, or why it can't be asked. ``version`` is that of the vLLM that
+    was asked, empty if unknown. ``parser_only``: its configuration was not checked. ``fix`` is what its message asks
+    for, if anything.
+    """
+
+    answer: Answer
+    message: str = ""
+    version: str = ""
+    parser_only: bool = False
+    fix: Changes | None = None
+
+
+def question(plan: Plan) -> Hashable:
+    """What a verdict on this plan depends on: equal for plans that differ in name, address or reasons only."""
+    flags = tuple(sorted((name, repr(value)) for name, value in plan.flags.items()))
+    return plan.engine, plan.model, flags, tuple(sorted(plan.environment.items()))
+
+
+def with_verdict(plan: Plan, verdict: Verdict) -> Plan:
+    """The plan with the engine's verdict instead of what its findings say of the same flags."""
+    found = [one for one in plan.findings if one.code != REFUSED]
+    match verdict.answer:
+        case Answer.ACCEPTED:
+            wrong = PARSED if verdict.parser_only else CHECKED
+            kept = [one for one in found if not (one.code in wrong and _certain_error(one))]
+        case Answer.REFUSED:
+            # vLLM stops at its first error: what it does not speak of may still be wrong.
+            same = [one for one in found if one.code in CHECKED and _speaks_of(verdict.message, one)]
+            fix = next((one.fix for one in same if one.fix is not None), verdict.fix)
+            # Not certain: it may rest on what passes, such as a network or a file.
+            refused = Finding(REFUSED, Level.ERROR, format_verdict(plan, verdict), fix, surely=False)
+            kept = [refused, *(one for one in found if one not in same)]
+        case Answer.UNKNOWN:
+            kept = found
+    return replace(plan, findings=by_weight(kept), verdict=verdict)
+
+
+def _certain_error(finding: Finding) -> bool:
+    return finding.level is Level.ERROR and finding.surely
+
+
+def _speaks_of(message: str, finding: Finding) -> bool:
+    """Whether vLLM's message names a flag that an error of the plan is about."""
+    if finding.level is not Level.ERROR:
+        return False
+    fix = finding.fix or Changes()
+    names = {*_FLAG.findall(finding.message), *fix.set, *fix.unset}
+    said = re.findall(r"[a-z0-9-]+", message.lower().replace("_", "-"))
+    return any(name.partition(".")[0] in (word.lstrip("-") for word in said) for name in names)
+
+
+def format_verdict(plan: Plan, verdict: Verdict) -> str:
+    """The verdict as one sentence, the engine's own as such."""
+    real = plan.engine.kind is EngineKind.VLLM
+    name = f"vLLM {verdict.version.partition('+')[0]}" if real and verdict.version else plan.engine.label
+    match verdict.answer:
+        case Answer.ACCEPTED if verdict.parser_only:
+            return f"{name}'s parser accepts these flags; without the GPU it can't check more"
+        case Answer.ACCEPTED:
+            return f"{name} accepts these flags"
+        case Answer.REFUSED:
+            text = "; ".join(line.strip() for line in verdict.message.splitlines() if line.strip())
+            return f"{name} refuses: {text if len(text) <= LONGEST else text[: LONGEST - 1] + '…'}"
+        case Answer.UNKNOWN:
+            return f"{name} can't be asked about these flags: {verdict.message}"

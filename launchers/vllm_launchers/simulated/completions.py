@@ -1,0 +1,433 @@
+"""Responses of completions and chats: whole ones, and the events of a stream, with the fields of vLLM 0.32."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from vllm_launchers.simulated.requests import Answer, GenerationRequest, Prompt
+from vllm_launchers.simulated.validation import ApiError
+from vllm_launchers.simulated.vocabulary import Ranked, Vocabulary, output_text, ranked_tokens
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Style(msgspec.Struct, frozen=True):
+    """The response settings from the server's flags."""
+
+    fingerprint: str
+    usage_details: bool = False
+    """``--enable-prompt-tokens-details``."""
+
+
+def event(body: Any) -> bytes:
+    """A server-sent event with a JSON body."""
+    return b"data: " + json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """The event of a stream that the engine rejects; vLLM writes it with spaces."""
+    return b"data: " + json.dumps(error.body).encode() + b"\n\n"
+
+
+# ---- token counts
+
+
+def usage_of(ask: GenerationRequest, outputs: Sequence[Answer], style: Style) -> dict[str, Any]:
+    """The ``usage`` object of a complete response: each prompt counts once, each choice's tokens count."""
+    usage = _counts(sum(len(prompt.tokens) for prompt in ask.prompts), sum(one.request.generated for one in outputs))
+    return {**usage, "prompt_tokens_details": _details(outputs, style), "completion_tokens_details": None}
+
+
+def _counts(prompt: int, generated: int) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "total_tokens": prompt + generated, "completion_tokens": generated}
+
+
+def _details(outputs: Sequence[Answer], style: Style) -> dict[str, Any] | None:
+    if not style.usage_details:
+        return None
+    cached = outputs[-1].request.cached or 0
+    return {"cached_tokens": cached, "created_cache_tokens": None, "multimodal_tokens": None}
+
+
+# ---- log probabilities
+
+
+class TokenPlace(msgspec.Struct, frozen=True):
+    """A token at its position, with ``top``: itself and the likeliest ones there."""
+
+    token: int
+    text: str
+    top: Sequence[Ranked]
+
+
+def _output_places(ask: GenerationRequest, one: Answer, start: int, end: int, count: int) -> list[TokenPlace]:
+    seed = one.request.seed
+    greedy = ask.fields.get("temperature") == 0
+    places = []
+    for position, token in enumerate(one.tokens(start, end), start):
+        top = ranked_tokens(seed, position, token, count, greedy=greedy)
+        places.append(TokenPlace(token, output_text(seed, position, position + 1), top))
+    return places
+
+
+def _prompt_places(ask: GenerationRequest, prompt: Prompt, count: int) -> list[TokenPlace | None]:
+    """The prompt's tokens; the first has no prediction."""
+    places: list[TokenPlace | None] = [None]
+    for position, token in enumerate(prompt.tokens[1:], 1):
+        text = ask.served.vocabulary.decode(token)
+        places.append(TokenPlace(token, text, ranked_tokens(0, position, token, count)))
+    return places
+
+
+def _piece(token: int, text: str, ask: GenerationRequest) -> str:
+    return f"token_id:{token}" if ask.fields.get("return_tokens_as_token_ids") else text
+
+
+def _top_texts(place: TokenPlace, ask: GenerationRequest) -> Iterable[tuple[str, float]]:
+    vocabulary: Vocabulary = ask.served.vocabulary
+    for index, one in enumerate(place.top):
+        token = one.token % vocabulary.size
+        yield _piece(token, vocabulary.decode(token) if index else place.text, ask), one.log_probability
+
+
+def completion_logprobs(
+    places: Sequence[TokenPlace | None], prompt: Prompt, ask: GenerationRequest, offset: int = 0
+) -> dict[str, Any]:
+    """``logprobs`` of a completion."""
+    result: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    for place in places:
+        if place is None:
+            first = prompt.tokens[0]
+            text, value, top = _piece(first, ask.served.vocabulary.decode(first), ask), None, None
+        else:
+            text, value, top = (
+                _piece(place.token, place.text, ask),
+                place.top[0].log_probability,
+                dict(_top_texts(place, ask)),
+            )
+        result["text_offset"].append(offset)
+        result["tokens"].append(text)
+        result["token_logprobs"].append(value)
+        result["top_logprobs"].append(top)
+        offset += len(text)
+    return result
+
+
+def chat_logprobs(places: Sequence[TokenPlace], count: int, ask: GenerationRequest) -> dict[str, Any]:
+    """``logprobs`` of a chat."""
+    content = []
+    for place in places:
+        entries = [
+            {"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in _top_texts(place, ask)
+        ]
+        own = {"token": _piece(place.token, place.text, ask), "logprob": place.top[0].log_probability}
+        content.append({**own, "bytes": list(place.text.encode()), "top_logprobs": entries[:count]})
+    return {"content": content}
+
+
+def _prompt_logprobs(ask: GenerationRequest, prompt: Prompt) -> list[dict[str, Any] | None] | None:
+    """``prompt_logprobs``: requested, or implied by an echo with log probabilities."""
+    fields = ask.fields
+    count = fields.get("prompt_logprobs")
+    if count is None and fields.get("echo"):
+        count = (fields.get("top_logprobs") or 0) if ask.chat else fields.get("logprobs")
+    if count is None:
+        return None
+    vocabulary = ask.served.vocabulary
+    found: list[dict[str, Any] | None] = []
+    for place in _prompt_places(ask, prompt, count):
+        if place is None:
+            found.append(None)
+            continue
+        entry = {}
+        for one in place.top:
+            token = one.token % vocabulary.size
+            text = vocabulary.decode(token)
+            entry[str(token)] = {"logprob": one.log_probability, "rank": one.rank, "decoded_token": text}
+        found.append(entry)
+    return found
+
+
+# ---- complete responses
+
+
+def whole_answer(ask: GenerationRequest, outputs: Sequence[Answer], style: Style) -> dict[str, Any]:
+    """The body of a non-streamed response."""
+    return _chat_answer(ask, outputs, style) if ask.chat else _completion_answer(ask, outputs, style)
+
+
+def _completion_answer(ask: GenerationRequest, outputs: Sequence[Answer], style: Style) -> dict[str, Any]:
+    return {
+        "id": ask.id,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": ask.model,
+        "choices": [_completion_choice(ask, one) for one in outputs],
+        "service_tier": None,
+        "system_fingerprint": style.fingerprint,
+        "usage": usage_of(ask, outputs, style),
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
+
+
+def _completion_choice(ask: GenerationRequest, one: Answer) -> dict[str, Any]:
+    fields, end = ask.fields, one.request.generated
+    ids = bool(fields.get("return_token_ids"))
+    text = _echo_text(ask, one) if fields.get("echo") else ""
+    if not _prompt_only(ask):
+        text += one.text(end)
+    return {
+        "index": one.index,
+        "text": text,
+        "logprobs": _completion_choice_logprobs(ask, one, 0, end, echo=bool(fields.get("echo"))),
+        "finish_reason": one.finish_reason,
+        "stop_reason": one.stop_reason,
+        "token_ids": one.tokens(0, end) if ids else None,
+        "prompt_logprobs": _prompt_logprobs(ask, one.prompt),
+        "prompt_token_ids": one.prompt.tokens if ids else None,
+        "routed_experts": None,
+    }
+
+
+def _completion_choice_logprobs(
+    ask: GenerationRequest, one: Answer, start: int, end: int, *, echo: bool, offset: int = 0
+) -> dict[str, Any] | None:
+    count = ask.fields.get("logprobs")
+    if count is None:
+        return None
+    places: list[TokenPlace | None] = _prompt_places(ask, one.prompt, count) if echo else []
+    if not _prompt_only(ask):
+        places += _output_places(ask, one, start, end, count)
+    return completion_logprobs(places, one.prompt, ask, offset)
+
+
+def _prompt_only(ask: GenerationRequest) -> bool:
+    return bool(ask.fields.get("echo")) and ask.max_tokens == 0 and not ask.chat
+
+
+def _echo_text(ask: GenerationRequest, one: Answer) -> str:
+    if ask.fields.get("return_token_ids"):
+        return ""
+    prompt = one.prompt
+    return prompt.text if prompt.text is not None else ask.served.vocabulary.text(prompt.tokens)
+
+
+def _chat_answer(ask: GenerationRequest, outputs: Sequence[Answer], style: Style) -> dict[str, Any]:
+    fields, prompt = ask.fields, ask.prompts[0]
+    return {
+        "id": ask.id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": ask.model,
+        "choices": [_chat_choice(ask, one) for one in outputs],
+        "service_tier": None,
+        "system_fingerprint": style.fingerprint,
+        "usage": usage_of(ask, outputs, style),
+        "prompt_logprobs": _prompt_logprobs(ask, prompt),
+        "prompt_token_ids": prompt.tokens if fields.get("return_token_ids") else None,
+        "prompt_text": prompt.text if fields.get("return_prompt_text") else None,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
+
+
+def _chat_choice(ask: GenerationRequest, one: Answer) -> dict[str, Any]:
+    fields, end = ask.fields, one.request.generated
+    content = (echoed(ask) if fields.get("echo") else "") + one.text(end)
+    message = {
+        "role": role_of(ask),
+        "content": content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "reasoning": None,
+    }
+    return {
+        "index": one.index,
+        "message": message,
+        "logprobs": _chat_choice_logprobs(ask, one, 0, end),
+        "finish_reason": one.finish_reason,
+        "stop_reason": one.stop_reason,
+        "token_ids": one.tokens(0, end) if fields.get("return_token_ids") else None,
+        "routed_experts": None,
+    }
+
+
+def _chat_choice_logprobs(ask: GenerationRequest, one: Answer, start: int, end: int) -> dict[str, Any] | None:
+    if not ask.fields.get("logprobs"):
+        return None
+    count = ask.fields.get("top_logprobs") or 0
+    return chat_logprobs(_output_places(ask, one, start, end, count), count, ask)
+
+
+def role_of(ask: GenerationRequest) -> str:
+    """The role: the assistant, or the author of the message being continued."""
+    if ask.fields.get("add_generation_prompt", True):
+        return "assistant"
+    return str(ask.fields["messages"][-1]["role"])
+
+
+def echoed(ask: GenerationRequest) -> str:
+    """The last message's text, if it has the response's role."""
+    last = ask.fields["messages"][-1]
+    content = last.get("content")
+    return content if last["role"] == role_of(ask) and isinstance(content, str) else ""
+
+
+# ---- streams
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far one choice has been sent: tokens, characters, and characters of its tokens."""
+
+    shown: int = 0
+    offset: int = 0
+    begun: bool = False
+
+
+@dataclass(slots=True)
+class Events:
+    """Writes a stream's events as the tokens come.
+
+    A plain stream's events are formatted by hand: the model's output is plain words, so no JSON encoder is needed for
+    each token.
+    """
+
+    ask: GenerationRequest
+    style: Style
+    progress: dict[int, _Progress] = field(default_factory=dict)
+    _created: int = 0
+    _head: str = ""
+    _plain: bool = True
+    _held: int = 0
+
+    def __post_init__(self) -> None:
+        ask = self.ask
+        kind = "chat.completion.chunk" if ask.chat else "text_completion"
+        self._created = int(time.time())
+        self._head = (
+            f'data: {{"id":{json.dumps(ask.id)},"object":"{kind}","created":{self._created},'
+            f'"model":{json.dumps(ask.model)},'
+        )
+        fields = ask.fields
+        wanted = ("logprobs", "echo", "return_token_ids")
+        self._plain = not ask.stops and not any(fields.get(name) not in (None, False) for name in wanted)
+        if ask.stops and not fields.get("include_stop_str_in_output"):
+            self._held = max(len(stop) for stop in ask.stops) - 1
+
+    def begin(self, outputs: Sequence[Answer]) -> bytes:
+        """A chat's first events: each choice's role, and what it continues."""
+        ask = self.ask
+        if not ask.chat:
+            return b""
+        fields, prompt = ask.fields, ask.prompts[0]
+        written = b""
+        for one in outputs:
+            choice = {"index": one.index, "delta": {"role": role_of(ask), "content": ""}, "logprobs": None}
+            body = self._body([{**choice, "finish_reason": None}])
+            if ask.continuous_usage:
+                body["usage"] = {**_counts(len(prompt.tokens), 0), "completion_tokens_details": None}
+            body["prompt_token_ids"] = prompt.tokens if fields.get("return_token_ids") else None
+            body["prompt_text"] = prompt.text if fields.get("return_prompt_text") else None
+            written += event(body)
+        text = echoed(ask) if fields.get("echo") else ""
+        for one in outputs if text else ():
+            choice = {"index": one.index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+            body = self._body([choice])
+            if ask.continuous_usage:
+                body["usage"] = {**_counts(len(prompt.tokens), 0), "completion_tokens_details": None}
+            written += event(body)
+        return written
+
+    def tokens(self, one: Answer, start: int, end: int) -> bytes:
+        """The event of the tokens at positions ``start`` to ``end`` of one choice."""
+        if self._plain and one.visible is None and not self.ask.continuous_usage:
+            return self._plain_event(one, start, end)
+        progress = self.progress.setdefault(one.index, _Progress())
+        ended = one.request.finished is not None
+        text = one.text(end, 0 if ended else self._held)
+        delta, progress.shown = text[progress.shown :], max(progress.shown, len(text))
+        choice = (self._chat_choice if self.ask.chat else self._completion_choice)(one, start, end, delta, progress)
+        body = self._body([choice])
+        if self.ask.continuous_usage:
+            body["usage"] = _counts(len(one.prompt.tokens), end)
+            if self.ask.chat:
+                body["usage"]["completion_tokens_details"] = None
+        if ended and not self.ask.include_usage:
+            body["system_fingerprint"] = self.style.fingerprint
+        return event(body)
+
+    def end(self, outputs: Sequence[Answer]) -> bytes:
+        """The last events: the token counts, if requested, and the end."""
+        if not self.ask.include_usage:
+            return DONE
+        usage = {key: value for key, value in usage_of(self.ask, outputs, self.style).items() if value is not None}
+        if "prompt_tokens_details" in usage:
+            usage["prompt_tokens_details"] = {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]}
+        return event({**self._body([]), "usage": usage, "system_fingerprint": self.style.fingerprint}) + DONE
+
+    def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        ask = self.ask
+        kind = "chat.completion.chunk" if ask.chat else "text_completion"
+        return {"id": ask.id, "object": kind, "created": self._created, "model": ask.model, "choices": choices}
+
+    def _plain_event(self, one: Answer, start: int, end: int) -> bytes:
+        text, finished = output_text(one.request.seed, start, end), one.request.finished
+        finish = "null" if finished is None else f'"{finished}"'
+        stop = "null" if finished is None else json.dumps(one.stop_reason)
+        if self.ask.chat:
+            last = f',"stop_reason":{stop}' if finished is not None else ""
+            piece = f'"delta":{{"content":"{text}"}},"logprobs":null,"finish_reason":{finish}{last},"token_ids":null'
+        else:
+            piece = (
+                f'"text":"{text}","logprobs":null,"finish_reason":{finish},"stop_reason":{stop},'
+                '"prompt_token_ids":null,"token_ids":null'
+            )
+        tail = ""
+        if finished is not None and not self.ask.include_usage:
+            tail = f',"system_fingerprint":{json.dumps(self.style.fingerprint)}'
+        return f'{self._head}"choices":[{{"index":{one.index},{piece}}}]{tail}}}\n\n'.encode()
+
+    def _completion_choice(self, one: Answer, start: int, end: int, delta: str, progress: _Progress) -> dict[str, Any]:
+        ask = self.ask
+        first, progress.begun = not progress.begun, True
+        echo = bool(ask.fields.get("echo")) and first
+        ids = bool(ask.fields.get("return_token_ids"))
+        if echo:
+            delta = _echo_text(ask, one) + ("" if _prompt_only(ask) else delta)
+        logprobs = _completion_choice_logprobs(ask, one, start, end, echo=echo, offset=progress.offset)
+        if logprobs is not None and logprobs["tokens"]:
+            progress.offset = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
+        ended = one.request.finished is not None
+        return {
+            "index": one.index,
+            "text": delta,
+            "logprobs": logprobs,
+            "finish_reason": one.finish_reason,
+            "stop_reason": one.stop_reason if ended else None,
+            "prompt_token_ids": one.prompt.tokens if echo or (ids and first) else None,
+            "token_ids": one.tokens(start, end) if ids else None,
+        }
+
+    def _chat_choice(self, one: Answer, start: int, end: int, delta: str, _progress: _Progress) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": one.index,
+            "delta": {"content": delta},
+            "logprobs": _chat_choice_logprobs(self.ask, one, start, end),
+            "finish_reason": one.finish_reason,
+        }
+        if one.request.finished is not None:
+            choice["stop_reason"] = one.stop_reason
+        choice["token_ids"] = one.tokens(start, end) if self.ask.fields.get("return_token_ids") else None
+        return choice

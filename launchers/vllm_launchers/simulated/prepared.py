@@ -1,0 +1,61 @@
+"""``python -m vllm_launchers.simulated.prepared serve MODEL [flags]``: the simulated engine, started in two steps.
+
+It speaks the protocol of `vllm_launchers.prepared.bootstrap`: it judges its flags, waits, and serves when told to.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from vllm_launchers.prepared.bootstrap import (
+    REFUSED,
+    Keeper,
+    die_with_parent,
+    noted_exits,
+    noted_start,
+    shortened,
+    take_output,
+)
+
+
+def main() -> int:
+    """Prepare, wait, serve."""
+    start = noted_start()
+    keeper = Keeper(start)
+    keeper.say("importing")
+    from vllm_launchers.private import open_standard_streams
+    from vllm_launchers.simulated.__main__ import die_of, serve
+    from vllm_launchers.simulated.flags import parse
+    from vllm_launchers.simulated.settings import Simulated, resolve
+
+    open_standard_streams()
+    keeper.say("imported", seconds=keeper.seconds)
+    try:
+        with noted_exits() as messages:
+            args = parse(sys.argv[1:])
+        resolve(args, Simulated.from_environment(os.environ))
+    except SystemExit:
+        keeper.say("refused", seconds=keeper.seconds, message=shortened("".join(messages).strip()))
+        return REFUSED
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        keeper.say("refused", seconds=keeper.seconds, message=shortened(str(error)))
+        return REFUSED
+    print(f"prepared for a restart in {keeper.seconds:g} s")
+    keeper.say("accepted", seconds=keeper.seconds)
+    if start.verdict_only:
+        return 0
+    take_output(keeper.wait())
+    die_with_parent(yes=False)
+    keeper.say("started")
+    keeper.close()
+    try:
+        return serve(args)
+    except KeyboardInterrupt:
+        die_of(signal.SIGINT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,985 @@
+"""Requests: the fields of vLLM 0.32's request models, the order of their checks, and the engine's input.
+
+Each body is read in vLLM's own order: checks of the raw body, types of all fields, the model's name, the renderer's
+checks, lengths, sampling parameters. Errors have vLLM's messages (``entrypoints/openai``, ``renderers``,
+``sampling_params.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.simulated.scheduler import Parent, Request
+from vllm_launchers.simulated.validation import (
+    INT64_MAX,
+    ApiError,
+    Errors,
+    Field,
+    Reader,
+    anything,
+    bad_request,
+    boolean,
+    bounded_string,
+    either,
+    integer,
+    invalid,
+    listing,
+    literal,
+    mapping,
+    not_modeled,
+    number,
+    optional,
+    read_body,
+    record,
+    string,
+)
+from vllm_launchers.simulated.vocabulary import LONGEST_PIECE, Vocabulary, find_stop, output_text, output_token
+
+COMPLETION_TOKENS = 16
+"""Default ``max_tokens`` of a completion, as in OpenAI's API."""
+MEDIAN_ANSWER = 256
+"""Half of the answers end by themselves within this many tokens."""
+ANSWER_SPREAD = 0.6
+"""Standard deviation of the logarithm of an answer's length: nine of ten are between 95 and 690 tokens."""
+MOST_SEQUENCES = 16_384
+"""vLLM's ``VLLM_MAX_N_SEQUENCES``."""
+MOST_STOPS = 4
+"""vLLM's ``VLLM_MAX_STOP_STRINGS``."""
+MOST_PROMPTS = 1024
+"""vLLM's ``VLLM_MAX_COMPLETION_PROMPTS``."""
+
+Check = Callable[[Mapping[str, Any]], None]
+
+
+class Served(msgspec.Struct, frozen=True):
+    """The server's properties that requests depend on. ``size`` is of the model's vocabulary."""
+
+    names: tuple[str, ...]
+    max_model_len: int
+    vocabulary: Vocabulary
+    size: int
+    max_logprobs: int = 20
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A prompt; ``text`` is None if it came as token ids."""
+
+    tokens: list[int]
+    text: str | None
+
+
+class GenerationRequest(msgspec.Struct, frozen=True):
+    """A parsed and checked request. ``fields`` are those of its body with their defaults."""
+
+    kind: str
+    """``completion``, ``chat`` or ``response``."""
+    id: str
+    model: str
+    prompts: tuple[Prompt, ...]
+    n: int
+    max_tokens: int | None
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    fields: Mapping[str, Any]
+    served: Served
+    late: ApiError | None = None
+    """The engine's rejection: a stream has begun by then, and gets it in its first event."""
+
+    @property
+    def chat(self) -> bool:
+        """Whether it is a conversation."""
+        return self.kind != "completion"
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end an answer."""
+        stop = self.fields.get("stop") or ()
+        return (stop,) if isinstance(stop, str) else tuple(stop)
+
+    def sequences(self) -> list[Answer]:
+        """One sequence for each prompt and choice, in the order of the choices' indices."""
+        return list(self._sequences())
+
+    def _sequences(self) -> Iterator[Answer]:
+        for place, prompt in enumerate(self.prompts):
+            seed = zlib.crc32(repr(prompt.tokens[-4096:]).encode()) ^ (self.fields.get("seed") or 0) % 2**32
+            limit = self.limit(prompt)
+            parent = Parent(self.n, self.n) if self.n > 1 else None
+            for choice in range(self.n):
+                # A client may use one name for two requests; the engine's own must differ.
+                name = f"{choice}_{self.id}-{place}-{uuid.uuid4().hex[:8]}"
+                index = place * self.n + choice
+                output = plan_sequence(self, prompt, index, name, seed + choice * 7_919, limit)
+                output.request.parent = parent
+                yield output
+
+    def limit(self, prompt: Prompt) -> int:
+        """How many tokens may be generated for a prompt."""
+        room = self.served.max_model_len - len(prompt.tokens)
+        if self.kind == "completion" and self.fields.get("echo") and self.max_tokens == 0:
+            return 1  # vLLM generates one token, and does not show it
+        return room if self.max_tokens is None else min(self.max_tokens, room)
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer being written: the scheduler's request, and where its text ends.
+
+    ``visible`` is how many characters of the text are shown at the end, None for all; ``stop_reason`` is the stop
+    string or token that ends it.
+    """
+
+    index: int
+    prompt: Prompt
+    request: Request
+    stop_reason: str | int | None = None
+    visible: int | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The finish reason, in the API's terms."""
+        return None if self.request.finished is None else str(self.request.finished)
+
+    def text(self, end: int, held_back: int = 0) -> str:
+        """The text of the first ``end`` tokens visible to a client; ``held_back`` characters wait for a stop."""
+        text = output_text(self.request.seed, 0, end)
+        if self.visible is not None and end >= self.request.output_length:
+            return text[: self.visible]
+        return text[: len(text) - held_back] if held_back else text
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """The ids generated at positions ``start`` to ``end``."""
+        return self.request.tokens[self.request.prompt_length + start : self.request.prompt_length + end]
+
+
+def plan_sequence(ask: GenerationRequest, prompt: Prompt, index: int, name: str, seed: int, limit: int) -> Answer:
+    """Decide how an answer ends: by its length, by a drawn end, by a stop token or by a stop string."""
+    fields = ask.fields
+    least = int(fields.get("min_tokens") or 0)
+    length = _output_length(ask, limit, seed, least)
+    reason: str | int | None = None
+    visible: int | None = None
+    size = ask.served.vocabulary.size
+    ids = frozenset(fields.get("stop_token_ids") or ())
+    if ids:
+        hit = next((p for p in range(least, length) if output_token(seed, p) % size in ids), None)
+        if hit is not None:
+            length, reason = hit + 1, output_token(seed, hit) % size
+            visible = None if fields.get("include_stop_str_in_output") else len(output_text(seed, 0, hit))
+    if ask.stops:
+        pieces = [output_text(seed, position, position + 1) for position in range(length)]
+        found = find_stop(pieces, ask.stops, least)
+        if found is not None:
+            length, reason, begin = found
+            visible = begin + len(str(reason)) if fields.get("include_stop_str_in_output") else begin
+    request = Request(name, list(prompt.tokens), limit, length, seed=seed, vocabulary=size, stopped=reason is not None)
+    return Answer(index, prompt, request, reason, visible)
+
+
+def _output_length(ask: GenerationRequest, limit: int, seed: int, least: int) -> int:
+    """How many tokens are generated: all with ``ignore_eos``, else a draw that the same prompt always repeats.
+
+    Where an answer ends by itself does not depend on the limit, so a low one nearly always cuts it off. The token that
+    ends it comes after the ``least`` that may not, as in vLLM.
+    """
+    if ask.fields.get("ignore_eos"):
+        return limit
+    drawn = round(random.Random(seed).lognormvariate(math.log(MEDIAN_ANSWER), ANSWER_SPREAD))
+    return min(limit, max(drawn, least + 1))
+
+
+# ---- fields, in the order in which vLLM's models declare them: errors come in it
+
+_INT = integer()
+_INT64 = integer(-(2**63), INT64_MAX)
+_STREAM_OPTIONS = record(
+    {name: Field(optional(boolean), False) for name in ("include_usage", "continuous_usage_stats")}
+)
+_RESPONSE_FORMAT = either(
+    record(
+        {
+            "type": Field(literal("text", "json_object", "json_schema"), required=True),
+            "json_schema": Field(optional(record({"name": Field(string, required=True)}))),
+        }
+    ),
+    record({"type": Field(literal("structural_tag"), required=True), "format": Field(anything, required=True)}),
+    record(
+        {
+            "type": Field(literal("structural_tag"), required=True),
+            "structures": Field(listing(anything), required=True),
+            "triggers": Field(listing(string), required=True),
+        }
+    ),
+)
+_STOP = either(string, listing(string, MOST_STOPS))
+_TOOL = record(
+    {
+        "type": Field(literal("function"), "function"),
+        "function": Field(record({"name": Field(string, required=True)}), required=True),
+    }
+)
+_NAMED_TOOL = record({"function": Field(record({"name": Field(string, required=True)}), required=True)})
+_TOKEN = integer(0)
+
+
+def _prompt(value: Any, place: tuple[str | int, ...], errors: Any) -> Any:
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return value
+    return _PROMPT(value, place, errors)
+
+
+_PROMPT = either(listing(_TOKEN), listing(listing(_TOKEN)), string, listing(string))
+
+
+def _fields(names: Mapping[str, Reader], defaults: Mapping[str, Any], plain: Sequence[str] = ()) -> dict[str, Field]:
+    """Fields that may be null, except the ``plain`` ones."""
+    return {
+        name: Field(reader if name in plain else optional(reader), defaults.get(name)) for name, reader in names.items()
+    }
+
+
+_SAMPLING: dict[str, Reader] = {
+    "use_beam_search": boolean,
+    "top_k": _INT,
+    "min_p": number,
+    "repetition_penalty": number,
+    "length_penalty": number,
+    "stop_token_ids": listing(_INT),
+    "include_stop_str_in_output": boolean,
+    "ignore_eos": boolean,
+    "min_tokens": _INT,
+    "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "truncate_prompt_tokens": integer(-1, INT64_MAX),
+    "truncation_side": literal("left", "right"),
+}
+_SAMPLING_PLAIN = (
+    "use_beam_search", "length_penalty", "include_stop_str_in_output", "ignore_eos", "min_tokens", "bad_words",
+    "skip_special_tokens", "spaces_between_special_tokens", "priority", "request_id",
+)  # fmt: skip
+_SAMPLING_DEFAULTS: dict[str, Any] = {"stop": [], "min_tokens": 0, "ignore_eos": False, "priority": 0, "n": 1}
+_TAIL: dict[str, Reader] = {
+    "priority": _INT64,
+    "request_id": string,
+    "session_id": string,
+    "return_tokens_as_token_ids": boolean,
+    "return_token_ids": boolean,
+    "return_prompt_text": boolean,
+    "cache_salt": bounded_string(1024),
+    "kv_transfer_params": mapping(),
+    "ec_transfer_params": mapping(),
+    "stream_interval": integer(1),
+    "thinking_token_budget": _INT,
+}
+
+COMPLETION_FIELDS = _fields(
+    {
+        "model": string,
+        "prompt": _prompt,
+        "echo": boolean,
+        "frequency_penalty": number,
+        "logit_bias": mapping(number),
+        "logprobs": _INT,
+        "max_tokens": _INT,
+        "n": _INT,
+        "presence_penalty": number,
+        "seed": _INT64,
+        "stop": _STOP,
+        "stream": boolean,
+        "stream_options": _STREAM_OPTIONS,
+        "suffix": string,
+        "temperature": number,
+        "top_p": number,
+        "user": string,
+        **_SAMPLING,
+        "allowed_token_ids": listing(_INT),
+        "prompt_logprobs": _INT,
+        "logprob_token_ids": listing(_INT),
+        "bad_words": listing(string),
+        "prompt_embeds": anything,
+        "add_special_tokens": boolean,
+        "response_format": _RESPONSE_FORMAT,
+        "structured_outputs": mapping(),
+        **_TAIL,
+    },
+    {**_SAMPLING_DEFAULTS, "max_tokens": COMPLETION_TOKENS},
+    (*_SAMPLING_PLAIN, "n", "add_special_tokens"),
+)
+
+SAMPLED_FIELDS = {
+    name: COMPLETION_FIELDS[name]
+    for name in (
+        "repetition_penalty",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "structured_outputs",
+        "request_id",
+    )
+}
+"""Accepted by ``/v1/responses`` too."""
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+CHAT_FIELDS = {
+    "messages": Field(lambda value, place, errors: _messages(value, place, errors), required=True),
+    **_fields(
+        {
+            "model": string,
+            "frequency_penalty": number,
+            "logit_bias": mapping(number),
+            "logprobs": boolean,
+            "top_logprobs": _INT,
+            "max_tokens": _INT,
+            "max_completion_tokens": _INT,
+            "n": _INT,
+            "presence_penalty": number,
+            "response_format": _RESPONSE_FORMAT,
+            "seed": _INT64,
+            "stop": _STOP,
+            "stream": boolean,
+            "stream_options": _STREAM_OPTIONS,
+            "temperature": number,
+            "top_p": number,
+            "tools": listing(_TOOL),
+            "tool_choice": either(literal("none", "auto", "required"), _NAMED_TOOL),
+            "reasoning_effort": literal(*EFFORTS),
+            "include_reasoning": boolean,
+            "parallel_tool_calls": boolean,
+            "user": string,
+            **_SAMPLING,
+            "prompt_logprobs": _INT,
+            "logprob_token_ids": listing(_INT),
+            "allowed_token_ids": listing(_INT),
+            "bad_words": listing(string),
+            "echo": boolean,
+            "add_generation_prompt": boolean,
+            "continue_final_message": boolean,
+            "add_special_tokens": boolean,
+            "documents": listing(mapping(string)),
+            "chat_template": string,
+            "chat_template_kwargs": mapping(),
+            "structured_outputs": mapping(),
+            **_TAIL,
+        },
+        {**_SAMPLING_DEFAULTS, "add_generation_prompt": True, "tool_choice": "none"},
+        (*_SAMPLING_PLAIN, "include_reasoning", "echo", "add_generation_prompt", "continue_final_message"),
+    ),
+}
+_NO_TEXT = ("string_type", "Input should be a valid string")
+_NO_PARTS = ("iterable_type", "Input should be iterable")
+_NO_LIST = ("list_type", "Input should be a valid list")
+
+
+class _MessageKind(msgspec.Struct, frozen=True):
+    """One of the types that vLLM tries for a message: its fields in order, and the types of its ``content``.
+
+    ``role`` is the only one that it has, empty where any text is one; ``wrong`` are the errors of other content.
+    """
+
+    name: str
+    fields: tuple[str, ...] = ("content", "role")
+    takes: tuple[type, ...] = (str, list, dict)
+    wrong: tuple[tuple[str, str], ...] = (_NO_TEXT, _NO_PARTS)
+    role: str = ""
+    optional: tuple[str, ...] = ()
+
+
+_NULL = type(None)
+_MESSAGE_KINDS = (
+    _MessageKind("ChatCompletionDeveloperMessageParam", role="developer"),
+    _MessageKind("ChatCompletionSystemMessageParam", role="system"),
+    _MessageKind("ChatCompletionUserMessageParam", role="user"),
+    _MessageKind(
+        "ChatCompletionAssistantMessageParam",
+        ("role", "content"),
+        (str, list, dict, _NULL),
+        role="assistant",
+        optional=("content",),
+    ),
+    _MessageKind("ChatCompletionToolMessageParam", ("content", "role", "tool_call_id"), role="tool"),
+    _MessageKind(
+        "ChatCompletionFunctionMessageParam", ("content", "name", "role"), (str, _NULL), (_NO_TEXT,), role="function"
+    ),
+    _MessageKind(
+        "CustomChatCompletionMessageParam",
+        ("role", "content"),
+        (str, list),
+        (_NO_TEXT, _NO_LIST),
+        optional=("content",),
+    ),
+    _MessageKind("Message", ("author", "content"), (list,), (_NO_LIST,), optional=("content",)),
+)
+
+
+def _messages(value: Any, place: tuple[str | int, ...], errors: Any) -> Any:
+    """Messages: each of one of the eight types that vLLM tries; if it is none, all that each of them lacks."""
+    if not isinstance(value, list):
+        errors.add("list_type", place, "Input should be a valid list", value)
+        return []
+    for index, message in enumerate(value):
+        tried = Errors()
+        for kind in _MESSAGE_KINDS:
+            own = Errors()
+            _read_as(kind, message, (*place, index, kind.name), own)
+            if not own.found:
+                break
+            tried.found += own.found
+        else:
+            errors.found += tried.found
+    return value
+
+
+def _read_as(kind: _MessageKind, message: Any, place: tuple[str | int, ...], errors: Errors) -> None:
+    """What a message lacks to be of a type."""
+    if not isinstance(message, dict):
+        if kind.name == "Message":
+            text = "Input should be a valid dictionary or object to extract fields from"
+            errors.add("model_attributes_type", place, text, message)
+        else:
+            errors.add("dict_type", place, "Input should be a valid dictionary", message)
+        return
+    for name in kind.fields:
+        where = (*place, name)
+        if name not in message:
+            if name not in kind.optional:
+                errors.add("missing", where, "Field required", message)
+        elif name == "role":
+            (literal(kind.role) if kind.role else string)(message[name], where, errors)
+        elif name == "content" and not isinstance(message[name], kind.takes):
+            for error, text in kind.wrong:
+                errors.add(error, where, text, message[name])
+
+
+# ---- checks of the raw body, each in the order in which vLLM makes it
+
+
+def _check_stream_options(body: Mapping[str, Any]) -> None:
+    if body.get("stream_options") and not body.get("stream"):
+        raise invalid("Stream options can only be defined when `stream=True`.", "stream_options")
+
+
+def _check_prompt(body: Mapping[str, Any]) -> None:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > MOST_PROMPTS and not all(isinstance(item, int) for item in prompt):
+        raise invalid(
+            f"prompt list length {len(prompt)} exceeds the maximum allowed count of {MOST_PROMPTS}. To increase this "
+            "limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable.",
+            "prompt",
+        )
+    if prompt in (None, "") and not body.get("prompt_embeds"):
+        raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+
+
+def _check_counts(body: Mapping[str, Any], name: str) -> None:
+    for key in ("prompt_logprobs", name):
+        value = body.get(key)
+        if value is not None and not isinstance(value, int | float):
+            raise invalid(f"`{key}` must be an integer.", key, value)
+    count = body.get("prompt_logprobs")
+    if count is not None:
+        if body.get("stream") and (count > 0 or count == -1):
+            raise invalid("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
+        if count < 0 and count != -1:
+            raise invalid("`prompt_logprobs` must be a positive value or -1.", "prompt_logprobs", count)
+    count = body.get(name)
+    if count is not None and count < 0 and count != -1:
+        raise invalid(f"`{name}` must be a positive value or -1.", name, count)
+
+
+def _check_completion_logprobs(body: Mapping[str, Any]) -> None:
+    if body.get("logprob_token_ids") and body.get("logprobs") is None:
+        raise invalid("when using `logprob_token_ids`, `logprobs` must be set.", "logprob_token_ids")
+    _check_counts(body, "logprobs")
+
+
+def _check_chat_logprobs(body: Mapping[str, Any]) -> None:
+    if body.get("logprob_token_ids") and not body.get("logprobs"):
+        raise invalid("when using `logprob_token_ids`, `logprobs` must be set to true.", "logprob_token_ids")
+    _check_counts(body, "top_logprobs")
+    count = body.get("top_logprobs")
+    if count is not None and (count == -1 or count > 0) and not body.get("logprobs"):
+        raise invalid("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+
+
+def _check_constraints(body: Mapping[str, Any]) -> None:
+    given = body.get("structured_outputs")
+    if isinstance(given, dict) and sum(given.get(key) is not None for key in ("json", "regex", "choice")) > 1:
+        raise invalid(
+            "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice').",
+            "structured_outputs" if "prompt" in body else None,
+        )
+
+
+def _check_response_format(body: Mapping[str, Any]) -> None:
+    given = body.get("response_format")
+    if isinstance(given, dict) and given.get("type") == "json_schema" and given.get("json_schema") is None:
+        raise invalid(
+            "When response_format type is 'json_schema', the 'json_schema' field must be provided.", "response_format"
+        )
+
+
+def _check_salt(body: Mapping[str, Any]) -> None:
+    salt = body.get("cache_salt")
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not salt:
+        raise invalid("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+    if len(salt) > 128 or any(character in "@/\\\0" for character in salt):
+        raise invalid(
+            "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL.",
+            "cache_salt",
+        )
+
+
+def check_continued(body: Mapping[str, Any]) -> None:
+    """Reject a message that is both to be continued and to be answered. Raises :class:`ApiError`."""
+    if body.get("continue_final_message") and body.get("add_generation_prompt"):
+        raise invalid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+
+
+_TOOL_USAGE = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
+
+
+def _check_tools(body: Mapping[str, Any]) -> None:
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if tools == []:
+        raise invalid(
+            "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", "tools"
+        )
+    if choice is None or choice == "none":
+        return
+    if tools is None:
+        raise invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    if isinstance(choice, dict):
+        _check_named_tool(choice, tools)
+    elif choice not in ("auto", "required"):
+        raise invalid(
+            f'Invalid value for `tool_choice`: {choice}! Only named tools, "none", "auto" or "required" are supported.',
+            "tool_choice",
+        )
+
+
+def check_tool_names(choice: Mapping[str, Any], tools: Any) -> None:
+    """Reject a named tool of ``/v1/responses`` that is not offered."""
+    offered = [tool.get("name") for tool in tools or () if isinstance(tool, dict)]
+    if not choice.get("name") or choice["name"] not in offered:
+        raise invalid("Tool choice 'function' not found in 'tools' parameter.", "tool_choice")
+
+
+def _check_named_tool(choice: Mapping[str, Any], tools: Any) -> None:
+    function = choice.get("function")
+    if not isinstance(function, dict):
+        raise invalid(
+            f"Invalid value for `function`: `{function}` in `tool_choice`! {_TOOL_USAGE}", "tool_choice.function"
+        )
+    if "name" not in function:
+        raise invalid(
+            f"Expected field `name` in `function` in `tool_choice`! {_TOOL_USAGE}", "tool_choice.function.name"
+        )
+    name = function["name"]
+    if not isinstance(name, str) or not name:
+        raise invalid(
+            f"Invalid `name` in `function`: `{name}` in `tool_choice`! {_TOOL_USAGE}", "tool_choice.function.name"
+        )
+    offered = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    if not any(isinstance(tool, dict) and tool.get("name") == name for tool in offered):
+        raise invalid("The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice")
+
+
+# pydantic runs a model's checks of the raw body from the last one declared to the first
+_COMPLETION_CHECKS: tuple[Check, ...] = (
+    _check_prompt, _check_stream_options, _check_completion_logprobs, _check_constraints, _check_response_format,
+    _check_salt,
+)  # fmt: skip
+CHAT_CHECKS: tuple[Check, ...] = (
+    check_continued, _check_tools, _check_constraints, _check_chat_logprobs, _check_stream_options,
+    _check_response_format, _check_salt,
+)  # fmt: skip
+
+
+def read_completion(body: Any, served: Served, header_id: str | None = None) -> GenerationRequest:
+    """A body of ``/v1/completions``. Raises :class:`ApiError` as vLLM answers."""
+    run_checks(body, _COMPLETION_CHECKS)
+    if isinstance(body, dict) and body.get("max_tokens") is None:
+        body = {**body, "max_tokens": COMPLETION_TOKENS}
+    fields = read_body(body, COMPLETION_FIELDS)
+    check_model(fields, served)
+    if fields["use_beam_search"]:
+        raise not_modeled("beam search", "use_beam_search")
+    _check_suffix(fields)
+    if fields["prompt_embeds"]:
+        raise not_modeled("prompts given as embeddings", "prompt_embeds")
+    prompts = _completion_prompts(fields["prompt"])
+    check_lengths(fields, served, fields["max_tokens"], "max_tokens")
+    read = tuple(read_prompt(prompt, fields, served, fields["max_tokens"]) for prompt in prompts)
+    return checked("completion", f"cmpl-{_name(fields, header_id)}", read, fields, served, fields["max_tokens"])
+
+
+def _check_suffix(fields: Mapping[str, Any]) -> None:
+    """Reject a suffix, as vLLM does for all models but those that fill in the middle."""
+    if fields["suffix"] is None:
+        return
+    prompts = fields["prompt"] if isinstance(fields["prompt"], list) else [fields["prompt"]]
+    if fields["echo"]:
+        message = "Echo is unsupported with suffix."
+    elif fields["prompt_embeds"] is not None:
+        message = "suffix is not supported with prompt_embeds"
+    elif fields["truncate_prompt_tokens"] is not None:
+        message = "suffix is not supported with truncate_prompt_tokens"
+    elif not all(isinstance(prompt, str) for prompt in prompts):
+        message = "suffix requires text prompt input for FIM completion rendering"
+    else:
+        message = "suffix is only supported for models with FIM completion rendering"
+    raise bad_request(message, "suffix")
+
+
+def read_chat(body: Any, served: Served, header_id: str | None = None) -> GenerationRequest:
+    """A body of ``/v1/chat/completions``. Raises :class:`ApiError` as vLLM answers."""
+    run_checks(body, CHAT_CHECKS)
+    if isinstance(body, dict) and body.get("tools") and "tool_choice" not in body:
+        body = {**body, "tool_choice": "auto"}
+    return converse(read_body(body, CHAT_FIELDS), served, header_id)
+
+
+def converse(fields: Mapping[str, Any], served: Served, header_id: str | None = None) -> GenerationRequest:
+    """The request of a conversation whose fields are read. Raises :class:`ApiError` as vLLM answers."""
+    check_model(fields, served)
+    check_tool_parser(fields["tool_choice"])
+    asked = fields["max_completion_tokens"]
+    name = "max_tokens" if asked is None else "max_completion_tokens"
+    asked = fields["max_tokens"] if asked is None else asked
+    prompt = read_conversation(fields, served, asked, name)
+    if fields["use_beam_search"]:
+        raise not_modeled("beam search", "use_beam_search")
+    return checked("chat", f"chatcmpl-{_name(fields, header_id)}", (prompt,), fields, served, asked)
+
+
+def read_conversation(fields: Mapping[str, Any], served: Served, asked: int | None, name: str = "max_tokens") -> Prompt:
+    """A conversation as the model gets it; ``asked`` is its limit of tokens, as field ``name``."""
+    if fields["chat_template"] is not None:
+        raise bad_request(
+            "Chat template is passed with request, but --trust-request-chat-template is not set. "
+            "Refused request with untrusted chat template."
+        )
+    text = chat_text(fields["messages"], fields, served)
+    check_lengths(fields, served, asked, name)
+    return read_prompt(text, fields, served, asked)
+
+
+def run_checks(body: Any, checks: Sequence[Check]) -> None:
+    """Check a raw body, if it is an object. Raises :class:`ApiError`."""
+    if isinstance(body, dict):
+        for check in checks:
+            check(body)
+
+
+def check_model(fields: Mapping[str, Any], served: Served) -> None:
+    """Reject a model that is not served. Raises :class:`ApiError`, a 404."""
+    name = fields.get("model")
+    if name and name not in served.names:
+        raise ApiError(
+            404,
+            "NotFoundError",
+            f"The model `{name}` does not exist. Valid aliases: {', '.join(served.names)}.",
+            "model",
+        )
+
+
+def check_tool_parser(choice: Any) -> None:
+    """Tool parsers are not simulated: answers are words, and never call a tool."""
+    if choice in (None, "none"):
+        return
+    if choice == "auto":
+        raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+    choice_text = f'function "{choice["function"]["name"]}"' if isinstance(choice, dict) else f'"{choice}"'
+    raise bad_request(f"tool_choice={choice_text} requires --tool-call-parser to be set")
+
+
+def _name(fields: Mapping[str, Any], header_id: str | None) -> str:
+    return header_id or fields.get("request_id") or uuid.uuid4().hex[:16]
+
+
+def checked(
+    kind: str, name: str, prompts: tuple[Prompt, ...], fields: Mapping[str, Any], served: Served, most: int | None
+) -> GenerationRequest:
+    """The request with checked parameters; a stream gets the engine's own rejections as an event.
+
+    Raises :class:`ApiError` as vLLM answers.
+    """
+    options = fields.get("stream_options") or {}
+    usage = bool(options.get("include_usage"))
+    ask = GenerationRequest(
+        kind=kind,
+        id=name,
+        model=fields.get("model") or served.names[0],
+        prompts=prompts,
+        n=1 if fields.get("n") is None else fields["n"],
+        max_tokens=most,
+        stream=bool(fields.get("stream")),
+        include_usage=usage,
+        continuous_usage=usage and bool(options.get("continuous_usage_stats")),
+        fields=fields,
+        served=served,
+    )
+    for constraint in ("structured_outputs", "logprob_token_ids"):
+        if fields.get(constraint):
+            raise not_modeled(f"`{constraint}`", constraint)
+    if (fields.get("response_format") or {}).get("type") not in (None, "text"):
+        raise not_modeled("output that is bound to a format", "response_format")
+    for prompt in ask.prompts:
+        check_sampling(fields, ask.limit(prompt), ask.n)
+    try:
+        check_engine(ask)
+    except ApiError as error:
+        if not ask.stream or kind == "response":
+            raise
+        return replace(ask, late=error)
+    return ask
+
+
+# ---- prompts
+
+
+def _completion_prompts(prompt: Any) -> list[str | list[int]]:
+    if prompt == []:
+        raise bad_request("You must pass at least one prompt")
+    if isinstance(prompt, str) or all(isinstance(item, int) for item in prompt):
+        return [prompt]
+    return list(prompt)
+
+
+def check_lengths(fields: Mapping[str, Any], served: Served, asked: int | None, name: str) -> None:
+    """Reject more output than the context holds, and truncation to more than that. Raises :class:`ApiError`."""
+    length = served.max_model_len
+    if asked is not None and asked > length:
+        raise invalid(
+            f"{name}={asked} cannot be greater than max_model_len={length}. Please request fewer output tokens.",
+            name,
+            asked,
+        )
+    truncate = fields.get("truncate_prompt_tokens")
+    if truncate is not None and truncate > length:
+        raise invalid(
+            f"truncate_prompt_tokens={truncate} cannot be greater than max_model_len = {length}. "
+            "Please request a smaller truncation size.",
+            "truncate_prompt_tokens",
+            truncate,
+        )
+
+
+def read_prompt(prompt: str | list[int], fields: Mapping[str, Any], served: Served, asked: int | None) -> Prompt:
+    """A prompt as tokens, truncated on request, and rejected if longer than the context."""
+    length = served.max_model_len
+    truncate = fields.get("truncate_prompt_tokens")
+    text = prompt if isinstance(prompt, str) else None
+    if text is not None and truncate is None and len(text) > length * LONGEST_PIECE:
+        raise invalid(
+            f"This model's maximum context length is {length} tokens. However, your prompt contains {len(text)} "
+            f"characters (more than {length * LONGEST_PIECE} characters, which is the upper bound for {length} input "
+            "tokens). Please reduce the length of the input prompt.",
+            "input_text",
+            len(text),
+        )
+    tokens = served.vocabulary.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if truncate is not None:
+        keep = (length - 1 if asked else length) if truncate < 0 else truncate
+        tokens = tokens[-keep:] if fields.get("truncation_side") == "left" and keep else tokens[:keep]
+    elif text is not None:
+        tokens = tokens[: length + 1]  # vLLM's tokenizer goes no further
+    if len(tokens) > length:
+        at_least = "at least " if len(tokens) == length + 1 else ""
+        raise invalid(
+            f"This model's maximum context length is {length} tokens. However, your prompt contains {at_least}"
+            f"{len(tokens)} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt.",
+            "input_tokens",
+            len(tokens),
+        )
+    if not tokens:
+        raise bad_request("The decoder prompt cannot be empty")
+    return Prompt(tokens, text)
+
+
+_EITHER_CONTINUED_OR_BEGUN = (
+    "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the "
+    "model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it "
+    "to start a new assistant message instead."
+)
+
+
+def chat_text(messages: Sequence[Any], fields: Mapping[str, Any], served: Served) -> str:
+    """The text that the simulated model's chat template makes of a conversation."""
+    if not messages:
+        raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
+    parts = [f"<|start|>{message['role']}\n{content_text(message, served)}<|end|>\n" for message in messages]
+    text = "".join(parts)
+    if fields.get("continue_final_message"):
+        if fields.get("add_generation_prompt", True):
+            raise bad_request(_EITHER_CONTINUED_OR_BEGUN)
+        return text.removesuffix("<|end|>\n")
+    return f"{text}<|start|>assistant\n" if fields.get("add_generation_prompt", True) else text
+
+
+def content_text(message: Mapping[str, Any], served: Served) -> str:
+    """A message's content as text. Raises :class:`ApiError` for anything else."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request("content must be a text or a list of parts.", "messages")
+    parts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else None
+        if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+            parts.append(part["text"])
+        elif kind in ("image_url", "input_image", "video_url", "audio_url", "input_audio", "image_embeds"):
+            raise bad_request(f"{served.names[0]} is not a multimodal model")
+        else:
+            raise bad_request(f"Unknown part type: {json.dumps(kind)}")
+    return "\n".join(parts)
+
+
+# ---- sampling parameters
+
+
+def _finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise invalid(f"{name} must be a finite number, got {value}.")
+
+
+def check_sampling(fields: Mapping[str, Any], max_tokens: int, n: int) -> None:
+    """The checks of vLLM's ``SamplingParams``, in their order. Raises :class:`ApiError`."""
+    _check_count(n)
+    _check_penalties(fields)
+    _check_temperature(fields)
+    top_k = fields.get("top_k")
+    if top_k is not None and top_k < -1:
+        raise invalid(f"top_k must be 0 (disable), or at least 1, got {top_k}.")
+    min_p = fields.get("min_p")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise invalid(f"min_p must be in [0, 1], got {min_p}.")
+    if max_tokens < 1:
+        raise invalid(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
+    least = fields.get("min_tokens") or 0
+    if least < 0:
+        raise invalid(f"min_tokens must be greater than or equal to 0, got {least}.")
+    if least > max_tokens:
+        raise invalid(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {least}.")
+    stop = fields.get("stop") if fields.get("stop") is not None else []
+    if stop == "" or (isinstance(stop, list) and "" in stop):
+        raise invalid("stop cannot contain an empty string.")
+    if "" in (fields.get("bad_words") or []):
+        raise invalid(f"bad_words cannot contain an empty string. Got bad_words={fields['bad_words']}")
+    if fields.get("temperature") is not None and fields["temperature"] < 1e-5 and n > 1:
+        raise invalid(f"n must be 1 when using greedy sampling, got {n}.")
+
+
+def _check_count(n: int) -> None:
+    if n < 1:
+        raise invalid(f"n must be at least 1, got {n}.")
+    most = int(os.environ.get("VLLM_MAX_N_SEQUENCES") or MOST_SEQUENCES)
+    if n > most:
+        raise invalid(
+            f"n must be at most {most}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES environment "
+            "variable."
+        )
+
+
+def _check_penalties(fields: Mapping[str, Any]) -> None:
+    _check_bias_keys(fields)
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = fields.get(name)
+        if value is not None and not -2 <= value <= 2:
+            raise invalid(f"{name} must be in [-2, 2], got {value}.")
+    value = fields.get("repetition_penalty")
+    if value is not None:
+        _finite("repetition_penalty", value)
+        if value <= 0:
+            raise invalid(f"repetition_penalty must be greater than zero, got {value}.")
+
+
+def _check_bias_keys(fields: Mapping[str, Any]) -> None:
+    wrong = [key for key in fields.get("logit_bias") or {} if not _is_whole(key)]
+    if wrong:
+        raise invalid(
+            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong!r}", "logit_bias", wrong
+        )
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_temperature(fields: Mapping[str, Any]) -> None:
+    value = fields.get("temperature")
+    if value is not None:
+        problem = (
+            "be a finite number" if not math.isfinite(value)
+            else "be non-negative" if value < 0
+            else "be in [0, 2]" if value > 2
+            else ""
+        )  # fmt: skip
+        if problem:
+            raise invalid(f"temperature must {problem}, got {value}.", "temperature", value)
+    value = fields.get("top_p")
+    if value is not None and not 0 < value <= 1:
+        raise invalid(f"top_p must be in (0, 1], got {value}.", "top_p", value)
+
+
+def check_engine(ask: GenerationRequest) -> None:
+    """The engine's checks of an arriving request. Raises :class:`ApiError`."""
+    fields, served = ask.fields, ask.served
+    top = fields.get("top_logprobs") if fields.get("logprobs") else None
+    _check_logprobs("sample", "logprobs", top if ask.chat else fields.get("logprobs"), served)
+    _check_logprobs("prompt", "prompt_logprobs", fields.get("prompt_logprobs"), served)
+    for name in ("logit_bias", "stop_token_ids"):
+        wrong = [token for token in (int(key) for key in fields.get(name) or ()) if not 0 <= token < served.size]
+        if wrong:
+            raise invalid(
+                f"token_id(s) {wrong} in {name} contain out-of-vocab token ids. Vocabulary size: {served.size}",
+                name,
+                wrong,
+            )
+    allowed = fields.get("allowed_token_ids")
+    if allowed is not None:
+        if not allowed:
+            raise invalid("allowed_token_ids is not None and empty!", "allowed_token_ids", allowed)
+        wrong = [token for token in allowed if not 0 <= token < served.size]
+        if wrong:
+            raise invalid("allowed_token_ids contains out-of-vocab token id!", "allowed_token_ids", wrong)
+    if fields.get("thinking_token_budget") is not None:
+        raise bad_request(
+            "thinking_token_budget is set but reasoning_config is not configured. Please set --reasoning-parser and/or "
+            "--reasoning-config to use thinking_token_budget."
+        )
+    for prompt in ask.prompts:
+        if prompt.text is None and (most := max(prompt.tokens)) >= served.size:
+            raise bad_request(f"Token id {most} is out of vocabulary")
+
+
+def _check_logprobs(what: str, name: str, count: int | None, served: Served) -> None:
+    if not count:
+        return
+    wanted = served.size if count == -1 else count
+    most = served.size if served.max_logprobs == -1 else served.max_logprobs
+    if wanted > most:
+        raise invalid(f"Requested {what} logprobs of {wanted}, which is greater than max allowed: {most}", name, wanted)

@@ -1,0 +1,295 @@
+"""``/v1/responses``: OpenAI's newer API, as vLLM 0.32 serves it without a store of responses."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_launchers.simulated.requests import (
+    SAMPLED_FIELDS,
+    Answer,
+    GenerationRequest,
+    Served,
+    chat_text,
+    check_lengths,
+    check_model,
+    check_tool_names,
+    checked,
+    read_prompt,
+)
+from vllm_launchers.simulated.validation import (
+    ApiError,
+    Errors,
+    Field,
+    Place,
+    anything,
+    boolean,
+    either,
+    integer,
+    invalid,
+    listing,
+    literal,
+    mapping,
+    not_modeled,
+    number,
+    optional,
+    read_body,
+    string,
+)
+
+RESPONSES_FIELDS = {
+    "background": Field(optional(boolean), False),
+    "include": Field(optional(listing(string))),
+    "input": Field(lambda value, place, errors: _input(value, place, errors), required=True),
+    "instructions": Field(optional(string)),
+    "max_output_tokens": Field(optional(integer())),
+    "max_tool_calls": Field(optional(integer())),
+    "metadata": Field(optional(mapping(string))),
+    "model": Field(optional(string)),
+    "logit_bias": Field(optional(mapping(number))),
+    "parallel_tool_calls": Field(optional(boolean), True),
+    "previous_response_id": Field(optional(string)),
+    "prompt": Field(anything),
+    "reasoning": Field(optional(mapping())),
+    "include_reasoning": Field(boolean, True),
+    "service_tier": Field(literal("auto", "default", "flex", "scale", "priority"), "auto"),
+    "store": Field(optional(boolean), True),
+    "stream": Field(optional(boolean), False),
+    "temperature": Field(optional(number)),
+    "text": Field(optional(mapping())),
+    "tool_choice": Field(either(literal("none", "auto", "required"), mapping()), "auto"),
+    "tools": Field(listing(mapping()), []),
+    "top_logprobs": Field(optional(integer())),
+    "top_p": Field(optional(number)),
+    "top_k": Field(optional(integer())),
+    "min_p": Field(optional(number)),
+    "truncation": Field(optional(literal("auto", "disabled")), "disabled"),
+    "user": Field(optional(string)),
+    "include_stop_str_in_output": Field(boolean, False),
+    "presence_penalty": Field(optional(number)),
+    "frequency_penalty": Field(optional(number)),
+    **SAMPLED_FIELDS,
+}
+
+
+def _input(value: Any, place: Place, errors: Errors) -> Any:
+    """A text or a list of items. A message must have content; vLLM also lists what some thirty other types lack."""
+    tried = Errors()
+    result = either(string, listing(mapping()))(value, place, tried)
+    for index, item in enumerate(value if isinstance(value, list) and not tried.found else ()):
+        where = (*place, index, "EasyInputMessageParam", "content")
+        if item.get("type", "message") != "message" or isinstance(item.get("content"), str | list):
+            continue
+        string(value, place, tried)
+        if "content" in item:
+            either(string, listing(anything))(item["content"], where, tried)
+        else:
+            tried.add("missing", where, "Field required", item)
+    errors.found += tried.found
+    return result
+
+
+def not_found(name: str) -> ApiError:
+    """The rejection of a response that is not stored: nothing ever is without ``VLLM_ENABLE_RESPONSES_API_STORE``."""
+    return ApiError(404, "invalid_request_error", f"Response with id '{name}' not found.", "response_id")
+
+
+def read_response(body: Any, served: Served) -> GenerationRequest:
+    """A body of ``/v1/responses``. Raises :class:`ApiError` as vLLM answers."""
+    if isinstance(body, dict):
+        body = _prepared(body)
+    fields = read_body(body, RESPONSES_FIELDS)
+    check_model(fields, served)
+    if fields["background"]:
+        raise ApiError(
+            400,
+            "invalid_request_error",
+            "This vLLM engine does not support `store=True` and therefore does not support the background mode. To "
+            "enable these features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching "
+            "the vLLM server.",
+            "background",
+        )
+    if fields["previous_response_id"] is not None:
+        raise not_found(fields["previous_response_id"])
+    if ((fields["text"] or {}).get("format") or {}).get("type") not in (None, "text"):
+        raise not_modeled("output that is bound to a format", "text")
+    if fields["include"] and "message.output_text.logprobs" in fields["include"]:
+        raise not_modeled("log probabilities in responses", "include")
+    text = chat_text(_messages(fields), {"add_generation_prompt": True}, served)
+    asked = fields["max_output_tokens"]
+    check_lengths(fields, served, asked, "max_output_tokens")
+    if fields["truncation"] == "auto":
+        fields["truncate_prompt_tokens"] = -1
+    prompt = read_prompt(text, fields, served, asked)
+    name = fields.get("request_id") or f"resp_{uuid.uuid4().hex[:16]}"
+    return checked("response", name, (prompt,), fields, served, asked)
+
+
+def _prepared(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The raw body's checks, and the tool choice where there are no tools."""
+    tools, choice = body.get("tools"), body.get("tool_choice", "auto")
+    if not tools:
+        if choice in ("auto", "none"):
+            body = {**body, "tool_choice": "none"}
+        elif choice == "required":
+            raise invalid("Tool choice 'required' must be specified with 'tools' parameter.", "tool_choice")
+    if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+        check_tool_names(choice, tools)
+    if body.get("prompt") is not None:
+        raise invalid("prompt template is not supported", "prompt")
+    if body.get("background") and not body.get("store", True):
+        raise invalid("background can only be used when `store` is true", "background")
+    return body
+
+
+def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The conversation: the instructions and the input."""
+    messages: list[dict[str, Any]] = []
+    if fields["instructions"]:
+        messages.append({"role": "system", "content": fields["instructions"]})
+    if isinstance(fields["input"], str):
+        return [*messages, {"role": "user", "content": fields["input"]}]
+    for item in fields["input"]:
+        if item.get("type", "message") != "message" or "role" not in item:
+            raise not_modeled(f"input items of type {item.get('type')!r}", "input")
+        messages.append(item)
+    return messages
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as it is sent back, with all fields."""
+    empty = ("strict", "allowed_callers", "async", "defer_loading", "description", "output_schema")
+    return {**dict.fromkeys(empty), **tool}
+
+
+@dataclass(slots=True)
+class ResponseWriter:
+    """Writes the response of one request, whole or as events."""
+
+    ask: GenerationRequest
+    output: Answer
+    created: int = field(default_factory=lambda: int(time.time()))
+    _item: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex[:16]}")
+    _number: int = 0
+    _shown: int = 0
+    _begun: bool = False
+
+    def whole(self) -> dict[str, Any]:
+        """The response, ended."""
+        incomplete = self.output.finish_reason == "length"
+        status = "incomplete" if incomplete else "completed"
+        return self._response(status, [self._message("completed", self._text())])
+
+    def begin(self) -> bytes:
+        """The events before the first token."""
+        body = self._response("in_progress", [])
+        return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+
+    def tokens(self, end: int) -> bytes:
+        """The event of the text up to the token at ``end``, preceded for the first one by its item's event."""
+        written = b""
+        ended = self.output.request.finished is not None
+        held = 0 if ended or not self.ask.stops else max(len(stop) for stop in self.ask.stops) - 1
+        text = self.output.text(end, held)
+        if not self._begun:
+            self._begun = True
+            added = self._event("response.output_item.added", item=self._message("in_progress", None), output_index=0)
+            part: dict[str, Any] = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
+            written = added + self._part_event("response.content_part.added", part=part)
+        delta, self._shown = text[self._shown :], max(self._shown, len(text))
+        if delta:
+            written += self._part_event("response.output_text.delta", delta=delta, logprobs=[])
+        return written
+
+    def end(self) -> bytes:
+        """The events after the last token."""
+        text = self._text()
+        part: dict[str, Any] = {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+        return (
+            self._part_event("response.output_text.done", logprobs=[], text=text)
+            + self._part_event("response.content_part.done", part=part)
+            + self._event("response.output_item.done", item=self._message("completed", text), output_index=0)
+            + self._event("response.completed", response=self.whole())
+        )
+
+    def _text(self) -> str:
+        return self.output.text(self.output.request.generated)
+
+    def _message(self, status: str, text: str | None) -> dict[str, Any]:
+        part: dict[str, Any] = {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+        return {
+            "id": self._item,
+            "content": [] if text is None else [part],
+            "role": "assistant",
+            "status": status,
+            "type": "message",
+            "phase": None,
+        }
+
+    def _part_event(self, kind: str, **values: Any) -> bytes:
+        return self._event(kind, content_index=0, item_id=self._item, output_index=0, **values)
+
+    def _event(self, kind: str, **values: Any) -> bytes:
+        body = {**values, "sequence_number": self._number, "type": kind}
+        self._number += 1
+        text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+        return f"event: {kind}\ndata: {text}\n\n".encode()
+
+    def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+        ask, fields = self.ask, self.ask.fields
+        ended = status != "in_progress"
+        given = {name: fields[name] for name in ("instructions", "metadata")}
+        kept = ("max_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier")
+        return {
+            "id": ask.id,
+            "created_at": self.created,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            **given,
+            "model": ask.model,
+            "object": "response",
+            "output": items,
+            "parallel_tool_calls": fields["parallel_tool_calls"] is not False,
+            "temperature": _or(fields["temperature"], 1.0),
+            "tool_choice": fields["tool_choice"],
+            "tools": [_tool(tool) for tool in fields["tools"]],
+            "top_p": _or(fields["top_p"], 1.0),
+            "background": False,
+            "max_output_tokens": self.output.request.max_tokens,
+            **{name: fields[name] for name in kept},
+            "status": status,
+            "text": fields["text"],
+            "top_logprobs": None,
+            "truncation": fields["truncation"],
+            "usage": self._usage() if ended else None,
+            "user": fields["user"],
+            "presence_penalty": _or(fields["presence_penalty"], 0.0),
+            "frequency_penalty": _or(fields["frequency_penalty"], 0.0),
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "input_messages": None,
+            "output_messages": None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        request = self.output.request
+        turns: dict[str, Any] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
+        tools: dict[str, Any] = {
+            "tool_output_tokens": 0,
+            "output_tokens_per_turn": [],
+            "tool_output_tokens_per_turn": [],
+        }
+        return {
+            "input_tokens": request.prompt_length,
+            "input_tokens_details": {"cached_tokens": request.cached or 0, "cache_write_tokens": 0, **turns},
+            "output_tokens": request.generated,
+            "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0, **tools},
+            "total_tokens": request.prompt_length + request.generated,
+        }
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

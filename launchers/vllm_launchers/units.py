@@ -1,0 +1,11 @@
+"""Units of memory, and numbers of things in words."""
+
+from __future__ import annotations
+
+GIB = 2**30
+"""Bytes in a GiB."""
+
+
+def counted(number: int, thing: str) -> str:
+    """So many things: ``1 request``, ``1,024 requests``."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -1,0 +1,1 @@
+"""An installed vLLM: versions, flags, model facts, reports of its starts."""

@@ -1,0 +1,226 @@
+"""Finds the engines that can be launched: installed vLLMs, identified by their files alone, and the simulated one.
+
+``vllm --version`` takes more than seven seconds, so version and build are read from the metadata of the
+environment that the command's first line names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from vllm_launchers.vllm.installed_packages import Distribution, installed_vllm, script_interpreter, which
+
+
+class EngineKind(StrEnum):
+    """Which engine runs a server."""
+
+    VLLM = "vllm"
+    SIMULATED = "simulated"
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """An engine that can be launched: a real vLLM installation or the simulated one.
+
+    ``command`` precedes ``serve`` in argv. ``version`` is None if it could not be determined without running it.
+    ``build`` is ``cuda``, ``cpu``, ``rocm``, … or ``simulated``, None if unknown. ``note`` is one sentence that users
+    should know about it.
+    """
+
+    kind: EngineKind
+    command: tuple[str, ...]
+    version: str | None
+    build: str | None
+    path: str
+    note: str = ""
+
+    @property
+    def release(self) -> tuple[int, int, int] | None:
+        """The version as numbers to compare, or None: ``0.32.0+cpu`` is ``(0, 32, 0)``."""
+        if self.version is None:
+            return None
+        numbers: list[int] = []
+        for part in self.version.partition("+")[0].split(".")[:3]:
+            digits = part[: len(part) - len(part.lstrip("0123456789"))]
+            if not digits:
+                break
+            numbers.append(int(digits))
+        if not numbers:
+            return None
+        major, minor, patch = (*numbers, 0, 0)[:3]
+        return major, minor, patch
+
+    @property
+    def label(self) -> str:
+        """Short text for a screen, e.g. ``vLLM 0.32.0 cpu`` or ``simulated 0.33.0``."""
+        name = "vLLM" if self.kind is EngineKind.VLLM else "simulated"
+        return " ".join(part for part in (name, self.public_version or "version unknown", self._build_label) if part)
+
+    @property
+    def public_version(self) -> str | None:
+        """The version for people, without its local part: ``0.32.0`` of ``0.32.0+cpu``."""
+        return self.version.partition("+")[0] if self.version else None
+
+    @property
+    def _build_label(self) -> str:
+        return "" if self.build in (None, "simulated") else str(self.build)
+
+
+SIMULATED_VERSION = "0.33.0"
+"""The release whose behavior the simulated engine imitates."""
+
+MODULE = ("-m", "vllm.entrypoints.cli.main")
+"""How vLLM is run from a Python without its command."""
+
+_HEAD_BYTES = 8192
+_IMPORTS_VLLM = re.compile(
+    r"^\s*(?:from|import)\s+vllm\b|vllm\.entrypoints|load_entry_point\(\s*['\"]vllm|/vllm['\"]", re.MULTILINE
+)
+_RUNS_VLLM = re.compile(r"(?:^|[\s/\"'=])vllm(?:[\s\"']|$)|vllm\.entrypoints", re.MULTILINE)
+_SHIM = re.compile(r"\b(?:pyenv|asdf|mise|rtx)\b")
+_DOCKER = re.compile(
+    r"\bdocker-compose\b|\b(?:docker|nerdctl)[\"'}]*[ \t][^\n;|&]*\b(?:run|exec|compose|start)\b", re.IGNORECASE
+)
+"""Clients of a daemon that owns the containers' processes; those of Apptainer and Podman belong to their caller."""
+
+
+class EngineError(Exception):
+    """The named path is not a runnable vLLM; the message is one clear sentence."""
+
+
+def simulated_engine() -> Engine:
+    """The engine that needs no GPU and no vLLM; it is part of this program."""
+    command = (sys.executable, "-m", "vllm_launchers.simulated")
+    return Engine(EngineKind.SIMULATED, command, SIMULATED_VERSION, "simulated", sys.executable)
+
+
+def find_engines(paths: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[Engine]:
+    """Every vLLM on this machine, each once: ``paths`` first, then ``PATH``, the active environment, this program's.
+
+    Unusable ones are left out; `engine_problems` says why.
+    """
+    environ = os.environ if environ is None else environ
+    engines: dict[tuple[str, ...], Engine] = {}
+    for candidate in (*paths, *_candidates(environ)):
+        try:
+            engine = engine_at(candidate, environ)
+        except EngineError:
+            continue
+        engines.setdefault((os.path.realpath(engine.command[0]), *engine.command[1:]), engine)
+    return list(engines.values())
+
+
+def engine_problems(paths: Sequence[str], environ: Mapping[str, str] | None = None) -> list[str]:
+    """Why `find_engines` leaves out some, a sentence each: paths named by a user, commands on ``PATH``."""
+    environ = os.environ if environ is None else environ
+    problems = []
+    for path in dict.fromkeys((*paths, *_candidates(environ))):
+        try:
+            engine_at(path, environ)
+        except EngineError as error:
+            problems.append(str(error))
+    return problems
+
+
+def engine_at(path: str, environ: Mapping[str, str] | None = None) -> Engine:
+    """The vLLM at ``path``: its command, a virtual environment's folder, or that environment's Python.
+
+    Raises:
+        EngineError: it does not exist, cannot be run, or is not a vLLM.
+    """
+    environ = os.environ if environ is None else environ
+    if not path or "\0" in path:
+        raise EngineError("an empty path names no vLLM; give the path of a 'vllm' command or of its environment")
+    place = Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    if "/" not in path and not place.exists():
+        place = which(path, environ) or place
+    # Made absolute but not resolved: a venv's python is a link out of it, and the link's location is what counts.
+    place = place.absolute()
+    try:
+        if not place.exists():
+            raise EngineError(f"{place}: does not exist; give the path of a 'vllm' command or of its environment")
+        return _in_folder(place) if place.is_dir() else _from_file(place, environ)
+    except OSError as error:
+        raise EngineError(f"{place}: cannot be read: {os.strerror(error.errno or 0)}") from error
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
+    folders = [folder for folder in environ.get("PATH", "").split(os.pathsep) if folder]
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if prefix := environ.get(variable):
+            folders.append(str(Path(prefix) / "bin"))
+    folders.append(str(Path(sys.executable).parent))
+    for folder in dict.fromkeys(folders):
+        command = Path(folder) / "vllm"
+        if command.is_file():
+            yield str(command)
+
+
+def _in_folder(folder: Path) -> Engine:
+    for command in (folder / "bin" / "vllm", folder / "vllm"):
+        if command.is_file():
+            return _from_file(command, os.environ)
+    for python in (folder / "bin" / "python", folder / "python"):
+        if python.is_file():
+            return _from_python(python)
+    raise EngineError(f"{folder}: is a folder without bin/vllm; give a virtual environment in which vLLM is installed")
+
+
+def _from_file(path: Path, environ: Mapping[str, str]) -> Engine:
+    if not path.is_file():
+        raise EngineError(f"{path}: is neither a command nor a folder")
+    if not os.access(path, os.X_OK):
+        raise EngineError(f"{path}: cannot be executed (chmod +x, or give the 'vllm' command of the environment)")
+    if re.fullmatch(r"python[0-9.]*", path.name):
+        return _from_python(path)
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if not head.startswith(b"#!"):
+        raise EngineError(f"{path}: is no vLLM; vLLM's command is a Python script that imports it")
+    text = head.decode("utf-8", "replace")
+    interpreter = script_interpreter(path, text, environ)
+    if interpreter is None:
+        return _from_wrapper(path, text)
+    if not _IMPORTS_VLLM.search(text):
+        raise EngineError(f"{path}: is no vLLM; it is a Python script that does not import it")
+    if not interpreter.exists():
+        raise EngineError(f"{path}: its Python {interpreter} is gone; the environment was moved or removed")
+    return _engine((str(path),), path, installed_vllm(interpreter))
+
+
+def _from_wrapper(path: Path, text: str) -> Engine:
+    """Another kind of script that eventually runs vLLM as a child: Apptainer, a module system, a shim."""
+    code = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(?:#|echo\b|printf\b)", line))
+    if "vllm" in code and _DOCKER.search(code.replace("\\\n", " ")):
+        raise EngineError(
+            f"{path}: runs vLLM in Docker, whose containers are not its own processes, so it would never be seen ready "
+            "and stopping it would leave the container on the GPU; install vLLM in an environment, or run the "
+            "container yourself: its server is then shown among those of others"
+        )
+    if not _RUNS_VLLM.search(code) and not (path.name == "vllm" and _SHIM.search(code)):
+        raise EngineError(f"{path}: is no vLLM; it is a script that does not run it")
+    note = "its command is a script around vLLM, so its version is known only once it runs"
+    return Engine(EngineKind.VLLM, (str(path),), None, None, str(path), note)
+
+
+def _from_python(python: Path) -> Engine:
+    distribution = installed_vllm(python)
+    if distribution is None:
+        raise EngineError(f"{python}: vLLM is not installed in this Python (pip install vllm)")
+    command = python.parent / "vllm"
+    if command.is_file() and os.access(command, os.X_OK):
+        return _engine((str(command),), command, distribution)
+    return _engine((str(python), *MODULE), python, distribution)
+
+
+def _engine(command: tuple[str, ...], path: Path, distribution: Distribution | None) -> Engine:
+    if distribution is None:
+        note = "its environment does not say which vLLM is installed, so its version is known only once it runs"
+        return Engine(EngineKind.VLLM, command, None, None, str(path), note)
+    return Engine(EngineKind.VLLM, command, distribution.version, distribution.build, str(path), distribution.note)

@@ -1,0 +1,104 @@
+"""Values of ``--load-format`` that read weights faster, and which of them an installation can use. Nothing is run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vllm_launchers.host.hub_folders import cache_folder
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.installed_packages import site_packages
+
+if TYPE_CHECKING:
+    from vllm_launchers.vllm.flags.flag_table import FlagSpec
+
+FAST_LOADERS: Mapping[str, str] = {
+    "runai_streamer": "runai_model_streamer",
+    "fastsafetensors": "fastsafetensors",
+    "tensorizer": "tensorizer",
+}
+"""Each with the package that it needs, as its metadata's folder is named; the best first."""
+
+_USUAL = (None, "auto", "safetensors", "hf")
+_TENSORIZER_SINCE = (0, 11, 0)
+"""From here on vLLM looks for ``model.tensors`` in the model's folder without being told."""
+
+
+class FastLoader(msgspec.Struct, frozen=True):
+    """A load format that can be used, and what it costs in a sentence."""
+
+    name: str
+    tradeoff: str
+
+
+_TRADEOFFS = {
+    "runai_streamer": "It reads with many threads and buffers the weights in main memory; the disk's speed stays the"
+    " limit, and weights that are in the page cache already gain little.",
+    "fastsafetensors": "It copies whole files into GPU memory before it splits them, so loading needs more free GPU"
+    " memory; without GPUDirect Storage it gains less.",
+    "tensorizer": "It reads model.tensors, which must be written anew whenever the model changes.",
+}
+
+
+def fast_loaders(
+    engine: Engine, spec: FlagSpec | None, model: str, flags: Flags, environ: Mapping[str, str]
+) -> tuple[FastLoader, ...]:
+    """The fast load formats that this vLLM has, whose package is in its environment, and that can read this model.
+
+    ``spec`` is its flag ``load-format``, ``environ`` the server's environment. Raises OSError for unreadable folders.
+    """
+    if engine.kind is not EngineKind.VLLM or engine.build not in ("cuda", "rocm") or spec is None:
+        return ()
+    if flags.get("load-format") not in _USUAL or "model-loader-extra-config" in flags or "quantization" in flags:
+        return ()
+    offered = set(spec.choices or spec.words) & FAST_LOADERS.keys()
+    names = _files(model, flags, environ)
+    if not offered or not names:
+        return ()
+    installed = set(_distributions(engine))
+    found = []
+    for name, package in FAST_LOADERS.items():
+        if name in offered and package in installed and _reads(name, names, model, flags, engine):
+            found.append(FastLoader(name, _TRADEOFFS[name]))
+    return tuple(found)
+
+
+def _reads(name: str, files: set[str], model: str, flags: Flags, engine: Engine) -> bool:
+    """Whether a format can read a model of these files."""
+    if name == "tensorizer":  # sharded files have other names, and vLLM must be told where they are
+        alone = flags.get("tensor-parallel-size", 1) == 1 and os.path.isabs(model)  # noqa: PTH117 - it is text
+        return alone and "model.tensors" in files and (engine.release or (0, 0, 0)) >= _TENSORIZER_SINCE
+    if name == "fastsafetensors" and engine.build != "cuda":
+        return False
+    return any(file.endswith(".safetensors") for file in files)
+
+
+def _files(model: str, flags: Flags, environ: Mapping[str, str]) -> set[str]:
+    """The names of the model's files on this machine; empty without any."""
+    folder: Path | None = Path(model)
+    if not os.path.isabs(model):  # noqa: PTH117 - it is text
+        from vllm_launchers.vllm.modelfacts.read import find_cached  # lists of runs need the names above alone
+
+        cache = flags.get("download-dir")
+        revision = flags.get("revision")
+        found = find_cached(
+            model,
+            Path(cache) if isinstance(cache, str) else cache_folder(environ),
+            revision if isinstance(revision, str) else None,
+        )
+        folder = found.snapshot if found is not None else None
+    return {entry.name for entry in folder.iterdir()} if folder is not None and folder.is_dir() else set()
+
+
+def _distributions(engine: Engine) -> Iterator[str]:
+    """The packages in an engine's environment, as their metadata's folders are named."""
+    from vllm_launchers.vllm.flags.source_location import interpreter_of
+
+    for folder in site_packages(interpreter_of(engine)):
+        for path in folder.glob("*-info"):
+            yield path.name.partition("-")[0].lower().replace(".", "_")

@@ -1,0 +1,131 @@
+"""Parses annotations in a package's source like vLLM's own ``get_type_hints`` does with the real types."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from vllm_launchers.vllm.flags.package import Module, Symbol
+from vllm_launchers.vllm.flags.values import FieldValue, Hints
+
+if TYPE_CHECKING:
+    from vllm_launchers.vllm.flags.evaluate import Evaluator
+
+_PLAIN = frozenset(("bool", "int", "float", "str", "dict", "list", "tuple", "set"))
+_SEQUENCES = {
+    "list": "list",
+    "List": "list",
+    "tuple": "tuple",
+    "Tuple": "tuple",
+    "set": "set",
+    "Set": "set",
+    "Sequence": "class",
+    "frozenset": "class",
+}
+_DICTS = frozenset(("dict", "Dict"))
+_THROUGH = frozenset(("SkipValidation", "Required", "NotRequired", "Final"))
+_OTHER = Hints(frozenset(("class",)))
+_DEPTH = 12
+
+
+def hints_of(evaluator: Evaluator, module: Module, node: ast.AST | None, depth: int = 0) -> Hints:
+    """The types in an annotation at the top level of ``module``."""
+    if depth > _DEPTH:
+        return _OTHER
+    match node:
+        case ast.Constant(value=None):
+            return Hints(frozenset(("None",)))
+        case ast.Constant(value=str(text)):
+            try:
+                return hints_of(evaluator, module, ast.parse(text, mode="eval").body, depth + 1)
+            except SyntaxError:
+                return _OTHER
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            return hints_of(evaluator, module, left, depth + 1).joined(hints_of(evaluator, module, right, depth + 1))
+        case ast.Subscript():
+            return _subscript(evaluator, module, node, depth)
+        case ast.Name() | ast.Attribute():
+            symbol = evaluator.package.name_of(module, node)
+            return _OTHER if symbol is None else _named(evaluator, symbol, depth)
+    return _OTHER
+
+
+def _named(evaluator: Evaluator, symbol: Symbol, depth: int) -> Hints:
+    name = symbol.name
+    if symbol.dotted.startswith("builtins.") and name in _PLAIN:
+        return Hints(frozenset((name,)))
+    if symbol.module is None:
+        return Hints(frozenset((_SEQUENCES.get(name) or ("dict" if name in _DICTS else "class"),)))
+    match symbol.node:
+        case ast.Assign(value=value) | ast.AnnAssign(value=value):
+            return hints_of(evaluator, symbol.module, value, depth + 1)
+        case ast.ClassDef():
+            return _class(evaluator, symbol)
+    if type(symbol.node).__name__ == "TypeAlias":
+        return hints_of(evaluator, symbol.module, getattr(symbol.node, "value", None), depth + 1)
+    return _OTHER
+
+
+def _class(evaluator: Evaluator, symbol: Symbol) -> Hints:
+    if evaluator.is_enum(symbol):
+        return Hints(frozenset(("class",)), enum=symbol)
+    if is_dataclass(symbol):
+        return Hints(frozenset(("class",)), config=symbol)
+    bases = {base.dotted for base in evaluator.package.bases(symbol)}
+    return Hints(frozenset(("dict",))) if "builtins.dict" in bases else _OTHER
+
+
+def is_dataclass(symbol: Symbol) -> bool:
+    """Whether a class carries a dataclass decorator, the standard one, pydantic's or vLLM's ``config``."""
+    if not isinstance(symbol.node, ast.ClassDef):
+        return False
+    for decorator in symbol.node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if ast.unparse(called).rpartition(".")[2] in ("dataclass", "config"):
+            return True
+    return False
+
+
+def _subscript(evaluator: Evaluator, module: Module, node: ast.Subscript, depth: int) -> Hints:
+    symbol = evaluator.package.name_of(module, node.value)
+    name = symbol.name if symbol is not None else ast.unparse(node.value).rpartition(".")[2]
+    inner = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if name == "Literal":
+        return Hints(frozenset(("literal",)), options=_options(evaluator, module, inner, depth))
+    if name in ("Union", "Optional"):
+        result = Hints(frozenset(("None",)) if name == "Optional" else frozenset())
+        for part in inner:
+            result = result.joined(hints_of(evaluator, module, part, depth + 1))
+        return result
+    if name == "Annotated":
+        bounds: dict[str, float] = {}
+        for extra in inner[1:]:
+            if isinstance(value := evaluator.value(module, extra), FieldValue):
+                bounds |= value.bounds
+        return Hints(bounds=bounds).joined(hints_of(evaluator, module, inner[0], depth + 1))
+    if name in _THROUGH:
+        return hints_of(evaluator, module, inner[0], depth + 1)
+    if name in _DICTS:
+        values = hints_of(evaluator, module, inner[1], depth + 1) if len(inner) == 2 else None
+        return Hints(frozenset(("dict",)), values=values)
+    kind = _SEQUENCES.get(name, "class")
+    if kind == "class":
+        return _OTHER
+    element = hints_of(evaluator, module, inner[0], depth + 1)
+    counted = kind == "tuple" and not any(isinstance(p, ast.Constant) and p.value is Ellipsis for p in inner)
+    return Hints(frozenset((kind,)), element=element, count=len(inner) if counted else None)
+
+
+def _options(evaluator: Evaluator, module: Module, inner: list[ast.expr], depth: int) -> tuple[object, ...]:
+    options: list[object] = []
+    for part in inner:
+        if isinstance(part, ast.Constant):
+            options.append(part.value)
+        elif isinstance(part, ast.Starred):
+            value = evaluator.value(module, part.value)
+            options += value if isinstance(value, (list, tuple)) else ()
+        elif nested := hints_of(evaluator, module, part, depth + 1).options:
+            options += nested
+        else:
+            options.append(evaluator.value(module, part))
+    return tuple(dict.fromkeys(options))

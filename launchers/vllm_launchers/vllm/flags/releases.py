@@ -1,0 +1,197 @@
+"""Flags and variables of vLLM releases, from the project's own table: for planning a release that is not installed.
+
+``releases.json`` lists the releases examined, one patch of each minor release. For each flag it has the changes, as
+``[index of the release, changed properties]``, null for a removed flag; for each variable the first release that reads
+it and the first that no longer does; under ``values`` the values that a variable may have, complete for each release
+that changed them, null from where any text is accepted; under ``capabilities`` the minimum compute capability of a
+quantization method. The table has no help texts, and has choices only if vLLM's parser does. Bounds (``minimum`` and
+the like) are those of 0.32 and 0.33; for earlier releases only the few that always held.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, Limits, ValueKind, VariableKind, VariableSpec
+from vllm_launchers.vllm.release_defaults import Release
+
+__all__ = [
+    "NEWEST",
+    "OLDEST",
+    "RELEASES",
+    "UnknownReleaseError",
+    "first_release",
+    "last_release",
+    "nearest_release",
+    "parse_release",
+    "release_table",
+    "variable_releases",
+]
+
+RELEASES: tuple[str, ...] = (
+    "0.8.5", "0.9.2", "0.10.0", "0.10.1.1", "0.10.2", "0.11.0.post2", "0.11.2", "0.12.0", "0.13.0", "0.14.1",
+    "0.15.1", "0.16.0", "0.17.1", "0.18.1", "0.19.1", "0.20.0", "0.20.2", "0.21.0", "0.22.1", "0.23.0",
+    "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
+)  # fmt: skip
+"""The releases that the table was made from, oldest first. Its data for 0.8.5 and 0.9.2 is approximate."""
+
+_VERSION = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:[.+\-a-z][a-zA-Z0-9.+_-]*)?", re.ASCII)
+_READS_ALL_SINCE: Release = (0, 11, 1)
+"""From this release on ``enable_envs_cache`` evaluates every variable when the engine starts."""
+_ARCHITECTURES: tuple[tuple[Release, str], ...] = (
+    ((0, 0, 0), "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"),  # PyTorch 2.6.0 and 2.7
+    ((0, 10, 2), "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),  # 2.8.0 to 2.10.0
+    ((0, 20, 0), "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),  # 2.11.0 to 2.14.0, for CUDA 13
+)
+"""The architectures in the PyTorch that a release pins (``requirements/cuda.txt``), read from its wheel on PyPI."""
+
+_CPU_BLOCKS: tuple[tuple[Release, int], ...] = (((0, 21, 0), 16), ((0, 29, 0), 32))
+"""``get_supported_kernel_block_sizes`` of the CPU's attention."""
+
+_LISTS = ("choices", "words", "aliases")
+_SWITCHES = ("negatable", "many", "nullable", "bare", "closed")
+
+
+class UnknownReleaseError(Exception):
+    """A vLLM older than the table, or not a version at all; the message is one clear sentence."""
+
+
+def parse_release(version: str) -> Release | None:
+    """The numbers of a version, or None: ``0.32.0+cpu`` and ``v0.32`` are ``(0, 32, 0)``."""
+    found = _VERSION.fullmatch(version.strip())
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+_NUMBERS: tuple[Release, ...] = tuple(numbers for text in RELEASES if (numbers := parse_release(text)))
+OLDEST: Release = _NUMBERS[0]
+NEWEST: Release = _NUMBERS[-1]
+
+
+def nearest_release(version: str) -> str:
+    """The release of the table that represents ``version``.
+
+    The newest one that is not newer. If only a later patch of the same minor release was examined, that one: flags come
+    and go with minor releases (``0.17.0`` is represented by 0.17.1, not by 0.16.0). For a vLLM newer than the table the
+    newest one, which callers should mention.
+
+    Raises:
+        UnknownReleaseError: it is not a version, or older than 0.8.5.
+    """
+    wanted = parse_release(version)
+    if wanted is None:
+        raise UnknownReleaseError(f"'{version[:40]}' is no version of vLLM; write it as in {RELEASES[-1]}")
+    if wanted < OLDEST:
+        raise UnknownReleaseError(f"vLLM {version} is older than what is known here; the oldest is {RELEASES[0]}")
+    not_newer = [index for index, numbers in enumerate(_NUMBERS) if numbers <= wanted]
+    index = not_newer[-1]
+    if _NUMBERS[index][:2] != wanted[:2]:
+        index = next((i for i, numbers in enumerate(_NUMBERS) if numbers[:2] == wanted[:2]), index)
+    return RELEASES[index]
+
+
+def release_table(version: str) -> FlagTable:
+    """The flags of a vLLM of that version, as far as the table has them: those of :func:`nearest_release`.
+
+    The table's own ``version`` is that release's, so that a caller can mention a difference.
+
+    Raises:
+        UnknownReleaseError: it is not a version, or older than 0.8.5.
+    """
+    return _table(RELEASES.index(nearest_release(version)))
+
+
+def first_release(name: str) -> str | None:
+    """The first release that has the flag of that name, or None."""
+    history = _data()["flags"].get(name)
+    return RELEASES[history[0][0]] if history else None
+
+
+def last_release(name: str) -> str | None:
+    """The last release that had a flag since removed; None for a present one, or one that never existed."""
+    history = _data()["flags"].get(name)
+    return RELEASES[history[-1][0] - 1] if history and history[-1][1] is None else None
+
+
+def releases_for(right: Callable[[Limits], bool]) -> tuple[str, str | None] | None:
+    """The first release whose limits are right, and the last if those of the newest are not; None without any."""
+    data = _data()
+    fitting = [index for index in range(len(RELEASES)) if right(_limits(data, index))]
+    if not fitting:
+        return None
+    return RELEASES[fitting[0]], (RELEASES[fitting[-1]] if fitting[-1] < len(RELEASES) - 1 else None)
+
+
+def variable_releases(name: str) -> tuple[str, str | None] | None:
+    """First release that reads a ``VLLM_*`` variable, and the last if later ones do not; None for an unknown one."""
+    span = _data()["variables"].get(name)
+    if span is None:
+        return None
+    return RELEASES[span[0]], (RELEASES[span[1] - 1] if len(span) > 1 else None)
+
+
+@lru_cache(maxsize=4)
+def _table(index: int) -> FlagTable:
+    data = _data()
+    flags: dict[str, FlagSpec] = {}
+    for name, history in data["flags"].items():
+        properties = _properties(history, index)
+        if properties is not None:
+            flags[name] = _spec(name, properties)
+    variables = frozenset(
+        name for name, span in data["variables"].items() if span[0] <= index and (len(span) == 1 or index < span[1])
+    )
+    values = {
+        name: _variable_spec(said)
+        for name, history in data["values"].items()
+        if (said := next((change for since, change in reversed(history) if since <= index), None)) is not None
+    }
+    reads_all = (parse_release(RELEASES[index]) or NEWEST) >= _READS_ALL_SINCE
+    return FlagTable(RELEASES[index], "release", flags, variables, values, reads_all, _limits(data, index))
+
+
+def _limits(data: dict[str, Any], index: int) -> Limits:
+    """The hardware that a release supports, by its wheels on PyPI."""
+    found = {
+        name: least
+        for name, history in data["capabilities"].items()
+        if (least := next((one for since, one in reversed(history) if since <= index), None)) is not None
+    }
+    numbers = parse_release(RELEASES[index]) or NEWEST
+    architectures = next(words for since, words in reversed(_ARCHITECTURES) if since <= numbers)
+    block = next((size for since, size in reversed(_CPU_BLOCKS) if since <= numbers), None)
+    return Limits(found, tuple(architectures.split()), block)
+
+
+def _variable_spec(properties: dict[str, Any]) -> VariableSpec:
+    return VariableSpec(
+        **properties
+        | {"kind": VariableKind(properties["kind"]), "choices": tuple(properties.get("choices", "").split())}
+    )
+
+
+def _properties(history: list[tuple[int, dict[str, Any] | None]], index: int) -> dict[str, Any] | None:
+    """A flag in one release: its first properties with all changes up to then; None if it did not exist."""
+    properties: dict[str, Any] | None = None
+    for since, change in history:
+        if since > index:
+            break
+        properties = None if change is None else {**(properties or {}), **change}
+    return properties
+
+
+def _spec(name: str, properties: dict[str, Any]) -> FlagSpec:
+    known: dict[str, Any] = {key: value for key, value in properties.items() if value is not None}
+    known |= {key: tuple(known[key].split()) for key in _LISTS if key in known}
+    known |= {key: bool(known[key]) for key in _SWITCHES if key in known}
+    return FlagSpec(name=name, **known | {"kind": ValueKind(known["kind"])})
+
+
+@cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
+    return data

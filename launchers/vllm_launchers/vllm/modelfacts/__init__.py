@@ -1,0 +1,1 @@
+"""A model's shape, number formats and size, from its files, the local cache or the hub."""

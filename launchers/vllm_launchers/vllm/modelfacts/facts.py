@@ -1,0 +1,233 @@
+"""The facts about a model that a plan needs. None means unknown; ``missing`` names the unknown facts."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import msgspec
+
+
+class LayerKind(StrEnum):
+    """How a layer stores earlier tokens."""
+
+    FULL = "full"
+    SLIDING = "sliding"
+    """Attention over a window of the last tokens."""
+    CHUNKED = "chunked"
+    LINEAR = "linear"
+    """A state of fixed size: gated delta nets, Mamba, …"""
+    NONE = "none"
+
+
+class ModelFactsError(Exception):
+    """A model's facts are unavailable; the message is one sentence for users: what, where, and what to do."""
+
+
+class Quantization(msgspec.Struct, frozen=True):
+    """How a checkpoint's weights are stored. ``method`` is vLLM's name (``awq``, ``gptq``, ``fp8``, …).
+
+    ``group_size`` is the number of weights that share a scale (-1: a whole column); ``block`` the shape of FP8 blocks.
+    """
+
+    method: str
+    bits: int | None = None
+    group_size: int | None = None
+    block: tuple[int, int] | None = None
+    floating: bool = False
+    """Whether compressed-tensors weights of 8 bits are FP8, not INT8, as far as known."""
+
+
+class Encoder(msgspec.Struct, frozen=True):
+    """A vision or audio encoder. Its input is cut into patches (or frames), several of which may become one token.
+
+    ``width`` and ``inner`` are the sizes of its layers; ``patch_values`` how many numbers one patch has.
+    ``item_tokens`` is the largest image, video or sound; ``levels`` how many embeddings of the model's width each token
+    gets. ``token_pixels`` is set if images of any size are accepted; ``films`` if it accepts videos of as many such
+    images as fit in the context.
+    """
+
+    width: int
+    inner: int
+    gated: bool
+    rotary: bool
+    patch_values: int
+    patches_per_token: float
+    item_tokens: int
+    levels: int = 1
+    token_pixels: int = 0
+    films: bool = False
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """A model. Lengths in tokens, sizes in bytes.
+
+    ``layers`` has one entry per layer that uses cache memory, in order. ``source`` is ``folder``, ``cache``, ``hub`` or
+    ``table``. ``weight_bytes`` is the size of the weight files; ``parameters`` their number, if only that is known.
+    ``gated`` and ``files_missing`` are reasons why a start would fail: access not granted, weight files missing.
+    """
+
+    model: str
+    source: str = ""
+    folder: str | None = None
+    architecture: str | None = None
+    model_type: str | None = None
+    layers: tuple[LayerKind, ...] = ()
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    v_head_dim: int | None = None
+    full_kv_heads: int | None = None
+    """KV heads of full-attention layers if they differ from those of the sliding ones (Gemma 4), else None."""
+    full_head_dim: int | None = None
+    """Head size of full-attention layers if it differs from that of the sliding ones, else None."""
+    kv_lora_rank: int | None = None
+    """Set for multi-head latent attention (MLA), whose cache is one vector per token and layer."""
+    qk_rope_head_dim: int | None = None
+    window: int | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+    expert_intermediate_size: int | None = None
+    """Width of one expert; ``intermediate_size`` is that of dense layers if a model has both."""
+    vocabulary: int | None = None
+    max_context: int | None = None
+    dtype: str | None = None
+    """From the config: ``bfloat16``, ``float16``, ``float32``."""
+    quantization: Quantization | None = None
+    kv_cache_quantization: str | None = None
+    weight_bytes: int | None = None
+    parameters: int | None = None
+    counted: int | None = None
+    """Parameters counted from the config's shape; None if it does not tell them."""
+    size_from: str = ""
+    """The source of ``weight_bytes`` if not the weight files themselves: the name of their index."""
+    multimodal: bool = False
+    encoder: Encoder | None = None
+    """None for a text-only model, and if the encoder's size is unknown."""
+    needs_remote_code: bool = False
+    gated: bool | None = None
+    files_missing: tuple[str, ...] = ()
+    bytes_to_download: int | None = None
+    """Bytes to download before it can be loaded; 0 if complete, None if unknown.
+
+    Estimated by parameters × precision if the files' sizes are unknown.
+    """
+    state_bytes: int | None = None
+    """Bytes of state per linear-attention layer and request, before any split over GPUs; None if unknown."""
+    state_bytes_per_draft_token: int | None = None
+    """What each speculative token adds to ``state_bytes``: a row of the convolution's state."""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def mla(self) -> bool:
+        """Whether it uses multi-head latent attention."""
+        return self.kv_lora_rank is not None
+
+
+# -- what a model's name tells ----------------------------------------------------------------------------------------
+
+
+_QUANTIZED: tuple[tuple[str, Quantization], ...] = (
+    ("awq-8bit", Quantization("awq", 8)),
+    ("awq", Quantization("awq", 4, 128)),
+    ("gptq-int8", Quantization("gptq", 8, 128)),
+    ("gptq-8bit", Quantization("gptq", 8, 128)),
+    ("gptq", Quantization("gptq", 4, 128)),
+    ("bnb-4bit", Quantization("bitsandbytes", 4)),
+    ("bnb-8bit", Quantization("bitsandbytes", 8)),
+    ("quantized.w4a16", Quantization("compressed-tensors", 4, 128)),
+    ("quantized.w8a8", Quantization("compressed-tensors", 8)),
+    ("quantized.w8a16", Quantization("compressed-tensors", 8)),
+    ("w4a16", Quantization("compressed-tensors", 4, 128)),
+    ("w8a16", Quantization("compressed-tensors", 8)),
+    ("w8a8", Quantization("compressed-tensors", 8)),
+    ("nvfp4", Quantization("modelopt_fp4", 4, 16)),
+    ("mxfp4", Quantization("mxfp4", 4, 32)),
+    ("fp8-dynamic", Quantization("compressed-tensors", 8, floating=True)),
+    ("fp8-block", Quantization("compressed-tensors", 8, floating=True)),
+    ("fp8", Quantization("fp8", 8)),
+    ("int4", Quantization("compressed-tensors", 4, 128)),
+    ("int8", Quantization("compressed-tensors", 8)),
+    ("gguf", Quantization("gguf")),
+)
+"""Keywords in names, longer first, and their meaning in most checkpoints."""
+
+_SIZE = re.compile(r"(?<![\w.])(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,3})?)([bmt])(?![a-z0-9])")
+_UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
+_SHARED = 0.83
+"""In ``8x7B`` the experts share all but their MLPs: Mixtral's 8 × 7 are 46.7, its 8 × 22 are 141."""
+
+
+def split_name(model: str) -> tuple[str, Quantization | None]:
+    """Return a hub id's last part in lower case without its quantization keyword, and that keyword's meaning."""
+    name = model.rsplit("/", 1)[-1].lower().replace("_", "-")
+    for word, quantization in _QUANTIZED:
+        found = re.search(rf"(?:^|[-.]){re.escape(word)}(?![a-z0-9])", name)
+        if found:
+            rest = (name[: found.start()] + name[found.end() :]).strip("-.")
+            return re.sub(r"-(?:int[48]|[48]bit|g128|128g|block|dynamic)$", "", rest), quantization
+    return name, None
+
+
+def parameters_in(name: str) -> int | None:
+    """Return the number of parameters in a lower-case name, or None."""
+    found = _SIZE.search(name)
+    if found is None:
+        return None
+    each = float(found[2]) * _UNITS[found[3]]
+    return int(each * int(found[1]) * _SHARED) if found[1] else int(each)
+
+
+# -- over how many GPUs vLLM can split a model. Pure ------------------------------------------------------------------
+
+
+def split_problem(facts: ModelFacts, tensor: int) -> str:
+    """Why a model cannot be split over this many GPUs, in a few words; empty if it can, or if unknown.
+
+    vLLM splits attention by heads (``ModelConfig.verify_with_parallel_config``) and, of a quantized layer whose rows
+    are split, whole groups or blocks only (``awq.py``, ``gptq.py``, ``fp8.py``).
+    """
+    heads, kv_heads = facts.heads, facts.kv_heads
+    if heads and heads % tensor:
+        return f"its {heads} attention heads cannot be dealt evenly to {tensor} GPUs"
+    if kv_heads and not facts.mla and (tensor % kv_heads if tensor > kv_heads else kv_heads % tensor):
+        return f"its {kv_heads} KV heads cannot be dealt evenly to {tensor} GPUs"
+    stored, inner = facts.quantization, facts.intermediate_size
+    if stored is None or not inner or facts.experts or tensor == 1:
+        return ""
+    group = stored.group_size if stored.group_size and stored.group_size > 0 else None
+    unit = stored.block[1] if stored.block else group if stored.method in _GROUPED else None
+    if unit and (inner % tensor or (inner // tensor) % unit):
+        kind = "blocks" if stored.block else "groups"
+        return f"its quantization {kind} of {unit} do not divide {inner} / {tensor} columns"
+    return ""
+
+
+def expert_split_problem(facts: ModelFacts, ranks: int) -> str:
+    """Why each expert cannot be split over this many GPUs, in a few words; empty if it can, or if unknown.
+
+    vLLM cuts each expert's columns evenly, and of quantized ones whole groups or blocks only (``fused_moe/config.py``,
+    ``fp8.py``). ``--enable-expert-parallel`` keeps experts whole instead.
+    """
+    width = facts.expert_intermediate_size or facts.intermediate_size
+    if not facts.experts or ranks == 1 or not width:
+        return ""
+    if width % ranks:
+        return f"its experts of {width} columns cannot be cut evenly over {ranks} GPUs"
+    stored = facts.quantization
+    group = stored.group_size if stored and stored.group_size and stored.group_size > 0 else None
+    unit = stored.block[0] if stored and stored.block else group if stored and stored.method in _GROUPED else None
+    if unit and (width // ranks) % unit:
+        kind = "blocks" if stored and stored.block else "groups"
+        return f"its quantization {kind} of {unit} do not divide experts of {width} / {ranks} columns"
+    return ""
+
+
+_GROUPED = frozenset({"awq", "awq_marlin", "gptq", "gptq_marlin"})
+
+
+def divisors(facts: ModelFacts, most: int) -> list[int]:
+    """The tensor-parallel sizes up to ``most`` that a model can be split into."""
+    return [size for size in range(1, most + 1) if not split_problem(facts, size)]

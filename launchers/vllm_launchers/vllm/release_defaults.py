@@ -1,0 +1,30 @@
+"""vLLM's defaults by release. Pure.
+
+The only place for defaults that changed between releases; a test compares them with the table of releases.
+"""
+
+from __future__ import annotations
+
+Release = tuple[int, int, int]
+"""Major, minor and patch number."""
+
+NEWEST: Release = (0, 33, 0)
+"""The newest release examined; an unknown one counts as this one."""
+
+_UTILIZATION: tuple[tuple[Release, float], ...] = (((0, 20, 0), 0.92), ((0, 0, 0), 0.9))
+
+
+def default_utilization(release: Release | None = None) -> float:
+    """The default ``gpu-memory-utilization`` of a release; the newest one's if unknown."""
+    release = release or NEWEST
+    return next(share for since, share in _UTILIZATION if release >= since)
+
+
+def graphs_in_share(release: Release) -> bool:
+    """Whether CUDA graphs count against the share of ``gpu-memory-utilization``."""
+    return release >= (0, 21, 0)
+
+
+def caches_linear_prefixes(release: Release) -> bool:
+    """Whether prefixes of models with linear layers are cached by default."""
+    return release >= (0, 28, 0)

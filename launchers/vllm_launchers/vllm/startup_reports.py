@@ -1,0 +1,241 @@
+"""Memory reports of servers' starts, kept per model and GPU to improve the next estimate.
+
+One JSON file, private to this user (mode 0600), replaced as a whole. Writers take turns with a lock beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from vllm_launchers.private import close_to_others, lock, open_file, open_regular, own_folder
+
+VERSION = 1
+MOST_ENTRIES = 200
+MOST_BYTES = 2**20
+LOCK_TIMEOUT_SECONDS = 2.0
+"""How long to wait for another writer."""
+_MOST_TEXT = 500
+_MOST_FIGURES = 16
+
+_NOT_OF_MEMORY = frozenset(
+    {"host", "port", "served-model-name", "api-key", "root-path", "seed", "chat-template", "tool-call-parser"}
+    | {"enable-auto-tool-choice", "reasoning-parser", "generation-config", "override-generation-config"}
+    | {"disable-log-stats", "enable-log-requests", "disable-uvicorn-access-log", "uvicorn-log-level"}
+    | {"disable-access-log-for-endpoints", "shutdown-timeout", "ssl-keyfile", "ssl-certfile"}
+)
+_OF_SHARES = (
+    *("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "enable-expert-parallel"),
+    *("quantization", "dtype", "cpu-offload-gb", "enable-lora", "speculative-config", "kv-cache-memory-bytes"),
+)
+"""Flags that must be equal for a report to apply to another start."""
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """One start: figures by name, as passed to `StartupReportStore.remember`. ``at`` is Unix seconds."""
+
+    model: str
+    gpu: str
+    engine: str
+    flags: str
+    shares: str
+    at: float
+    reported: Mapping[str, float]
+    predicted: Mapping[str, float]
+
+
+def remembered(
+    model: str,
+    gpu: str,
+    engine: str,
+    flags: Mapping[str, object],
+    *,
+    reported: Mapping[str, float],
+    predicted: Mapping[str, float],
+    at: float,
+) -> Remembered:
+    """A start as stored; ``at`` in Unix seconds."""
+    return Remembered(
+        model=model[:_MOST_TEXT],
+        gpu=gpu[:_MOST_TEXT],
+        engine=engine[:_MOST_TEXT],
+        flags=flags_digest(flags),
+        shares=_shares(flags),
+        at=at,
+        reported=_figures(reported),
+        predicted=_figures(predicted),
+    )
+
+
+def flags_digest(flags: Mapping[str, object]) -> str:
+    """A short hash that is equal for flags with the same effect on memory; the flags themselves are not stored."""
+    return _digest({name: value for name, value in flags.items() if name not in _NOT_OF_MEMORY})
+
+
+class StartupReportStore:
+    """The recorded starts. Reading never fails; ``problem`` says what was wrong with the file, if anything.
+
+    A damaged file is moved aside (``….damaged``), a newer program's is left unchanged and not written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem = ""
+        self._newer = False
+
+    def remember(
+        self,
+        model: str,
+        gpu: str,
+        engine: str,
+        flags: Mapping[str, object],
+        *,
+        reported: Mapping[str, float],
+        predicted: Mapping[str, float],
+    ) -> bool:
+        """Store a start, replacing an earlier one with the same model, GPU, engine and flags.
+
+        ``predicted`` must be the uncorrected estimate. Returns whether it was stored; else see ``problem``.
+        """
+        entry = remembered(model, gpu, engine, flags, reported=reported, predicted=predicted, at=time.time())
+        if not entry.reported:
+            return False
+        try:
+            with self._locked():
+                kept = [known for known in self._entries() if _key(known) != _key(entry)]
+                if self._newer:
+                    return False
+                self._write([*kept, entry][-MOST_ENTRIES:])
+        except OSError as error:
+            self.problem = f"{self.path}: what the server reported could not be kept: {error.strerror}"
+            return False
+        return True
+
+    def find(
+        self, model: str, gpu: str, engine: str, flags: Mapping[str, object], also: Iterable[Remembered] = ()
+    ) -> Remembered | None:
+        """The most relevant start: the same flags before other ones, the same engine before another.
+
+        Only starts of this model on this kind of GPU count, with the same parallelism and precision. ``also`` are
+        starts that need not be stored. None without any.
+        """
+        digest, shares = flags_digest(flags), _shares(flags)
+        known_all = [*self.entries(), *also]
+        fitting = [known for known in known_all if (known.model, known.gpu, known.shares) == (model, gpu, shares)]
+        return max(fitting, key=lambda known: (known.flags == digest, known.engine == engine, known.at), default=None)
+
+    def entries(self) -> list[Remembered]:
+        """All starts, oldest first."""
+        try:
+            return self._entries()
+        except OSError as error:
+            self.problem = f"{self.path}: cannot be read: {error.strerror}"
+            return []
+
+    def _entries(self) -> list[Remembered]:
+        """Raises OSError if the file exists and cannot be read: its content must not be overwritten then."""
+        self._newer = False
+        try:
+            with open_regular(self.path) as file:
+                data = file.read(MOST_BYTES + 1)
+        except FileNotFoundError:
+            return []
+        try:
+            if len(data) > MOST_BYTES:
+                raise ValueError("it is too long")
+            document = json.loads(data)
+            if (
+                isinstance(document, dict)
+                and isinstance(document.get("version"), int)
+                and document["version"] > VERSION
+            ):
+                self._newer = True
+                self.problem = f"{self.path}: was written by a newer vllm-console and is left as it is"
+                return []
+            return [_entry(one) for one in document["entries"]]
+        except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._set_aside(str(error))
+            return []
+
+    def _set_aside(self, why: str) -> None:
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        self.problem = f"{self.path}: damaged ({why[:100]}); it was moved to {aside.name}"
+        try:
+            self.path.replace(aside)
+        except OSError as error:
+            self.problem = f"{self.path}: damaged, and cannot be moved aside: {error.strerror}"
+
+    def _write(self, entries: list[Remembered]) -> None:
+        document = {"version": VERSION, "entries": [asdict(entry) for entry in entries]}
+        handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)  # mode 0600
+        close_to_others(handle)  # an umask can remove even that
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(document, file, separators=(",", ":"))
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        own_folder(self.path.parent)
+        opened = open_file(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            lock(opened, LOCK_TIMEOUT_SECONDS)
+            yield
+        finally:
+            os.close(opened)
+
+
+def _key(entry: Remembered) -> tuple[str, str, str, str]:
+    return entry.model, entry.gpu, entry.engine, entry.flags
+
+
+def _shares(flags: Mapping[str, object]) -> str:
+    one = {name: flags[name] for name in _OF_SHARES if flags.get(name) not in (None, 1, False, "auto")}
+    return _digest(one)
+
+
+def _digest(flags: Mapping[str, object]) -> str:
+    text = json.dumps(sorted((name, repr(value)) for name, value in flags.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _figures(figures: Mapping[str, float]) -> dict[str, float]:
+    known = {name: float(value) for name, value in figures.items() if math.isfinite(value)}
+    return dict(list(known.items())[:_MOST_FIGURES])
+
+
+def _entry(document: Any) -> Remembered:
+    """Raises ValueError, OverflowError, KeyError or TypeError for an invalid entry."""
+    texts = {name: document[name] for name in ("model", "gpu", "engine", "flags", "shares")}
+    if not all(isinstance(value, str) for value in texts.values()):
+        raise ValueError("an entry's name is no text")
+    at, reported, predicted = _number(document["at"]), _read(document["reported"]), _read(document["predicted"])
+    return Remembered(**texts, at=at, reported=reported, predicted=predicted)
+
+
+def _read(figures: Any) -> dict[str, float]:
+    if not isinstance(figures, dict):
+        raise ValueError("figures are no object")
+    return {str(name): _number(value) for name, value in figures.items()}
+
+
+def _number(value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError("a figure is no number")
+    return number

@@ -1,0 +1,114 @@
+"""What it costs to start: ``--help``, ``list``, the console's first paint, and a plan, each beside its floor.
+
+    python tests/benchmarks/startup_cost.py [--rounds 10] [--vllm PATH --model FOLDER]
+
+CPU time in milliseconds, medians over the rounds; a target and its floor take turns within a round, so that a busy
+machine slows down both. The floor of a command is a Python that does nothing, that of the console an empty Textual app.
+With ``--vllm`` and ``--model``, ``plan --json`` is timed against ``vllm serve`` refusing the same wrong flag (elapsed
+time). The exit code is 1 where a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from harness import Bench, bench, cpu_seconds, drain, in_terminal, median
+
+EMPTY_APP = "from textual.app import App; App().run()"
+HELP_MS, LIST_MS, PAINT_RATIO, PLAN_RATIO = 60, 80, 1.5, 40
+"""Targets: CPU of a command, CPU against an empty Textual app, and how many times sooner a plan answers."""
+
+WRONG_FLAG = "max-num-sequences"
+
+
+def main() -> int:
+    """Measure and print; 1 where a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--vllm", help="a real vLLM's executable, to time a plan against")
+    parser.add_argument("--model", help="a model's folder, for the plan")
+    args = parser.parse_args()
+    met = []
+    with bench() as box:
+        if others := len(box("list")):
+            print(f"{others} servers of others run here: list and the console watch them too, and cost more than alone")
+        met.append(command_cost(box, "--help", ["--help"], args.rounds, HELP_MS))
+        box.start("chat")
+        met.append(command_cost(box, "list --json, one server", ["list", "--json"], args.rounds, LIST_MS))
+        met.append(first_paint(box, args.rounds))
+        if args.vllm and args.model:
+            met.append(plan_verdict(box, args.vllm, args.model, args.rounds))
+    return 0 if all(met) else 1
+
+
+def _cpu(words: list[str], env: dict[str, str]) -> float:
+    """CPU seconds of a whole process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(words, env=env, stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def command_cost(box: Bench, title: str, words: list[str], rounds: int, target: float) -> bool:
+    """CPU of a command as a whole process, beside a Python that does nothing."""
+    _cpu(box.words(*words), box.env)  # the first one may compile
+    pairs = [(_cpu(box.words(*words), box.env), _cpu([sys.executable, "-c", ""], box.env)) for _ in range(rounds)]
+    ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
+    print(f"{title:<26} {ours:4.0f} ms   empty Python {floor:4.0f} ms   ratio {ours / floor:4.1f}   target {target} ms")
+    return ours <= target
+
+
+def first_paint(box: Bench, rounds: int) -> bool:
+    """CPU until the first screen stands, beside an empty Textual app."""
+    _paint(box, box.words())  # the first one may compile
+    pairs = [(_paint(box, box.words()), _paint(box, [sys.executable, "-c", EMPTY_APP])) for _ in range(rounds)]
+    ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
+    title = "first paint, one server"
+    print(f"{title:<26} {ours:4.0f} ms   empty app    {floor:4.0f} ms   ratio {ours / floor:4.2f}   "
+          f"target {PAINT_RATIO}")  # fmt: skip
+    return ours / floor <= PAINT_RATIO
+
+
+def _paint(box: Bench, words: list[str]) -> float:
+    """CPU seconds of a program in a terminal until its first screen stands."""
+    with in_terminal(words, box.env) as (process, master):
+        # Painted when something came and then nothing for a while.
+        while not drain(master, 0.1):
+            pass
+        while drain(master, 0.35) > 2000:
+            pass
+        return cpu_seconds(process.pid)
+
+
+def plan_verdict(box: Bench, vllm: str, model: str, rounds: int) -> bool:
+    """How many times sooner ``plan --json`` names a wrong flag than ``vllm serve`` refuses it."""
+    plan = [*box.words("plan", "chatbot", "--vllm", vllm, "--model", model), "--set", f"{WRONG_FLAG}=3", "--json"]
+    serve = [vllm, "serve", model, f"--{WRONG_FLAG}", "3"]
+    _refused(plan, box.env)  # learns this vLLM's flags, once per installation
+    pairs = [(_refused(plan, box.env), _refused(serve, box.env)) for _ in range(rounds)]
+    ours, theirs = (1000 * median(column) for column in zip(*pairs, strict=True))
+    title = "plan --json, wrong flag"
+    print(f"{title:<26} {ours:4.0f} ms   vllm serve   {theirs:4.0f} ms   ratio {theirs / ours:4.1f}   "
+          f"target {PLAN_RATIO}")  # fmt: skip
+    return theirs / ours >= PLAN_RATIO
+
+
+def _refused(words: list[str], env: dict[str, str]) -> float:
+    """Elapsed seconds until a command ended with an error that names the wrong flag."""
+    began = time.perf_counter()
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    elapsed = time.perf_counter() - began
+    if not done.returncode or WRONG_FLAG not in done.stdout + done.stderr:
+        raise SystemExit(f"{' '.join(words)}: expected an error about {WRONG_FLAG}: {done.stderr[-2000:]}")
+    return elapsed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""The documents say what the program says: links, generated parts, and that nothing is left out."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tools import generate_docs
+from vllm_console.cli.main import COMMANDS
+from vllm_console.diagnosis.finding import Cause
+from vllm_console.diagnosis.live.findings import RULES
+from vllm_console.settings import Alerts, Config, read_settings
+from vllm_console.ui.actions import actions
+from vllm_console.ui.keymap import chosen_keys
+from vllm_launchers.presets.load import read_presets
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+SOURCES = (ROOT / "console/vllm_console", ROOT / "launchers/vllm_launchers")
+README_LINES = 200
+CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+PROJECT_FILE = re.compile(r"`(?:[^`]* )?((?:tests|docs|presets|console|launchers|\.ci)/[\w./-]+)(?: [^`]*)?`")
+
+
+def page(name: str) -> str:
+    """A page of ``docs/``."""
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def prose(text: str) -> str:
+    """A page without its blocks of code, where brackets are no links and ``#`` begins no heading."""
+    return CODE_BLOCK.sub("", text)
+
+
+def anchors(path: Path) -> Iterator[str]:
+    """What GitHub makes of a page's headings."""
+    for heading in HEADING.findall(prose(path.read_text(encoding="utf-8"))):
+        yield re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def sections(text: str, level: int) -> list[str]:
+    """The headings of one level."""
+    return [heading for mark, heading in re.findall(r"^(#+) (.+)$", prose(text), re.MULTILINE) if len(mark) == level]
+
+
+def words_of_first_column(table: str) -> list[str]:
+    """The first word of each row's first cell, where that is code."""
+    return re.findall(r"^\| `(\w+)[^`]*` \|", table, re.MULTILINE)
+
+
+def with_json() -> set[str]:
+    """The commands that print JSON."""
+    return {name for name in COMMANDS if "--json" in generate_docs.command_parser(name).format_usage()}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = []
+    for link in LINK.findall(prose(path.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        place = (path.parent / file).resolve() if file else path
+        if not place.exists() or (anchor and anchor not in anchors(place)):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_files_of_the_project_that_are_named_exist(path: Path) -> None:
+    named = PROJECT_FILE.findall(prose(path.read_text(encoding="utf-8")))
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_generated_parts_are_current(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert generate_docs.generated(text) == text, "run: python tests/tools/generate_docs.py"
+
+
+def test_an_unknown_generated_part_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        generate_docs.generated("<!-- generated: nothing -->\n<!-- /generated -->")
+
+
+def test_each_page_has_its_generated_parts() -> None:
+    assert generate_docs.names(page("keys.md")) == ["keys", "keymaps"]
+    assert generate_docs.names(page("settings.md")) == ["settings"]
+    assert sorted(generate_docs.names(page("commands.md"))) == sorted(f"options {name}" for name in COMMANDS)
+
+
+def test_the_readme_is_read_in_one_sitting() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {str(path.relative_to(ROOT)) for path in PAGES if path.name != "README.md"} <= linked
+
+
+def test_the_readmes_table_names_exactly_the_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- commands -->")[2].partition("<!-- /commands -->")[0]
+    assert sorted(words_of_first_column(table)) == sorted(COMMANDS)
+
+
+def test_every_command_has_a_section_with_its_options() -> None:
+    text = page("commands.md")
+    assert sorted(sections(text, 3)) == sorted(COMMANDS)
+    for name in COMMANDS:
+        assert f"### {name}\n" in text.partition(f"<!-- generated: options {name} -->")[0], name
+
+
+def test_every_json_document_is_described() -> None:
+    described = set(sections(page("json.md"), 3)) & set(COMMANDS)
+    assert described == with_json()
+    assert set(COMMANDS) - with_json() == {"demo", "replay", "web"}
+
+
+def test_every_code_of_a_finding_and_every_cause_is_in_the_contract() -> None:
+    text = page("json.md")
+    codes = {rule.code for rule in RULES} | {str(cause) for cause in Cause}
+    assert not {code for code in codes if f"`{code}`" not in text}
+
+
+def test_every_setting_is_described() -> None:
+    text = page("settings.md")
+    keys = {f"alerts.{field.name}" for field in msgspec.structs.fields(Alerts)}
+    keys |= {field.name for field in msgspec.structs.fields(Config)} - {"alerts"}
+    assert keys == set(re.findall(r"^\| `([\w.]+)` \|.*\|.*\| .+ \|$", text.partition("<!-- /generated -->")[0], re.M))
+
+
+@pytest.mark.parametrize("name", ["settings.md", "keys.md"])
+def test_examples_of_settings_are_accepted(name: str, tmp_path: Path) -> None:
+    for example in re.findall(r"^```toml\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL):
+        file = tmp_path / "config.toml"
+        file.write_text(example)
+        settings = read_settings(file)
+        assert set(settings.keys) <= set(chosen_keys(settings.keymap, settings.keys))
+
+
+def test_the_example_of_a_preset_is_accepted(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "mine.toml").write_text(example)
+    presets, problems = read_presets(tmp_path)
+    assert not problems
+    assert presets["mine"].flags["tensor-parallel-size"].value == 2
+
+
+def test_every_action_is_in_the_table_of_keys() -> None:
+    lines = page("keys.md").splitlines()
+    lines = lines[lines.index("<!-- generated: keys -->") : lines.index("## Presets of keys")]
+    rows = [line for line in lines if line.startswith("| `")]
+    assert [row.split(" | ")[-1].strip("` |") for row in rows if "`restart`" in row] == ["restart"]
+    assert sorted(row.split(" | ")[-1].strip("` |") for row in rows) == sorted(action.id for action in actions())
+    assert any("`[`" in row for row in rows)
+
+
+def test_the_architecture_names_every_package_from_top_to_bottom() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    named = words_of_first_column(page("architecture.md"))
+    for folder in SOURCES:
+        packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+        assert packages <= set(named), folder
+        (order,) = [layer for layer in layers if layer[0].startswith(folder.name)]
+        rank = {word.split(".")[1]: number for number, layer in enumerate(order) for word in layer.split(" | ")}
+        ranks = [rank[name] for name in named if name in packages]
+        assert ranks == sorted(ranks)
+
+
+def test_files_in_the_architectures_diagrams_exist() -> None:
+    named = set(re.findall(r"[\w/]+\.(?:py|toml)\b", page("architecture.md")))
+    assert not [name for name in named if not any((root / name).exists() for root in (ROOT, *SOURCES))]

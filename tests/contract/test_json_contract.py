@@ -1,0 +1,123 @@
+"""Every key that a command prints as JSON is described in ``docs/json.md``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes import made_runs
+from vllm_console.alerts.check import Report, report_document
+from vllm_console.cli.models import model_document
+from vllm_console.cli.server_table import status_document
+from vllm_console.diagnosis.finding import (
+    Cause,
+    Diagnosis,
+    Finding,
+    Fix,
+    Measure,
+    Severity,
+    diagnosis_document,
+    finding_document,
+)
+from vllm_console.diagnosis.objectives import Judged
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.load.report import Latency, LoadReport
+from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_console.metrics.window import metrics_document
+from vllm_console.runs.compare import compare
+from vllm_console.runs.document import comparison_document, run_document
+from vllm_launchers.plan.fit import Fit
+from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.modelfacts.local import LocalModel
+
+DESCRIBED = (Path(__file__).parents[2] / "docs/json.md").read_text(encoding="utf-8")
+
+FREE = ("flags", "env", "environment", "failures", "engines", "finding_minutes", "program", "machine", "folders",
+        "servers", "host", "set", "changes", "gpus")  # fmt: skip
+"""Keys whose values are keyed by something else (flags, labels), or are described in sentences."""
+
+
+def keys(document: object) -> Iterator[str]:
+    """Every key of a document, at any depth."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield key
+            if key not in FREE:
+                yield from keys(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from keys(value)
+
+
+def undescribed(document: object) -> set[str]:
+    """Keys that the page doesn't name; ``p90_above`` goes with ``…_above``."""
+    found = {re.sub(r"^p\d+(?=_)", "…", key) for key in keys(document)}
+    return {key for key in found if not re.search(rf'["`]{re.escape(key)}["`]', DESCRIBED)}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["presets"],
+        ["plan", "chatbot", "--engine", "simulated", "--host", "2xrtx3090"],
+        ["engines"],
+        ["models", "--fits", "chatbot"],
+        ["topology", "--host", "2xrtx3090"],
+        ["host", "--host", "2xrtx3090"],
+        ["gpus", "--free", "1", "--host", "2xrtx3090"],
+        ["doctor"],
+        ["board"],
+        ["leftovers"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands(words: list[str], tmp_path: Path) -> None:
+    board = tmp_path / "board"
+    board.mkdir()
+    board.chmod(0o1777)
+    (tmp_path / "config.toml").write_text(f'board = "{board}"\n')
+    place = ["--config", str(tmp_path / "config.toml"), "--state", str(tmp_path / "state")]
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_console", *place, *words, "--json"],
+        env={**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert not undescribed(json.loads(done.stdout)), done.stderr
+
+
+def test_a_server_and_its_findings() -> None:
+    fix = Fix(Changes(set={"max-num-seqs": 128}), "why", "trade-off")
+    finding = Finding("preempting", Severity.CRITICAL, 0.0, "symptom", "cause", (Measure("a", "1"),), (fix,))
+    diagnosis = Diagnosis(Cause.OTHER, 0.5, 1, "line", "explanation", (fix,))
+    server = ServerView(name="chat", state=State.READY, state_since=0.0, notice="note", findings=(finding,),
+                        diagnosis=diagnosis)  # fmt: skip
+    for document in (status_document(server), finding_document(finding), diagnosis_document(diagnosis)):
+        assert not undescribed(document)
+    report = Report("chat", State.READY, 60.0, (Judged("ttft_p99_seconds", 1.0, 2.0, True, "source"),), (finding,), ())
+    assert not undescribed(report_document(report))
+
+
+def test_models() -> None:
+    one = LocalModel("org/name", "cache", "/cache", 1, ModelFacts("org/name"))
+    assert not undescribed([model_document(one, {"org/name": Fit(True, "", 7)})])
+
+
+def test_figures() -> None:
+    sample = Sample(at=0.0, engines={"0": EngineSample(requests_running=1.0)})
+    assert not undescribed(metrics_document(sample))
+    report = LoadReport(1, 1, 0, 1.0, 1, *[Latency(unfinished=1, above={"p99": 1.0})] * 3)
+    assert not undescribed(report.document())
+
+
+def test_runs_and_comparisons() -> None:
+    assert not undescribed([run_document(run) for run in made_runs.runs()])
+    pair = made_runs.pair(made_runs.minutes(1), made_runs.minutes(2, slower=1.5))
+    assert not undescribed(comparison_document(compare(*pair)))

@@ -1,0 +1,88 @@
+"""The bootstrap of a prepared vLLM as a process, started as the keeper starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AS_THE_KEEPER = """
+import ctypes, os, signal, sys
+os.dup2(int(sys.argv[1]), 3, inheritable=True)
+if sys.argv[1] != "3":
+    os.close(int(sys.argv[1]))
+ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""What the keeper does between fork and exec: the socket is descriptor 3, and its death is the process's."""
+
+SECONDS = 600
+"""For what a busy machine may take; nothing here waits that long unless it fails."""
+
+
+class Prepared:
+    """The bootstrap as a process, from its keeper's side."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        self.own_output = folder / "own-output"
+        self.server_output = folder / "server-output"
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(SECONDS)
+        with self.own_output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", AS_THE_KEEPER, str(theirs.fileno()), *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                cwd=folder,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        theirs.close()
+        self._lines = self.socket.makefile("r")
+
+    def step(self) -> dict[str, Any]:
+        """The next step that it reports; empty when it has closed the socket."""
+        line = self._lines.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {}
+        return answer
+
+    def until(self, name: str) -> dict[str, Any]:
+        """Its steps up to one of this name, which is returned."""
+        seen = []
+        while step := self.step():
+            seen.append(step)
+            if step["step"] == name:
+                return step
+        pytest.fail(f"never {name}: {seen}\n{self.own_output.read_text()}")
+
+    def go(self) -> None:
+        """Tell it to serve."""
+        with self.server_output.open("wb") as output:
+            socket.send_fds(self.socket, [b"g"], [output.fileno()])
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self.process.wait(SECONDS)
+
+    def close(self) -> None:
+        """Close the socket to it."""
+        self._lines.close()
+        self.socket.close()
+
+    def end(self) -> None:
+        """It and what it has started are surely gone afterwards."""
+        self.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

@@ -1,0 +1,173 @@
+"""Locks that mean nothing, and a home that containers share: one keeper, and nobody acts on what he can't judge."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from vllm_launchers.keeper import claim, client, errors, processes
+from vllm_launchers.keeper.records import State
+
+GRANTING = Path(__file__).parents[1] / "fakes" / "granting.c"
+CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--uts", "--kill-child")
+
+
+@pytest.fixture
+def granting(tmp_path, monkeypatch):
+    """Every lock is granted, in this process and in all that it starts."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = tmp_path / "granting.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(GRANTING)], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+
+
+def at_once(what, times=8):
+    """Do something in threads of its own that begin together; what went wrong in each, or None."""
+    gate, results = threading.Barrier(times), []
+
+    def one():
+        gate.wait()
+        try:
+            results.append(what())
+        except client.KeeperError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(times)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def settled(bench) -> bool:
+    """Whether the one keeper that lives is the one that the record names, and not one that is about to give way."""
+    return [bench.read().keeper] == claim.keepers_of(bench.file(""))
+
+
+def test_consoles_that_adopt_at_once_where_every_lock_is_granted_leave_one_keeper(bench, wait_until, granting):
+    record = bench.ready(bench.spec("--tick", "0.02"))
+    for _ in range(3):
+        processes.send(bench.read().keeper, signal.SIGKILL)
+        wait_until(lambda: not client.keeper_alive(bench.root, "one"), "the keeper's death")
+        at_once(lambda: client.adopt(bench.root, "one"))
+        # Those that saw each other may all have given way, and a few may still be about to.
+        wait_until(lambda: not client.adopt(bench.root, "one") and settled(bench), "one keeper that wrote the record")
+        alive = claim.keepers_of(bench.file(""))
+        for _ in range(10):
+            assert not client.adopt(bench.root, "one")
+        assert claim.keepers_of(bench.file("")) == alive
+        assert processes.alive(record.server)
+    bench.stopped()
+    wait_until(lambda: not claim.keepers_of(bench.file("")), "the keeper's end")
+    assert not processes.alive(record.server)
+
+
+def test_launches_at_once_where_every_lock_is_granted_start_one_server(bench, wait_until, granting):
+    results = at_once(lambda: bench.launch(bench.spec()), 4)
+    started = [one for one in results if not isinstance(one, Exception)]
+    if not started:  # each saw another one
+        wait_until(lambda: not claim.keepers_of(bench.file("")), "their ends")
+        started = [bench.launch(bench.spec())]
+    wait_until(lambda: len(claim.keepers_of(bench.file(""))) == 1, "one keeper")
+    alive = {one.server for one in started if processes.alive(one.server)}
+    assert len(alive) == 1
+    bench.wait(State.READY)
+    assert bench.read().server in alive
+    bench.stopped()
+
+
+def test_a_second_keeper_that_gives_way_leaves_the_first_ones_files_alone(bench, granting):
+    bench.ready(bench.spec())
+    being_written = bench.file(".record.json.1")
+    being_written.write_text("half of a record")
+    lock = os.open(bench.file("keeper.lock"), os.O_RDWR)
+    try:
+        with pytest.raises(errors.KeeperError, match="already has a keeper"):
+            client._start_keeper(bench.file(""), lock, {"do": "adopt"}, None)
+    finally:
+        os.close(lock)
+    assert being_written.exists()
+    bench.stopped()
+
+
+@pytest.fixture
+def contained(bench):
+    """Runs ``vllm-console`` in a container: PIDs, process table and host name of its own, with this state folder."""
+    probe = subprocess.run([*CONTAINER, "true"], capture_output=True, check=False)
+    if os.geteuid() != 0 or probe.returncode:
+        pytest.skip("a container can be made by root only")
+
+    def run(*words):
+        inner = 'hostname otherbox; exec "$@"'
+        program = [sys.executable, "-m", "vllm_console", "--state", str(bench.root), *words]
+        return subprocess.run([*CONTAINER, "sh", "-c", inner, "sh", *program], capture_output=True, text=True)
+
+    return run
+
+
+def test_a_container_with_the_same_home_shows_a_server_and_leaves_it_alone(bench, contained):
+    record = bench.ready(bench.spec())
+    for orphaned in (False, True):
+        if orphaned:
+            bench.orphaned(record)
+        before = bench.file("record.json").read_bytes()
+        shown = json.loads(contained("list", "--ours", "--json").stdout)[0]
+        assert (shown["state"], shown["elsewhere"] is None) == ("ready", False)
+        assert f"runs on {os.uname().nodename}, in another container" in shown["notice"]
+        for verb in ("stop", "restart", "remove"):
+            done = contained(verb, "one")
+            assert (done.returncode, "act on it there" in done.stderr) == (4, True), done.stderr
+        assert contained("start", "batch", "--engine", "simulated", "--name", "one").returncode == 4
+        assert "process" not in contained("leftovers").stdout.replace("no process", "")
+        assert bench.file("record.json").read_bytes() == before
+        assert processes.alive(record.server)
+    assert bench.adopt() == ["one"]
+    assert bench.read().server == record.server
+
+
+def test_a_server_that_runs_in_a_container_is_left_alone_from_outside_until_that_has_ended(
+    bench, contained, tmp_path, wait_until
+):
+    ready, inner = tmp_path / "ready", f'hostname otherbox; "$@" && touch {tmp_path / "ready"}; exec sleep 600'
+    words = [
+        sys.executable,
+        "-m",
+        "vllm_console",
+        "--state",
+        str(bench.root),
+        "start",
+        "batch",
+        "--engine",
+        "simulated",
+    ]
+    env = {**os.environ, "SIMULATED_STARTUP_SECONDS": "0"}
+    container = subprocess.Popen([*CONTAINER, "sh", "-c", inner, "sh", *words, "--wait"], env=env, stdout=-3)
+    try:
+        wait_until(ready.exists, "the server")
+        record = client.read(bench.root, "batch")
+        assert record.location.hostname == "otherbox"
+        assert client.elsewhere(bench.root, record) == "on otherbox, in another container (PID namespace)"
+        assert client.adopt_orphans(bench.root) == []
+        for verb in (client.stop, client.remove):
+            with pytest.raises(errors.ElsewhereError):
+                verb(bench.root, "batch")
+    finally:
+        container.kill()
+        container.wait()
+    wait_until(lambda: not client.elsewhere(bench.root, record), "the end of the container")
+    assert client.adopt_orphans(bench.root) == ["batch"]
+    failed = bench.wait(State.FAILED, "batch")
+    assert "its container has ended since" in failed.reason

@@ -1,0 +1,20 @@
+"""A stub of NVIDIA's driver library, recorded hosts, and an end for every server that a test leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes.keeper_bench import Bench
+from fakes.nvml_stub import compiler, make_stub, recorded, stub_cache
+
+__all__ = ["compiler", "make_stub", "nothing_is_left", "recorded", "stub_cache"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """Ends what a test that failed half-way has left running below ``tmp_path / "state"``."""
+    yield
+    Bench(tmp_path / "state").end()

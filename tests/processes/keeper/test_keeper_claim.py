@@ -1,0 +1,136 @@
+"""A server has one keeper, whatever becomes of its lock and its files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from vllm_launchers.keeper import claim, client, errors, folders, processes, wire
+from vllm_launchers.keeper.records import State
+from vllm_launchers.values import replace
+
+LOCK_FIRST = """
+import os, sys
+from pathlib import Path
+for number in range(3):
+    os.close(number)
+from vllm_launchers.private import open_standard_streams
+if sys.argv[2] == "opened":
+    open_standard_streams()
+from vllm_launchers.keeper import client, wire
+from vllm_launchers.keeper.records import LaunchSpec
+import json
+client.launch(Path(sys.argv[1]), "one", wire.from_plain(LaunchSpec, json.loads(sys.argv[3])))
+"""
+
+
+def keepers(bench):
+    return claim.keepers_of(bench.file(""))
+
+
+@pytest.mark.parametrize("streams", ["opened", "closed"])
+def test_a_keeper_holds_its_lock_where_all_standard_streams_were_closed(bench, streams):
+    """The lock's file would be number 0 to 2, and a child's streams go over these."""
+    spec = json.dumps(wire.to_plain(bench.spec()))
+    subprocess.run([sys.executable, "-c", LOCK_FIRST, str(bench.root), streams, spec], check=True, close_fds=False)
+    record = bench.wait(State.READY)
+    assert folders.lock_is_held(bench.file(""))
+    assert not bench.adopt()
+    assert [one.pid for one in keepers(bench)] == [record.keeper.pid]
+
+
+def test_a_command_opens_standard_streams_that_are_closed(bench):
+    code = "import os, sys; [os.close(n) for n in range(3)]; from vllm_console.cli.main import main; main(['list'])"
+    code += "; open(sys.argv[1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))"
+    env = {**os.environ, "VLLMCONSOLE_STATE": str(bench.root / "state")}
+    subprocess.run([sys.executable, "-c", code, str(bench.root / "fds")], check=True, env=env)
+    assert (bench.root / "fds").read_text() == "/dev/null /dev/null /dev/null"
+
+
+def test_a_deleted_lock_is_locked_anew_and_nobody_adopts_meanwhile(bench, wait_until):
+    record = bench.ready(bench.spec())
+    lock = bench.file("keeper.lock")
+    for _ in range(2):
+        lock.unlink()
+        assert client.keeper_alive(bench.root, "one")
+        assert bench.adopt() == []
+        with pytest.raises(errors.StillAliveError):
+            client.remove(bench.root, "one")
+    wait_until(lambda: folders.lock_is_held(bench.file("")), "the lock")
+    assert bench.read().keeper == record.keeper
+    assert [one.pid for one in keepers(bench)] == [record.keeper.pid]
+    assert "keeper.lock was deleted; restored" in bench.file("keeper.log").read_text()
+    assert bench.stopped().exit.requested
+
+
+def test_where_every_lock_is_granted_a_server_has_one_keeper(bench, monkeypatch):
+    record = bench.ready(bench.spec())
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    assert not folders.lock_is_held(bench.file(""))
+    assert client.keeper_alive(bench.root, "one")
+    for _ in range(20):
+        assert bench.adopt() == []
+        assert not client.adopt(bench.root, "one")
+    assert [one.pid for one in keepers(bench)] == [record.keeper.pid]
+    bench.stopped()
+    assert not processes.alive(record.server)
+
+
+ANOTHER = """
+import os, sys, time
+open("/proc/self/comm", "w").write("vllm-keeper")
+os.open(sys.argv[1], os.O_RDWR)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_keeper_lets_go_of_a_server_that_another_one_has(bench, wait_until):
+    """Should there ever be two: the record says whose the server is."""
+    first = bench.ready(bench.spec())
+    words = [sys.executable, "-S", "-c", ANOTHER, str(bench.file("server.output"))]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout.readline() == b"ready\n"
+            theirs = replace(first, keeper=processes.identity(other.pid))
+            folders.write_record(bench.file(""), theirs)
+            wait_until(lambda: not processes.alive(first.keeper), "its end")
+            assert "this one ends" in bench.file("keeper.log").read_text()
+            assert bench.read() == theirs
+            assert processes.alive(first.server)
+            assert bench.adopt() == [], "there is one"
+        finally:
+            other.kill()
+    assert bench.adopt() == ["one"]
+    bench.stopped()
+
+
+@pytest.mark.parametrize("file", ["keeper.sock", "record.json", "server.log", "log.position"])
+def test_a_file_deleted_under_a_living_keeper_is_there_again(bench, wait_until, file):
+    record = bench.ready(bench.spec("--tick", "0.05"))
+    bench.file(file).unlink()
+    wait_until(bench.file(file).exists, file)
+    wait_until(lambda: f"{file} was deleted; restored" in bench.file("keeper.log").read_text(), "the note")
+    again = bench.read()
+    assert (again.server, again.keeper, again.state) == (record.server, record.keeper, State.READY)
+    bench.until(lambda _: "tick" in bench.log())
+    bench.restart(bench.spec())
+    bench.wait(State.READY, generation=2)
+    bench.stopped()
+
+
+def test_a_link_in_the_place_of_a_deleted_log_is_not_followed(bench, tmp_path, wait_until):
+    bench.ready(bench.spec("--tick", "0.02"))
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    bench.file("server.log").unlink()
+    bench.file("server.log").symlink_to(precious)
+    bench.file("keeper.sock").unlink()
+    wait_until(bench.file("keeper.sock").exists, "a look at the files")
+    bench.stopped()
+    assert precious.read_text() == "mine"

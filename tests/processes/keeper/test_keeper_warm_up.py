@@ -1,0 +1,395 @@
+"""A server is ready once it has completed a request; what it does not take proves nothing against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.keeper_bench import Bench
+from vllm_launchers.keeper import health, server_client
+from vllm_launchers.keeper.health import ProbeTarget
+from vllm_launchers.keeper.lifecycle import Event, WarmedUp
+from vllm_launchers.keeper.records import (
+    RestartMode,
+    RestartPolicy,
+    ServerRecord,
+    State,
+    WarmUp,
+    WarmUpOutcome,
+    WarmUpReport,
+)
+from vllm_launchers.listeners import Owner
+
+ORDER, READ = WarmUp(), server_client._read
+MODELS = {"object": "list", "data": [{"id": "served", "max_model_len": 4096, "parent": None}]}
+COMPLETION = {"choices": [{"index": 0, "text": " a b", "finish_reason": "length"}], "usage": {"completion_tokens": 2}}
+ERROR = {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}}
+
+
+@pytest.fixture(autouse=True)
+def asked(tmp_path: Path) -> Path:
+    """The file that gets what the server was asked."""
+    return tmp_path / "asked.jsonl"
+
+
+def launch(bench: Bench, asked: Path, answers: dict[str, Any], *, warm_up: WarmUp = ORDER, **fields: Any) -> None:
+    known = {"GET /v1/models": [200, MODELS], "GET /metrics": [200, ""], **answers}
+    options = ("--answers", json.dumps(known), "--requests", str(asked))
+    bench.launch(bench.spec(*options, warm_up=warm_up, **fields))
+
+
+def requests(asked: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in asked.read_text().splitlines()] if asked.exists() else []
+
+
+def sent(asked: Path, to: str = "POST") -> list[dict[str, Any]]:
+    return [json.loads(one["body"]) for one in requests(asked) if one["asked"].startswith(to)]
+
+
+def outcome(record: ServerRecord) -> WarmUpOutcome | None:
+    return record.current.warm_up.outcome if record.current.warm_up else None
+
+
+def test_ready_means_a_completion(bench: Bench, asked: Path) -> None:
+    launch(bench, asked, {"POST /v1/completions": [200, COMPLETION]})
+    record = bench.wait(State.READY)
+    assert outcome(record) is WarmUpOutcome.COMPLETED
+    (body,) = sent(asked)
+    assert body["model"] == "served"
+    assert len(body["prompt"].split()) >= 32, "a shorter first prompt kills vLLM 0.32 on CPUs with AMX"
+    report, current = record.current.warm_up, record.current
+    assert report is not None
+    assert report.seconds is not None
+    assert current.ready_at is not None
+    assert current.started_at <= report.at <= report.at + report.seconds <= current.ready_at + 1
+
+
+def test_without_a_warm_up_nothing_is_sent(bench: Bench, asked: Path) -> None:
+    bench.ready(bench.spec("--requests", str(asked)))
+    assert requests(asked) == []
+
+
+def test_a_server_that_fails_every_request_fails(bench: Bench, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(bench, asked, {"POST /v1/completions": [500, ERROR]})
+    record = bench.wait(State.FAILED)
+    assert outcome(record) is WarmUpOutcome.FAILED
+    assert record.current.ready_at is None
+    assert "first request failed" in record.reason
+    assert "EngineCore encountered an issue" in record.reason
+    assert "stopped as requested" not in record.reason
+    assert record.exit is not None
+    assert not record.exit.requested
+    assert len(sent(asked)) == health.ATTEMPTS
+
+
+def test_it_is_started_again_as_after_any_failure(bench: Bench, asked: Path) -> None:
+    policy = RestartPolicy(RestartMode.ON_FAILURE, limit=1, backoff_seconds=0.05)
+    launch(bench, asked, {"POST /v1/completions": [503, ERROR]}, restart=policy)
+    record = bench.until(lambda one: one.state is State.FAILED and one.next_attempt_at is None)
+    assert record.attempt == 1
+    assert "gave up after 1 automatic restart" in record.reason
+
+
+def test_a_server_that_dies_of_its_first_request(bench: Bench, asked: Path) -> None:
+    launch(bench, asked, {"POST /v1/completions": [0, {}]})
+    record = bench.wait(State.FAILED)
+    assert outcome(record) is WarmUpOutcome.FAILED
+    assert "on the first request it exited by itself with code 7" in record.reason
+
+
+def test_a_refusal_is_no_failure(bench: Bench, asked: Path) -> None:
+    launch(bench, asked, {f"POST {path}": [400, {"error": {"message": "no"}}] for path in ("/v1/completions",)})
+    record = bench.wait(State.READY)
+    assert outcome(record) is WarmUpOutcome.REFUSED
+    assert record.current.warm_up is not None
+    assert "400 no" in record.current.warm_up.detail
+    words, tokens = sent(asked)
+    assert isinstance(words["prompt"], str)
+    assert len(tokens["prompt"]) == 32, "without a tokenizer ids are taken"
+
+
+def test_an_embedding_model_gets_what_it_offers(bench: Bench, asked: Path) -> None:
+    answers = {
+        "POST /v1/completions": [404, {"detail": "Not Found"}],
+        "POST /v1/embeddings": [200, {"data": [{"embedding": [0.1]}]}],
+    }
+    launch(bench, asked, answers)
+    assert outcome(bench.wait(State.READY)) is WarmUpOutcome.COMPLETED
+    assert "input" in sent(asked, "POST /v1/embeddings")[0]
+    assert len(sent(asked, "POST /v1/completions")) == 1
+
+
+def test_a_model_that_offers_nothing_for_text(bench: Bench, asked: Path) -> None:
+    paths = ("/v1/completions", "/v1/embeddings", "/pooling", "/classify")
+    launch(bench, asked, {f"POST {path}": [404, {"detail": "Not Found"}] for path in paths})
+    record = bench.wait(State.READY)
+    assert record.current.warm_up is not None
+    assert record.current.warm_up.detail == "it has no endpoint for a text"
+    assert len(sent(asked)) == len(paths)
+
+
+def test_each_engine_gets_its_own(bench: Bench, asked: Path) -> None:
+    launch(bench, asked, {"POST /v1/completions": [200, COMPLETION]}, warm_up=WarmUp(engines=3))
+    assert outcome(bench.wait(State.READY)) is WarmUpOutcome.COMPLETED
+    ranks = [
+        [line for line in one["headers"] if "rank" in line]
+        for one in requests(asked)
+        if one["asked"].startswith("POST")
+    ]
+    assert ranks == [[f"X-data-parallel-rank: {rank}"] for rank in range(3)], "without it any engine may get it"
+
+
+def test_the_only_engine_is_not_named(api: Callable[..., Api]) -> None:
+    server = api(Engines())
+    assert server.warm_up().outcome is WarmUpOutcome.COMPLETED
+    assert {rank for _, rank in server.asked} == {None}
+
+
+def test_the_key_goes_to_our_own_server(bench: Bench, asked: Path) -> None:
+    order = WarmUp(api_key="VLLM_API_KEY")
+    known = {"GET /v1/models": [200, MODELS], "GET /metrics": [200, ""], "POST /v1/completions": [200, COMPLETION]}
+    options = ("--answers", json.dumps(known), "--requests", str(asked))
+    spec = bench.spec(*options, warm_up=order, secret_names=("VLLM_API_KEY",))
+    bench.launch(spec, secrets={"VLLM_API_KEY": "sesame"})
+    bench.wait(State.READY)
+    keys = {one["asked"]: "Authorization: Bearer sesame" in one["headers"] for one in requests(asked)}
+    assert keys == {"GET /metrics": False, "GET /v1/models": True, "POST /v1/completions": True}
+    assert "sesame" not in (bench.root / "servers" / "one" / "record.json").read_text()
+
+
+def test_a_server_that_has_served_gets_none(bench: Bench, asked: Path) -> None:
+    """As one that served while its keeper was dead, before the new one came."""
+    launch(bench, asked, {"GET /metrics": [200, 'vllm:request_success_total{finished_reason="stop"} 3.0\n']})
+    assert outcome(bench.wait(State.READY)) is WarmUpOutcome.SKIPPED
+    assert sent(asked) == []
+
+
+def test_a_new_keeper_sends_none_to_a_server_that_serves(bench: Bench, asked: Path) -> None:
+    launch(bench, asked, {"POST /v1/completions": [200, COMPLETION]})
+    bench.orphaned(bench.wait(State.READY))
+    assert bench.adopt() == ["one"]
+    assert bench.until(lambda record: record.adopted).state is State.READY
+    assert len(sent(asked)) == 1
+
+
+def test_a_stop_does_not_wait_for_the_first_request(bench: Bench, asked: Path) -> None:
+    """The request is open and stays without an answer: a stop cuts it."""
+    launch(bench, asked, {"POST /v1/completions": [-1, {}]})
+    bench.until(lambda one: outcome(one) is WarmUpOutcome.UNDER_WAY and sent(asked))
+    assert bench.read().state is State.STARTING
+    record = bench.stopped()
+    assert record.reason.startswith("stopped as requested")
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens", "answer"), [(4096, None, 2), (200, 32, 2), (33, 31, 2), (16, 14, 2), (2, 1, 1)]
+)
+def test_it_fits_into_the_context(length: int, tokens: int | None, answer: int) -> None:
+    path, body = health.requests({"id": "m", "max_model_len": length})[0]
+    assert path == "/v1/completions"
+    assert (None if isinstance(body["prompt"], str) else len(body["prompt"])) == tokens
+    assert body["max_tokens"] == answer
+    assert tokens is None or tokens + answer <= max(length, 2)
+
+
+def test_the_base_model_is_asked_and_no_adapter() -> None:
+    data = [{"id": "lora", "parent": "base"}, {"id": "base", "parent": None}]
+    found = server_client.base_model({"data": data})
+    assert found is not None
+    assert found["id"] == "base"
+    assert server_client.base_model({"data": []}) is None
+    assert server_client.base_model(None) is None
+
+
+def test_an_aborted_completion_is_none() -> None:
+    body = json.dumps({"choices": [{"text": "", "finish_reason": "abort"}]}).encode()
+    assert health.judge_response("/v1/completions", server_client.Response(200, body))[0] is WarmUpOutcome.FAILED
+
+
+def test_chunks_are_put_together() -> None:
+    data = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n{"a"\r\n3\r\n:1}\r\n0\r\n\r\n'
+    assert server_client._parsed(data).document == {"a": 1}
+
+
+class Api:
+    """A server in this process. ``answers`` gives status and content to a path and a rank; None holds the answer back
+    until the test is over: who asked has waited too long as soon as that is certain (`read`), and never before."""
+
+    def __init__(self, answers: Callable[[str, str | None], tuple[int, object] | None]) -> None:
+        api = self
+        self.asked: list[tuple[str, str | None]] = []
+        self.over = threading.Event()
+        self.held = threading.Semaphore(0)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                rank = self.headers.get("X-data-parallel-rank")
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                api.asked.append((self.path, rank))
+                if (answer := answers(self.path, rank)) is None:
+                    api.held.release()
+                    api.over.wait()
+                    return
+                content = answer[1] if isinstance(answer[1], str) else json.dumps(answer[1])
+                self.send_response(answer[0])
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content.encode())
+
+            do_POST = do_GET  # noqa: N815 (the name that http.server calls)
+
+            def log_message(self, *_: object) -> None:
+                """Silent."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def read(self, connection: socket.socket, deadline: float) -> bytes:
+        """In place of `server_client._read`: no clock decides."""
+        while not select.select([connection], [], [], 0.01)[0]:
+            if self.held.acquire(blocking=False):
+                raise TimeoutError
+        return READ(connection, deadline + 60)
+
+    def warm_up(self, order: WarmUp = ORDER, **more: Any) -> WarmUpReport:
+        """Warm it up, and say what became of it."""
+        owner, posted = Owner.of(os.getpid()), list[Event]()
+        assert owner is not None
+        health.WarmUpRun(ProbeTarget(1, owner, "127.0.0.1", self.port, 0.0), order, "", posted.append, **more).run()
+        (event,) = posted
+        assert isinstance(event, WarmedUp)
+        return event.report
+
+    def close(self) -> None:
+        self.over.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Api]]:
+    """Makes a server in this process."""
+    monkeypatch.setattr(health, "PAUSE_SECONDS", 0.0)
+    made: list[Api] = []
+
+    def make(answers: Callable[[str, str | None], tuple[int, object] | None]) -> Api:
+        made.append(Api(answers))
+        monkeypatch.setattr(server_client, "_read", made[-1].read)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Engines:
+    """Counts what it has completed, as ``/metrics`` of vLLM does; what fails is decided for each rank."""
+
+    def __init__(self, **bad: tuple[int, object]) -> None:
+        self._bad, self._completed = bad, 0
+
+    def __call__(self, path: str, rank: str | None) -> tuple[int, object]:
+        if path == "/metrics":
+            return 200, f'vllm:request_success_total{{engine="0",finished_reason="length"}} {self._completed}.0\n'
+        if path == "/v1/models":
+            return 200, MODELS
+        status, content = self._bad.get(f"rank_{rank or 0}", (200, COMPLETION))
+        self._completed += status == 200
+        return status, content
+
+
+ABORTED = {"choices": [{"index": 0, "text": "", "finish_reason": "abort"}]}
+
+
+@pytest.mark.parametrize(("status", "content"), [(500, ERROR), (200, ABORTED)])
+@pytest.mark.parametrize("bad", ["rank_0", "rank_1"])
+def test_what_the_warm_up_itself_was_counted_for_makes_no_failed_engine_ready(
+    api: Callable[..., Api], bad: str, status: int, content: object
+) -> None:
+    server = api(Engines(**{bad: (status, content)}))
+    report = server.warm_up(WarmUp(engines=2))
+    assert report.outcome is WarmUpOutcome.FAILED
+    assert server.asked.count(("/v1/models", None)) == health.ATTEMPTS
+
+
+def test_a_new_keeper_counts_no_request_of_the_warm_up_that_the_one_before_began(api: Callable[..., Api]) -> None:
+    server = api(Engines(rank_1=(500, ERROR)))
+    assert server.warm_up(WarmUp(engines=2)).outcome is WarmUpOutcome.FAILED
+    assert server.warm_up(WarmUp(engines=2), begun=True).outcome is WarmUpOutcome.FAILED
+    assert server.warm_up(WarmUp(engines=2)).outcome is WarmUpOutcome.SKIPPED, "as one that served before"
+
+
+@pytest.mark.parametrize("slow", ["/metrics", "/v1/models"])
+def test_an_api_that_answers_late_proves_nothing(
+    api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    engines = Engines()
+    server = api(lambda path, rank: None if path == slow else engines(path, rank))
+    report = server.warm_up()
+    assert report.outcome is WarmUpOutcome.REFUSED
+    assert report.detail.startswith(f"{slow}: no response within ")
+    assert server.asked.count((slow, None)) == health.ATTEMPTS
+
+
+def test_an_api_that_was_late_once_is_asked_again(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
+    engines, late = Engines(), ["/v1/models", "/metrics"]
+
+    def answers(path: str, rank: str | None) -> tuple[int, object] | None:
+        if path in late:
+            late.remove(path)
+            return None
+        return engines(path, rank)
+
+    assert api(answers).warm_up().outcome is WarmUpOutcome.COMPLETED
+    assert late == []
+
+
+def test_no_connection_in_time_proves_nothing(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, connect = api(Engines()), Owner.connect
+    tried: list[int] = []
+
+    def refused(owner: Owner, port: int, timeout: float) -> Any:
+        tried.append(port)
+        if len(tried) > 2:  # /metrics and /v1/models came through: it is the completion's connection
+            raise TimeoutError("timed out")
+        return connect(owner, port, timeout)
+
+    monkeypatch.setattr(Owner, "connect", refused)
+    report = server.warm_up()
+    assert report.outcome is WarmUpOutcome.REFUSED
+    assert "no response within" in report.detail
+    assert len(tried) > 3
+
+
+def test_an_engine_that_never_answers_has_failed(api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines()
+    server = api(lambda path, rank: None if path == "/v1/completions" else engines(path, rank))
+    monkeypatch.setattr(server_client, "_read", READ)
+    report = server.warm_up(WarmUp(timeout_seconds=0.3))
+    assert report.outcome is WarmUpOutcome.FAILED
+    assert report.detail.startswith("/v1/completions: no response within ")
+    assert server.asked.count(("/v1/completions", None)) == 1, "it has had its time"
+
+
+def test_an_api_that_becomes_slow_excuses_no_failure_before(
+    api: Callable[..., Api], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines, seen = Engines(rank_0=(500, ERROR)), list[str]()
+
+    def answers(path: str, rank: str | None) -> tuple[int, object] | None:
+        seen.append(path)
+        return None if seen.count("/v1/models") > 1 else engines(path, rank)
+
+    report = api(answers).warm_up()
+    assert report.outcome is WarmUpOutcome.FAILED
+    assert "EngineCore" in report.detail

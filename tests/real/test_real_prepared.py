@@ -1,0 +1,126 @@
+"""Real vLLM in the prepared state: its verdict on flags, what it holds while it waits, and the server it becomes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from fakes.prepared_process import Prepared
+from vllm_launchers.prepared.command import prepared_command
+
+pytestmark = pytest.mark.real
+
+READY_SECONDS = 600
+
+Start = Callable[..., Prepared]
+
+
+@pytest.fixture
+def start(
+    real_vllm: Path, tiny_model: Path, real_env: Mapping[str, str], cpu_flags: Sequence[str], tmp_path: Path
+) -> Iterator[Start]:
+    """Starts the bootstrap of the real vLLM with the CPU's own flags and more: ``start("--port", "81")``."""
+    begun: list[Prepared] = []
+
+    def begin(*words: str) -> Prepared:
+        flags = [word for flag in cpu_flags for word in f"--{flag.removesuffix('=true')}".split("=")]
+        argv = [str(real_vllm), "serve", str(tiny_model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
+        command = prepared_command([*argv, *flags, *words])
+        assert command is not None
+        begun.append(Prepared(command, {**os.environ, **real_env}, tmp_path))
+        return begun[-1]
+
+    yield begin
+    for prepared in begun:
+        prepared.end()
+
+
+def completion(prepared: Prepared, port: int) -> str:
+    """The text of its first completion; a first prompt of many tokens, since short ones end some CPUs' servers."""
+    deadline = time.monotonic() + READY_SECONDS
+    body = {"model": "tiny", "prompt": "one two three " * 12, "max_tokens": 4}
+    while time.monotonic() < deadline and prepared.process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60, trust_env=False)
+            return str(answer.raise_for_status().json()["choices"][0]["text"])
+        time.sleep(0.1)
+    pytest.fail(f"it never answered:\n{prepared.server_output.read_text()[-4000:]}")
+
+
+def test_it_waits_with_nothing_and_then_serves(start: Start, free_port: Callable[[], int]) -> None:
+    port = free_port()
+    prepared = start("--port", str(port))
+    accepted = prepared.until("accepted")
+    assert (accepted["cuda_initialized"], accepted["config_checked"]) == (False, True)
+    process = Path(f"/proc/{prepared.process.pid}")
+    (spare,) = (process / f"task/{prepared.process.pid}/children").read_text().split()
+    assert len(list((process / "task").iterdir())) == 1, "no thread that a fork would lose"
+    targets = [str(each.readlink()) for each in (process / "fd").iterdir()]
+    assert len([target for target in targets if target.startswith("socket:")]) == 2, "the keeper's and the spare's"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
+
+    prepared.go()
+    assert prepared.step() == {"step": "started"}
+    assert completion(prepared, port)
+    log = prepared.server_output.read_text()
+    assert "Resolved architecture: LlamaForCausalLM" in log, "logged when it was prepared, and again"
+    assert "Application startup complete" in log
+    assert f"(EngineCore pid={spare})" in log, "the engine had its imports behind it"
+    prepared.process.terminate()
+    assert prepared.wait() == 0
+
+
+def test_it_ends_with_its_keeper(start: Start) -> None:
+    prepared = start()
+    prepared.until("accepted")
+    written = prepared.own_output.read_text()
+    prepared.close()
+    assert prepared.wait() == 0
+    assert prepared.own_output.read_text() == written
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--no-such-flag"], "vllm: error: unrecognized arguments: --no-such-flag"),
+        (["--max-num-seqs", "0"], "SchedulerConfig.max_num_seqs: Input should be greater than or equal to 1"),
+        (["--max-model-len", "9999"], "User-specified max_model_len (9999) is greater than the derived max_model_len"),
+    ],
+)
+def test_flags_are_refused_in_vllms_words(start: Start, flags: list[str], message: str) -> None:
+    prepared = start(*flags)
+    said = prepared.until("refused")["message"]
+    assert message in said
+    assert prepared.wait() == 2
+    printed = prepared.own_output.read_text()
+    assert all(line.rpartition(": ")[2] in printed for line in said.splitlines()), "as vLLM prints it"
+
+
+def test_it_is_asked_before_the_first_launch(
+    real_vllm: Path, tiny_model: Path, real_env: Mapping[str, str], cpu_flags: Sequence[str], tmp_path: Path
+) -> None:
+    def verdict(*more: str) -> dict[str, str | None]:
+        words = [word for flag in (*cpu_flags, *more) for word in ("--set", flag)]
+        plan = ["plan", "chatbot", "--vllm", str(real_vllm), "--model", str(tiny_model), "--ask-vllm", "--json"]
+        environment = {**os.environ, **real_env, "VLLMCONSOLE_STATE": str(tmp_path)}
+        command = [sys.executable, "-m", "vllm_console", *plan, *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=READY_SECONDS)
+        found: dict[str, str | None] = json.loads(done.stdout)["vllm_verdict"]
+        return found
+
+    accepted = {"verdict": "accepted", "message": None, "version": "0.32.0", "parser_only": False}
+    assert verdict() == accepted
+    refused = verdict("max-model-len=9999")
+    assert refused["verdict"] == "refused"
+    assert "User-specified max_model_len (9999) is greater" in str(refused["message"])

@@ -1,0 +1,146 @@
+"""A simulated server in virtual time, looked at through its metrics, and what is the matter with it by then."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding
+from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.history.frames import Frames
+from vllm_console.load.shape import TrafficShape
+from vllm_console.metrics.parse import Parser
+from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.plan.model import Changes, Flags
+from vllm_launchers.presets.model import Workload
+from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.memory import plan_memory
+from vllm_launchers.simulated.metrics import Metrics
+from vllm_launchers.simulated.scheduler import Request
+from vllm_launchers.simulated.server import build_core
+from vllm_launchers.simulated.settings import Simulated, resolve
+
+BEGAN = 1_000_000.0
+"""Unix seconds at which the virtual server became ready."""
+
+LOOK_SECONDS = 2.5
+"""Four looks a frame: enough for its highest and lowest gauges, and cheap."""
+
+
+@dataclass
+class Served:
+    """What came of serving: the frames, and the ctx at the end."""
+
+    frames: Frames
+    ctx: Evidence
+    history: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
+    """At every new frame: seconds since the start, and the codes that held."""
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        return findings(self.ctx)
+
+    @property
+    def codes(self) -> set[str]:
+        return {finding.code for finding in self.found}
+
+    @property
+    def ever(self) -> set[str]:
+        """Every code that held at any time."""
+        return {code for _, codes in self.history for code in codes}
+
+    def finding(self, code: str) -> Finding:
+        return next(finding for finding in self.found if finding.code == code)
+
+
+@dataclass(frozen=True)
+class Server:
+    """Flags, model and GPU of a simulated server, and what its console knows beside."""
+
+    flags: Flags
+    model: str = "Qwen/Qwen3-8B-AWQ"
+    gpu: str = "RTX A6000"
+    known: Mapping[str, Any] = field(default_factory=dict)
+
+    def changed(self, changes: Changes) -> Server:
+        flags = {name: value for name, value in self.flags.items() if name not in changes.unset}
+        return dataclasses.replace(self, flags={**flags, **changes.set})
+
+    def serve(self, requests: Iterable[Request], seconds: float) -> Served:
+        """Serve requests for so many virtual seconds, judging at each new frame."""
+        args = parse(["serve", self.model, *flag_words(self.flags)])
+        settings = resolve(args, Simulated.from_environment({"SIMULATED_GPU": self.gpu}))
+        plan = plan_memory(settings)
+        core, metrics = build_core(settings, plan), Metrics(settings, plan)
+        parser, frames = Parser(), Frames()
+        base = Evidence(
+            now=BEGAN,
+            ready_at=BEGAN,
+            frames=(),
+            flags=self.flags,
+            max_model_len=plan.max_model_len,
+            **self.known,
+        )
+        served = Served(frames, base)
+        queue = [(request.arrival, index, request) for index, request in enumerate(requests)]
+        heapq.heapify(queue)
+        (engine,) = metrics.engines
+        now, look = 0.0, 0.0
+        while look <= seconds:
+            until = min(look, queue[0][0]) if queue and not core.busy else look
+            if not core.busy:
+                now = max(now, until)
+            while queue and queue[0][0] <= now:
+                core.scheduler.add(heapq.heappop(queue)[2])
+            if core.busy:
+                took = core.begin(now)
+                while look <= min(now + took, seconds):
+                    self._look(served, metrics, core, parser, look)
+                    look += LOOK_SECONDS
+                now += took
+                engine.step(core.finish(took, now))
+            elif now >= look:
+                self._look(served, metrics, core, parser, look)
+                look += LOOK_SECONDS
+        return served
+
+    @staticmethod
+    def _look(served: Served, metrics: Metrics, core: Any, parser: Parser, at: float) -> None:
+        metrics.engines[0].state(core)
+        served.frames.append(parser.parse(metrics.render().decode(), BEGAN + at))
+        frames = served.frames.since(0.0)
+        if len(frames) > len(served.ctx.frames):
+            served.ctx = replace(served.ctx, now=BEGAN + at, frames=frames)
+            served.history.append((at, tuple(finding.code for finding in served.found)))
+
+
+def requests_of(workload: Workload, *, rate: float, seconds: float, longest: int, seed: int = 0) -> list[Request]:
+    """A preset's workload as the console's own load sends it."""
+    drawn = TrafficShape(workload, seed=seed, max_model_len=longest).stream(rate, seconds)
+    return [
+        Request(str(index), list(one.prompt), one.output_tokens, one.output_tokens, arrival=one.at, seed=index)
+        for index, one in enumerate(drawn)
+    ]
+
+
+@pytest.fixture
+def server() -> Callable[..., Server]:
+    """``server(flags, model, gpu=…, **known)``: what is known goes into the ctx as it is."""
+
+    def build(flags: Flags, model: str = "Qwen/Qwen3-8B-AWQ", *, gpu: str = "RTX A6000", **known: Any) -> Server:
+        return Server(flags, model, gpu, known)
+
+    return build
+
+
+@pytest.fixture
+def workload_requests() -> Callable[..., list[Request]]:
+    """A preset's workload as the console's own load sends it."""
+    return requests_of

@@ -1,0 +1,196 @@
+"""Each running finding: brought about by traffic and flags, named, fixed by what is offered first, and gone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from vllm_console.diagnosis.finding import Finding, Fix, Severity
+from vllm_launchers.presets.load import read_presets
+from vllm_launchers.presets.model import Objectives, Workload
+from vllm_launchers.simulated.scheduler import Request
+
+OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+KNOWN = {"preset_objectives": OBJECTIVES, "preset": "chatbot"}
+PRESETS = read_presets()[0]
+
+Traffic = Callable[[], list[Request]]
+
+
+def steadily(rate: float, seconds: float, prompt: int, output: int) -> list[Request]:
+    """Evenly spaced requests."""
+    return requests([index / rate for index in range(int(rate * seconds))], prompt, output, seed=1)
+
+
+def randomly(rate: float, seconds: float, prompt: int, output: int, *, shared: int = 0, seed: int = 1) -> list[Request]:
+    """Poisson arrivals; ``shared`` first tokens of each prompt are the same."""
+    rng, at, times = random.Random(seed), 0.0, []
+    while (at := at + rng.expovariate(rate)) < seconds:
+        times.append(at)
+    return requests(times, prompt, output, shared=shared, seed=seed)
+
+
+def requests(times: list[float], prompt: int, output: int, *, shared: int = 0, seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    common = [rng.randrange(50_000) for _ in range(shared)]
+    made = []
+    for index, at in enumerate(times):
+        tokens = common + [rng.randrange(50_000) for _ in range(prompt - shared)]
+        made.append(Request(f"{seed}-{prompt}-{index}", tokens, output, output, arrival=at, seed=index))
+    return made
+
+
+def top(finding: Finding) -> Fix:
+    """The first fix that a key can stage."""
+    return next(fix for fix in finding.fixes if not fix.changes.empty)
+
+
+def fixed(server: Any, traffic: Traffic, seconds: float, code: str) -> tuple[Any, Finding, Any]:
+    """Serve, find the finding, apply what it offers first, serve the same again; it must be gone all along."""
+    before = server.serve(traffic(), seconds)
+    assert code in before.codes, before.history[-1]
+    finding = before.finding(code)
+    after = server.changed(top(finding).changes).serve(traffic(), seconds)
+    assert code not in after.ever, after.history
+    return before, finding, after
+
+
+def test_preempting_is_fixed_by_fewer_sequences_where_nothing_else_can_be_done(server) -> None:
+    flags = {"max-model-len": 4096, "num-gpu-blocks-override": 1500, "max-num-seqs": 64}
+    before, finding, _ = fixed(
+        server(flags, build="cpu", **KNOWN), lambda: steadily(4.0, 180, 300, 500), 180, "preempting"
+    )
+    assert finding.severity is Severity.CRITICAL
+    assert "kv_cache_pressure" not in before.codes  # the same thing in its graver form
+    change = top(finding).changes
+    assert set(change.set) == {"max-num-seqs"}
+    assert 24 <= int(change.set["max-num-seqs"]) < 64
+    assert any(measure.source == "objectives of preset chatbot" for measure in finding.measures)
+
+
+def test_preempting_is_fixed_by_an_fp8_cache_where_the_gpu_can_do_it(server) -> None:
+    flags = {"max-model-len": 4096, "kv-cache-memory-bytes": 3_500_000_000, "max-num-seqs": 128}
+    hopper = server(flags, gpu="H100 80GB", compute_capability=(9, 0), **KNOWN)
+    _, finding, after = fixed(hopper, lambda: steadily(14.0, 100, 300, 500), 100, "preempting")
+    assert top(finding).changes.set == {"kv-cache-dtype": "fp8"}
+    assert [dict(fix.changes.set) for fix in finding.fixes][1:], "fewer sequences come after it"
+    assert "healthy" in after.codes
+
+
+def test_kv_cache_pressure_before_anything_is_preempted(server) -> None:
+    flags = {"max-model-len": 4096, "kv-cache-memory-bytes": 1040 * 16 * 147_456, "max-num-seqs": 64}
+    tight = server(flags, compute_capability=(8, 9), **KNOWN)
+    before, finding, _ = fixed(tight, lambda: steadily(2.8, 150, 300, 500), 150, "kv_cache_pressure")
+    assert "preempting" not in before.ever
+    assert finding.measures[0].limit == "85%"
+    assert top(finding).changes.set == {"kv-cache-dtype": "fp8"}
+    assert [set(fix.changes.set) for fix in finding.fixes] == [{"kv-cache-dtype"}, {"max-num-seqs"}]
+
+
+def test_too_few_sequences_and_too_little_memory_are_told_apart(server) -> None:
+    """The queue grows in both: one is fixed by more sequences, the other must not be."""
+    few = server({"max-model-len": 4096, "max-num-seqs": 16}, **KNOWN)
+    before, finding, after = fixed(few, lambda: randomly(2.5, 180, 300, 400), 180, "oversubscribed_sequences")
+    assert "oversubscribed_memory" not in before.ever
+    assert int(top(finding).changes.set["max-num-seqs"]) > 16
+    assert after.codes == {"healthy"}
+
+    flags = {"max-model-len": 4096, "kv-cache-memory-bytes": 16_000 * 147_456, "max-num-seqs": 128}
+    small = server(flags, gpu="H100 80GB", compute_capability=(9, 0), **KNOWN)
+    before, finding, _ = fixed(small, lambda: randomly(4.0, 150, 3000, 200), 150, "oversubscribed_memory")
+    assert "oversubscribed_sequences" not in before.ever
+    assert top(finding).changes.set == {"kv-cache-dtype": "fp8"}
+    assert all("max-num-seqs" not in fix.changes.set for fix in finding.fixes)
+
+
+def test_a_queue_that_came_at_once_is_offered_more_sequences(server) -> None:
+    """A backlog that does not grow is no oversubscription, but its requests wait, and for nothing but the limit."""
+    few = server({"max-model-len": 4096, "max-num-seqs": 16}, gpu="H100 80GB", **KNOWN)
+
+    def traffic() -> list[Request]:
+        return requests([1.0 + index / 1000 for index in range(300)], 300, 400, seed=1) + steadily(1.0, 60, 300, 400)
+
+    before = few.serve(traffic(), 60)
+    finding = before.finding("slow_first_token")
+    assert "oversubscribed_sequences" not in before.ever
+    assert finding.cause == "Requests wait in the queue: only 16 run at once."
+    assert int(top(finding).changes.set["max-num-seqs"]) == 64
+
+
+def test_prompts_that_come_faster_than_they_are_computed(server) -> None:
+    """Neither sequences nor memory hold the queue back: quantized weights compute faster."""
+    plain = server(
+        {"max-model-len": 8192}, "Qwen/Qwen3-8B", gpu="L40S", compute_capability=(8, 9), quantized=False, **KNOWN
+    )
+    _, finding, after = fixed(plain, lambda: randomly(4.5, 120, 3000, 10), 120, "oversubscribed_compute")
+    assert top(finding).changes.set == {"quantization": "fp8"}
+    assert after.codes == {"healthy"}
+
+
+def test_prefill_contention_in_large_steps(server) -> None:
+    def traffic() -> list[Request]:
+        return randomly(1.0, 240, 50, 300) + randomly(0.15, 240, 8000, 20, seed=2)
+
+    flags = {"max-model-len": 16384, "max-num-batched-tokens": 8192, "max-num-seqs": 64}
+    _, finding, _ = fixed(server(flags, **KNOWN), traffic, 240, "prefill_contention")
+    assert int(top(finding).changes.set["max-num-batched-tokens"]) <= 1024
+
+
+def test_prefill_contention_of_seldom_long_prompts_without_chunked_prefill(server) -> None:
+    def traffic() -> list[Request]:
+        return randomly(3.0, 240, 50, 300) + randomly(0.06, 240, 7000, 20, seed=2)
+
+    flags = {"max-model-len": 8192, "max-num-batched-tokens": 8192, "max-num-seqs": 64, "enable-chunked-prefill": False}
+    _, finding, _ = fixed(server(flags, **KNOWN), traffic, 240, "prefill_contention")
+    assert top(finding).changes.set["enable-chunked-prefill"] is True
+
+
+def test_a_prefix_cache_that_finds_nothing(server) -> None:
+    on = server({"max-model-len": 4096, "enable-prefix-caching": True}, gpu="H100 80GB", **KNOWN)
+    before, finding, after = fixed(on, lambda: randomly(1.0, 400, 500, 50), 400, "prefix_cache_idle")
+    assert finding.severity is Severity.NOTE
+    assert "healthy" in before.codes
+    assert after.codes == {"healthy"}
+
+
+def test_repeated_prefixes_with_caching_off(server) -> None:
+    flags = {"max-model-len": 4096, "enable-prefix-caching": False}
+    off = server(flags, gpu="H100 80GB", workload=Workload(2000, 50, 0.6, 16), **KNOWN)
+    _, finding, after = fixed(off, lambda: randomly(1.0, 120, 2000, 50, shared=1200), 120, "prefix_cache_missed")
+    assert "by its preset" in finding.symptom
+    assert after.codes == {"healthy"}
+
+
+def test_what_was_measured_before_counts_more_than_the_preset(server) -> None:
+    flags = {"max-model-len": 4096, "enable-prefix-caching": False}
+    known = {"workload": Workload(2000, 50, 0.6, 16), "earlier_reuse": 0.01, **KNOWN}
+    unique = server(flags, gpu="H100 80GB", **known).serve(randomly(1.0, 120, 500, 50), 120)
+    assert unique.codes == {"healthy"}
+
+
+def test_a_context_that_nobody_uses(server) -> None:
+    long = server({"max-model-len": 32768}, gpu="H100 80GB", **KNOWN)
+    _, finding, after = fixed(long, lambda: randomly(2.0, 180, 500, 100), 180, "context_unused")
+    assert 600 <= int(top(finding).changes.set["max-model-len"]) <= 4096
+    assert after.codes == {"healthy"}
+
+
+RATES = {"chatbot": 1.5, "batch": 2.0, "code-generation": 0.25, "long-document": 0.02}
+"""Requests per second that an H100 serves at ease."""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", sorted(RATES))
+def test_a_healthy_server_raises_nothing_in_ten_minutes(server, workload_requests, name: str, seed: int) -> None:
+    preset = PRESETS[name]
+    flags = {flag: setting.value for flag, setting in preset.flags.items()}
+    known = {"preset_objectives": preset.objectives, "workload": preset.workload, "preset": name}
+    sent = workload_requests(
+        preset.workload, rate=RATES[name], seconds=600, longest=int(flags["max-model-len"]), seed=seed
+    )
+    served = server(flags, preset.model, gpu="H100 80GB", compute_capability=(9, 0), **known).serve(sent, 600)
+    assert served.ever == {"healthy"}
+    assert len(served.ctx.frames) == 60

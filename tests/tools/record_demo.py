@@ -1,0 +1,203 @@
+"""Records what the demo shows of the past, with the simulated engine in virtual time. Takes about a minute.
+
+    python tests/tools/record_demo.py
+
+Writes `console/vllm_console/cli/demo_recording.xz`. To be run again when presets, plans or the engine model change what
+the demo's servers run with; `tests/unit/cli/test_demo_recording.py` says when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vllm_console.cli import demo
+from vllm_console.cli.demo_recording import FILE, STAMP, RecordedRun, RecordedServer, save
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.load.run import Phase
+from vllm_console.load.shape import TrafficShape
+from vllm_console.metrics.parse import Parser
+from vllm_console.metrics.sample import Sample
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.presets.load import find_preset, read_presets
+from vllm_launchers.simulated.engine import SimulatedEngine
+from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.memory import MemoryPlan
+from vllm_launchers.simulated.metrics import Metrics
+from vllm_launchers.simulated.scheduler import Request
+from vllm_launchers.simulated.server import STATS_INTERVAL, Engines, _shut_down, build_core, stats_line
+from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve
+from vllm_launchers.simulated.startup import Log, Process, Startup, announce
+
+DOWN_SECONDS = 1.2
+"""Between two runs."""
+
+UVICORN = ("Started server process [{pid}]", "Waiting for application startup.", "Application startup complete.")
+
+
+class KeptLog(Log):
+    """Keeps lines with the times at which they came."""
+
+    def __init__(self) -> None:
+        super().__init__("INFO")
+        self.lines: list[tuple[float, str]] = []
+        self.begun = time.monotonic()
+        self.at: float | None = None
+        """The virtual time, once there is one."""
+
+    def keep(self, text: str) -> None:
+        """Keep a line."""
+        self.lines.append((self.at if self.at is not None else time.monotonic() - self.begun, text))
+
+    def write(self, process: Process | str, level: str, where: str, message: str) -> None:
+        """As vLLM writes it, but for the time."""
+        for line in message.split("\n"):
+            self.keep(f"({process} pid={self._pid}) {level} {STAMP} [{where}] {line}\n")
+
+    def progress(self, text: str) -> None:
+        """As it is."""
+        self.keep(text)
+
+    def uvicorn(self, text: str) -> None:
+        """A line of the web server."""
+        self.keep(f"INFO:     {text.format(pid=self._pid)}\n")
+
+
+def requests_of(phases: Sequence[Phase], longest: int) -> Iterator[tuple[float, int, Request]]:
+    """The traffic, as `vllm_console.load` sends it: when each request comes, and its number."""
+    begun, number = 0.0, 0
+    for phase in phases:
+        shape = TrafficShape(phase.workload, max_model_len=longest)
+        for one in shape.stream(phase.rate, phase.seconds):
+            number, at = number + 1, begun + one.at
+            tokens = one.output_tokens
+            yield at, number, Request(str(number), list(one.prompt), tokens, tokens, arrival=at, seed=number)
+        begun += phase.seconds
+
+
+class Virtual:
+    """A simulated engine in virtual time: 0 is when it is ready."""
+
+    def __init__(self, settings: EngineSettings, memory: MemoryPlan, log: KeptLog) -> None:
+        core = build_core(settings, memory)
+        self.metrics, self.log = Metrics(settings, memory), log
+        self.engine = SimulatedEngine(core, self.metrics.engines[0])
+        self.samples: list[Sample] = []
+        self._parser = Parser()
+        self._up = log.lines[-1][0]
+
+    def run(self, traffic: Iterator[tuple[float, int, Request]], seconds: float) -> None:
+        """Serve for so many seconds."""
+        core, engine = self.engine.core, self.metrics.engines[0]
+        coming = list(traffic)
+        heapq.heapify(coming)
+        now = next_at = 0.0
+        while next_at <= seconds:
+            if not core.busy:
+                now = max(now, min([next_at, *(at for at, _, _ in coming[:1])]))
+            while coming and coming[0][0] <= now:
+                core.scheduler.add(heapq.heappop(coming)[2])
+            took = core.begin(now) if core.busy else 0.0
+            while next_at <= min(now + took, seconds):
+                self._second(next_at)
+                next_at += 1.0
+            now += took
+            if took:
+                self.log.at = self._up + now
+                report = core.finish(took, now)
+                engine.step(report)
+                self.engine.throughput.take(report)
+                for request in report.finished:
+                    port = 40000 + int(request.id) * 7 % 20000
+                    self.log.uvicorn(f'127.0.0.1:{port} - "POST /v1/completions HTTP/1.1" 200 OK')
+
+    def _second(self, at: float) -> None:
+        self.metrics.engines[0].state(self.engine.core)
+        self.samples.append(self._parser.parse(self.body(), at))
+        if at and at % STATS_INTERVAL == 0 and (line := stats_line(0, self.engine, STATS_INTERVAL)):
+            self.log.at = self._up + at
+            self.log.api("loggers.py:335", line)
+
+    def body(self) -> str:
+        """What ``/metrics`` says."""
+        return self.metrics.render().decode()
+
+    def end(self) -> None:
+        """Shut down as after SIGTERM."""
+        asyncio.run(_shut_down(Engines([self.engine]), self.log, 0))
+        self.log.api("launcher.py:304", "[shutdown] API server: shut down")
+
+
+def record(plan: Plan, phases: Sequence[Phase], began: float, *, goes_on: bool) -> tuple[RecordedRun, str]:
+    """One run from its start-up, which begins at ``began``, on."""
+    args = parse(plan.argv[plan.argv.index("serve") :])
+    simulated = Simulated.from_environment(plan.environment)
+    settings, log = resolve(args, simulated), KeptLog()
+    announce(log, args, simulated.gpu.name)
+    memory = Startup(log, settings, simulated.startup_seconds).run()
+    for text in UVICORN:
+        log.uvicorn(text)
+    up, seconds = log.lines[-1][0], sum(phase.seconds for phase in phases)
+    virtual = Virtual(settings, memory, log)
+    virtual.run(requests_of(phases, memory.max_model_len), seconds)
+    if not goes_on:
+        virtual.end()
+    run = RecordedRun(
+        flags=dict(plan.flags),
+        started_at=began,
+        ready_at=began + up,
+        ended_at=None if goes_on else began + up + seconds,
+        log=[(began + at, text) for at, text in log.lines],
+        samples=[_moved(sample, began + up) for sample in virtual.samples],
+    )
+    return run, virtual.body()
+
+
+def _moved(sample: Sample, by: float) -> Sample:
+    return Sample(round(sample.at + by, 3), sample.engines, sample.kv_cache_tokens, sample.model_name)
+
+
+def totals(body: str) -> str:
+    """vLLM's part of a body of ``/metrics``."""
+    return "".join(line for line in body.splitlines(keepends=True) if "vllm:" in line)
+
+
+def main() -> None:
+    """Record both servers."""
+    presets, problems = read_presets()
+    servers = {}
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = LocalFleet(Path(folder), observe=False, interactive=True, host_file=demo.HOST)
+        for server in demo.SERVERS:
+            workload = find_preset(server.preset, presets, problems).workload
+            plans = [fleet.plan(request) for request in demo.runs_of(server, fleet.snapshot().host, server.place)]
+            began, runs, body = 0.0, [], ""
+            for number, plan in enumerate(plans, 1):
+                phases = demo.recorded_phases(server, workload, number)
+                run, body = record(plan, phases, began, goes_on=number == len(plans))
+                runs.append(run)
+                began = (run.ended_at or 0.0) + DOWN_SECONDS
+            servers[server.name] = RecordedServer([_ending_at_0(run, runs[-1]) for run in runs], totals(body))
+        fleet.close()
+    save(servers)
+    print(f"{FILE}: {FILE.stat().st_size:,} bytes")
+
+
+def _ending_at_0(run: RecordedRun, last: RecordedRun) -> RecordedRun:
+    end = last.samples[-1].at
+    return RecordedRun(
+        flags=run.flags,
+        started_at=run.started_at - end,
+        ready_at=run.ready_at - end,
+        ended_at=run.ended_at - end if run.ended_at is not None else None,
+        log=[(round(at - end, 2), text) for at, text in run.log],
+        samples=[_moved(sample, -end) for sample in run.samples],
+    )
+
+
+if __name__ == "__main__":
+    main()

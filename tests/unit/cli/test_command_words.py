@@ -1,0 +1,136 @@
+"""Which command a command line means, and what its output cannot say."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_console.cli.launch_arguments import pairs_from
+from vllm_console.cli.main import main, parse
+from vllm_console.fleet.verbs import UsageError
+from vllm_console.history.time_view import moment_from
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("list --json", "list"),
+        ("--state demo list --json", "list"),
+        ("--state=demo list", "list"),
+        ("--sta start --refresh 2 --ascii status x", "status"),
+        ("--host demo", None),
+        ("--read-only", None),
+        ("", None),
+    ],
+)
+def test_a_folder_may_be_called_like_a_command(words: str, command: str | None) -> None:
+    assert parse(words.split()).command == command
+
+
+def test_an_unknown_word_is_no_command_whatever_follows() -> None:
+    with pytest.raises(SystemExit):
+        parse(["lsit", "list"])
+
+
+def test_what_a_terminal_cannot_write_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a POSIX locale without UTF-8 a dash must not be a fault of the program."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main(["presets"]) == 0
+    print("p99 –")
+    sys.stdout.flush()
+    assert b"chatbot" in written.getvalue()
+    assert b"p99 ?" in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-11-22 03:10", "2026-11-22 03:10:00"),
+        ("2026-11-22T03:10:30", "2026-11-22 03:10:30"),
+        ("11-22 03:10", "2026-11-22 03:10:00"),
+        ("11-23 03:10", "2025-11-23 03:10:00"),
+        ("03:10", "2026-11-22 03:10:00"),
+        ("14:00", "2026-11-21 14:00:00"),
+    ],
+)
+def test_an_earlier_moment(text, expected):
+    now = time.mktime((2026, 11, 22, 13, 40, 0, 0, 0, -1))
+    assert time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment_from(text, now))) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "2026-13-01 03:10", "2026-11-22 25:00", "2026-11-23 03:10", "0001-01-01 00:00"]
+)
+def test_no_earlier_moment(text):
+    with pytest.raises(ValueError, match="expected an earlier time"):
+        moment_from(text, time.mktime((2026, 11, 22, 13, 40, 0, 0, 0, -1)))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--at nonsense list", "'nonsense': expected an earlier time"),
+        ("--at 0001-01-01T00:00 list", "expected an earlier time"),
+        ("--refresh nan list", "'nan' must be a number of seconds from 0.1 to 60"),
+        ("--refresh -1 list", "'-1' must be a number of seconds from 0.1 to 60"),
+        ("metrics x --timeout inf", "'inf' must be a number of seconds greater than 0, at most 31,622,400"),
+        ("metrics x --timeout nan", "at most 31,622,400"),
+        ("stop x --timeout 1e308", "at most 31,622,400"),
+        ("load x --requests 99999999999999999999", "must be a whole number from 1 to 999,999,999"),
+        ("logs x -n 0", "must be a whole number from 1"),
+        ("logs x -n=-1", "must be a whole number from 1"),
+        ("topology --width=-1", "must be a whole number from 1"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_with_the_limit(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words.split())
+    assert ended.value.code == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("start", "chatbot", "--name", ""), ("start", "chatbot", "--host", ""), ("plan", "chatbot", "--gpus", " "),
+     ("plan", "chatbot", "--host", ""), ("plan", "chatbot", "--name", ""), ("presets", ""), ("plan", "")],
+)  # fmt: skip
+def test_an_empty_word_is_not_taken_for_one_that_was_left_out(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words)
+    assert ended.value.code == 2
+    assert "must not be empty" in capsys.readouterr().err
+
+
+def test_variables_of_a_server_have_names_and_secrets_do_not_stand_on_command_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for word in ("A B=1", "1A=1", "=1", "A"):
+        with pytest.raises(UsageError, match="--env"):
+            pairs_from([word])
+    assert pairs_from(["NAME_1=a b", "HF_TOKEN=abc"]) == {"NAME_1": "a b", "HF_TOKEN": "abc"}
+    told = capsys.readouterr().err
+    assert "--env HF_TOKEN=…: every user of this machine can read command lines" in told
+    assert "abc" not in told
+    assert "NAME_1" not in told
+
+
+def test_a_reader_that_goes_away_ends_a_command_as_the_signal_would(tmp_path: Path) -> None:
+    script = '"$@" | true; exit "${PIPESTATUS[0]}"'
+    program = [sys.executable, "-m", "vllm_console", "presets", "chatbot"]
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *program], env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

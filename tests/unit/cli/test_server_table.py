@@ -1,0 +1,36 @@
+"""The table of ``list`` and the description of ``status``."""
+
+from __future__ import annotations
+
+from vllm_console.cli.server_table import describe, table
+from vllm_console.fleet.snapshot import ServerView, State
+
+NOW = 2000.0
+OURS = ServerView("chat", State.READY, NOW - 42, preset="chatbot", port=8000)
+THEIRS = ServerView("vllm@8001", State.READY, NOW - 90, ours=False, owner="anna", port=8001, notice="read-only")
+HIDDEN = ServerView("vllm@pid-123456", State.STARTING, NOW - 1655, ours=False, owner="anna", probed=False)
+
+
+def test_others_servers_take_one_line_with_their_owner_in_a_column_of_its_own() -> None:
+    heading, ours, theirs, hidden = table((OURS, THEIRS, HIDDEN), NOW)
+    assert heading.split()[:4] == ["NAME", "OWNER", "PRESET", "STATE"]
+    assert ours.split()[:5] == ["chat", "you", "chatbot", "ready", "42s"]
+    assert theirs.split()[:5] == ["vllm@8001", "anna", "–", "ready", "1m30s"]
+    assert hidden.split()[0] == "vllm@pid-123456"
+    assert [line.index("–") for line in (theirs, hidden)] == [heading.index("PRESET")] * 2, "columns stay aligned"
+
+
+def test_a_server_that_was_not_asked_is_running_and_not_starting() -> None:
+    row = table((HIDDEN,), NOW)[1]
+    assert "running (not probed)" in row
+    assert "starting" not in row
+    assert describe(HIDDEN, NOW)[0] == "vllm@pid-123456  running (not probed)"
+    assert describe(THEIRS, NOW)[0] == "vllm@8001  ready for 1m30s"
+
+
+def test_that_a_server_of_others_is_open_to_everybody_is_still_said() -> None:
+    warning = "it listens on all addresses (0.0.0.0), no API key seen"
+    opened = ServerView(
+        "vllm@8001", State.READY, NOW, ours=False, owner="anna", exposed=warning, notice=f"{warning}; read-only"
+    )
+    assert table((opened,), NOW)[2] == f"  {warning}"

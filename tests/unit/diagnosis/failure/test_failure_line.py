@@ -1,0 +1,459 @@
+"""The line that shows why a server died is found, whatever stands after it and in whatever form the log is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_console.diagnosis.failure.failure_line import FailureLine, failure_line
+from vllm_console.diagnosis.finding import Cause
+
+Form = Callable[[str, str], str]
+"""Writes a line of a traceback: process and text to a line of the log."""
+
+
+def before_031(process: str, text: str) -> str:
+    return f"\x1b[0;36m({process} pid=77)\x1b[0;0m {text}"
+
+
+def from_031(process: str, text: str) -> str:
+    return text
+
+
+def record(process: str, text: str, level: str = "ERROR") -> str:
+    return f"({process} pid=77) {level} 11-20 10:00:01 [core.py:900] {text}"
+
+
+def traceback(*ends: str, functions: Sequence[str] = ("run_engine_core", "__init__")) -> list[str]:
+    lines = ["Traceback (most recent call last):"]
+    for number, function in enumerate(functions):
+        lines += [
+            f'  File "/env/vllm/v1/engine/core.py", line {number}, in {function}',
+            "    self.go()",
+            "    ^^^^^^^^^",
+        ]
+    return [*lines, *ends]
+
+
+def engine_failure(end: str, form: Form, **options: Sequence[str]) -> list[str]:
+    """A start as vLLM logs it: the engine's exception twice, then what the API server makes of it."""
+    lines = [
+        record("APIServer", "non-default args: {'model': 'tiny'}", "INFO"),
+        record("EngineCore", "something deprecated, ValueError: not this", "WARNING"),
+        record("EngineCore", "EngineCore failed to start."),
+    ]
+    lines += [record("EngineCore", line) for line in traceback(end, **options)]
+    lines += [form("EngineCore", line) for line in ["Process EngineCore:", *traceback(end, **options)]]
+    follow_up = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    lines += [form("APIServer", line) for line in traceback(follow_up, functions=["f"] * 30)]
+    return lines
+
+
+def found(lines: Sequence[str], exit_code: int | None = 1) -> FailureLine:
+    line = failure_line(lines, exit_code)
+    assert line is not None
+    written = lines[line.number - 1]
+    assert line.text in written or line.text.endswith(f": {written.strip()}")  # behind the flag that it is about
+    return line
+
+
+@pytest.mark.parametrize("form", [before_031, from_031])
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("ValueError: No available memory for the cache blocks. Try more.", Cause.KV_CACHE_TOO_SMALL),
+        ("ValueError: To serve at least one request with the model's max seq len (2048), …", Cause.KV_CACHE_TOO_SMALL),
+        (
+            "ValueError: Free memory on device cuda:0 (0.6/31 GiB) on startup is less than desired GPU memory "
+            "utilization (0.9, 28 GiB).",
+            Cause.FREE_MEMORY_BELOW_UTILIZATION,
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", Cause.OOM_RUNTIME),
+        ("OSError: [Errno 28] No space left on device", Cause.DISK_FULL),
+        ("OSError: [Errno 122] Disk quota exceeded: '/home/u/.cache'", Cause.DISK_FULL),
+        ("RuntimeError: NCCL error: unhandled system error", Cause.NCCL),
+        ("zmq.error.ZMQError: Address already in use (addr='ipc:///tmp/x')", Cause.OTHER),
+        (
+            "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0.",
+            Cause.UNSUPPORTED_BY_GPU,
+        ),
+        ("TypeError: type 'array.array' is not subscriptable", Cause.OTHER),
+        ("AssertionError", Cause.OTHER),
+        ("KeyboardInterrupt", Cause.INTERRUPTED),
+    ],
+)
+def test_the_engines_own_exception_is_found_above_its_echoes(end: str, cause: Cause, form: Form) -> None:
+    lines = engine_failure(end, form)
+    line = found(lines)
+    assert line.text == end
+    assert line.cause is cause
+    assert line.number == next(number for number, text in enumerate(lines, 1) if text.endswith(end))
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [
+        ("capture_model", Cause.OOM_GRAPH_CAPTURE),
+        ("load_model", Cause.WEIGHTS_DO_NOT_FIT),
+        ("execute_model", Cause.OOM_RUNTIME),
+    ],
+)
+def test_running_out_of_memory_is_named_by_where_it_happened(function: str, cause: Cause) -> None:
+    lines = engine_failure("torch.OutOfMemoryError: CUDA out of memory.", from_031, functions=["go", function, "empty"])
+    assert found(lines).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("OSError: You are trying to access a gated repo.", Cause.GATED),
+        ("huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error.", Cause.MODEL_NOT_FOUND),
+        ("OSError: nope is not a local folder and is not a valid model identifier", Cause.MODEL_NOT_FOUND),
+        ("ValueError: x contains custom code which must be executed to load the model.", Cause.TRUST_REMOTE_CODE),
+        ("OSError: Can't load tokenizer for 'x'.", Cause.TOKENIZER),
+        (
+            "ValueError: Total number of attention heads (40) must be divisible by tensor parallel size (3).",
+            Cause.TP_NOT_DIVISOR,
+        ),
+        ("AssertionError: 151936 is not divisible by 3", Cause.TP_NOT_DIVISOR),
+        ("ValueError: The quantization method x is not supported for the current GPU.", Cause.UNSUPPORTED_BY_GPU),
+        ("RuntimeError: CUDA error: no kernel image is available for execution", Cause.UNSUPPORTED_BY_GPU),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 12020).", Cause.DRIVER),
+        ("ImportError: libcudart.so.13: cannot open shared object file", Cause.DRIVER),
+        ("ValueError: Unknown quantization method: foo.", Cause.INVALID_FLAG_VALUE),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", Cause.OTHER),
+        ("ValueError: World size (4) is larger than the number of available GPUs (2)", Cause.OTHER),
+    ],
+)
+def test_known_causes_are_named_and_explained(end: str, cause: Cause) -> None:
+    line = found(traceback(end))
+    assert (line.text, line.cause) == (end, cause)
+    assert line.explanation
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("vllm: error: unrecognized arguments: --no-such-flag", Cause.UNKNOWN_FLAG),
+        ("api_server.py: error: argument --dtype: invalid choice: 'x' (choose from 'auto')", Cause.INVALID_FLAG_VALUE),
+        ("vllm serve: error: argument --port: invalid int value: 'abc'", Cause.INVALID_FLAG_VALUE),
+    ],
+)
+def test_what_the_flag_parser_refuses(line: str, cause: Cause) -> None:
+    usage = ["usage: vllm serve [model_tag] [options]", "            [--dtype {auto,half}] [--port PORT]"]
+    assert found([*usage, line, ""], 2) == FailureLine(3, line, cause, found([line]).explanation, confidence=0.95)
+
+
+def test_pydantics_message_is_shown_and_not_its_headline() -> None:
+    lines = [
+        *traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for CacheConfig"),
+        "gpu_memory_utilization",
+        "  Input should be less than or equal to 1 [type=less_than_equal, input_value=1.5, input_type=float]",
+        "    For further information visit https://errors.pydantic.dev/2/v/less_than_equal",
+    ]
+    line = found(lines)
+    assert line.text.startswith("--gpu-memory-utilization: Input should be less than or equal to 1")
+    assert line.cause is Cause.INVALID_FLAG_VALUE
+
+
+def test_a_cause_inside_pydantics_message_is_named() -> None:
+    lines = [
+        *traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"),
+        "  Value error, Invalid repository ID or local directory specified: 'nope'.",
+        "Please verify it: [type=value_error, input_value=ArgsKwargs(()), input_type=ArgsKwargs]",
+    ]
+    assert found(lines).cause is Cause.MODEL_NOT_FOUND
+
+
+def test_the_http_port_is_told_from_addresses_inside() -> None:
+    assert found(traceback("OSError: [Errno 98] Address already in use")).cause is Cause.PORT_IN_USE
+    inside = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address."
+    assert found(traceback(inside)).cause is Cause.OTHER
+
+
+def test_the_exception_that_wraps_another_says_more_unless_the_inner_one_names_the_cause() -> None:
+    chain = ["", "During handling of the above exception, another exception occurred:", ""]
+    outer = traceback("ValueError: Unknown layer kind 'foo'")
+    assert found([*traceback("KeyError: 'foo'"), *chain, *outer]).text == "ValueError: Unknown layer kind 'foo'"
+    disk = [
+        *traceback("OSError: [Errno 28] No space left on device"),
+        *chain,
+        *traceback("RuntimeError: compile failed"),
+    ]
+    assert found(disk).cause is Cause.DISK_FULL
+
+
+def test_exceptions_that_python_ignores_do_not_count() -> None:
+    ignored = [
+        "Exception ignored in: <function Executor.__del__ at 0x7f>",
+        *traceback("AttributeError: no shutdown hook"),
+    ]
+    assert failure_line(ignored, 1) is None
+    assert found([*ignored, *traceback("ValueError: this one")]).text == "ValueError: this one"
+
+
+def test_a_dead_engine_is_the_answer_only_where_nothing_better_is() -> None:
+    dead = traceback("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
+    assert found(dead, 0).cause is Cause.ENGINE_DIED
+    line = found([*traceback("TimeoutError: RPC call to execute_model timed out."), *dead], 0)
+    assert line.text.startswith("TimeoutError")
+
+
+def test_a_killed_engine_is_told_from_the_list_of_failed_processes() -> None:
+    end = "RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_0': -9}"
+    line = found(traceback(end))
+    assert line.cause is Cause.ENGINE_DIED
+    assert line.explanation is not None
+    assert "SIGKILL" in line.explanation
+
+
+def served(errors: Sequence[str]) -> list[str]:
+    return [
+        record("APIServer", "non-default args: {}", "INFO"),
+        "INFO:     Application startup complete.",
+        *errors,
+    ]
+
+
+def test_errors_of_single_requests_hours_ago_did_not_kill_it() -> None:
+    request = [record("APIServer", line) for line in traceback("ValueError: The prompt is longer than the context.")]
+    death = [record("EngineCore", "EngineCore encountered a fatal error.")]
+    death += [record("EngineCore", line) for line in traceback("RuntimeError: the sampler broke")]
+    dead = [record("APIServer", line) for line in traceback("EngineDeadError: EngineCore encountered an issue.")]
+    assert found(served([*request, *death, *dead]), 0).text == "RuntimeError: the sampler broke"
+
+
+REQUEST = [record("APIServer", line) for line in traceback("ValueError: the chat template must not be empty")]
+ACCESS = 'INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK'
+
+
+def test_requests_that_failed_are_no_failure_of_the_server() -> None:
+    assert failure_line(served([*REQUEST, ACCESS]), None) is None
+    assert failure_line([ACCESS, *REQUEST, ACCESS], None) is None  # the head of the log is missing
+
+
+def test_requests_that_failed_do_not_name_the_cause_of_a_death_without_words() -> None:
+    death = record("APIServer", "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.")
+    line = found(served([*REQUEST, ACCESS, death, *traceback("EngineDeadError: see above"), *REQUEST]), 0)
+    assert line.text.startswith("Engine core proc")
+    assert line.cause is Cause.ENGINE_DIED
+    assert line.confidence < 0.8
+
+
+def test_what_the_engine_said_right_before_its_death_is_found() -> None:
+    crash = [record("EngineCore", line) for line in traceback("torch.OutOfMemoryError: CUDA out of memory.")]
+    death = record("APIServer", "Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.")
+    assert found(served([*REQUEST, *crash, death]), 0).cause is Cause.OOM_RUNTIME
+
+
+def test_an_interruption_is_the_cause_unless_something_failed_before_it() -> None:
+    after = traceback("OSError: [Errno 28] No space left on device")
+    assert found([*traceback("KeyboardInterrupt"), *after]).cause is Cause.INTERRUPTED
+    assert found([*traceback("TypeError: odd"), *traceback("KeyboardInterrupt")]).text == "TypeError: odd"
+
+
+@pytest.mark.parametrize(
+    ("before", "cause"),
+    [
+        ("INFO 11-20 10:00:00 [g.py:1] Starting to load model some/model...", Cause.WEIGHTS_DO_NOT_FIT),
+        ("INFO 11-20 10:00:00 [g.py:1] Model loading took 14.2 GiB", Cause.OOM_RUNTIME),
+        ("Capturing CUDA graphs (decode, FULL):   9%|9   | 3/35", Cause.OOM_GRAPH_CAPTURE),
+    ],
+)
+def test_without_a_traceback_the_last_step_tells_where_memory_ran_out(before: str, cause: Cause) -> None:
+    assert found([before, "torch.OutOfMemoryError: CUDA out of memory."]).cause is cause
+
+
+def test_a_frame_in_a_file_of_that_name_is_no_graph_capture() -> None:
+    lines = traceback("torch.OutOfMemoryError: CUDA out of memory.", functions=["profile_run", "__call__"])
+    assert found([line.replace("core.py", "cuda_graph.py") for line in lines]).cause is Cause.OOM_RUNTIME
+
+
+def test_a_traceback_that_lost_its_indentation_is_read() -> None:
+    lines = traceback("torch.OutOfMemoryError: CUDA out of memory.", functions=["load_model", "__init__"])
+    assert found([record("EngineCore", line.strip()) for line in lines]).cause is Cause.WEIGHTS_DO_NOT_FIT
+
+
+def test_an_error_record_counts_less_than_the_exception_that_follows() -> None:
+    complaint = "Cannot use this: it is only supported on GPUs with compute capability of at least 9.0"
+    lines = [record("EngineCore", complaint), *traceback("OSError: [Errno 28] No space left on device")]
+    assert found(lines).cause is Cause.DISK_FULL
+    assert found(lines[:1]).confidence < 0.8
+
+
+def test_an_address_among_the_processes_is_not_the_servers_port() -> None:
+    lines = [record("EngineCore", line) for line in traceback("OSError: [Errno 98] Address already in use")]
+    assert found(lines).cause is Cause.OTHER
+
+
+@pytest.mark.parametrize(
+    ("function", "end", "cause"),
+    [
+        ("get_tokenizer", "AttributeError: 'list' object has no attribute 'keys'", Cause.TOKENIZER),
+        ("get_tokenizer", "ModuleNotFoundError: No module named 'something'", Cause.OTHER),
+        ("create_model_config", "ValueError: max_num_seqs must not be odd", Cause.INVALID_FLAG_VALUE),
+        ("create_model_config", "ValueError: layers must not be odd", Cause.OTHER),
+        ("forward", "ValueError: max_num_seqs must not be odd", Cause.OTHER),
+    ],
+)
+def test_an_exception_without_a_name_is_known_by_its_place(function: str, end: str, cause: Cause) -> None:
+    line = found(traceback(end, functions=["run_server", function, "inner"]))
+    assert line.cause is cause
+    assert line.confidence <= 0.75
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("  Value error, max_num_seqs must not be odd [type=value_error, input_value=3]", Cause.INVALID_FLAG_VALUE),
+        ("  Value error, this model cannot be inspected [type=value_error, input_value=3]", Cause.OTHER),
+    ],
+)
+def test_what_vllm_checks_itself_in_pydantic_is_a_flags_fault_only_if_it_names_one(text: str, cause: Cause) -> None:
+    lines = [*traceback("pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig"), text]
+    assert found(lines).cause is cause
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "OSError: [Errno 99] error while attempting to bind on address ('10.1.1.1', 8000): cannot assign it",
+        "ValueError: query heads must be divisible by key heads",
+        "If you are trying to access a private or gated repo, make sure you are authenticated.",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        "/env/torch/cuda/__init__.py:61: UserWarning: The NVIDIA driver on your system is too old",
+    ],
+)
+def test_what_only_sounds_like_a_cause_is_not_named(end: str) -> None:
+    line = failure_line(traceback(end), 1)
+    assert line is None or (line.cause is Cause.OTHER and line.confidence <= 0.3)
+
+
+def test_only_the_last_start_in_a_log_counts() -> None:
+    lines = [
+        *engine_failure("ValueError: No available memory for the cache blocks.", from_031),
+        *engine_failure("OSError: [Errno 28] No space left on device", from_031),
+    ]
+    line = found(lines)
+    assert line.cause is Cause.DISK_FULL
+    assert line.number > len(lines) / 2
+
+
+def test_after_a_kill_only_a_named_cause_counts() -> None:
+    lines = engine_failure("TypeError: odd", from_031)
+    assert found(lines, 1).text == "TypeError: odd"
+    assert failure_line(lines, -9) is None
+    assert (
+        found(engine_failure("torch.OutOfMemoryError: CUDA out of memory.", from_031), 137).cause is Cause.OOM_RUNTIME
+    )
+
+
+def test_a_log_without_failure_has_no_such_line() -> None:
+    healthy = [
+        *served([]),
+        record("EngineCore", "No available memory for the cache blocks", "WARNING"),
+        'INFO:     127.0.0.1:5 - "GET /metrics HTTP/1.1" 200 OK',
+    ]
+    assert failure_line(healthy, 0) is None
+    assert failure_line([], None) is None
+
+
+def test_records_in_json_are_read() -> None:
+    message = {
+        "levelname": "ERROR",
+        "processName": "EngineCore",
+        "message": "\n".join(traceback("ValueError: bad shape")),
+    }
+    line = failure_line([json.dumps({"levelname": "INFO", "message": "hello"}), json.dumps(message)], 1)
+    assert line == FailureLine(2, "ValueError: bad shape", Cause.OTHER, None, confidence=0.3)
+
+
+def test_logs_of_containers_are_read() -> None:
+    lines = [f"vllm-1  | {line}" for line in engine_failure("OSError: [Errno 28] No space left on device", before_031)]
+    assert found(lines).text == "OSError: [Errno 28] No space left on device"
+
+
+def test_text_comes_without_escape_codes() -> None:
+    line = failure_line(["\x1b[31mValueError: \x1b]0;title\x07evil\x1b[0m\x07"], 1)
+    assert line is not None
+    assert line.text == "ValueError: evil"
+
+
+@given(st.lists(st.text(max_size=60), max_size=30), st.one_of(st.none(), st.integers(-64, 255)))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_survived(lines: list[str], exit_code: int | None) -> None:
+    line = failure_line(lines, exit_code)
+    assert line is None or 1 <= line.number <= len(lines)
+
+
+def test_a_killed_worker_is_named_and_not_the_executor_that_then_failed() -> None:
+    found = failure_line(
+        [
+            "INFO:     Application startup complete.",
+            "(EngineCore pid=7) ERROR 11-20 10:00:00 [multiproc_executor.py:315] Worker proc VllmWorker-0 died "
+            "unexpectedly (exit code: None), shutting down executor.",
+            "Traceback (most recent call last):",
+            '  File "core.py", line 1702, in _handle_client_request',
+            "RuntimeError: Executor failed.",
+        ],
+        0,
+    )
+    assert found is not None
+    assert (found.cause, found.number) == (Cause.ENGINE_DIED, 2)
+
+
+@pytest.mark.parametrize(
+    ("under", "cause"),
+    [
+        ("Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'", Cause.DRIVER),
+        ("Error while creating shared memory segment /dev/shm/x (size 9), error: No space left on device (28)",
+         Cause.DISK_FULL),
+        ("Cuda failure 'an illegal memory access was encountered'", Cause.OTHER),
+        ("Cuda failure 'out of memory': CUDA out of memory", Cause.OOM_RUNTIME),
+        ("Bootstrap : no socket interface found", Cause.NCCL),
+    ],
+)  # fmt: skip
+def test_what_nccl_stumbled_over_stands_under_its_message(under: str, cause: Cause) -> None:
+    lines = [
+        *traceback("torch.distributed.DistBackendError: NCCL error in: a/NCCLUtils.cpp:94, unhandled cuda error"),
+        "ncclUnhandledCudaError: Call to CUDA function failed.",
+        "Last error:",
+        under,
+    ]
+    line = found(lines)
+    assert line.cause is cause
+    assert (line.text == under) is (cause is not Cause.NCCL)
+
+
+def test_what_nccl_said_is_not_explained_by_the_next_exception() -> None:
+    lines = [*traceback("RuntimeError: NCCL error: unhandled system error"), *traceback("OSError: [Errno 28] No space")]
+    assert found(lines).cause is Cause.NCCL
+
+
+def test_who_waited_repeats_what_the_other_said() -> None:
+    told = "RuntimeError: Worker failed with error 'a shape is odd', please check the stack trace above"
+    died = "Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
+    line = found([*traceback(told), record("EngineCore", died)])
+    assert (line.text, line.cause) == (told, Cause.OTHER)
+    silent = told.replace("a shape is odd", "")
+    assert found([*traceback(silent), record("EngineCore", died)]).cause is Cause.ENGINE_DIED
+
+
+def test_a_value_that_is_none_of_those_that_there_are() -> None:
+    line = found(traceback("ValueError: Unknown state backend: 'X'. Valid options are: A, B"))
+    assert line.cause is Cause.INVALID_FLAG_VALUE
+
+
+@pytest.mark.parametrize("carry", ["vllm-1  | ", "2026-11-20T10:00:00.1Z ", "Aug 17 18:42:18 box vllm[80]: ", "    "])
+def test_a_carried_log_is_diagnosed_as_the_log_itself(carry: str) -> None:
+    lines = engine_failure("torch.OutOfMemoryError: CUDA out of memory.", before_031, functions=["load_model"])
+    line = failure_line([carry + text for text in lines], 1)
+    own = failure_line(lines, 1)
+    assert line is not None
+    assert own is not None
+    assert (line.cause, line.number, line.text) == (own.cause, own.number, own.text)
+    assert line.cause is Cause.WEIGHTS_DO_NOT_FIT

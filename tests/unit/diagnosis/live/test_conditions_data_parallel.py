@@ -1,0 +1,171 @@
+"""Servers with several engines: limits hold for each of them, and requests and tokens are counted over all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.history.frames import Frames
+from vllm_console.metrics.parse import Parser
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.memory import plan_memory
+from vllm_launchers.simulated.metrics import Metrics
+from vllm_launchers.simulated.settings import Simulated, resolve
+
+START = 1_000_000.0
+BOUNDS = (100.0, 200.0, 500.0, 1000.0, 5000.0, math.inf)
+BUSY = EngineSample(
+    requests_running=60, requests_waiting=0, kv_cache_usage=0.3, preemptions_total=0, prompt_tokens_total=3000,
+    generation_tokens_total=4000, requests_finished_total=10,
+)  # fmt: skip
+"""What each engine does in two and a half seconds."""
+
+
+def found(
+    one: EngineSample, *, engines: int = 4, growth: float = 0.0, prompt: float = 150.0, answer: float = 300.0,
+    cache: int = 50_000, **known: Any,
+) -> dict[str, Finding]:  # fmt: skip
+    """What is found of two minutes of the same on each engine, whose queue grows by so many in each look.
+
+    ``cache`` is what each holds, ``prompt`` and ``answer`` are the lengths of each request; without an answer no
+    lengths are known.
+    """
+    frames = Frames()
+    for at in range(49):
+        ended = 10.0 * at
+        lengths = {
+            key: Histogram(BOUNDS, tuple(ended if length <= bound else 0.0 for bound in BOUNDS), ended * length)
+            for key, length in (("prompt_tokens", prompt), ("generation_tokens", answer))
+            if answer
+        }
+        counts = {name: value * at for name in COUNTED if (value := getattr(one, name)) is not None}
+        engine = replace(one, **counts, requests_waiting=growth * at, histograms=lengths)
+        frames.append(Sample(START + 2.5 * at, {str(n): engine for n in range(engines)}, engines * cache))
+    now = START + 120
+    evidence = {"now": now, "ready_at": START - 60, "frames": frames.since(0.0), "build": "cpu", **known}
+    return {finding.code: finding for finding in findings(Evidence(**evidence))}
+
+
+COUNTED = (
+    "preemptions_total", "prompt_tokens_total", "generation_tokens_total", "requests_finished_total",
+)  # fmt: skip
+
+
+def test_the_cache_of_each_engine_is_known_from_what_a_server_tells() -> None:
+    args = parse(["serve", "Qwen/Qwen3-8B-AWQ", "--data-parallel-size", "4"])
+    settings = resolve(args, Simulated.from_environment({"SIMULATED_GPU": "RTX A6000"}))
+    plan = plan_memory(settings)
+    metrics, parser, frames = Metrics(settings, plan), Parser(), Frames()
+    for at in (0.0, 5.0, 10.0):
+        frames.append(parser.parse(metrics.render().decode(), START + at))
+    evidence = Evidence(now=START + 10, ready_at=START, frames=frames.since(0.0))
+    assert (evidence.engines, evidence.cache_tokens) == (4, plan.tokens)
+
+
+def test_the_limit_of_sequences_is_reached_when_each_engine_reaches_it() -> None:
+    flags = {"max-num-seqs": 256, "max-model-len": 4096}
+    half = found(replace(BUSY, requests_running=62), growth=1, flags=flags)
+    assert "oversubscribed_compute" in half
+    assert "oversubscribed_sequences" not in half, "248 run, and 1024 may"
+    full = found(replace(BUSY, requests_running=250), growth=1, flags=flags)["oversubscribed_sequences"]
+    assert full.cause == "At most 256 sequences run at once in each engine (max-num-seqs)."
+    (running,) = [one for one in full.measures if one.name == "running"]
+    assert (running.value, running.limit, running.source) == ("1000", "1024", "max-num-seqs of 4 engines")
+
+
+def test_fewer_sequences_are_as_many_as_fit_into_the_cache_of_each_engine() -> None:
+    pressed = replace(BUSY, requests_running=100, kv_cache_usage=0.99, preemptions_total=1)
+    finding = found(pressed, prompt=300, answer=400, flags={"max-num-seqs": 128})["preempting"]
+    (fix,) = [one for one in finding.fixes if "max-num-seqs" in one.changes.set]
+    # Each holds its prompt and half of its answer or more, some 500 tokens: 85 are within the goal.
+    assert 48 <= int(fix.changes.set["max-num-seqs"]) <= 88
+    assert "in each engine instead of 128" in fix.why
+    alone = found(pressed, engines=1, prompt=300, answer=400, flags={"max-num-seqs": 128})["preempting"]
+    assert [one.changes for one in alone.fixes] == [one.changes for one in finding.fixes]
+
+
+def test_before_lengths_are_known_fewer_sequences_go_by_those_that_run_in_each_engine() -> None:
+    pressed = replace(BUSY, requests_running=50, kv_cache_usage=0.99, preemptions_total=1)
+    (fix,) = found(pressed, answer=0, flags={"max-num-seqs": 128})["preempting"].fixes
+    assert fix.changes.set == {"max-num-seqs": 24}, "six tenths of 50, in steps of eight"
+
+
+def test_a_prompt_finds_room_in_one_engine_or_none() -> None:
+    def held(cache: int) -> set[str]:
+        seen = found(replace(BUSY, kv_cache_usage=0.6), growth=1, prompt=4500, cache=cache)
+        for code, finding in seen.items():
+            if code == "oversubscribed_memory":
+                assert "4,000 tokens are free in each engine" in finding.cause
+                limits = {one.name: one.limit for one in finding.measures}
+                assert (limits["KV cache usage"], limits["mean prompt"]) == ("", "4,000 tokens")
+        return {code for code in seen if code.startswith("oversubscribed")}
+
+    assert held(10_000) == {"oversubscribed_memory"}, "4,000 are free in each, 16,000 in all"
+    assert held(50_000) == {"oversubscribed_compute"}
+
+
+def test_a_context_that_no_engine_can_hold() -> None:
+    stuck = replace(
+        BUSY, requests_running=0, kv_cache_usage=0, prompt_tokens_total=0, generation_tokens_total=0,
+        requests_finished_total=0,
+    )  # fmt: skip
+    finding = found(stuck, growth=1, max_model_len=65_536)["not_admitted"]
+    assert finding.cause.startswith("max-model-len allows 65,536 tokens, but the KV cache holds 50,000 in each engine:")
+    assert finding.fixes[-1].changes.set == {"max-model-len": 50_000}
+
+
+def test_one_full_context_takes_its_share_of_one_engine() -> None:
+    (measure,) = found(BUSY, max_model_len=25_000)["context_unused"].measures[1:]
+    assert measure.value == "50% of the KV cache in each engine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "engines"),
+    [({}, 1), ({"data-parallel-size": 32}, 32), ({"data-parallel-size": 8, "data-parallel-external-lb": True}, 1)],
+    ids=["one", "too many for history, which keeps them as one", "one of eight behind another's load balancer"],
+)
+def test_engines_that_are_not_seen_one_by_one_are_known_by_the_flags(flags: dict[str, Any], engines: int) -> None:
+    evidence = Evidence(now=START, ready_at=START, frames=(), flags=flags)
+    assert evidence.engines == engines
+    assert evidence.most_running == engines * evidence.max_num_seqs
+
+
+def hung(*still: int, silent: float | None = None, unasked: str = "") -> dict[str, Finding]:
+    """Two minutes of four engines of which some stand still with requests running, and the last has none."""
+    frames = Frames()
+    for at in range(49):
+        moving = replace(BUSY, **{name: getattr(BUSY, name) * at for name in COUNTED})
+        idle = replace(BUSY, requests_running=0, **dict.fromkeys(COUNTED, 0))
+        engines = {str(n): BUSY if n in still else idle if n == 3 else moving for n in range(4)}
+        frames.append(Sample(START + 2.5 * at, engines, 200_000))
+    evidence = Evidence(
+        now=START + 120, ready_at=START - 60, frames=frames.since(0.0), silent_seconds=silent, unasked=unasked
+    )
+    return {finding.code: finding for finding in findings(evidence)}
+
+
+def test_a_hang_of_one_engine_is_seen_while_the_others_go_on() -> None:
+    assert "engine_hung" not in hung()
+    (finding,) = hung(1, unasked="another would answer").values()
+    assert (finding.code, finding.severity) == ("engine_hung", Severity.WARNING)
+    assert "requests run on engine 1, and no token for 2m00s from there" in finding.symptom
+    assert finding.measures[0].value == "engine 1 (4 total)"
+    (finding,) = hung(0, 2, unasked="another would answer").values()
+    assert "requests run on engines 0, 2" in finding.symptom
+
+
+def test_a_hang_of_all_engines_is_confirmed_by_a_request_though_their_caches_are_not_alike() -> None:
+    frames = Frames()
+    for at in range(49):
+        engines = {str(n): replace(BUSY, kv_cache_usage=0.1 * n) for n in range(4)}
+        frames.append(Sample(START + 2.5 * at, engines, 200_000))
+    evidence = Evidence(now=START + 120, ready_at=START - 60, frames=frames.since(0.0), silent_seconds=20.0)
+    (finding,) = findings(evidence)
+    assert (finding.code, finding.severity) == ("engine_hung", Severity.CRITICAL)

@@ -1,0 +1,507 @@
+"""Findings of the engine and of GPUs on made cases: named where they should be, and quiet else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_console.diagnosis.live.engine import suspected_hang
+from vllm_console.diagnosis.live.findings import FIX_RENEWED_SECONDS, findings
+from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
+from vllm_console.diagnosis.objectives import Judged, missed
+from vllm_console.history.frames import Frame, Frames
+from vllm_console.metrics.sample import COUNTERS, EngineSample, Histogram, Sample
+from vllm_console.text import clock
+from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder
+from vllm_launchers.presets.model import Objectives
+
+START = 1_000_000.0
+COUNT = 12
+
+OURS = Holder(pid=10, user="me", gib=40.0, server="chat", command="VLLM::EngineCore")
+GOOD = Gpu(
+    index=0, name="NVIDIA L40S", memory_gib=45.0, free_gib=4.0, used_gib=41.0, used_by=(OURS,), utilization=90.0,
+    memory_utilization=60.0, throttle=(), clock_mhz=2400, clock_max_mhz=2520, pcie_generation=4,
+    pcie_generation_max=4, pcie_width=16, pcie_width_max=16, power_w=280.0, power_limit_w=350.0, temperature_c=70.0,
+)  # fmt: skip
+SERVING = EngineSample(
+    requests_running=3, requests_waiting=0, kv_cache_usage=0.4, preemptions_total=0, prompt_tokens_total=900,
+    generation_tokens_total=2000, requests_finished_total=5, prefix_cache_queries_total=900,
+    prefix_cache_hits_total=400,
+)  # fmt: skip
+SILENT = replace(SERVING, prompt_tokens_total=0, generation_tokens_total=0, requests_finished_total=0)
+
+
+def frames_of(*grown: EngineSample) -> tuple[Frame, ...]:
+    """Frames in each of which so much was counted, as they come of a look every two and a half seconds."""
+    frames, counted = Frames(), EngineSample()
+    for at, one in enumerate(grown):
+        if at == 0:
+            frames.append(Sample(START, {"0": EngineSample()}, kv_cache_tokens=50_000))
+        sums = [(name, getattr(counted, name), getattr(one, name)) for name in COUNTERS]
+        counted = replace(one, **{name: new if new is None else (old or 0) + new for name, old, new in sums})
+        for part in range(1, 5):
+            frames.append(Sample(START + 10 * at + 2.5 * part, {"0": counted}, kv_cache_tokens=50_000))
+    return frames.since(0.0)
+
+
+def evidence(
+    gpu: Callable[[int], Gpu | None] = lambda _: GOOD, grown: EngineSample = SERVING, **known: Any
+) -> Evidence:
+    """Two minutes of the same; ``gpu`` is asked for each look, every five seconds."""
+    looks = [(at, gpu(at)) for at in range(2 * COUNT)]
+    moments = tuple(GpuMoment(START + 5 * at + 1, (seen,)) for at, seen in looks if seen is not None)
+    frames = frames_of(*[grown] * COUNT)
+    return Evidence(
+        **{
+            "now": frames[-1].end,
+            "ready_at": START - 60,
+            "frames": frames,
+            "moments": moments,
+            "server": "chat",
+            **known,
+        }
+    )
+
+
+def codes(found: Evidence) -> set[str]:
+    return {finding.code for finding in findings(found)}
+
+
+def find(found: Evidence, code: str) -> Finding:
+    return next(finding for finding in findings(found) if finding.code == code)
+
+
+def growing(at: int) -> Gpu:
+    other = Holder(pid=99, user="anna", gib=1.0 + 0.2 * at, command="python train.py")
+    return replace(GOOD, used_by=(OURS, other), free_gib=5.5 - 0.2 * at)
+
+
+def steady(at: int) -> Gpu:
+    return replace(growing(0), utilization=80.0 + at % 3)
+
+
+RESERVE = {"reserve_gib": {0: 5.0}}
+SPLIT = {"flags": {"tensor-parallel-size": 2}, "link": "SYS"}
+STALLED = replace(GOOD, utilization=99.0, memory_utilization=12.0)
+
+CLAIM = GpuClaim("anna", START + 9000, "training", words="taken till 18:00 by anna: training")
+
+CASES = {
+    "hot": ("gpu_throttled", replace(GOOD, throttle=("too hot (hardware)",)), {}, Severity.WARNING),
+    "power brake": ("gpu_throttled", replace(GOOD, throttle=("power brake",)), {}, Severity.WARNING),
+    "power limit": ("gpu_throttled", replace(GOOD, throttle=("power limit",), clock_mhz=1500), {}, Severity.NOTE),
+    "narrow": ("pcie_narrow", replace(GOOD, pcie_width=4), {}, Severity.NOTE),
+    "old generation": ("pcie_narrow", replace(GOOD, pcie_generation=1), {}, Severity.NOTE),
+    "narrow and split": ("pcie_narrow", replace(GOOD, pcie_width=8), SPLIT, Severity.WARNING),
+    "reserve": ("gpu_memory_below_reserve", GOOD, RESERVE, Severity.WARNING),
+    "claimed": ("gpu_claimed", replace(GOOD, claims=(CLAIM,)), {}, Severity.NOTE),
+    "stalls": ("tensor_parallel_stalls", STALLED, SPLIT, Severity.WARNING),
+    "idle": ("starved_by_clients", replace(GOOD, utilization=5.0), {}, Severity.NOTE),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_named_with_a_figure_and_something_to_do(case: str) -> None:
+    code, gpu, known, severity = CASES[case]
+    finding = find(evidence(lambda _: gpu, **known), code)
+    assert finding.severity is severity
+    assert finding.since == START
+    assert finding.measures
+    assert finding.fixes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_gone_when_the_cause_is(case: str) -> None:
+    code, gpu, known, _ = CASES[case]
+    if case == "reserve":
+        well = replace(gpu, free_gib=6.0)
+    elif case == "idle":
+        well = replace(gpu, utilization=90.0)
+    else:
+        well = GOOD
+    assert code in codes(evidence(lambda at: gpu if at < 2 * COUNT - 4 else well, **known)), "20 s are too short"
+    assert code not in codes(evidence(lambda at: gpu if at < 2 * COUNT - 8 else well, **known))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_does_not_come_by_a_single_look_nor_while_nobody_looks(case: str) -> None:
+    code, gpu, known, _ = CASES[case]
+    good = replace(GOOD, free_gib=6.0)
+    assert code not in codes(evidence(lambda at: gpu if at in (8, 9) else good, **known))
+    assert code not in codes(evidence(lambda _: None, **known))
+    assert code not in codes(evidence(lambda at: gpu if at < 12 else None, **known)), "not looked at for a minute"
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        GOOD,
+        Gpu(index=0),
+        replace(GOOD, throttle=("power limit",)),  # at nearly its highest clock: that is normal
+        replace(GOOD, throttle=("idle",), utilization=40.0),
+        replace(GOOD, pcie_generation=1, pcie_width=8, utilization=30.0),  # a link that rests saves power
+        replace(GOOD, used_by=None, free_gib=None, utilization=None, throttle=None),
+        replace(GOOD, claims=(replace(CLAIM, mine=True),)),
+    ],
+)
+def test_what_is_normal_or_not_reported_raises_nothing(gpu: Gpu) -> None:
+    assert codes(evidence(lambda _: gpu, **RESERVE if gpu.free_gib is None else {})) <= {"healthy"}
+
+
+def test_another_process_that_grows_is_named_with_its_owner() -> None:
+    finding = find(evidence(growing), "gpu_memory_contended")
+    assert "anna" in finding.symptom
+    assert "python train.py" in finding.symptom
+    assert any("→" in measure.value for measure in finding.measures)
+    assert all(fix.changes.empty for fix in finding.fixes)  # nothing takes what others hold
+    assert "anna, pid 99" in finding.fixes[0].why
+    assert finding.severity is Severity.WARNING  # less than a GiB is left
+
+
+def test_ones_own_other_server_that_grows_is_ones_own_to_stop() -> None:
+    def growing_of_ours(at: int) -> Gpu:
+        return replace(growing(at), used_by=(OURS, replace(growing(at).holders[1], server="docs")))
+
+    finding = find(evidence(growing_of_ours), "gpu_memory_contended")
+    assert "server docs keeps growing" in finding.symptom
+    assert "stop server docs" in finding.fixes[0].why
+
+
+def test_what_is_ending_is_told_as_it_was_seen_last() -> None:
+    """Until three frames in a row are good it holds on; the newest look says nothing of it any more."""
+    hot = replace(GOOD, throttle=("too hot (hardware)",), temperature_c=96.0)
+    ending = find(evidence(lambda at: hot if at < 2 * COUNT - 2 else GOOD), "gpu_throttled")
+    assert ending.severity is Severity.WARNING
+    assert ending.symptom == "GPU 0 is throttled: too hot (hardware)."
+    assert [(one.name, one.value) for one in ending.measures][:2] == [
+        ("GPU 0 temperature", "96°C"),
+        ("GPU 0 clock", "2400 of 2520 MHz"),
+    ]
+    narrow = replace(GOOD, pcie_width=4, pcie_generation=3)
+    assert find(evidence(lambda at: narrow if at < 2 * COUNT - 2 else GOOD), "pcie_narrow").symptom == (
+        "GPU 0 has a degraded PCIe link: ×4 of ×16 and generation 3 of 4."
+    )
+
+
+@pytest.mark.parametrize(
+    "gpu", [steady, lambda _: GOOD, lambda at: replace(GOOD, used_by=(replace(OURS, gib=30.0 + at),))]
+)
+def test_a_process_that_stays_and_our_own_growth_are_no_contention(gpu: Callable[[int], Gpu]) -> None:
+    assert "gpu_memory_contended" not in codes(evidence(gpu))
+
+
+def test_memory_below_the_reserve_offers_what_this_server_can_give_back() -> None:
+    short = evidence(flags={"gpu-memory-utilization": 0.9}, **RESERVE)
+    finding = find(short, "gpu_memory_below_reserve")
+    # 5 GiB and a margin of 0.25 wanted, 4 free: 1.25 of 45 GiB are 3 %.
+    assert finding.fixes[0].changes.set == {"gpu-memory-utilization": 0.87}
+    assert finding.measures[0].source == "[reserve] of your settings"
+    assert finding.symptom == "GPU 0 has 4.0 GiB free of the 5.0 GiB kept for others."
+    assert "gpu_memory_below_reserve" not in codes(evidence(flags={"gpu-memory-utilization": 0.9}))
+
+
+@pytest.mark.parametrize(
+    "known",
+    [{}, {"flags": {"tensor-parallel-size": 2}}, SPLIT | {"link": "NV4"}, {"flags": {}, "link": "SYS"}],
+)
+def test_stalls_are_of_tensor_parallelism_over_a_slow_link_only(known: dict[str, Any]) -> None:
+    assert "tensor_parallel_stalls" not in codes(evidence(lambda _: STALLED, **known))
+
+
+def test_fewer_gpus_are_offered_only_where_the_weights_fit_on_them() -> None:
+    def offered(weights: float | None) -> list[dict[str, Any]]:
+        found = find(evidence(lambda _: STALLED, weights_gib=weights, **SPLIT), "tensor_parallel_stalls")
+        return [dict(fix.changes.set) for fix in found.fixes]
+
+    stages = {"tensor-parallel-size": 1, "pipeline-parallel-size": 2}
+    assert offered(8.0) == [{"tensor-parallel-size": 1}, stages]
+    assert offered(18.0) == [stages]
+    assert offered(None) == [stages]
+
+
+def test_a_dead_engine_is_said_at_once_and_alone() -> None:
+    dead = evidence(health_problem="/health on port 8503: HTTP 503 (3 times in a row)", health_since=START + 100)
+    assert codes(dead) == {"engine_dead"}
+    assert codes(replace(dead, frames=())) == {"engine_dead"}
+    assert find(dead, "engine_dead").since == START + 100
+    assert "engine_dead" not in codes(replace(dead, health_problem="/health on port 8503: no response within 2 s"))
+
+
+def test_a_hang_is_suspected_by_frames_and_said_when_a_request_confirms_it() -> None:
+    silent = evidence(grown=SILENT)
+    assert suspected_hang(silent.frames) == START + 10  # in the first frame the cache's usage may still have grown
+    assert "engine_hung" not in codes(silent)
+    assert "engine_hung" not in codes(replace(silent, silent_seconds=4.0))
+    assert "engine_hung" not in codes(replace(silent, silent_seconds=0.0))
+    confirmed = find(replace(silent, silent_seconds=16.0), "engine_hung")
+    assert confirmed.severity is Severity.CRITICAL
+    idle = evidence(lambda _: replace(GOOD, utilization=0.0), SILENT, silent_seconds=16.0)
+    assert codes(idle) == {"engine_hung"}, "nothing else matters then"
+
+
+@pytest.mark.parametrize(
+    "grown",
+    [
+        [SERVING] * 6,
+        [replace(SILENT, requests_running=0)] * 6,
+        [replace(SILENT, kv_cache_usage=0.1 + 0.05 * at) for at in range(6)],  # a long prompt takes block after block
+        [SILENT, SILENT, SERVING],
+        [SERVING, SERVING, SILENT, SILENT],
+        [replace(SILENT, generation_tokens_total=None)] * 6,
+        [],
+    ],
+)
+def test_what_is_no_hang_is_not_suspected(grown: list[EngineSample]) -> None:
+    assert suspected_hang(frames_of(*grown)) is None
+
+
+def test_requests_that_wait_while_none_runs() -> None:
+    stuck = replace(SILENT, requests_running=0, requests_waiting=2, kv_cache_usage=0.0)
+    finding = find(evidence(grown=stuck), "not_admitted")
+    assert finding.severity is Severity.CRITICAL
+    assert "2 requests wait" in finding.symptom
+    assert "paused" in finding.fixes[0].why  # whatever they need, there is room for it
+    longer = evidence(grown=stuck, max_model_len=65_536, flags={"max-model-len": 65_536})  # the cache has 50,000
+    fixes = find(longer, "not_admitted").fixes
+    assert fixes[-1].changes.set == {"max-model-len": 50_000}
+    assert "not_admitted" not in codes(evidence(grown=replace(stuck, requests_running=1)))
+    assert "not_admitted" not in codes(evidence(grown=replace(stuck, requests_waiting=None)))
+
+
+def test_all_is_quiet_just_after_a_restart_and_when_data_is_old() -> None:
+    bad = evidence(lambda _: replace(GOOD, throttle=("too hot (hardware)",)), **RESERVE)
+    assert codes(bad) >= {"gpu_throttled", "gpu_memory_below_reserve"}
+    assert codes(replace(bad, ready_at=bad.now - 40)) == set()
+    assert codes(replace(bad, now=bad.now + 60)) == set()
+
+
+@pytest.mark.parametrize("free", [3.0, None])
+def test_memory_that_others_hold_or_are_promised_is_never_offered(free: float | None) -> None:
+    """Pressure on a GPU of which nothing can be spared."""
+    full = replace(SERVING, kv_cache_usage=0.95)
+    flags = {"gpu-memory-utilization": 0.8, "max-num-seqs": 64}
+    spare = {} if free is None else {0: free - 2.5}
+    tight = evidence(grown=full, flags=flags, spare_gib=spare, build="cpu", compute_capability=(8, 9))
+    offered = [dict(fix.changes.set) for fix in find(tight, "kv_cache_pressure").fixes]
+    assert offered == [{"max-num-seqs": 2}]
+    roomy = replace(tight, spare_gib={0: 8.0}, build="cuda")
+    offered = [dict(fix.changes.set) for fix in find(roomy, "kv_cache_pressure").fixes]
+    assert offered[:2] == [{"kv-cache-dtype": "fp8"}, {"gpu-memory-utilization": 0.83}]
+
+
+def test_a_hang_that_no_request_may_confirm_is_said_to_be_one_that_seems_so() -> None:
+    known = {"unasked": "read-only sends none"}
+    hung = evidence(grown=SILENT, **known)
+    (found,) = findings(hung)
+    assert (found.code, found.severity) == ("engine_hung", Severity.WARNING)
+    assert found.symptom.startswith("It seems to hang: ")
+    assert "read-only sends none" in found.cause
+    assert found.since == hung.frames[1].start  # the first frame that a frame like it stands before
+    short = frames_of(*[SERVING] * 6, *[SILENT] * 5)
+    assert "engine_hung" not in codes(evidence(**known, frames=short, now=short[-1].end))
+
+
+def test_without_the_flag_that_makes_it_small_the_cache_takes_what_memory_has() -> None:
+    pressed = replace(SERVING, kv_cache_usage=0.95)
+    known: dict[str, Any] = {
+        "flags": {"num-gpu-blocks-override": 100, "gpu-memory-utilization": 0.9, "max-num-seqs": 64},
+        "compute_capability": (9, 0), "quantized": False, "cache_gib": 1.0,
+    }  # fmt: skip
+
+    def offered(**more: Any) -> list[tuple[list[str], tuple[str, ...]]]:
+        found = find(evidence(grown=pressed, **{**known, **more}), "kv_cache_pressure")
+        return [(sorted(one.changes.set), one.changes.unset) for one in found.fixes]
+
+    fewer = (["max-num-seqs"], ())
+    free = ([], ("num-gpu-blocks-override",))
+    assert offered(cache_free_gib=3.0, spare_gib={0: 4.0}) == [free, fewer]
+    # Others hold that memory; there is no more of it; nothing is known of it.
+    assert offered(cache_free_gib=3.0, spare_gib={0: 2.0}) == [fewer]
+    assert offered(cache_free_gib=1.05, spare_gib={0: 4.0}) == [fewer]
+    assert offered(cache_free_gib=None, spare_gib={0: 4.0}) == [fewer]
+
+
+def test_a_cure_stays_as_it_was_shown_until_the_condition_ends() -> None:
+    """What it is worked out from drifts on: fewer requests run each minute."""
+    drifting = [replace(SERVING, kv_cache_usage=0.95, requests_running=64 - 2 * at) for at in range(25)]
+    frames = frames_of(*drifting)
+    shown = []
+    for count in range(6, len(frames) + 1):
+        now = evidence(frames=frames[:count], now=frames[count - 1].end, moments=(), flags={"max-num-seqs": 256})
+        shown.append(str(find(now, "kv_cache_pressure").fixes))
+    anew = next(
+        at for at, frame in enumerate(frames[5:]) if frame.end // FIX_RENEWED_SECONDS > START // FIX_RENEWED_SECONDS
+    )
+    assert len(set(shown[:anew])) == len(set(shown[anew:])) == 1
+    assert shown[0] != shown[-1], "every ten minutes of the clock"
+
+
+FULL = replace(
+    SERVING, requests_running=5, kv_cache_usage=0.99, preemptions_total=2, requests_finished_total=1,
+    generation_tokens_total=300,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("grown", "told"),
+    [
+        (FULL, "12 preemptions/min {}, 2 per request that ended."),
+        (replace(FULL, requests_finished_total=0), "12 preemptions/min {}, 2.4 per running request."),
+        (
+            replace(FULL, requests_finished_total=8),
+            "12 preemptions/min {}, 0.25 per request that ended.",
+        ),
+    ],
+)
+def test_preemptions_are_told_so_that_a_share_is_never_above_one(grown: EngineSample, told: str) -> None:
+    known = evidence(grown=grown)
+    minute = f"in the minute to {clock(known.frames[-1].end, known.now, seconds=True)}"
+    assert find(known, "preempting").symptom == told.format(minute)
+
+
+def test_preempting_ends_with_the_first_minute_without_a_preemption() -> None:
+    """It stood there as critical for another half minute, over 0 a minute."""
+    calm = replace(FULL, preemptions_total=0, requests_finished_total=1)
+    for frames, holds in ((5, True), (6, False)):
+        preempted = frames_of(*[FULL] * COUNT, *[calm] * frames)
+        found = findings(evidence(frames=preempted, now=preempted[-1].end))
+        assert ("preempting" in [one.code for one in found]) is holds
+
+
+@pytest.mark.parametrize(("idle", "holds"), [(20.0, True), (30.0, False)])
+def test_what_is_said_of_traffic_ends_with_the_traffic(idle: float, holds: bool) -> None:
+    found = findings(evidence(grown=FULL, idle_seconds=idle))
+    assert ("preempting" in [one.code for one in found]) is holds
+
+
+def test_before_lengths_are_known_fewer_sequences_go_by_the_fewest_that_run() -> None:
+    """Twelve were let in while they were short; five are what fits."""
+    frames = frames_of(*[FULL] * COUNT)
+    crowded = (*frames[:-3], replace(frames[-3], running_max=12), *frames[-2:])
+    found = evidence(frames=crowded, flags={"max-num-seqs": 16}, build="cpu")
+    (fix,) = find(found, "preempting").fixes
+    assert fix.changes.set == {"max-num-seqs": 3}
+
+
+def test_a_server_without_a_gpu_is_not_sent_to_another_one() -> None:
+    frames = tuple(
+        replace(frame, waiting_min=10.0 * at, waiting_max=10.0 * at + 3)
+        for at, frame in enumerate(frames_of(*[FULL] * COUNT))
+    )
+    for build, where in (("cpu", "machine"), ("cuda", "GPU")):
+        found = find(evidence(frames=frames, build=build), "oversubscribed_memory")
+        assert found.fixes[-1].why == f"Start a second server on another {where}, or send fewer concurrent requests."
+
+
+def test_clients_that_give_up_do_not_hide_a_hang() -> None:
+    """Their requests are counted as ended: so is the one for one token, of every console that looks."""
+    gives_up = replace(SILENT, requests_finished_total=1)
+    assert suspected_hang(frames_of(SERVING, *[gives_up] * 6)) is not None
+    hung = evidence(grown=replace(gives_up, requests_waiting=9), silent_seconds=30.0)
+    assert codes(hung) == {"engine_hung"}
+
+
+def test_a_queue_before_an_engine_that_computes_nothing_is_not_said_to_want_more_computing_power() -> None:
+    stuck = tuple(
+        replace(frame, waiting_min=10.0 * at, waiting_max=10.0 * at + 3)
+        for at, frame in enumerate(frames_of(*[SILENT] * COUNT))
+    )
+    assert "oversubscribed_compute" not in codes(evidence(frames=stuck))
+    nobody = tuple(replace(frame, running_max=0, grown=replace(frame.grown, requests_running=0)) for frame in stuck)
+    assert codes(evidence(frames=nobody)) == {"not_admitted"}
+    again = evidence(frames=(*nobody[:-1], replace(nobody[-1], running_max=9)))
+    assert find(again, "not_admitted").symptom == "Requests waited while none ran; some run again now."
+
+
+TIGHT = replace(
+    SERVING, requests_running=12, kv_cache_usage=0.9, requests_finished_total=1, generation_tokens_total=300
+)
+
+
+def fix(found: Evidence, code: str) -> Any:
+    return next(one for one in find(found, code).fixes if "max-num-seqs" in one.changes.set)
+
+
+def test_the_reason_of_fewer_sequences_is_what_their_number_comes_from() -> None:
+    """``--max-num-seqs 1: 1 sequences fit into the KV cache`` was said while 12 ran, for a frame in which one did."""
+    frames = frames_of(*[TIGHT] * COUNT)
+    alone = replace(frames[-2], usage_max=0.05, grown=replace(frames[-2].grown, requests_running=1))
+    seen = evidence(frames=(*frames[:-2], alone, frames[-1]), flags={"max-num-seqs": 16}, build="cpu")
+    offered = fix(seen, "kv_cache_pressure")
+    assert offered.changes.set == {"max-num-seqs": 8}, "12, by 85 of the 90 % that they held, in steps of eight"
+    assert "12 ran at once while the KV cache was too full" in offered.why
+    assert "fit into" not in offered.why
+
+
+def test_one_sequence_is_said_as_one() -> None:
+    few = replace(TIGHT, requests_running=2, preemptions_total=2)
+    offered = fix(evidence(grown=few, flags={"max-num-seqs": 16}, build="cpu"), "preempting")
+    assert offered.changes.set == {"max-num-seqs": 1}
+    assert offered.why.startswith("1 sequence at once instead of 16")
+
+
+def test_fewer_sequences_for_the_sake_of_speed_do_not_speak_of_the_kv_cache() -> None:
+    slow = Histogram((0.1, 1.0, float("inf")), (0.0, 5000.0, 5000.0), 2500.0)
+    served = replace(SERVING, requests_running=32, histograms={"itl": slow})
+    finding = find(evidence(frames=slow_frames(served), flags={"max-num-seqs": 64}, build="cpu"), "slow_tokens")
+    offered = next(one for one in finding.fixes if "max-num-seqs" in one.changes.set)
+    assert offered.changes.set == {"max-num-seqs": 16}
+    assert offered.why == "A step of 16 sequences, about half of the 32 running, takes less time."
+
+
+def slow_frames(served: EngineSample) -> tuple[Frame, ...]:
+    """Frames in each of which these gaps between tokens were observed."""
+    return tuple(
+        replace(frame, grown=replace(frame.grown, histograms=served.histograms))
+        for frame in frames_of(*[served] * COUNT)
+    )
+
+
+TIMES = (0.5, 0.9, 1.1, 3.0, float("inf"))
+
+
+def first_tokens(*counts: tuple[float, ...]) -> tuple[Frame, ...]:
+    """Frames in each of which these times to the first token were observed."""
+    return tuple(
+        replace(frame, grown=replace(frame.grown, histograms={"ttft": Histogram(TIMES, one, one[-1])}))
+        for frame, one in zip(frames_of(*[SERVING] * len(counts)), counts, strict=True)
+    )
+
+
+def test_a_latency_that_is_within_its_goal_again_recovers_and_is_offered_no_fix() -> None:
+    """``TTFT p99 is 938ms again; the objective is 1.0s`` was a warning with fixes: it was not below four fifths yet."""
+    slow, near = (0.0, 0.0, 0.0, 100.0, 100.0), (0.0, 100.0, 100.0, 100.0, 100.0)
+    objectives = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+    known: dict[str, Any] = {"preset_objectives": objectives, "quantized": False, "compute_capability": (8, 9)}
+    before = find(evidence(frames=first_tokens(*[slow] * COUNT), **known), "slow_first_token")
+    assert before.fixes
+    assert not before.recovering
+    frames = first_tokens(*[slow] * COUNT, *[near] * 7)
+    found = find(evidence(frames=frames, now=frames[-1].end, **known), "slow_first_token")
+    assert found.recovering
+    assert found.fixes == ()
+    until = clock(frames[COUNT + 4].end, frames[-1].end)
+    assert found.symptom.startswith(f"TTFT p99 was above its objective of 1.0s until {until}; ")
+    assert found.symptom.endswith("ms.")
+
+
+def test_pressure_that_fell_below_its_goal_recovers() -> None:
+    full, near = (replace(SERVING, kv_cache_usage=usage) for usage in (0.95, 0.83))
+    frames = frames_of(*[full] * COUNT, *[near] * 7)
+    found = find(evidence(frames=frames, now=frames[-1].end), "kv_cache_pressure")
+    assert (found.recovering, found.fixes) == (True, ())
+    assert "was above its objective of 85%" in found.symptom
+
+
+@pytest.mark.parametrize(("ok", "recovering", "expected"), [
+    (True, False, False), (False, True, True), (None, False, True), (None, True, False),
+])  # fmt: skip
+def test_a_figure_within_its_goal_is_not_marked(ok: bool | None, recovering: bool, expected: bool) -> None:
+    judged = Judged("ttft_p99_seconds", 0.88, 1.0, ok, "preset")
+    lasting = Finding("slow_first_token", Severity.WARNING, START, "", "", recovering=recovering)
+    assert missed("ttft_p99_seconds", (judged,), (lasting,)) is expected

@@ -1,0 +1,98 @@
+"""Spikes of ITL on made frames: prompts hold up others only where there is something of them to compute."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding
+from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.history.frames import Frame
+from vllm_console.metrics.sample import EngineSample, Histogram
+
+START, COUNT = 1_000_000.0, 12
+BOUNDS = (0.025, 0.05, 0.1, 0.5, 1.0, math.inf)
+SPIKES = Histogram(BOUNDS, (100.0, 100.0, 100.0, 105.0, 105.0, 105.0), 4.0)
+"""A hundred gaps of about 20 ms, and five of about 300 ms."""
+TWO_PROMPTS = Histogram(BOUNDS, (0.0, 0.0, 0.0, 2.0, 2.0, 2.0), 0.4)
+
+
+def found(
+    prompt_tokens: int,
+    limit: int = 4096,
+    idle: int = 0,
+    itl: Histogram = SPIKES,
+    running: int = 4,
+    engines: int = 1,
+    running_idle: int = 0,
+) -> dict[str, Finding]:
+    """What is found where every ten seconds bring two prompts of so many tokens in all, computed in 0.2 s each.
+
+    ``idle`` spans of ten seconds without a token follow, with ``running_idle`` requests running.
+    """
+    grown = EngineSample(
+        requests_running=running, requests_waiting=0, kv_cache_usage=0.1, preemptions_total=0,
+        requests_finished_total=2, prompt_tokens_total=prompt_tokens, generation_tokens_total=105,
+        histograms={"itl": itl, "prefill": TWO_PROMPTS},
+    )  # fmt: skip
+    frames = tuple(
+        Frame(
+            1, START + 10 * at, START + 10 * at + 10, grown,
+            usage_max=0.1, running_max=running, waiting_max=0, waiting_min=0, kv_cache_tokens=50_000, engines=engines,
+        )
+        for at in range(COUNT)
+    )  # fmt: skip
+    silent = replace(SPIKES, counts=(0.0,) * len(BOUNDS), sum=0.0)
+    nothing = EngineSample(
+        requests_running=0, requests_waiting=0, kv_cache_usage=0.0, preemptions_total=0, requests_finished_total=0,
+        prompt_tokens_total=0, generation_tokens_total=0, histograms={"itl": silent},
+    )  # fmt: skip
+    last = frames[-1]
+    frames += tuple(
+        replace(last, start=last.end + 10 * at, end=last.end + 10 * at + 10, grown=nothing, running_max=running_idle)
+        for at in range(idle)
+    )
+    flags = {"max-num-batched-tokens": limit, "max-num-seqs": 64}
+    evidence = Evidence(now=frames[-1].end, ready_at=START - 60, frames=frames, flags=flags)
+    return {finding.code: finding for finding in findings(evidence)}
+
+
+def test_long_prompts_hold_up_the_streams_and_a_smaller_step_is_the_cure() -> None:
+    finding = found(4000)["prefill_contention"]
+    changes = [dict(fix.changes.set) for fix in finding.fixes if not fix.changes.empty]
+    assert changes == [{"max-num-batched-tokens": 768}]
+
+
+@pytest.mark.parametrize("limit", [2048, 4096])
+def test_prompts_shorter_than_a_short_step_hold_up_nobody(limit: int) -> None:
+    """A host that is too busy makes spikes too; a smaller limit, which no step comes near, would change nothing."""
+    codes = set(found(120, limit))
+    assert "prefill_contention" not in codes
+    assert "slow_tokens" in codes
+
+
+def test_a_limit_that_no_step_comes_near_is_no_cure() -> None:
+    finding = found(700, 8192)["prefill_contention"]
+    for fix in finding.fixes:
+        assert int(fix.changes.set.get("max-num-batched-tokens", 0)) < 700
+
+
+def test_while_it_ends_a_missed_goal_is_told_without_a_figure_that_nobody_measured() -> None:
+    told = [finding.symptom for idle in range(13) if (finding := found(120, idle=idle).get("slow_tokens"))]
+    assert len(told) == 6, "it ends with the first minute in which nothing was measured"
+    assert all(symptom.startswith("ITL p99 is ~") for symptom in told)
+
+
+def test_a_missed_goal_does_not_end_while_requests_run_and_no_token_comes() -> None:
+    """Nobody's gap is counted until its token is there."""
+    told = found(120, idle=9, running_idle=3)["slow_tokens"].symptom
+    assert told == "ITL p99 was above its objective of 100ms; nothing measured in the last minute."
+
+
+def test_a_stall_in_half_of_an_engine_s_streams_is_felt_though_other_engines_go_on() -> None:
+    seldom = Histogram(BOUNDS, (1000.0, 1000.0, 1000.0, 1000.0, 1006.0, 1006.0), 25.0)
+    assert "prefill_contention" not in found(4000, itl=seldom, running=40)
+    assert "prefill_contention" in found(4000, itl=seldom, running=40, engines=4)

@@ -1,0 +1,111 @@
+"""More demand than the hardware can serve is said so, with its cause, only where the figures show it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from vllm_console.diagnosis.finding import Finding
+from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.history.frames import Frames
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_launchers.presets.model import Objectives
+
+START = 1_000_000.0
+BOUNDS = (0.025, 0.05, 0.1, 0.2, 0.5, math.inf)
+OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+
+
+def found(
+    itl: dict[float, float], *, running: float = 64, usage: float = 0.4, at_last: float | None = None, **known: Any
+) -> dict[str, Finding]:
+    """What is found of two minutes with a growing queue; ``itl`` has tokens per second by their gap (seconds).
+
+    ``at_last`` is the usage of the last twenty seconds.
+    """
+    frames = Frames()
+    for at in range(49):
+        seconds = 2.5 * at
+        usage = at_last if at_last is not None and seconds > 100 else usage
+        counts = tuple(seconds * sum(rate for gap, rate in itl.items() if gap <= bound) for bound in BOUNDS)
+        gaps = Histogram(BOUNDS, counts, seconds * sum(gap * rate for gap, rate in itl.items()))
+        engine = EngineSample(
+            requests_running=running, requests_waiting=2.0 * at, kv_cache_usage=usage, preemptions_total=0,
+            prompt_tokens_total=400.0 * seconds, generation_tokens_total=seconds * sum(itl.values()),
+            requests_finished_total=4.0 * seconds, histograms={"itl": gaps},
+        )  # fmt: skip
+        frames.append(Sample(START + seconds, {"0": engine}, 100_000))
+    evidence = {"now": START + 120, "ready_at": START - 60, "frames": frames.since(0.0), "build": "cuda",
+                "flags": {"max-num-seqs": 64}, "preset_objectives": OBJECTIVES, "quantized": True}  # fmt: skip
+    return {finding.code: finding for finding in findings(Evidence(**(evidence | known)))}
+
+
+SLOW = {0.15: 400.0}
+FAST = {0.03: 2000.0}
+SPIKES = {0.03: 2000.0, 0.4: 60.0}
+"""Most gaps are short, and the p99 is far above its objective: single steps are slow."""
+
+
+def test_where_steps_are_slow_already_neither_more_nor_fewer_sequences_are_offered() -> None:
+    seen = found(SLOW)
+    finding = seen["oversubscribed_sequences"]
+    assert finding.cause.startswith(
+        "Demand exceeds what this GPU can serve: with 64 sequences ITL is 150ms on average."
+    )
+    assert [fix.changes.empty for fix in finding.fixes] == [True]
+    assert "split the model over more GPUs, serve a smaller model, or send fewer requests" in finding.fixes[0].why
+    assert any((one.name, one.value, one.limit) == ("ITL mean", "150ms", "100ms") for one in finding.measures)
+    assert "slow_tokens" not in seen, "one finding tells the story"
+
+
+def test_what_makes_steps_faster_is_offered_first() -> None:
+    finding = found(SLOW, quantized=False, compute_capability=(9, 0))["oversubscribed_sequences"]
+    assert finding.fixes[0].changes.set == {"quantization": "fp8"}
+    assert "smaller or quantized model" in finding.fixes[-1].why
+
+
+@pytest.mark.parametrize("itl", [FAST, SPIKES], ids=["fast", "spikes"])
+def test_where_steps_are_fast_more_sequences_are_offered(itl: dict[float, float]) -> None:
+    finding = found(itl)["oversubscribed_sequences"]
+    assert finding.cause == "At most 64 sequences run at once (max-num-seqs)."
+    assert "max-num-seqs" in finding.fixes[0].changes.set
+
+
+def test_a_full_cache_is_another_story() -> None:
+    seen = found(SLOW, usage=0.95)
+    assert "oversubscribed_sequences" not in seen
+    assert "Demand exceeds the KV cache" in seen["oversubscribed_memory"].cause
+
+
+def test_where_the_limit_is_reached_and_the_cache_is_within_its_objective_the_limit_is_named() -> None:
+    seen = found(FAST, usage=0.8)
+    assert "oversubscribed_memory" not in seen
+    finding = seen["oversubscribed_sequences"]
+    assert "and 80% of the KV cache used" in finding.symptom
+    assert finding.cause.endswith("holds about 68 of these within its objective, so a higher limit would not help.")
+    assert all(fix.changes.empty for fix in finding.fixes), "68 instead of 64 would change next to nothing"
+
+
+def test_a_finding_about_a_full_cache_is_told_by_the_figures_that_show_it() -> None:
+    """Not by the newest ones, while it is kept for half a minute more."""
+    finding = found(FAST, usage=0.95, at_last=0.75)["oversubscribed_memory"]
+    assert "the KV cache is 95% full" in finding.symptom
+    assert [one.value for one in finding.measures if one.name == "KV cache usage"] == ["95%"]
+
+
+def test_prompts_that_come_too_fast_where_no_flag_helps() -> None:
+    finding = found(FAST, running=20)["oversubscribed_compute"]
+    assert finding.cause.startswith("Demand exceeds what this GPU can serve: prompts arrive faster")
+    assert [fix.changes.empty for fix in finding.fixes] == [True]
+    helped = found(FAST, running=20, flags={"max-num-seqs": 64, "enable-chunked-prefill": False})
+    assert helped["oversubscribed_compute"].cause == "Prompts arrive faster than the GPU prefills them."
+    assert helped["oversubscribed_compute"].fixes[0].changes.set == {"enable-chunked-prefill": True}
+
+
+def test_a_cpu_build_has_no_gpu_to_add() -> None:
+    finding = found(SLOW, build="cpu")["oversubscribed_sequences"]
+    assert "this machine can serve" in finding.cause
+    assert "GPU" not in finding.fixes[-1].why

@@ -1,0 +1,37 @@
+"""Healthy is what keeps every objective: a KV cache that stays over its limit is not, one that peaks is."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.frame_sums import sustained_usage
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.history.frames import Frame
+from vllm_console.metrics.sample import EngineSample
+
+
+def frames(*usages: float | None) -> list[Frame]:
+    """Ten seconds each, in which tokens were made."""
+    grown = EngineSample(generation_tokens_total=500.0, requests_running=2.0)
+    return [
+        Frame(1, 10.0 * at, 10.0 * at + 10, grown, usage_max=usage, running_max=2.0) for at, usage in enumerate(usages)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("usages", "share"),
+    [((), None), ((None, None), None), ((0.9,), 0.9), ((0.2, 0.99, 0.3), 0.2), ((0.5, 0.9, 0.95, 0.92), 0.9),
+     ((0.9, None, 0.9, 0.9), 0.9), ((0.99, 0.99, 0.99, *[0.1] * 6), 0.1)],
+)  # fmt: skip
+def test_a_peak_is_no_state(usages: tuple[float | None, ...], share: float | None) -> None:
+    assert sustained_usage(frames(*usages), len(usages) - 1) == share
+
+
+@pytest.mark.parametrize(("usages", "healthy"), [([0.4, 0.99, 0.4, 0.4] * 4, True), ([0.97] * 16, False)])
+def test_what_says_healthy_breaks_no_objective_of_its_own(usages: list[float], healthy: bool) -> None:
+    found = findings(Evidence(now=160.0, ready_at=0.0, frames=frames(*usages)))
+    good = [one for one in found if one.code == "healthy"]
+    assert bool(good) is healthy
+    for one in good:
+        assert (one.measures[0].value, one.measures[0].limit) == ("40%", "85%")

@@ -1,0 +1,60 @@
+"""When a finding begins and ends: three of four bad, three good in a row, quiet without reports."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_console.diagnosis.live.rule import Judgement, above, holds_since
+from vllm_console.history.frames import Frame
+from vllm_console.metrics.sample import EngineSample
+
+LETTERS = {"b": Judgement.BAD, "-": Judgement.BETWEEN, "g": Judgement.GOOD, "?": Judgement.UNKNOWN}
+
+
+def since(verdicts: str) -> float | None:
+    frames = [Frame(1, at * 10.0, at * 10.0 + 10, EngineSample()) for at in range(len(verdicts))]
+    return holds_since([LETTERS[letter] for letter in verdicts], frames)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "begun"),
+    [
+        ("", None),
+        ("bb", None),
+        ("bbb", 0.0),
+        ("gbgbb", 10.0),
+        ("bgbgbgbg", None),  # alternating is no finding
+        ("bbbggb", 0.0),  # two good ones do not end it
+        ("bbbggg", None),
+        ("bbb---", 0.0),
+        ("bbbg-gg", None),  # what is neither does not interrupt the good ones
+        ("bbbgggbbb", 60.0),
+        ("bbb??", 0.0),
+        ("bbb???", None),
+        ("bb?b", 0.0),
+    ],
+)
+def test_beginning_and_end(verdicts: str, begun: float | None) -> None:
+    assert since(verdicts) == begun
+
+
+@given(st.text("g-?", max_size=40))
+def test_without_bad_frames_there_is_no_condition(verdicts: str) -> None:
+    assert since(verdicts) is None
+
+
+@given(st.text("bg-?", max_size=40))
+def test_it_never_begins_in_a_frame_that_was_not_bad(verdicts: str) -> None:
+    begun = since(verdicts)
+    assert begun is None or verdicts[int(begun // 10)] == "b"
+
+
+def test_a_figure_against_two_thresholds() -> None:
+    assert [above(value, 0.85, 0.8) for value in (0.9, 0.83, 0.8, None)] == [
+        Judgement.BAD,
+        Judgement.BETWEEN,
+        Judgement.GOOD,
+        Judgement.UNKNOWN,
+    ]

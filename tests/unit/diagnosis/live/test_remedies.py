@@ -1,0 +1,527 @@
+"""What is offered after a failure carries the figures of the log, and never what the server has already."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_console.diagnosis.failure.case import Case
+from vllm_console.diagnosis.failure.diagnose import NOTHING_SEEN, diagnose
+from vllm_console.diagnosis.failure.failure_line import FailureLine
+from vllm_console.diagnosis.failure.fixes import environment, settings
+from vllm_console.diagnosis.finding import Cause, Diagnosis, change_text, diagnosis_document, diagnosis_lines
+from vllm_console.diagnosis.live.fixes import fp8_cache
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_launchers.plan.model import Changes, Flags
+from vllm_launchers.vllm.flags.releases import release_table
+
+SHORT = (
+    "ValueError: To serve at least one request with the model's max seq len (32768), (4.50 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (2.25 GiB)."
+)
+
+
+def of(end: str, flags: Flags | None = None, *before: str) -> Diagnosis:
+    return diagnose([*before, "Traceback (most recent call last):", '  File "a.py", line 1, in f', end], 1, flags)
+
+
+def first(end: str, flags: Flags | None = None, *before: str) -> Changes:
+    return of(end, flags, *before).fixes[0].changes
+
+
+def test_the_context_that_fits_is_vllms_own_estimate() -> None:
+    told = f"{SHORT} Based on the available memory, the estimated maximum model length is 16410. Try …"
+    assert first(told) == Changes({"max-model-len": 16400})
+
+
+def test_without_an_estimate_the_context_is_in_proportion_to_the_memory() -> None:
+    assert first(SHORT) == Changes({"max-model-len": 16384})
+
+
+def test_the_older_message_gives_the_tokens_that_the_cache_holds() -> None:
+    text = "ValueError: The model's max seq len (40960) is larger than the maximum number of tokens that can be stored in KV cache (35008). Try"  # noqa: E501
+    found = of(text)
+    assert found.cause is Cause.KV_CACHE_TOO_SMALL
+    assert found.fixes[0].changes == Changes({"max-model-len": 35008})
+
+
+def test_a_block_override_is_what_gives_way() -> None:
+    changes = [fix.changes for fix in of(SHORT, {"num-gpu-blocks-override": 40}).fixes]
+    assert changes == [Changes({"max-model-len": 16384}), Changes(unset=("num-gpu-blocks-override",))]
+
+
+def test_what_is_on_already_is_not_offered_again() -> None:
+    flags: Flags = {"kv-cache-dtype": "fp8", "gpu-memory-utilization": 0.95}
+    names = {name for fix in of(SHORT, flags).fixes for name in fix.changes.set}
+    assert names == {"max-model-len"}
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "fitting"),
+    [(13.58, 15.99, 0.84), (31.44, 47.38, 0.65), (79.0, 79.2, 0.99), (0.68, 31.35, None), (7.0, 24.0, None)],
+)
+def test_utilization_comes_down_to_what_is_free(free: float, total: float, fitting: float | None) -> None:
+    text = (
+        f"ValueError: Free memory on device cuda:0 ({free}/{total} GiB) on startup is less than desired GPU memory "
+        "utilization (0.92, 22 GiB). Decrease it."
+    )
+    found = of(text)
+    assert found.cause is Cause.FREE_MEMORY_BELOW_UTILIZATION
+    if fitting is None:
+        assert all(fix.changes.empty for fix in found.fixes)
+    else:
+        assert found.fixes[0].changes == Changes({"gpu-memory-utilization": fitting})
+        assert fitting * total < free
+
+
+@given(st.floats(0.1, 200), st.floats(1, 200))
+def test_an_offered_utilization_always_fits(free: float, total: float) -> None:
+    text = f"ValueError: Free memory on device ({free:.2f}/{total:.2f} GiB) on startup is less than desired GPU memory utilization (0.9, 1 GiB)"  # noqa: E501
+    for fix in of(text).fixes:
+        value = fix.changes.set.get("gpu-memory-utilization")
+        if value is not None:
+            assert float(value) * float(f"{total:.2f}") < float(f"{free:.2f}")
+
+
+def test_flags_are_read_from_the_log_where_nobody_gives_them() -> None:
+    args = "(APIServer pid=3) INFO 11-20 10:00:00 [u.py:1] non-default args: {'model': 'm', 'gpu_memory_utilization': 0.8, 'served_model_name': ['a'], 'x': <obj>}"  # noqa: E501
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    args += "\nINFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
+    assert first(text, None, *args.split("\n")) == Changes({"gpu-memory-utilization": 0.75})
+    assert first(text, {"gpu-memory-utilization": 0.5}, *args.split("\n")) == Changes({"gpu-memory-utilization": 0.45})
+
+
+def test_the_default_utilization_is_that_of_the_release() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    old = "INFO 11-20 10:00:00 [api_server.py:1] vLLM API server version 0.11.2"
+    taken = "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
+    assert first(text, None, old, taken) == Changes({"gpu-memory-utilization": 0.85})
+    assert first(text, None, taken) == Changes({"gpu-memory-utilization": 0.87})
+
+
+def test_what_was_asked_for_and_not_free_is_what_the_utilization_comes_down_by() -> None:
+    text = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of "
+        "24.00 GiB of which 512.00 MiB is free. Process 1 has 23 GiB memory in use."
+    )
+    taken = "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
+    assert first(text, {"gpu-memory-utilization": 0.9}, taken) == Changes({"gpu-memory-utilization": 0.78})
+
+
+def test_before_the_kv_cache_is_there_smaller_steps_help_and_a_lower_utilization_does_not() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    tokens = "INFO 11-20 10:00:00 [s.py:1] Chunked prefill is enabled with max_num_batched_tokens=8192."
+    found = of(text, {"max-num-seqs": 64}, tokens)
+    assert found.fixes[0].changes == Changes({"max-num-batched-tokens": 4096})
+    assert found.fixes[1].changes == Changes({"max-num-seqs": 32})
+    assert all("gpu-memory-utilization" not in fix.changes.set for fix in found.fixes)
+
+
+def test_unknown_flags_get_their_right_names_or_are_left_out() -> None:
+    found = diagnose(["vllm: error: unrecognized arguments: --swap-space 4 --no-such-flag --max-num-seq=16"], 2)
+    gone = ("swap-space", "no-such-flag", "max-num-seq")
+    changes = [fix.changes for fix in found.fixes]
+    assert changes == [Changes({"kv-offloading-size": 4, "max-num-seqs": 16}, gone), Changes(unset=gone)]
+    assert "--kv-offloading-size" in found.fixes[0].why
+    assert "--swap-space, --no-such-flag, --max-num-seq" in found.fixes[1].why
+
+
+def test_unknown_flags_without_a_likely_meaning_are_left_out() -> None:
+    found = diagnose(["vllm: error: unrecognized arguments: --no-such-flag --x=1"], 2)
+    assert [fix.changes for fix in found.fixes] == [Changes(unset=("no-such-flag", "x"))]
+
+
+def test_a_new_name_is_offered_only_to_a_release_that_knows_it() -> None:
+    lines = ["INFO 11-20 10:00:00 [a.py:1] vLLM API server version 0.9.2"]
+    found = diagnose([*lines, "vllm: error: unrecognized arguments: --kv-offloading-sizes 4"], 2)
+    assert found.fixes[0].changes == Changes(unset=("kv-offloading-sizes",))
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        (
+            "ValueError: max_num_batched_tokens (512) must be greater than or equal to max_num_seqs (1024).",
+            Changes({"max-num-batched-tokens": 1024}),
+        ),
+        (
+            "ValueError: GPU memory utilization must be less than 1.0. Got 90.0.",
+            Changes({"gpu-memory-utilization": 0.9}),
+        ),
+        (
+            "ValueError: GPU memory utilization must be less than 1.0. Got 1.5.",
+            Changes(unset=("gpu-memory-utilization",)),
+        ),
+        (
+            "ValueError: User-specified max_model_len (9999) is greater than the derived max_model_len "
+            "(max_position_embeddings=4096.0 or model_max_length=None in model's config.json).",
+            Changes({"max-model-len": 4096}),
+        ),
+        (
+            "KeyError: 'invalid tool call parser: hermes2 (chose from { granite,hermes,mistral })'",
+            Changes({"tool-call-parser": "hermes"}),
+        ),
+        ("ValueError: Unknown quantization method: foo.", Changes(unset=("quantization",))),
+    ],
+)
+def test_a_refused_value_becomes_one_that_is_taken(text: str, changes: Changes) -> None:
+    found = of(text)
+    assert found.cause is Cause.INVALID_FLAG_VALUE
+    assert found.fixes[0].changes == changes
+
+
+def test_the_number_format_that_vllm_names_is_offered() -> None:
+    text = "ValueError: torch.bfloat16 is not supported for quantization method awq. Supported dtypes: [torch.float16]"
+    assert first(text) == Changes({"dtype": "float16"})
+    text = "ValueError: FP8 KV cache is not supported by the Triton attention backend on X (compute capability 8.6); native FP8 (fp8e4nv) requires SM89+. Re-run with --kv-cache-dtype bfloat16."  # noqa: E501
+    assert first(text) == Changes({"kv-cache-dtype": "bfloat16"})
+
+
+def test_the_nearest_choice_is_offered_before_leaving_the_flag_out() -> None:
+    text = "vllm serve: error: argument --dtype/-d: invalid choice: 'bfloat' (choose from 'auto', 'bfloat16', 'half')"
+    changes = [fix.changes for fix in diagnose([text], 2).fixes]
+    assert changes == [Changes({"dtype": "bfloat16"}), Changes(unset=("dtype",))]
+
+
+def test_a_context_over_the_models_comes_down_to_it() -> None:
+    text = (
+        "  Value error, User-specified max_model_len (99999) is greater than the derived max_model_len "
+        "(max_position_embeddings=4096 or model_max_length=None in model's config.json). [type=value_error]"
+    )
+    log = ["pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig", text]
+    assert diagnose(log, 1).fixes[0].changes == Changes({"max-model-len": 4096})
+
+
+def test_tensor_parallelism_comes_down_to_a_divisor_of_the_heads() -> None:
+    text = "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)."
+    changes = [fix.changes for fix in of(text).fixes]
+    assert changes == [
+        Changes({"tensor-parallel-size": 4}),
+        Changes({"tensor-parallel-size": 4, "pipeline-parallel-size": 2}),
+    ]
+
+
+@pytest.mark.parametrize(("size", "fitting"), [(8, 4), (1, None)])
+def test_tensor_parallelism_keeps_whole_blocks(size: int, fitting: int | None) -> None:
+    text = "ValueError: The output_size of gate's and up's weight = 192 is not divisible by weight quantization block_n = 128."  # noqa: E501
+    fixes = of(text, {"tensor-parallel-size": size}).fixes
+    assert fixes[0].changes == (Changes({"tensor-parallel-size": fitting}) if fitting else Changes())
+    assert fixes[1].changes == Changes({"enable-expert-parallel": True})
+
+
+OUT = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.57 GiB "
+    "of which 1.20 GiB is free. "
+)
+OTHER = "Process 4711 has 18.00 GiB memory in use. "
+OWN = "Including non-PyTorch memory, this process has 4.30 GiB memory in use. "
+LOADING = '  File "vllm/model_executor/model_loader/loader.py", line 1, in load_model'
+CAPTURING = '  File "vllm/worker/gpu_model_runner.py", line 1, in capture_model'
+
+
+@pytest.mark.parametrize("place", ["", LOADING, CAPTURING])
+def test_memory_that_another_process_holds_is_said_first(place: str) -> None:
+    found = diagnose(["Traceback (most recent call last):", *filter(None, [place]), OUT + OTHER + OWN], 1)
+    assert found.fixes[0].changes == Changes()
+    assert found.fixes[0].why.startswith("Another process (4711) holds 18.0 of the GPU's 23.6 GiB: choose a GPU")
+    assert len(found.fixes) > 1
+
+
+def test_a_process_that_may_be_the_servers_own_is_not_called_another() -> None:
+    """In a container it does not know its own number, and lists itself like the others."""
+    assert of(OUT + OTHER).fixes[0].why.startswith("Process 4711 holds 18.0 of the GPU's 23.6 GiB: unless it is this")
+    for alone in ("Process 1 has 22.10 GiB memory in use. ", "Process 7 has 300.00 MiB memory in use. " + OWN, OWN, ""):
+        assert not any("rocess" in fix.why for fix in of(OUT + alone).fixes), alone
+
+
+def test_what_does_not_give_the_context_that_was_asked_for_says_so() -> None:
+    text = SHORT.replace("4.50 GiB", "16.00 GiB").replace("2.25", "5.61")
+    whys = {name: fix.why for fix in of(text).fixes for name in fix.changes.set}
+    assert whys["kv-cache-dtype"].endswith(": not enough alone for 32,768.")
+    assert whys["gpu-memory-utilization"].endswith(": not enough alone for 32,768.")
+    enough = {name: fix.why for fix in of(SHORT).fixes for name in fix.changes.set}
+    assert enough["kv-cache-dtype"].endswith(": enough for 32,768.")
+    assert "not enough" not in enough["gpu-memory-utilization"]
+    estimated = f"{SHORT[:90]}, the estimated maximum model length is 10000."
+    told = diagnose(["INFO 11-20 10:00:00 [c.py:1] Using max model len 32768", f"ValueError: {estimated}"], 1)
+    assert any("not enough alone for 32,768" in fix.why for fix in told.fixes if "kv-cache-dtype" in fix.changes.set)
+
+
+def test_a_killed_process_is_said_to_be_killed() -> None:
+    found = diagnose(["INFO all is well"], -9)
+    assert found.cause is Cause.ENGINE_DIED
+    assert found.line is None
+
+
+def test_a_log_without_a_failure_is_no_failure() -> None:
+    found = diagnose(["INFO 11-20 10:00:00 [x.py:1] Application startup complete."], None)
+    assert (found.cause, found.confidence, found.explanation) == (Cause.OTHER, 0.0, NOTHING_SEEN)
+    assert diagnosis_lines(found) == ["No failure found in this log."]
+
+
+def test_what_ran_out_of_memory_at_its_start_may_be_too_large_a_model() -> None:
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert Cause.WEIGHTS_DO_NOT_FIT in of(text).also
+    assert Cause.WEIGHTS_DO_NOT_FIT not in of(text, None, "INFO:     Application startup complete.").also
+
+
+@given(st.lists(st.text(), max_size=30), st.sampled_from([None, 0, 1, 2, -9, -15]))
+def test_any_text_gets_an_answer_that_is_json(lines: list[str], code: int | None) -> None:
+    found = diagnose(lines, code)
+    json.dumps(diagnosis_document(found))
+    assert diagnosis_lines(found)
+
+
+def test_changes_read_as_a_person_would_type_them() -> None:
+    changes = Changes({"max-num-seqs": 128, "enable-prefix-caching": False}, ("swap-space",))
+    assert change_text(changes) == "--max-num-seqs 128 --no-enable-prefix-caching, without --swap-space"
+
+
+def test_what_the_release_of_the_log_does_not_know_is_not_offered() -> None:
+    oom = [
+        "Traceback (most recent call last):",
+        '  File "/v/gpu_worker.py", line 1, in load_model',
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ]
+    for version in ("0.9.2", "0.20.2", "0.33.0"):
+        start = [f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}"]
+        table = release_table(version).flags
+        found = diagnose([*start, *oom], 1)
+        assert found.cause is Cause.WEIGHTS_DO_NOT_FIT
+        assert {name for fix in found.fixes for name in fix.changes.set} <= set(table)
+    block = "ValueError: weights = 320 is not divisible by weight quantization block_n = 128"
+    old, new = (
+        of(block, {"tensor-parallel-size": 8}, f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}")
+        for version in ("0.8.5", "0.33.0")
+    )
+    assert any("enable-expert-parallel" in fix.changes.set for fix in new.fixes)
+    assert all(name in release_table("0.8.5").flags for fix in old.fixes for name in fix.changes.set)
+
+
+TOO_LARGE = (
+    "Traceback (most recent call last):",
+    '  File "/v/gpu_worker.py", line 1, in load_model',
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+)
+
+
+def called(model: str) -> str:
+    return f"(APIServer pid=3) INFO 11-20 10:00:00 [u.py:1] non-default args: {{'model_tag': '{model}', 'x': <obj>}}"
+
+
+def begun(method: str, model: str = "org/m") -> str:
+    return (
+        "(EngineCore pid=7) INFO 11-20 10:00:02 [core.py:93] Initializing a V1 LLM engine (v0.13.0) with config: "
+        f"model='{model}', speculative_config=None, dtype=torch.bfloat16, quantization={method}, "
+        "quantization_config=None, enforce_eager=True"
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "flags", "offered"),
+    [
+        ([], None, True),
+        ([called("org/m-7B")], None, True),
+        ([begun("None")], None, True),
+        ([begun("awq_marlin")], None, False),
+        ([begun("compressed-tensors")], {}, False),
+        ([called("org/m"), begun("gptq_marlin")], None, False),
+        ([begun("fp8"), called("org/m"), begun("None")], None, True),
+        ([begun("fp8"), called("org/m")], None, True),
+        ([called("org/m-7B-AWQ")], None, False),
+        ([called("/models/m-7B-GPTQ-Int4/")], None, False),
+        ([begun("None", "org/m-7B-FP8")], {}, False),
+        ([begun("None", "org/m-quantized.w4a16")], None, False),
+        ([begun("None")], {"quantization": "bitsandbytes"}, False),
+    ],
+)
+def test_weights_that_are_quantized_already_are_not_quantized_once_more(
+    start: list[str], flags: Flags | None, offered: bool
+) -> None:
+    found = diagnose([*start, *TOO_LARGE], 1, flags)
+    assert found.cause is Cause.WEIGHTS_DO_NOT_FIT
+    assert (Changes({"quantization": "fp8"}) in [fix.changes for fix in found.fixes]) == offered
+    assert any("AWQ" in fix.why for fix in found.fixes) == offered
+    assert any("Use a smaller model" in fix.why for fix in found.fixes)
+
+
+@pytest.mark.parametrize(
+    ("capability", "gpu", "flags", "offered"),
+    [
+        ((8, 0), "NVIDIA A100-SXM4-80GB", {}, False),
+        ((8, 6), "NVIDIA RTX A6000", {}, False),
+        ((8, 6), "NVIDIA GeForce RTX 3090", {"attention-backend": "TRITON_ATTN"}, False),
+        ((8, 6), "NVIDIA GeForce RTX 3090", {"attention-backend": "FLASHINFER"}, True),
+        ((8, 9), "NVIDIA L40S", {}, True),
+        ((8, 9), "NVIDIA L40S", {"attention-backend": "FLASH_ATTN"}, False),
+        ((9, 0), "NVIDIA H200", {}, True),
+        ((12, 0), "NVIDIA GeForce RTX 5090", {}, True),
+    ],
+)
+def test_an_fp8_cache_is_offered_alike_after_a_failure_and_while_it_serves(
+    capability: tuple[int, int], gpu: str, flags: Flags, offered: bool
+) -> None:
+    failed = diagnose(["Traceback (most recent call last):", '  File "a.py", line 1, in f', SHORT], 1, flags, gpu)
+    assert any("kv-cache-dtype" in one.changes.set for one in failed.fixes) == offered
+    serving = fp8_cache(Evidence(0.0, 0.0, (), flags=flags, compute_capability=capability))
+    assert (serving is not None) == offered
+    assert serving is None or "differ" in serving.tradeoff
+
+
+def test_an_fp8_cache_after_a_failure_on_an_unknown_gpu_names_what_it_needs() -> None:
+    failed = next(one for one in of(SHORT).fixes if "kv-cache-dtype" in one.changes.set)
+    assert "compute capability 8.9" in failed.tradeoff
+
+
+@pytest.mark.parametrize("odd", ["007", "'\\x'", "'\\N{no}'"])
+def test_arguments_that_are_no_python_are_left_out(odd: str) -> None:
+    args = (
+        f"INFO 11-20 10:00:00 [u.py:1] non-default args: {{'seed': {odd}, 'gpu_memory_utilization': 0.8, 'x': <obj>}}"
+    )
+    taken = "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens"
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert first(text, None, args, taken) == Changes({"gpu-memory-utilization": 0.75})
+
+
+LONG = "9" * 400
+"""More than a float holds, and more than can be counted up to."""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        SHORT.replace("32768", LONG),
+        SHORT.replace("4.50", LONG),
+        SHORT.replace("4.50", "4.5.0"),
+        SHORT.replace("2.25", "."),
+        f"{SHORT} Based on it, the estimated maximum model length is {LONG}.",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of "
+        "0.00 GiB of which 512.00 MiB is free.",
+        f"ValueError: Free memory on device cuda:0 (1.2.3/{LONG} GiB) on startup is less than desired GPU memory "
+        "utilization (0.92, 22 GiB).",
+        f"ValueError: Total number of attention heads ({LONG}) must be divisible by tensor parallel size ({LONG[1:]}).",
+        "ValueError: Total number of attention heads (32) must be divisible by tensor parallel size (0).",
+        "ValueError: The output_size of gate's weight = 192 is not divisible by weight quantization block_n = 0.",
+    ],
+    ids=lambda end: end[:60],
+)
+def test_figures_that_cannot_be_do_no_harm(end: str) -> None:
+    for number in (LONG, "0.8"):
+        args = f"INFO 11-20 10:00:00 [u.py:1] non-default args: {{'gpu_memory_utilization': {number}, 'x': <obj>}}"
+        found = of(end, None, args, "INFO 11-20 10:00:00 [k.py:1] GPU KV cache size: 5,000 tokens")
+        assert found.cause is not Cause.OTHER
+        assert all(LONG[:20] not in change_text(fix.changes) for fix in found.fixes)
+
+
+def test_no_figure_is_made_up_for_what_the_log_does_not_say() -> None:
+    found = diagnose(
+        [
+            "Traceback (most recent call last):",
+            '  File "/v/w.py", line 1, in load_model',
+            "RuntimeError: CUDA out of memory",
+        ]
+    )
+    assert all("cpu-offload-gb" not in fix.changes.set for fix in found.fixes)
+    assert any("--cpu-offload-gb" in fix.why for fix in found.fixes)
+
+
+@pytest.mark.parametrize(
+    ("told", "offered"),
+    [
+        ("(compute capability 8.6)", False),
+        ("Your NVIDIA T4 GPU has compute capability 7.5.", False),
+        ("Current capability: 80.", False),
+        ("Using default MoE config, E=8,N=3584,device_name=NVIDIA_A100-SXM4-80GB.json", False),
+        ("Your GPU does not have native support for FP8 computation but FP8 quantization is being used.", False),
+        ("GPU 0: NVIDIA GeForce RTX 3090", False),
+        ("GPU 0: NVIDIA L40S", True),
+        ("Using default MoE config, E=8,N=3584,device_name=NVIDIA_H200.json", True),
+    ],
+)
+def test_the_log_tells_whether_the_gpu_takes_an_fp8_cache(told: str, offered: bool) -> None:
+    found = of(SHORT, None, f"WARNING 11-20 10:00:00 [a.py:1] {told}")
+    assert any("kv-cache-dtype" in one.changes.set for one in found.fixes) == offered
+
+
+@pytest.mark.parametrize(("version", "method"), [("0.9.2", "fp8"), ("0.30.0", "fp8"), ("0.31.0", "fp8_per_tensor")])
+def test_weights_are_converted_to_fp8_by_the_name_that_the_release_has(version: str, method: str) -> None:
+    start = f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}"
+    found = diagnose([start, begun("None"), *TOO_LARGE], 1)
+    assert Changes({"quantization": method}) in [fix.changes for fix in found.fixes]
+
+
+def test_a_variable_is_named_only_to_a_release_that_reads_it() -> None:
+    late = "TimeoutError: Timed out waiting for engines to sendinitial message on input socket."
+    for version, named in (("0.10.2", False), ("0.14.1", True), ("0.33.0", True)):
+        start = f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}"
+        why = " ".join(fix.why for fix in of(late, None, start).fixes)
+        assert ("VLLM_ENGINE_READY_TIMEOUT_S" in why) == named
+    assert "vLLM 0.14.1 and later" in " ".join(fix.why for fix in of(late).fixes)
+
+
+def test_ranks_may_wait_longer_for_each_other_where_the_release_has_the_flag() -> None:
+    missing = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined."
+    wait = Changes({"distributed-timeout-seconds": 1800})
+    for version, known in (("0.13.0", False), ("0.33.0", True)):
+        start = f"INFO 11-20 10:00:01 [utils.py:1] vLLM API server version {version}"
+        assert (wait in [fix.changes for fix in of(missing, None, start).fixes]) == known
+    assert wait not in [fix.changes for fix in of(missing).fixes]
+
+
+def test_a_backend_that_refuses_is_left_to_vllm() -> None:
+    text = "ValueError: Selected backend AttentionBackendEnum.FLASH_ATTN is not valid for this configuration. Reason: ['compute capability not supported']"  # noqa: E501
+    found = of(text, {"attention-backend": "FLASH_ATTN"})
+    assert found.cause is Cause.UNSUPPORTED_BY_GPU
+    assert found.fixes[0].changes == Changes(unset=("attention-backend",))
+
+
+def test_a_quantization_that_the_files_do_not_have_is_left_out() -> None:
+    found = of("ValueError: Cannot find the config file for awq", {"quantization": "awq"})
+    assert found.fixes[0].changes == Changes(unset=("quantization",))
+
+
+def test_as_many_gpus_are_offered_as_hold_the_checkpoint() -> None:
+    size = "(EngineCore pid=7) INFO 11-20 10:00:02 [w.py:1] Filesystem type for checkpoints: EXT4. Checkpoint size: 131.42 GiB. Available RAM: 200.0 GiB."  # noqa: E501
+    full = TOO_LARGE[-1] + " GPU 0 has a total capacity of 23.58 GiB of which 352.00 MiB is free."
+    found = diagnose([begun("None"), size, *TOO_LARGE[:-1], full], 1)
+    assert found.fixes[0].changes == Changes({"tensor-parallel-size": 8})
+    assert "16.4 of the weights' 131.4 GiB" in found.fixes[0].why
+    assert all("quantization" not in fix.changes.set for fix in found.fixes)
+
+
+def _case(version: str | None, text: str = "") -> Case:
+    return Case(FailureLine(1, text, Cause.OTHER, None), version=version)
+
+
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [
+        ("0.9.2", ["--swap-space", "--cpu-offload-gb"]),
+        ("0.17.1", ["--swap-space", "--cpu-offload-gb", "--kv-offloading-size"]),
+        ("0.32.0", ["--cpu-offload-gb", "--kv-offloading-size"]),
+        (None, ["--cpu-offload-gb", "--kv-offloading-size"]),
+        ("0.6.0", []),
+    ],
+)
+def test_only_flags_that_the_release_takes_are_named(version: str | None, named: list[str]) -> None:
+    said = " ".join(one.why for one in environment.main_memory(_case(version)))
+    names = ("--swap-space", "--cpu-offload-gb", "--kv-offloading-size")
+    assert [name for name in names if name in said] == named
+
+
+@pytest.mark.parametrize(
+    ("version", "flag", "variable"),
+    [("0.11.0", False, True), ("0.13.0", True, True), ("0.32.0", True, False), (None, True, True)],
+)
+def test_a_backend_is_left_out_where_the_release_takes_it(version: str | None, flag: bool, variable: bool) -> None:
+    (said,) = (one.why for one in settings.attention_backend(_case(version, "Selected backend X is not valid")))
+    assert ("--attention-backend" in said, "VLLM_ATTENTION_BACKEND" in said) == (flag, variable)
+
+
+def test_a_remapped_row_is_no_fault_of_the_gpu() -> None:
+    said = environment.kernel_crash(_case(None))[0].why
+    assert "64" in said
+    assert "63" not in said

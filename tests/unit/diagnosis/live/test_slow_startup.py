@@ -1,0 +1,71 @@
+"""What would make the next start shorter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm_console.diagnosis.finding import Severity
+from vllm_console.diagnosis.live.startup import LastStart, slow_startup
+from vllm_console.metrics.sample import Stage, StartupFacts
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.fast_loaders import FastLoader
+
+STAGES = {"imports": 8.0, "weights": 30.0, "compile": 20.0, "kv cache": 5.0}
+
+
+def start(stages: dict[str, float] = STAGES, flags: dict[str, Any] | None = None, **more: Any) -> LastStart:
+    facts = StartupFacts(**more.pop("facts", {}))
+    return LastStart(5.0, [Stage(name, 0.0, took) for name, took in stages.items()], facts, flags or {}, **more)
+
+
+def changes(one: LastStart) -> list[dict[str, Any]]:
+    found = slow_startup(one)
+    return [dict(fix.changes.set) for fix in found.fixes] if found is not None else []
+
+
+def test_without_anything_to_gain_there_is_no_finding() -> None:
+    assert slow_startup(start()) is None
+    assert slow_startup(start({"imports": 8.0}, pin_bytes=GIB)) is None, "too short to matter"
+
+
+def test_the_suggested_cache_size_skips_measuring_memory() -> None:
+    found = slow_startup(start(pin_bytes=13 * GIB, facts={"kv_measure_seconds": 4.0}))
+    assert found is not None
+    assert (found.severity, found.since) == (Severity.NOTE, 5.0)
+    fix = found.fixes[0]
+    assert fix.changes.set == {"kv-cache-memory-bytes": 13 * GIB}
+    assert "took 4.0s" in fix.why
+    assert "neighbors" in fix.tradeoff
+    assert "gpu-memory-utilization" in fix.tradeoff
+
+
+def test_the_cache_size_is_not_offered_where_it_is_fixed_or_saves_nothing() -> None:
+    assert changes(start(pin_bytes=GIB, facts={"kv_measure_seconds": 0.0})) == []
+    assert changes(start(pin_bytes=GIB, facts={"kv_pinned": "plan"})) == []
+    assert changes(start(flags={"kv-cache-memory-bytes": 7}, pin_bytes=GIB)) == []
+    assert changes(start(flags={"num-gpu-blocks-override": 7}, pin_bytes=GIB)) == []
+
+
+def test_the_start_up_plan_is_named_where_vllm_has_it() -> None:
+    old, new = (slow_startup(start(pin_bytes=GIB, release=release)) for release in ((0, 25, 1), (0, 26, 0)))
+    assert old is not None
+    assert new is not None
+    assert [len(found.fixes) for found in (old, new)] == [1, 2]
+    assert "VLLM_ENABLE_STARTUP_PLAN=1" in new.fixes[1].why
+
+
+def test_a_disabled_compile_cache_is_named_by_the_log_or_by_the_environment() -> None:
+    for one in (start(facts={"compile_cache": "disabled"}), start(cache_off=True)):
+        found = slow_startup(one)
+        assert found is not None
+        assert "VLLM_DISABLE_COMPILE_CACHE" in found.fixes[0].why
+        assert found.fixes[0].changes.empty
+    assert slow_startup(start({"imports": 30.0, "compile": 1.0}, cache_off=True)) is None, "it costs nothing"
+    assert slow_startup(start(cache_off=True, facts={"compile_cache": "hit"})) is None
+
+
+def test_a_fast_loader_is_offered_where_weights_take_a_notable_share() -> None:
+    loaders = (FastLoader("runai_streamer", "It costs."), FastLoader("fastsafetensors", "More."))
+    assert changes(start(loaders=loaders)) == [{"load-format": "runai_streamer"}]
+    assert changes(start({"imports": 60.0, "weights": 11.0}, loaders=loaders)) == []
+    assert changes(start(loaders=loaders, facts={"weights_seconds": 3.0})) == []

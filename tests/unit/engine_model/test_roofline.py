@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.engine_model.gpus import (
+    MODELS,
+    Interconnect,
+    UnknownGpuError,
+    find_gpu,
+    find_model,
+    over_nvlink,
+    over_pcie,
+    usual_for,
+)
+from vllm_launchers.engine_model.roofline import Roofline, Work
+from vllm_launchers.simulated.settings import resolve_model
+
+LLAMA, MIXTRAL, A3B = (
+    resolve_model(name) for name in ("meta-llama/Llama-3.1-70B", "mistralai/Mixtral-8x7B-v0.1", "Qwen/Qwen3-30B-A3B")
+)
+
+
+@dataclass(frozen=True)
+class _Share:
+    count: int
+    context: int
+
+
+@dataclass(frozen=True)
+class _Batch:
+    shares: tuple[_Share, ...]
+
+
+def roofline(**fields: object) -> Roofline:
+    return replace(Roofline(find_gpu("A100 80GB"), LLAMA), **fields)  # type: ignore[arg-type]
+
+
+DECODE = _Batch(tuple(_Share(1, 1000) for _ in range(16)))
+
+
+def test_one_stage_takes_as_long_as_the_whole_step() -> None:
+    one = roofline()
+    assert one.stage_seconds(DECODE) == one.seconds(DECODE)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_a_stage_takes_its_part_of_the_layers_and_the_latency_is_all_of_them(stages: int) -> None:
+    one, split = roofline(), roofline(pipeline_parallel=stages)
+    part = split.stage_seconds(DECODE)
+    assert one.seconds(DECODE) / stages < part < 1.25 * one.seconds(DECODE) / stages + 0.002
+    assert one.seconds(DECODE) < split.seconds(DECODE) <= stages * part
+
+
+def test_the_slowest_stage_has_the_layers_that_do_not_divide() -> None:
+    uneven, even = (
+        Roofline(find_gpu("A100 80GB"), replace(LLAMA, layers=layers, kv_bytes_16=1e5), pipeline_parallel=3)
+        for layers in (79, 78)
+    )
+    # 27 of 79 layers against 26 of 78: the weights are the same, a third of them and a little more.
+    assert uneven.stage_seconds(DECODE) > even.stage_seconds(DECODE)
+
+
+def test_all_reduces_stay_within_a_stage() -> None:
+    slow = Interconnect(1e9, 1e-4)
+    tensor = roofline(tensor_parallel=2, tensor_link=slow, stage_link=over_nvlink(300e9))
+    both = replace(tensor, pipeline_parallel=4)
+    waits = 2 * LLAMA.layers * slow.delay
+    assert tensor.seconds(DECODE) > waits
+    assert both.stage_seconds(DECODE) > waits / 4
+    assert both.stage_seconds(DECODE) < tensor.seconds(DECODE) / 3
+    alone = roofline(pipeline_parallel=4, stage_link=over_nvlink(300e9))
+    assert replace(alone, tensor_link=slow).stage_seconds(DECODE) == alone.stage_seconds(DECODE)
+
+
+def test_heads_that_cannot_be_cut_are_read_whole_on_each_gpu() -> None:
+    long = Work.decode(64, 30_000)
+    few = replace(LLAMA, kv_heads=2)
+    two, eight = (Roofline(find_gpu("H200"), few, tensor_parallel=n, tensor_link=over_nvlink(1e15)) for n in (2, 8))
+    keys = 64 * 30_001 * few.kv_bytes_per_token(2, 8) / (4.8e12 * 0.78)
+    assert eight.latency(long) > keys
+    assert two.latency(long) < 4 * eight.latency(long)
+
+
+def test_a_mixture_reads_the_experts_that_its_tokens_pick() -> None:
+    one = Roofline(find_gpu("H200"), MIXTRAL)
+    # A token reads 2 of 8 experts, many tokens read all of them.
+    alone, many = one.latency(Work.decode(1, 10)), one.latency(Work.decode(64, 10))
+    assert 2 < many / alone < 4
+
+
+def test_whole_experts_lie_unevenly_and_cost_no_more_than_all_of_a_gpus() -> None:
+    gpu = find_gpu("L40S")
+    cut, whole = (
+        Roofline(gpu, A3B, tensor_parallel=4, expert_parallel=expert, tensor_link=over_pcie(4)) for expert in (0, 1)
+    )
+    for sequences in (1, 8, 64):
+        assert cut.latency(Work.decode(sequences, 500)) <= whole.latency(Work.decode(sequences, 500))
+    crowd = Work.decode(4096, 1)
+    assert whole.latency(crowd) == pytest.approx(cut.latency(crowd))
+
+
+def test_ranks_that_share_experts_read_less_and_wait_for_each_other() -> None:
+    alone = Roofline(find_gpu("H200"), MIXTRAL)
+    shared = replace(alone, data_parallel=4, expert_parallel=True)
+    assert shared.latency(Work.decode(64, 10)) < alone.latency(Work.decode(64, 10))
+    dense = Roofline(find_gpu("H200"), LLAMA)
+    assert replace(dense, data_parallel=4).latency(Work.decode(64, 10)) == dense.latency(Work.decode(64, 10))
+
+
+def test_every_gpu_is_in_one_table() -> None:
+    assert len({model.name for model in MODELS}) == len(MODELS)
+    for model in MODELS:
+        capability = tuple(map(int, model.compute_capability.split(".")))
+        assert (model.fp8_flops is None) == (capability < (8, 9) or model.bf16_flops is None)
+        assert 0.95 < model.usable_gib / model.memory_gib < 1
+    assert find_model("rtx 3090") is find_gpu("NVIDIA GeForce RTX 3090")
+    assert find_gpu("RTX 3090").usable_gib == pytest.approx(23.6, abs=0.1)
+    assert find_gpu("A100 80GB").nvlink == 300e9
+
+
+@pytest.mark.parametrize("name", ["GTX 970", "RTX PRO 4000 Blackwell"])
+def test_a_gpu_whose_speed_is_unknown_is_not_timed(name: str) -> None:
+    with pytest.raises(UnknownGpuError):
+        find_gpu(name)
+
+
+def test_what_joins_gpus_of_a_model_when_the_machine_is_unknown() -> None:
+    assert usual_for(find_gpu("A100 80GB")).bandwidth == 300e9
+    four, three = usual_for(find_gpu("L40S")).bandwidth, usual_for(find_gpu("Tesla T4")).bandwidth
+    assert four == pytest.approx(24e9, rel=0.01)
+    assert three == pytest.approx(12e9, rel=0.01)
+    narrow, wide = over_pcie(4, 8), over_pcie(4, 16)
+    assert narrow is not None
+    assert wide is not None
+    assert narrow.bandwidth == wide.bandwidth / 2
+    assert over_pcie(9) is None

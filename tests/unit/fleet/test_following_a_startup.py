@@ -1,0 +1,177 @@
+"""A server's way up as a console follows it: its log, its model's cache, an earlier start, and silence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.fleet.startup_progress import (
+    DOWNLOAD_BYTES,
+    StartupProgress,
+    earlier_times,
+    remember_times,
+    times_store,
+)
+from vllm_launchers import values
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.vllm.modelfacts.read import stored_bytes
+
+BEGUN = 1_767_271_267.0
+ENGINE = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "/opt/vllm")
+LOG = """\
+Triton is installed
+Resolved architecture: LlamaForCausalLM
+Starting to load model m...
+"""
+
+
+def details(**more):
+    return Details(preset="chatbot", model="meta/Llama", engine=ENGINE, gpu_kind="L40S", **more)
+
+
+def record(of: Details, **more) -> ServerRecord:
+    generation = Generation(1, LaunchSpec(("vllm",), "127.0.0.1", 8000, details=pack(of)), BEGUN)
+    made = ServerRecord("chat", State.STARTING, BEGUN, BEGUN, (values.replace(generation, **more),))
+    return values.replace(made, state=State.READY) if more.get("ready_at") else made
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(LOG)
+    os.utime(path, (BEGUN, BEGUN))
+    return path
+
+
+@pytest.fixture
+def blobs(tmp_path) -> Path:
+    folder = tmp_path / "hub" / "models--meta--Llama" / "blobs"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def cached(tmp_path, **more):
+    return details(environment={"HF_HUB_CACHE": str(tmp_path / "hub")}, **more)
+
+
+def grow(blobs: Path, megabytes: int) -> None:
+    with (blobs / "aa.incomplete").open("wb") as file:
+        file.write(b"\1" * (megabytes << 20))
+
+
+def names(found):
+    return [stage.name for stage in found[0]]
+
+
+def test_a_growing_cache_is_a_download_with_its_bytes_and_its_rate(tmp_path, log, blobs):
+    of = cached(tmp_path)
+    way = StartupProgress(log, record(of), of, {})
+    assert "download" not in names(way.update(record(of), BEGUN + 5))
+    grow(blobs, 4)
+    assert "download" not in names(way.update(record(of), BEGUN + 6)), "a tokenizer is no download"
+    grow(blobs, 24)
+    stages, _ = way.update(record(of), BEGUN + 9)
+    assert stages[-1].name == "download"
+    assert stages[-1].detail == "24 MiB, 6 MiB/s"
+
+
+def test_a_download_is_set_against_the_weights_that_were_planned(tmp_path, log, blobs):
+    of = cached(tmp_path, predicted={"weights_gib": 0.05}, flags={"tensor-parallel-size": 2})
+    way = StartupProgress(log, record(of), of, {})
+    way.update(record(of), BEGUN + 5)
+    grow(blobs, 51)
+    stages, _ = way.update(record(of), BEGUN + 8)
+    assert stages[-1].detail.startswith("51 MiB of about 102 MiB, ")
+    assert stages[-1].detail.endswith(" 50%")
+
+
+def test_a_local_model_is_looked_for_in_no_cache(tmp_path, log):
+    of = replace(cached(tmp_path), model=str(tmp_path))
+    way = StartupProgress(log, record(of), of, {})
+    assert names(way.update(record(of), BEGUN + 5))[-1] == "weights"
+
+
+def test_silence_is_told_once_it_is_longer_than_the_stage_is_used_to(log):
+    of = details()
+    way = StartupProgress(log, record(of), of, {})
+    assert way.update(record(of), BEGUN + 100)[1].quiet_seconds is None
+    assert way.update(record(of), BEGUN + 200)[1].quiet_seconds == 200
+    os.utime(log, (BEGUN + 190, BEGUN + 190))
+    assert way.update(record(of), BEGUN + 201)[1].quiet_seconds is None
+
+
+def test_a_growing_cache_is_a_sign_of_life(tmp_path, log, blobs):
+    of = cached(tmp_path)
+    way = StartupProgress(log, record(of), of, {})
+    way.update(record(of), BEGUN + 5)
+    grow(blobs, (DOWNLOAD_BYTES >> 20) + 1)
+    assert way.update(record(of), BEGUN + 500)[1].quiet_seconds is None
+    assert way.update(record(of), BEGUN + 570)[1].quiet_seconds == 70
+
+
+def test_the_way_never_goes_back(log):
+    of = details()
+    way = StartupProgress(log, record(of), of, {"process": 5.0, "imports": 5.0, "config": 10.0, "weights": 80.0})
+    first = way.update(record(of), BEGUN + 60)[1].progress
+    assert first is not None
+    with log.open("a") as file:
+        file.write("Loading safetensors checkpoint shards:   1% Completed | 1/99 [00:01<00:03,  1.10s/it]\n")
+    second = way.update(record(of), BEGUN + 61)[1].progress
+    assert second is not None
+    assert second.share >= first.share > 0.5
+
+
+def test_what_the_engine_says_of_its_memory_is_there_as_figures(log):
+    of = details()
+    way = StartupProgress(log, record(of), of, {})
+    with log.open("a") as file:
+        file.write("Model loading took 14.9890 GiB memory and 12.1 seconds\nGPU KV cache size: 176,240 tokens\n")
+    report = way.update(record(of), BEGUN + 5)[1].report
+    assert (report.weights_gib, report.kv_tokens) == (14.989, 176_240)
+
+
+def test_a_start_is_measured_by_the_one_before(tmp_path, log):
+    of = details(flags={"max-num-seqs": 64})
+    over = record(of, ready_at=BEGUN + 60)
+    assert remember_times(times_store(tmp_path), tmp_path, over)
+    kept = earlier_times(tmp_path, of)
+    assert set(kept) == {"process", "imports", "config", "weights"}
+    assert sum(kept.values()) == pytest.approx(60)
+    assert earlier_times(tmp_path, details(flags={"max-num-seqs": 32})) == kept, "other flags: the nearest start"
+    assert earlier_times(tmp_path, replace(of, model="another")) == {}
+    assert earlier_times(tmp_path, replace(of, engine=replace(ENGINE, version="0.8.0"))) == {}
+
+
+def test_a_start_whose_log_is_gone_is_not_kept(tmp_path):
+    assert not remember_times(times_store(tmp_path), tmp_path, record(details(), ready_at=BEGUN + 60))
+
+
+def test_nothing_is_read_any_more_once_it_is_ready(log):
+    of = details()
+    way = StartupProgress(log, record(of), of, {})
+    done = way.update(record(of, ready_at=BEGUN + 50), BEGUN + 60)
+    log.unlink()
+    assert way.update(record(of, ready_at=BEGUN + 50), BEGUN + 70) == done
+    assert done[1].progress is None
+
+
+def test_bytes_of_a_model_that_the_cache_has_nothing_of_are_not_known(tmp_path, blobs):
+    assert stored_bytes("no/model", tmp_path / "hub") is None
+    assert stored_bytes("meta/Llama", tmp_path / "hub") == 0
+    grow(blobs, 1)
+    (blobs / "done").write_bytes(b"\1" * (1 << 20))
+    assert stored_bytes("meta/Llama", tmp_path / "hub") == 2 << 20
+
+
+def test_the_memory_of_a_limited_cache_is_not_what_the_engine_could_have_had(log):
+    reported = "Available KV cache memory: 43.48 GiB\nGPU KV cache size: 1,280 tokens\n"
+    log.write_text(LOG + reported)
+    for flags, expected in (({}, 43.48), ({"num-gpu-blocks-override": 40}, None)):
+        of = details(flags=flags)
+        report = StartupProgress(log, record(of), of, {}).update(record(of), BEGUN + 5)[1].report
+        assert (report.kv_gib, report.kv_tokens) == (expected, 1280)

@@ -1,0 +1,277 @@
+"""A server as it was, and what happened to it: figures and findings of an earlier moment, markers on its charts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_console.fleet.markers import MarkerBook, MarkerKind, finding_markers, load_markers, record_markers
+from vllm_console.fleet.moment import read_moment, state_at
+from vllm_console.fleet.own_server import HISTORY, JudgeContext, WatchedServer
+from vllm_console.fleet.runs import RunRecorder
+from vllm_console.fleet.snapshot import ServerView, StateThen
+from vllm_console.history.store import Reader, Writer
+from vllm_console.history.time_view import CHART_RANGES, LIVE, TimeView
+from vllm_console.load.spans import FILE_NAME as LOADS
+from vllm_console.load.spans import LoadSpan, noted, read_spans
+from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_console.runs.store import FILE_NAME, PastRun, RunHead, RunName, RunStore
+from vllm_launchers import values
+from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.presets.model import Objectives
+
+NOW = 1_790_000_000.0
+THEN = JudgeContext(may_ask=False)
+OBJECTIVES = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+
+
+def generation(number: int, started: float, ended: Exit | None = None, **flags: Any) -> Generation:
+    details = Details(preset="chatbot", model="m", flags=flags, objectives=OBJECTIVES)
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(details))
+    return Generation(number, spec, started, started + 10, ended.at if ended else None, ended)
+
+
+def record(*generations: Generation, state: State = State.READY) -> ServerRecord:
+    return ServerRecord("chat", state, NOW - 60, NOW - 90_000, generations)
+
+
+def stop(at: float) -> Exit:
+    return Exit(at, 0, None, True, "stopped on request")
+
+
+SERVED = record(
+    generation(1, NOW - 80_000, stop(NOW - 3001), max_num_seqs=256), generation(2, NOW - 3000, max_num_seqs=128)
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A day of history: full until generation 2 began, calm since. The last half hour is there by the second."""
+    folder = tmp_path / "servers" / "chat"
+    folder.mkdir(parents=True)
+    writer = Writer(folder / HISTORY)
+    for second in range(-6000, 0, 2):
+        number, usage = (1, 0.95) if second < -3000 else (2, 0.3)
+        engine = EngineSample(0.0 if usage < 0.5 else 9.0, 0.0, usage, generation_tokens_total=6000.0 + second)
+        writer.append(Sample(NOW + second, {"0": engine}), number)
+    writer.close()
+    return folder
+
+
+@pytest.fixture
+def history(folder: Path) -> Iterator[Reader]:
+    reader = Reader(folder / HISTORY)
+    yield reader
+    reader.close()
+
+
+def test_figures_and_findings_are_those_of_the_moment(history: Reader) -> None:
+    before = read_moment(history, SERVED, NOW - 3100, THEN)
+    assert before.window is not None
+    assert before.window.kv_cache_usage == 0.95
+    assert before.window.generation_tokens_per_second == pytest.approx(1.0)
+    assert [one.code for one in before.findings] == ["kv_cache_pressure"]
+    assert before.findings[0].since < NOW - 3100
+    assert before.findings[0].fixes == (), "what would fix other flags is no fix now"
+    after = read_moment(history, SERVED, NOW - 100, THEN)
+    assert after.window is not None
+    assert after.window.kv_cache_usage == 0.3
+    assert "kv_cache_pressure" not in [one.code for one in after.findings]
+
+
+def test_where_nothing_was_recorded_nothing_is_shown(history: Reader) -> None:
+    for at in (NOW - 7000, NOW + 3600):
+        found = read_moment(history, SERVED, at, THEN)
+        assert (found.window, found.findings, found.judged) == (None, (), ())
+
+
+def test_the_state_of_a_moment_is_that_of_the_generation_then() -> None:
+    assert state_at(SERVED, NOW - 100_000) == StateThen(before=True)
+    assert state_at(SERVED, NOW - 85_000) == StateThen(), "the record has forgotten what ran"
+    assert state_at(SERVED, NOW - 79_995) == StateThen(State.STARTING, NOW - 80_000, 1)
+    assert state_at(SERVED, NOW - 3100) == StateThen(State.READY, NOW - 79_990, 1)
+    assert state_at(SERVED, NOW - 3000.5) == StateThen(State.STOPPED, NOW - 3001, 1)
+    assert state_at(SERVED, NOW) == StateThen(State.READY, NOW - 2990, 2)
+    crashed = record(generation(1, NOW - 900, Exit(NOW - 600, 1, None, False, "Exited with code 1")))
+    assert state_at(crashed, NOW) == StateThen(State.FAILED, NOW - 600, 1)
+
+
+def test_a_view_of_the_past_has_its_figures_and_the_flags_of_now(folder: Path) -> None:
+    watched = WatchedServer(folder, interactive=True)
+    live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())
+    charted = watched.in_time(live, SERVED, NOW, TimeView(CHART_RANGES[1], NOW - 2500, NOW - 3100))
+    past = watched.earlier(charted, SERVED, NOW - 3100)
+    assert (past.moment, past.sample) == (NOW - 3100, None)
+    assert past.window is not None
+    assert past.window.kv_cache_usage == 0.95
+    assert past.flags == live.flags
+    assert past.generation == 2
+    assert (past.then.generation, past.then.state) == (1, State.READY)
+    assert past.series is not None
+    assert past.series.end == pytest.approx(NOW - 2500, abs=5)
+    back = watched.in_time(live, SERVED, NOW, LIVE)
+    assert (back.moment, back.window) == (None, live.window)
+    assert back.series.end > NOW - 5
+    watched.close()
+
+
+def test_charts_begin_with_what_is_recorded(folder: Path) -> None:
+    watched = WatchedServer(folder, interactive=True)
+    live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())
+    for chosen in CHART_RANGES:
+        series = watched.in_time(live, SERVED, NOW, TimeView(chosen)).series
+        assert series is not None
+        recorded = min(chosen.seconds, 6000.0)
+        assert recorded <= series.end - series.start <= recorded * 1.2 + 4 * series.step, chosen.name
+    watched.close()
+
+
+def test_a_restart_is_marked_with_the_flags_that_it_changed() -> None:
+    found = record_markers(SERVED)
+    assert [(one.label, one.text) for one in found] == [
+        ("r1", "Started"),
+        ("r2", "Restarted: run 2: --max_num_seqs 256 → 128"),
+    ]
+
+
+def test_crashes_and_stops_are_marked_and_the_stop_of_a_restart_is_not() -> None:
+    crash = Exit(NOW - 900, 1, None, False, "Exited with code 1: out of memory")
+    found = record_markers(
+        record(
+            generation(3, NOW - 2000, crash),
+            generation(4, NOW - 800, stop(NOW - 500)),
+            generation(5, NOW - 400, stop(NOW - 300)),
+        )
+    )
+    assert [(one.kind, one.label) for one in found] == [
+        (MarkerKind.START, "r3"),
+        (MarkerKind.CRASH, "✗"),
+        (MarkerKind.START, "r4"),
+        (MarkerKind.STOP, "s"),
+        (MarkerKind.START, "r5"),
+        (MarkerKind.STOP, "s"),
+    ]
+    assert "out of memory" in found[1].text
+    assert found[0].text == "Restarted: run 3", "what it changed is not known any more"
+    assert "same flags" in found[2].text
+
+
+def test_findings_have_a_beginning_and_an_end_and_one_that_holds_is_marked_once() -> None:
+    runs = [
+        PastRun(1, NOW - 5000, findings=(("preempting", NOW - 4000, NOW - 3800), ("preempting", NOW - 200, NOW - 50)))
+    ]
+    holding = (Finding("preempting", Severity.WARNING, NOW - 230, "", ""), Finding("healthy", Severity.GOOD, 0, "", ""))
+    found = finding_markers(runs, holding, NOW - 6000)
+    assert sorted((one.at - NOW, one.kind) for one in found) == [
+        (-4000, MarkerKind.FINDING),
+        (-3800, MarkerKind.FINDING_END),
+        (-230, MarkerKind.FINDING),
+    ]
+    assert finding_markers(runs, (), NOW - 3000)[0].at == NOW - 200, "an earlier server's are none of it"
+
+
+def test_loads_have_a_beginning_and_an_end() -> None:
+    found = load_markers([LoadSpan(NOW - 60, NOW - 30, 4.0), LoadSpan(NOW - 10, None, 8.0)])
+    assert [(one.at - NOW, one.text) for one in found] == [
+        (-60, "Load began: 4.0 req/s"),
+        (-30, "Load ended"),
+        (-10, "Load began: 8.0 req/s"),
+    ]
+
+
+def test_the_run_database_remembers_starts_that_the_record_has_forgotten(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / FILE_NAME)
+    for number, flags in ((1, {"max-num-seqs": 256}), (2, {"max-num-seqs": 64})):
+        store.enter([RunHead(f"k{number}", "chat", number, NOW - 90_000 + number * 1000, flags=flags)])
+    store.note_findings(RunName("k2", "chat", 2), NOW - 80_000, ["preempting"])
+    assert store.past("chat")[0].changed == (("max-num-seqs", 256, 64),)
+    assert store.past("other") == []
+    kept = record(generation(3, NOW - 3000))
+    found = MarkerBook(tmp_path, tmp_path / FILE_NAME).markers(kept, (), (), NOW)
+    assert [one.label for one in found] == ["r1", "r2", "!", "✓", "r3"]
+    assert "--max-num-seqs 256 → 64" in found[1].text
+    assert found == tuple(sorted(found, key=lambda one: one.at))
+
+
+def test_markers_say_no_secret() -> None:
+    details = Details(flags={"api-key": "sk-secret-1234567890"})
+    other = values.replace(SERVED.current, spec=LaunchSpec(("vllm",), "h", 1, details=pack(details)))
+    told = record_markers(record(SERVED.generations[0], other))[-1].text
+    assert "sk-secret" not in told
+
+
+def test_a_finding_that_is_over_is_noted_at_once(tmp_path: Path) -> None:
+    """Its end on the charts was that of the last minute in which it was noted."""
+    began = time.time() - 30
+    holding = (Finding("preempting", Severity.WARNING, began, "", ""),)
+    view = ServerView("chat", State.UNRESPONSIVE, NOW, findings=holding)
+    recorder = RunRecorder(tmp_path, 0.0, read_only=False)
+    unresponsive = values.replace(SERVED, state=State.UNRESPONSIVE)
+    assert recorder.update([unresponsive], [view]) == []
+    assert recorder.update([unresponsive], [replace(view, findings=())]) == []
+    noted = time.time()
+    assert recorder.update([unresponsive], [replace(view, findings=())]) == []
+    ((code, since, until),) = RunStore(tmp_path / FILE_NAME).past("chat")[0].findings
+    assert (code, since) == ("preempting", began)
+    assert began + 30 <= until <= noted
+
+
+def test_a_snapshot_of_an_earlier_moment_changes_nothing_of_now(folder: Path) -> None:
+    """What is recorded and reported of a server goes by its view of now."""
+    watched = WatchedServer(folder, interactive=True)
+    live = watched.view(SERVED, NOW, selected=True, load="", context=JudgeContext())
+    assert (
+        watched.in_time(live, SERVED, NOW, TimeView(CHART_RANGES[1], NOW - 2500, NOW - 3100)).findings == live.findings
+    )
+    watched.close()
+
+
+def test_markers_are_made_anew_only_when_something_happened(folder: Path, tmp_path: Path) -> None:
+    book = MarkerBook(folder, tmp_path / FILE_NAME)
+    found = [Finding("preempting", Severity.WARNING, NOW - 30, "symptom", "cause")]
+    first = book.markers(SERVED, found, (), NOW)
+    assert book.markers(SERVED, list(found), (), NOW + 20) is first
+    over = book.markers(SERVED, (), (), NOW + 21)
+    assert over is not first
+    sent = book.markers(SERVED, (), (LoadSpan(NOW, None, 2.0),), NOW + 22)
+    assert len(sent) == len(over) + 1
+
+
+def test_loads_of_others_are_marked_and_those_of_this_console_once(tmp_path: Path) -> None:
+    own = (LoadSpan(NOW - 60, NOW - 30, 4.0),)
+    lines = [
+        {"id": "a", "began_at": NOW - 59, "until": NOW, "rate": 4},
+        {"id": "b", "began_at": NOW - 900, "until": NOW - 600},
+        {"id": "c", "began_at": NOW - 500, "until": NOW, "rate": 8},
+        {"id": "c", "ended_at": NOW - 400},
+    ]
+    (tmp_path / LOADS).write_text("nonsense\n" + "\n".join(map(json.dumps, lines)))
+    found = MarkerBook(tmp_path, tmp_path / FILE_NAME).markers(record(generation(2, NOW - 3000)), (), own, NOW)
+    loads = [(one.at - NOW, one.text) for one in found if one.kind is MarkerKind.LOAD]
+    assert loads == [
+        (-900, "Load began"),
+        (-600, "Load ended"),
+        (-500, "Load began: 8.0 req/s"),
+        (-400, "Load ended"),
+        (-60, "Load began: 4.0 req/s"),
+        (-30, "Load ended"),
+    ]
+
+
+def test_a_load_notes_its_beginning_and_its_end(tmp_path: Path) -> None:
+    with noted(tmp_path, 4.0, 60.0):
+        (span,) = read_spans(tmp_path, time.time())
+        assert (span.ended_at, span.rate) == (None, 4.0)
+    (span,) = read_spans(tmp_path, time.time())
+    assert span.ended_at is not None
+    with noted(tmp_path / "gone", 4.0, 60.0), noted(None, 4.0, 60.0):
+        pass
+    assert read_spans(tmp_path / "gone", NOW) == ()

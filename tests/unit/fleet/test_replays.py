@@ -1,0 +1,311 @@
+"""Runs that have ended, shown again from what is recorded of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.markers import MarkerKind
+from vllm_console.fleet.removed import KEPT_SECONDS
+from vllm_console.fleet.snapshot import State
+from vllm_console.fleet.verbs import FleetError, NotFoundError, Replay, UsageError
+from vllm_console.history.store import Writer
+from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
+from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_console.runs.store import FILE_NAME, RunHead, RunName, RunStore
+from vllm_launchers.keeper import folders
+from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord
+from vllm_launchers.launch.details import Details, pack
+
+NOW = int(time.time() / 3600) * 3600.0
+"""On the hour, so that the steps of coarse tables begin where tests say."""
+
+OBJECTIVES = {"ttft_p99_seconds": 1.0, "itl_p99_seconds": 0.1, "kv_cache_usage": 0.85, "preemption_rate": 0.02}
+FIRST, SECOND = (NOW - 7000, NOW - 4000), (NOW - 4000, NOW - 1000)
+"""When the runs of the server were."""
+
+
+def head(generation: int, span: tuple[float, float | None], server: str = "chat", **more: Any) -> RunHead:
+    flags = {"max-num-seqs": 256 // generation}
+    known: dict[str, Any] = {
+        "preset": "chatbot", "model": "m", "engine": "simulated", "version": "0.33.0", "flags": flags,
+        "objectives": OBJECTIVES, "gpus": (1,), "ready_at": span[0] + 60,
+        "stages": (("process", 20.0, ""), ("weights", 40.0, "15.0 GiB")), "report": {"kv_tokens": 1000.0},
+    }  # fmt: skip
+    if span[1] is not None:
+        known |= {"ended_at": span[1], "ended": {"code": 0, "requested": True, "reason": "stopped as requested"}}
+    return RunHead(f"{server}@{generation}/{span[0]}", server, generation, span[0], **{**known, **more})
+
+
+def enter(state: Path, *heads: RunHead) -> RunStore:
+    store = RunStore(state / FILE_NAME)
+    store.enter(heads)
+    return store
+
+
+def record(place: Path, *spans: tuple[float, float]) -> None:
+    """Figures of the runs, one after the other: a full KV cache in the first, a calm one in the second."""
+    writer = Writer(place / "history.sqlite")
+    for number, (begin, end) in enumerate(spans, 1):
+        for at in range(int(begin) + 60, int(end), 2):
+            usage = 0.95 if number == 1 else 0.3
+            engine = EngineSample(9.0, 0.0, usage, generation_tokens_total=10.0 * (at - begin))
+            writer.append(Sample(float(at), {"0": engine}), number)
+    writer.close()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A server that was removed after two runs."""
+    place = tmp_path / "removed" / f"chat@{FIRST[0]:.0f}-{NOW - 500:.0f}"
+    place.mkdir(parents=True)
+    record(place, FIRST, SECOND)
+    begun = {"id": "1", "began_at": NOW - 6000, "until": NOW - 5900, "rate": 4.0}
+    lines = (begun, {"id": "1", "ended_at": NOW - 5900})
+    (place / "loads.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    store = enter(tmp_path, head(1, FIRST), head(2, SECOND), head(1, (NOW - 50, None), "other"))
+    store.note_findings(RunName(head(1, FIRST).key, "chat", 1), NOW - 5000, ["preempting"], {"preempting": NOW - 5500})
+    return tmp_path
+
+
+@pytest.fixture
+def fleet(state: Path) -> Iterator[LocalFleet]:
+    fleet = LocalFleet(state, observe=False, gpus=False)
+    yield fleet
+    fleet.close()
+
+
+def shown(fleet: LocalFleet, replay: Replay, **time: Any) -> Any:
+    view = TimeView(**{"end": replay.ended_at, "at": replay.at, "run": replay.run, **time})
+    fleet.snapshot(None, view)
+    for thread in threading.enumerate():
+        if thread.name == "charts":
+            thread.join(60)
+    found = fleet.snapshot(None, view).replay
+    assert found is not None
+    assert found.series is None or not found.series.loading
+    return found
+
+
+def test_a_run_of_a_removed_server_is_shown_with_all_that_is_known_of_it(fleet):
+    replay = fleet.replay("chat@1")
+    assert (replay.name, replay.started_at, replay.ended_at, replay.removed) == ("chat@1", *FIRST, True)
+    assert FIRST[1] - 60 <= replay.at <= FIRST[1], "its last figures"
+    view = shown(fleet, replay)
+    assert (view.name, view.state, view.replayed, view.removed) == ("chat@1", State.STOPPED, True, True)
+    assert view.flags == {"max-num-seqs": 256}
+    assert view.simulated
+    assert view.moment == replay.at
+    assert view.then.state is State.READY
+    assert view.window.kv_cache_usage == 0.95
+    assert view.window.generation_tokens_per_second == pytest.approx(10.0)
+    assert [one.code for one in view.findings if one.code == "kv_cache_pressure"]
+    assert not any(one.fixes for one in view.findings), "nothing can be staged"
+    assert [stage.started_at for stage in view.stages] == [FIRST[0], FIRST[0] + 20]
+    assert view.startup.report.kv_tokens == 1000
+    assert view.log_path == ""
+    assert view.reason == "stopped as requested"
+    assert fleet.snapshot().replay is None
+    assert fleet.snapshot().servers == (), "it is none"
+
+
+def test_its_markers_are_those_of_the_run(fleet):
+    marks = [(mark.at, mark.kind, mark.label) for mark in shown(fleet, fleet.replay("chat@1")).markers]
+    assert marks == [
+        (FIRST[0], MarkerKind.START, "r1"), (NOW - 6000, MarkerKind.LOAD, "b"), (NOW - 5900, MarkerKind.LOAD, "b"),
+        (NOW - 5500, MarkerKind.FINDING, "!"), (NOW - 5000, MarkerKind.FINDING_END, "✓"),
+        (FIRST[1], MarkerKind.STOP, "s"),
+    ]  # fmt: skip
+    (began, ended) = shown(fleet, fleet.replay("chat@2")).markers
+    assert "--max-num-seqs 256 → 128" in began.text
+    assert ended.at == SECOND[1]
+
+
+def test_charts_hold_the_run_and_no_other(fleet):
+    replay = fleet.replay("chat@2")
+    whole = ChartRange("whole run", 3060.0, 20.0)
+    series = shown(fleet, replay, range=whole).series
+    usage = series.values["kv_cache_usage"]
+    assert {round(value, 2) for value in usage if value is not None} == {0.3}, "the first run's are not in it"
+    assert usage[0] is None, "it was starting"
+    assert sum(value is not None for value in usage) > 0.9 * 2940 / series.step
+    assert series.recorded_from == SECOND[0]
+    short = shown(fleet, replay, range=CHART_RANGES[0], end=SECOND[1] - 1000, at=SECOND[1] - 1100).series
+    assert (short.step, all(value == 0.3 for value in short.values["kv_cache_usage"][1:-1])) == (5.0, True)
+
+
+def test_it_is_another_moment_where_the_cursor_is(fleet):
+    replay = fleet.replay("chat@1")
+    early = shown(fleet, replay, at=FIRST[0] + 30)
+    assert (early.window, early.then.state) == (None, State.STARTING)
+    assert shown(fleet, replay, at=FIRST[0] + 600).window.kv_cache_usage == 0.95
+
+
+@pytest.mark.parametrize(
+    ("word", "at", "name"),
+    [
+        ("chat", None, "chat@2"),
+        ("1", None, "chat@1"),
+        ("chat", NOW - 5000, "chat@1"),
+        ("chat", NOW - 2000, "chat@2"),
+        ("chat@1", NOW - 5000, "chat@1"),
+    ],
+)
+def test_a_run_is_named_as_for_compare_or_by_a_time(fleet, word, at, name):
+    replay = fleet.replay(word, at)
+    assert replay.name == name
+    assert at is None or replay.at == at
+
+
+@pytest.mark.parametrize(
+    ("word", "at", "error", "why"),
+    [
+        ("nobody", None, NotFoundError, "no run 'nobody' is known"),
+        ("chat@7", None, NotFoundError, "no run 'chat@7' is known"),
+        ("chat@x", None, UsageError, "expected a run's number"),
+        ("chat", NOW - 600, NotFoundError, "no run of chat at that time has ended"),
+        ("chat@1", NOW - 2000, UsageError, "chat@1 ran from"),
+        ("other", None, FleetError, "other@1 has not ended"),
+    ],
+)
+def test_what_can_not_be_replayed_says_why(fleet, word, at, error, why):
+    with pytest.raises(error, match=why):
+        fleet.replay(word, at)
+
+
+def test_what_is_no_longer_there_says_why(fleet, state):
+    old = time.time() - KEPT_SECONDS - 90_000
+    enter(state, head(3, (old, old + 3600)), head(1, (NOW - 900, NOW - 800), "brief"), head(9, FIRST, "purged"))
+    (state / "removed" / f"brief@{NOW - 900:.0f}-{NOW - 700:.0f}").mkdir()
+    record(state / "removed" / f"brief@{NOW - 900:.0f}-{NOW - 700:.0f}")
+    with pytest.raises(FleetError, match="nothing is left to replay of chat@3: a history is kept for 30 days"):
+        fleet.replay("chat@3")
+    with pytest.raises(FleetError, match="purged@9: its history was deleted with its server"):
+        fleet.replay("purged")
+    with pytest.raises(FleetError, match=r"brief@1: it ended before a figure was recorded"):
+        fleet.replay("brief")
+
+
+def test_what_was_read_is_kept_for_a_moment_and_then_closed(fleet, state, monkeypatch):
+    history = (next((state / "removed").iterdir()) / "history.sqlite").stat().st_ino
+
+    def opened() -> bool:
+        links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+        return any(os.path.exists(link) and os.stat(link).st_ino == history for link in links)  # noqa: PTH110, PTH116
+
+    shown(fleet, fleet.replay("chat"))
+    assert opened()
+    fleet.runs()
+    assert opened(), "a verb took a snapshot of its own"
+    now = time.time()
+    monkeypatch.setattr("vllm_console.fleet.local.time.time", lambda: now + 60)
+    fleet.snapshot()
+    assert not opened()
+
+
+def test_a_history_that_goes_meanwhile_is_said_and_no_other_server_is_lost(fleet, state):
+    replay = fleet.replay("chat")
+    assert shown(fleet, replay).notice == ""
+    (place,) = (state / "removed").iterdir()
+    (place / "history.sqlite").unlink()
+    gone = fleet.snapshot(None, TimeView(end=replay.ended_at, at=replay.at - 1, run=replay.run)).replay
+    assert gone is not None
+    assert "does not exist" in gone.notice
+    assert gone.window is None
+    (state / FILE_NAME).unlink()
+    snapshot = fleet.snapshot(None, TimeView(run=999))
+    assert snapshot.replay is None
+    assert any("run 999 is gone" in notice for notice in snapshot.notices)
+
+
+@pytest.fixture
+def present(state: Path) -> Path:
+    """Another server has the name now, and two runs of its own."""
+    spans = ((NOW - 400, NOW - 300), (NOW - 300, None))
+    details = pack(Details(preset="chatbot", model="m", flags={"max-num-seqs": 7}))
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=details)
+    ended = Exit(NOW - 300, 0, None, True, "stopped")
+    generations = (
+        Generation(1, spec, NOW - 400, NOW - 390, NOW - 300, ended),
+        Generation(2, spec, NOW - 300, NOW - 290, NOW - 200, Exit(NOW - 200, 1, None, False, "exit code 1")),
+    )
+    now = ServerRecord("chat", State.FAILED, NOW - 200, NOW - 400, generations)
+    folders.write_record(folders.prepare(state, "chat"), now)
+    record(state / "servers" / "chat", (NOW - 400, NOW - 300), (NOW - 300, NOW - 200))
+    assert spans
+    return state
+
+
+def test_a_name_stands_for_the_server_that_has_it_now(fleet, present):
+    replay = fleet.replay("chat@1")
+    assert (replay.removed, replay.started_at) == (False, NOW - 400)
+    view = shown(fleet, replay)
+    assert view.flags == {"max-num-seqs": 7}, "from its record"
+    assert view.log_path == str(present / "servers" / "chat" / "server.log")
+    failed = shown(fleet, fleet.replay("chat"))
+    assert (failed.state, failed.reason) == (State.FAILED, "exit code 1")
+    assert fleet.replay("1").removed, "the number is the earlier server's"
+
+
+def test_a_removed_server_is_shown_by_its_name_at_a_time(fleet, present):
+    then = fleet.removed_at("chat", NOW - 5000)
+    assert then is not None
+    assert (then.name, then.removed, then.at) == ("chat@1", True, NOW - 5000)
+    assert fleet.removed_at("chat", NOW - 350) is None, "the present one had the name"
+    assert fleet.removed_at("chat", NOW - 450) is None, "nobody had"
+    assert fleet.removed_at("vllm@8000", NOW) is None
+    assert fleet.removed_at("nobody", NOW) is None
+
+
+def test_a_server_whose_history_can_not_be_kept_is_not_removed(fleet, present):
+    place = present / "servers" / "chat"
+    before = {path.name for path in place.iterdir()}
+    kept = present / "removed"
+    kept.rename(present / "aside")
+    kept.write_text("in the way")
+    with pytest.raises(FleetError, match=r"chat was not removed: .*chat --purge' deletes that, too"):
+        fleet.forget("chat")
+    assert before <= {path.name for path in place.iterdir()}
+    assert fleet.forget("chat", purge=True) is False
+    assert not place.exists()
+
+
+def test_what_is_removed_is_replayed_as_before(fleet, present):
+    before = shown(fleet, fleet.replay("chat"))
+    assert fleet.forget("chat")
+    assert not (present / "servers" / "chat").exists()
+    after = shown(fleet, fleet.replay("chat"))
+    assert (before.removed, after.removed) == (False, True)
+    assert (after.flags, after.window, after.series) == (before.flags, before.window, before.series)
+    assert fleet.replay("1").started_at == FIRST[0], "the earlier server's, too"
+    assert fleet.forget("chat", purge=True) is False
+    assert list((present / "removed").iterdir()) == []
+    with pytest.raises(NotFoundError):
+        fleet.forget("chat", purge=True)
+
+
+def test_what_is_too_old_goes_when_runs_are_listed(fleet, state):
+    old = state / "removed" / "old@1-2"
+    old.mkdir()
+    record(old)
+    quiet = LocalFleet(state, observe=False, gpus=False, read_only=True)
+    quiet.runs()
+    quiet.judge_past()
+    assert old.exists()
+    fleet.runs()
+    assert not old.exists()
+
+
+def test_runs_say_what_can_be_replayed(fleet, present):
+    found = {(run.name, run.started_at): (run.removed, run.replayable) for run in fleet.runs()[0]}
+    assert found[("chat@1", FIRST[0])] == (True, True)
+    assert found[("chat@2", NOW - 300)] == (False, True)
+    assert found[("other@1", NOW - 50)] == (True, False)

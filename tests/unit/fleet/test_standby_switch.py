@@ -1,0 +1,198 @@
+"""Switching a standby pair: what is checked before, in which order it goes, and what stops it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace as changed
+
+from vllm_console.diagnosis.finding import Severity
+from vllm_console.diagnosis.live.sleep import SHOWN_SECONDS, after_sleep
+from vllm_console.fleet import standby
+from vllm_console.fleet.snapshot import ServerView, paired
+from vllm_console.fleet.standby import Sleeping, sleep_view, wanted_gib
+from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_launchers.host.gpu.host import Gpu, Holder, Host
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, Sleep, SleepStep, State
+from vllm_launchers.launch.details import Details, Records, pack
+from vllm_launchers.values import replace
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+
+
+def record(name: str, state: State, *, standby_of: str = "", **details: Any) -> ServerRecord:
+    given: dict[str, Any] = {"gpus": (0,), "flags": {"gpu-memory-utilization": 0.9}, **details}
+    packed = pack(Details(standby_of=standby_of, **given))
+    spec = LaunchSpec((), "127.0.0.1", 8000, sleep_mode=True, details=packed)
+    sleep = Sleep(1, 0.0, SleepStep.ASLEEP) if state is State.ASLEEP else None
+    return ServerRecord(name, state, 0.0, 0.0, (Generation(1, spec, 0.0),), sleep=sleep)
+
+
+class Keepers:
+    """In place of the keepers' client: what is asked of them takes effect at once, or fails as told."""
+
+    def __init__(self, state: Path, *records: ServerRecord) -> None:
+        self.state = state
+        self.records = {one.name: one for one in records}
+        self.asked: list[str] = []
+        self.asleep = Sleep(1, 0.0, SleepStep.ASLEEP)
+        self.awake = Sleep(1, 0.0, SleepStep.AWAKE, checked=4)
+        self.gpu = Gpu(0, name="A6000", memory_gib=48.0, free_gib=3.0, used_by=(Holder(1, server="chat", gib=44.0),))
+
+    def all(self) -> tuple[list[ServerRecord], list[str]]:
+        return list(self.records.values()), []
+
+    def read(self, _: Path, name: str) -> ServerRecord:
+        return self.records[name]
+
+    def sleep(self, _: Path, name: str, level: int, seconds: float) -> None:
+        self.asked.append(f"sleep {name} {level} {seconds:g}")
+        slept = self.asleep.step is SleepStep.ASLEEP
+        self.records[name] = replace(
+            self.records[name], state=State.ASLEEP if slept else State.READY, sleep=self.asleep
+        )
+        if slept:
+            self.gpu = changed(self.gpu, free_gib=47.0, used_by=())
+
+    def wake(self, _: Path, name: str) -> None:
+        self.asked.append(f"wake {name}")
+        self.records[name] = replace(self.records[name], state=State.READY, sleep=self.awake)
+
+    def wait_for(self, _: Path, name: str, __: object, ___: float) -> ServerRecord:
+        return self.records[name]
+
+    def host(self) -> Host | None:
+        return Host(gpus=(self.gpu,))
+
+
+@pytest.fixture
+def keepers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Keepers:
+    found = Keepers(tmp_path, record("chat", State.READY), record("coder", State.ASLEEP, standby_of="chat"))
+    for name in found.records:
+        client.folder(tmp_path, name).mkdir(parents=True)
+    monkeypatch.setattr(standby, "client", found)
+    monkeypatch.setattr(standby, "FREED_SECONDS", 0.0)
+    return found
+
+
+def sleeping(keepers: Keepers, facts: ModelFacts | None = None) -> Sleeping:
+    records = cast("Records", SimpleNamespace(read=keepers.all))
+    return Sleeping(keepers.state, records, lambda _: facts, keepers.host, keepers.asked.append)
+
+
+def test_the_other_sleeps_its_memory_is_confirmed_then_this_one_wakes(keepers: Keepers) -> None:
+    said: list[str] = []
+    sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, said.append)
+    assert keepers.asked == ["chat", "sleep chat 1 60", "wake coder"]
+    assert said[-3:] == [
+        "coder: GPU 0 has the 42.7 GiB it needs",
+        "coder: waking up",
+        "coder: awake; 4 golden prompts answered as before",
+    ]
+
+
+def test_memory_that_is_not_free_leaves_it_asleep(keepers: Keepers) -> None:
+    keepers.records["chat"] = record("chat", State.ASLEEP)
+    with pytest.raises(FleetError, match=r"coder stays asleep, .* 39\.7 GiB did not come back"):
+        sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
+    assert keepers.asked == []
+
+
+def test_a_switch_that_fails_halfway_says_that_neither_serves(keepers: Keepers) -> None:
+    keepers.gpu = changed(keepers.gpu, memory_gib=60.0)
+    with pytest.raises(FleetError, match="coder and chat are both asleep, and neither serves"):
+        sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
+    assert keepers.asked == ["chat", "sleep chat 1 60"]
+
+
+def test_without_a_driver_it_says_that_nothing_is_confirmed(keepers: Keepers) -> None:
+    said: list[str] = []
+    keepers.host = lambda: Host(problem="no driver")  # type: ignore[method-assign]
+    sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, said.append)
+    assert "coder: not confirmed that its GPUs have free memory: no driver" in said
+
+
+def test_a_server_that_does_not_fall_asleep_keeps_the_other_asleep(keepers: Keepers) -> None:
+    keepers.asleep = Sleep(1, 0.0, SleepStep.CANCELED, message="3 requests left after 60 s")
+    with pytest.raises(FleetError, match="chat did not go to sleep and is ready: 3 requests left"):
+        sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
+    assert keepers.asked == ["chat", "sleep chat 1 60"]
+
+
+def test_other_answers_are_an_error(keepers: Keepers) -> None:
+    keepers.awake = Sleep(1, 0.0, SleepStep.MISMATCH, message="4 of 4 golden prompts answered differently")
+    with pytest.raises(FleetError, match="coder was started anew, since 4 of 4 golden"):
+        sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
+
+
+def test_only_a_sleeping_server_is_woken_up(keepers: Keepers) -> None:
+    with pytest.raises(FleetError, match="chat is ready, not asleep"):
+        sleeping(keepers).wake(keepers.records["chat"], 1, 60.0, lambda _: None)
+
+
+def test_two_switches_at_once_wake_only_one_of_a_pair(keepers: Keepers, monkeypatch: pytest.MonkeyPatch) -> None:
+    other: list[str] = []
+
+    def meanwhile(_: Path, name: str, __: object, ___: float) -> ServerRecord:
+        with pytest.raises(FleetError, match="another command wakes up or starts"):
+            sleeping(keepers).wake(keepers.records["chat"], 1, 60.0, other.append)
+        return keepers.records[name]
+
+    monkeypatch.setattr(keepers, "wait_for", meanwhile)
+    sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
+    assert keepers.asked == ["chat", "sleep chat 1 60", "wake coder"]
+    assert other == []
+
+
+def test_a_level_that_would_give_wrong_answers_is_refused(keepers: Keepers) -> None:
+    gemma = ModelFacts("m", architecture="Gemma3ForCausalLM")
+    with pytest.raises(RefusedError, match="Use --level 1"):
+        sleeping(keepers, gemma).sleep(keepers.records["chat"], 2, 60.0, lambda _: None)
+
+
+def test_weights_that_the_host_can_not_hold_are_refused_at_level_1(keepers: Keepers) -> None:
+    big = record("chat", State.READY, predicted={"weights_gib": 1e6})
+    with pytest.raises(RefusedError, match="Use --level 2"):
+        sleeping(keepers).sleep(big, 1, 60.0, lambda _: None)
+    assert keepers.asked == []
+
+
+def test_what_must_be_free_is_its_share_less_what_it_holds() -> None:
+    gpu = Gpu(0, memory_gib=48.0, free_gib=1.0, used_by=(Holder(1, server="coder", gib=0.6),))
+    details = Details(gpus=(0,), flags={"gpu-memory-utilization": 0.9})
+    assert wanted_gib(Host(gpus=(gpu,)), "coder", details) == {0: pytest.approx(48 * 0.9 - 0.6 - 0.5)}
+    fixed = Details(gpus=(0,), flags={"kv-cache-memory-bytes": "4G"})
+    assert wanted_gib(Host(gpus=(gpu,)), "coder", fixed) == {}
+
+
+def test_host_memory_is_held_at_level_1_only() -> None:
+    details = Details(flags={"tensor-parallel-size": 2}, predicted={"weights_gib": 7.5})
+    first, second = (sleep_view(Sleep(level, 0.0, SleepStep.ASLEEP), details) for level in (1, 2))
+    assert first is not None
+    assert second is not None
+    assert (first.host_gib, second.host_gib) == (15.0, None)
+    assert first.sentence == "asleep, level 1, about 15.0 GiB of weights in host memory"
+    assert second.sentence == "asleep, level 2, its weights are dropped"
+
+
+def test_both_of_a_pair_name_each_other() -> None:
+    views = [ServerView(name, State.READY, 0.0) for name in ("chat", "coder", "alone")]
+    views[1] = changed(views[1], partner="chat")
+    assert [one.partner for one in paired(views)] == ["coder", "chat", ""]
+    assert [one.partner for one in paired(views[1:])] == ["", ""]
+
+
+def test_wrong_answers_are_a_critical_finding_for_a_while() -> None:
+    sleep = Sleep(2, 0.0, SleepStep.MISMATCH, 100.0, checked=4, differing=("a", "b"))
+    found = after_sleep(sleep, 200.0)
+    assert found is not None
+    assert (found.code, found.severity, found.since) == ("wrong_answers_after_sleep", Severity.CRITICAL, 100.0)
+    assert "2 of 4" in found.symptom
+    assert after_sleep(sleep, 101.0 + SHOWN_SECONDS) is None
+    failed = after_sleep(replace(sleep, step=SleepStep.FAILED, message="/wake_up: 500"), 200.0)
+    assert failed is not None
+    assert failed.code == "wake_up_failed"
+    assert after_sleep(replace(sleep, step=SleepStep.AWAKE), 200.0) is None

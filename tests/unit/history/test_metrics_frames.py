@@ -1,0 +1,91 @@
+"""Frames of ten seconds: what was counted in each, its highest gauges, and where a gap begins anew."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from vllm_console.history.frames import Frames, merged, total
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+
+
+def look(at: float, tokens: float, usage: float = 0.5, waiting: float = 0.0, ttft: float = 0.0) -> Sample:
+    histogram = Histogram((1.0, float("inf")), (ttft, ttft), ttft * 0.5)
+    one = EngineSample(
+        generation_tokens_total=tokens, kv_cache_usage=usage, requests_waiting=waiting, histograms={"ttft": histogram}
+    )
+    return Sample(at, {"0": one}, kv_cache_tokens=1000)
+
+
+def test_a_frame_counts_what_grew_and_keeps_the_highest_gauges() -> None:
+    frames = Frames()
+    for second in range(21):
+        frames.append(look(100.0 + second, second * 10.0, 0.9 if second == 4 else 0.5, float(second == 7), second))
+    first, second_frame = frames.since(0)
+    assert (first.start, first.end, first.per_second("generation_tokens_total")) == (100.0, 110.0, 10.0)
+    assert (first.usage_max, first.waiting_max, first.waiting_min) == (0.9, 1.0, 0.0)
+    assert second_frame.usage_max == 0.5
+    assert total((first, second_frame), "generation_tokens_total") == 200.0
+    histogram = merged((first, second_frame), "ttft")
+    assert histogram is not None
+    assert histogram.count == 20.0
+    assert first.per_second("prompt_tokens_total") is None
+
+
+def test_a_gap_or_another_generation_counts_nowhere() -> None:
+    frames = Frames()
+    for at, tokens, generation in [(0, 0, 1), (10, 50, 1), (60, 900, 1), (70, 950, 1), (75, 0, 2), (85, 30, 2)]:
+        frames.append(look(float(at), float(tokens)), generation)
+    assert [(one.start, total([one], "generation_tokens_total")) for one in frames.since(0)] == [
+        (0.0, 50.0),
+        (60.0, 50.0),
+        (75.0, 30.0),
+    ]
+    assert [one.start for one in frames.since(0, generation=2)] == [75.0]
+    assert [one.start for one in frames.since(50.0)] == [60.0, 75.0]
+
+
+def test_a_look_from_before_is_left_out() -> None:
+    frames = Frames()
+    for at in (0.0, 5.0, 4.0, 10.0):
+        frames.append(look(at, at))
+    (only,) = frames.since(0)
+    assert (only.start, only.end) == (0.0, 10.0)
+
+
+def test_only_the_last_frames_are_kept() -> None:
+    frames = Frames(step=1.0, keep=3)
+    for at in range(10):
+        frames.append(look(float(at), 0.0))
+    assert [one.start for one in frames.since(0)] == [6.0, 7.0, 8.0]
+
+
+def test_the_lowest_of_a_gauge_is_known_only_where_there_were_several_looks() -> None:
+    """A coarse row of history is one look, with the highest gauges of its step."""
+    coarse, fine = Frames(), Frames()
+    for second in range(0, 61, 10):
+        coarse.append(look(float(second), second, waiting=7.0))
+    for second in range(0, 61, 3):
+        fine.append(look(float(second), second, waiting=float(second % 2)))
+    assert [(one.waiting_max, one.waiting_min) for one in coarse.since(0)] == [(7.0, None)] * 6
+    assert {(one.waiting_max, one.waiting_min) for one in fine.since(0)} == {(1.0, 0.0)}
+
+
+def test_an_engine_stands_still_when_it_runs_requests_and_neither_tokens_nor_cache_move() -> None:
+    def still(*looks: EngineSample) -> tuple[str, ...]:
+        frames = Frames()
+        for at, one in enumerate(looks):
+            moving = replace(one, generation_tokens_total=float(at))
+            frames.append(Sample(at * 5.0, {"0": moving, "7": one}))
+        (frame,) = frames.since(0)
+        assert frame.engines == 2
+        return frame.still
+
+    hung = EngineSample(requests_running=2, kv_cache_usage=0.3, generation_tokens_total=50, prompt_tokens_total=9)
+    assert still(hung, hung, hung) == ("7",)
+    assert still(hung, hung, replace(hung, generation_tokens_total=51)) == ()
+    assert still(hung, hung, replace(hung, prompt_tokens_total=10)) == ()
+    assert still(hung, replace(hung, kv_cache_usage=0.4), hung) == (), "a long prompt takes block after block"
+    assert still(replace(hung, kv_cache_usage=0.2), hung, hung) == ()
+    assert still(hung, hung, replace(hung, requests_running=0)) == ()
+    unknown = replace(hung, generation_tokens_total=None)
+    assert still(unknown, unknown, unknown) == ()

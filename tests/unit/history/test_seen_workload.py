@@ -1,0 +1,274 @@
+"""Measured traffic becomes a workload, with what it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.live.fixes import fewer_sequences, more_sequences
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.fleet.own_server import HISTORY
+from vllm_console.fleet.traffic import seen_traffic
+from vllm_console.history.frames import Frame, Frames
+from vllm_console.history.store import Reader, Writer
+from vllm_console.history.workload import FEWEST, SeenWorkload, seen_room, seen_workload
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.details import Details, pack
+from vllm_launchers.presets.model import Workload
+
+BOUNDS = (1.0, 10.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, math.inf)
+BEFORE = Workload(input_tokens_p95=9999, output_tokens_p95=999, prefix_reuse=0.77, concurrency=33)
+
+
+class Look(NamedTuple):
+    generation: int
+    sample: Sample
+
+
+def lengths(seen: Sequence[float]) -> Histogram:
+    return Histogram(BOUNDS, tuple(float(sum(one <= bound for one in seen)) for bound in BOUNDS), float(sum(seen)))
+
+
+def engine(
+    prompts: Sequence[float] = (),
+    answers: Sequence[float] = (),
+    *,
+    cached: tuple[float, float] | None = (0.0, 0.0),
+    running: float | None = 0.0,
+    waiting: float | None = 0.0,
+) -> EngineSample:
+    hits, queries = cached if cached is not None else (None, None)
+    return EngineSample(
+        requests_running=running,
+        requests_waiting=waiting,
+        prefix_cache_hits_total=hits,
+        prefix_cache_queries_total=queries,
+        requests_finished_total=float(len(prompts)),
+        histograms={"prompt_tokens": lengths(prompts), "generation_tokens": lengths(answers)},
+    )
+
+
+def look(at: float, *engines: EngineSample, generation: int = 1) -> Look:
+    return Look(generation, Sample(at, {str(number): one for number, one in enumerate(engines)}))
+
+
+def seen(*looks: Look, longest: int | None = None) -> SeenWorkload:
+    return seen_workload(looks, BEFORE, longest=longest)
+
+
+def test_lengths_reuse_and_concurrency() -> None:
+    found = seen(
+        look(0, engine([5000] * 40, [3] * 40, cached=(900, 1000))),
+        look(1800, engine([5000] * 40 + [150] * 500, [3] * 40 + [50] * 500, cached=(1500, 2000), running=7, waiting=2)),
+        look(3600, engine([5000] * 40 + [150] * 1000, [3] * 40 + [50] * 1000, cached=(2100, 3000), running=3)),
+    )
+    # All that is in a bucket is taken to be spread evenly over it; what was there before does not count.
+    assert found.workload == Workload(input_tokens_p95=195, output_tokens_p95=96, prefix_reuse=0.6, concurrency=9)
+    assert (found.requests, found.minutes, found.kept, found.at_least) == (1000, 60.0, (), ())
+    assert found.sentence == (
+        "1,000 requests in 1h00m: prompts of 195 tokens (100 to 200) and answers of 96 tokens (10 to 100) at p95, "
+        "60% of prompt tokens reused, 9 in flight."
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, FEWEST - 1])
+def test_too_few_requests_say_how_many(count: int) -> None:
+    found = seen(look(0, engine()), look(600, engine([50] * count, [50] * count)))
+    assert found.workload is None
+    assert found.requests == count
+    assert ("No request" if count == 0 else f"{count} request") in found.sentence
+    assert "10m00s" in found.sentence
+    assert str(FEWEST) in found.sentence
+
+
+def test_just_enough_is_rough() -> None:
+    found = seen(look(0, engine()), look(60, engine([50] * FEWEST, [50] * FEWEST, running=1)))
+    assert found.workload is not None
+    assert "rough" in found.sentence
+    assert "1m00s" in found.sentence
+
+
+def test_nothing_was_recorded_or_reported() -> None:
+    assert seen().workload is None
+    assert "Nothing was recorded" in seen().sentence
+    silent = seen(look(0, EngineSample(requests_running=1)), look(60, EngineSample(requests_running=1)))
+    assert silent.workload is None
+    assert "does not report" in silent.sentence
+
+
+def test_the_last_bucket_is_open() -> None:
+    looks = look(0, engine()), look(60, engine([3000] * 600, [50] * 600, running=1))
+    open_ended = seen(*looks)
+    assert open_ended.workload is not None
+    assert open_ended.workload.input_tokens_p95 == 2000
+    assert open_ended.at_least == ("input_tokens_p95",)
+    assert "at least 2,000" in open_ended.sentence
+    # With the server's longest request known the bucket ends there.
+    closed = seen(*looks, longest=4000)
+    assert closed.workload is not None
+    assert closed.workload.input_tokens_p95 == 3900
+    assert closed.at_least == ()
+    assert "2,000 to 4,000" in closed.sentence
+
+
+def test_prompt_and_answer_together_are_no_longer_than_the_longest_request() -> None:
+    looks = look(0, engine()), look(60, engine([3000] * 600, [900] * 600, running=1))
+    found = seen(*looks, longest=4000).workload
+    assert found is not None
+    assert found.output_tokens_p95 == 975
+    assert found.input_tokens_p95 + found.output_tokens_p95 == 4000
+
+
+def test_what_is_not_measured_stays() -> None:
+    none = engine([50] * 600, [50] * 600, cached=None, running=None, waiting=None)
+    found = seen(look(0, engine(cached=None, running=None, waiting=None)), look(60, none))
+    assert found.workload is not None
+    assert (found.workload.prefix_reuse, found.workload.concurrency) == (0.77, 33)
+    assert found.kept == ("prefix_reuse", "concurrency")
+    assert "prefix reuse not measured" in found.sentence
+    off = seen(look(0, engine()), look(60, engine([50] * 600, [50] * 600, running=1)))  # no prompt was looked up
+    assert off.kept == ("prefix_reuse",)
+
+
+def test_idle_time_does_not_count_as_concurrency() -> None:
+    busy = [look(at, engine([50] * 600, [50] * 600, running=8)) for at in range(1, 4)]
+    idle = [look(at, engine([50] * 600, [50] * 600)) for at in range(4, 100)]
+    found = seen(look(0, engine()), *busy, *idle).workload
+    assert found is not None
+    assert found.concurrency == 8
+
+
+def test_restarts_and_several_engines_are_added() -> None:
+    found = seen(
+        look(0, engine([50] * 10, [50] * 10), engine()),
+        look(10, engine([50] * 110, [50] * 110, running=2), engine([50] * 100, [50] * 100, running=3)),
+        # A new generation that has already counted more than the old one.
+        look(20, engine([50] * 300, [50] * 300, running=1), engine(), generation=2),
+        # The same generation began anew by itself: its counters fell.
+        look(30, engine([50] * 40, [50] * 40, running=1), engine(), generation=2),
+    )
+    assert found.requests == 100 + 100 + 300 + 40
+    assert found.workload is not None
+    assert found.workload.concurrency == 5
+
+
+def test_buckets_may_change_with_a_restart() -> None:
+    short = Histogram((1.0, 100.0, math.inf), (0.0, 300.0, 300.0), 15_000.0)
+    other = EngineSample(requests_running=1, histograms={"prompt_tokens": short, "generation_tokens": short})
+    found = seen(look(0, engine()), look(9, engine([50] * 300, [50] * 300)), look(20, other, generation=2))
+    assert found.requests == 600
+    assert found.workload is not None
+    assert found.workload.input_tokens_p95 <= 100
+
+
+def test_from_the_history_on_disk(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "history.sqlite")
+    for second in range(0, 3000, 5):
+        count = second // 5
+        writer.append(Sample(1e9 + second, {"0": engine([150] * count, [50] * count, cached=(0, count), running=4)}), 1)
+    writer.close()
+    reader = Reader(tmp_path / "history.sqlite")
+    found = seen_workload(reader.range(1e9, 1e9 + 3000), BEFORE, longest=4096)
+    reader.close()
+    assert found.workload is not None
+    assert 550 <= found.requests <= 600
+    assert (found.workload.input_tokens_p95, found.workload.concurrency) == (195, 4)
+    assert found.workload.prefix_reuse == 0.0
+
+
+def test_a_server_without_a_history_is_told_in_words_and_not_by_a_path(tmp_path: Path) -> None:
+    spec = LaunchSpec(("vllm",), "127.0.0.1", 1, details=pack(Details(workload=BEFORE)))
+    record = ServerRecord("chat", State.READY, 1e9, 1e9, (Generation(1, spec, 1e9),))
+    none = seen_traffic(tmp_path, record, 1e9)
+    assert none is not None
+    assert (none.workload, none.sentence) == (None, "Nothing was recorded of this server yet.")
+    (tmp_path / HISTORY).write_bytes(b"no history" * 1000)
+    damaged = seen_traffic(tmp_path, record, 1e9)
+    assert damaged is not None
+    assert "history" in damaged.sentence
+
+
+def hour(*, crowd: int, usage: float, preempted: float = 0.0) -> list[Look]:
+    """An hour of traffic: prompts and answers that are seldom long, so that the p95 of both is far from the mean."""
+    found = []
+    for step in range(60):
+        ended = [150.0] * (10 * step) + [1900.0] * step
+        one = engine(ended, ended, running=float(crowd))
+        one = replace(one, kv_cache_usage=usage, preemptions_total=preempted * step)
+        found.append(Look(1, Sample(step * 10.0, {"0": one}, 40_000)))
+    return found
+
+
+def test_what_ran_without_a_preemption_is_the_least_that_may_run() -> None:
+    """``96 → 13`` was staged by requests of p95 length while 49 had run at 76 % of the KV cache, none preempted."""
+    room = seen_workload(hour(crowd=49, usage=0.76), BEFORE, goal=0.85).room
+    assert room is not None
+    assert room.ran == 49
+    assert room.fitting == 49, "0.85 of the cache, of which each held 1/49 of 0.76, come to 54: 48 in steps of eight"
+    assert room.reason.startswith("49 ran at once")
+
+
+def test_a_count_that_was_preempted_did_not_run_well() -> None:
+    room = seen_workload(hour(crowd=60, usage=0.84, preempted=1.0), BEFORE, goal=0.85).room
+    assert room is not None
+    assert room.ran == 0
+    full = seen_workload(hour(crowd=60, usage=0.99), BEFORE, goal=0.85).room
+    assert full is not None
+    assert (full.ran, full.fitting) == (0, 48)
+    assert "held 660 of its 40,000 tokens (p95)" in full.reason
+
+
+def test_without_a_goal_or_figures_no_room_is_told() -> None:
+    assert seen_workload(hour(crowd=49, usage=0.76), BEFORE).room is None
+    unknown = [one._replace(sample=replace(one.sample, engines={"0": engine()})) for one in hour(crowd=4, usage=0.5)]
+    assert seen_room(tuple(frames_of(unknown)), 0.85) is None
+
+
+def frames_of(looks: Sequence[Look]) -> tuple[Frame, ...]:
+    frames = Frames()
+    for one in looks:
+        frames.append(one.sample, one.generation)
+    return frames.since(0.0)
+
+
+def test_traffic_and_the_fix_of_a_finding_use_one_estimate() -> None:
+    looks = hour(crowd=60, usage=0.95, preempted=2.0)
+    room = seen_workload(looks, BEFORE, goal=0.85).room
+    frames = frames_of(looks)
+    found = Evidence(now=frames[-1].end, ready_at=0.0, frames=frames, flags={"max-num-seqs": 96})
+    fix = fewer_sequences(found, 0.6)
+    assert room is not None
+    assert fix is not None
+    assert fix.changes.set["max-num-seqs"] == room.fitting == 48
+    assert room.reason in fix.why
+
+
+def test_no_step_is_offered_that_changes_next_to_nothing() -> None:
+    """``--max-num-seqs 256 → 255`` and ``40 → 41`` were offered: a restart for nothing."""
+    ran_well = hour(crowd=255, usage=0.84)
+    full = hour(crowd=256, usage=0.86)
+    full = frames_of([*ran_well, *(one._replace(sample=replace(one.sample, at=one.sample.at + 3600)) for one in full)])
+    found = Evidence(now=full[-1].end, ready_at=0.0, frames=full, flags={"max-num-seqs": 256})
+    assert fewer_sequences(found, 0.6) is None
+    for percent in range(65, 80):
+        calm = frames_of(hour(crowd=41, usage=percent / 100))
+        found = Evidence(now=calm[-1].end, ready_at=0.0, frames=calm, flags={"max-num-seqs": 41})
+        fix = more_sequences(found)
+        assert fix is None or int(str(fix.changes.set["max-num-seqs"])) >= 1.1 * 41, percent
+
+
+def test_more_sequences_are_not_more_than_those_that_fewer_would_be_reduced_to() -> None:
+    """A calm minute after a full hour: 48 fit by what requests held, whatever the last minute looks like."""
+    looks = [*hour(crowd=60, usage=0.95, preempted=2.0)]
+    frames = frames_of(looks)
+    calm = (*frames[:-6], *(replace(one, usage_max=0.2) for one in frames[-6:]))
+    found = Evidence(now=calm[-1].end, ready_at=0.0, frames=calm, flags={"max-num-seqs": 24})
+    fix = more_sequences(found)
+    assert fix is not None
+    assert fix.changes.set["max-num-seqs"] == 48

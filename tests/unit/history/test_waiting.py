@@ -1,0 +1,119 @@
+"""How long requests in the queue have waited at least, against a queue whose waits are known."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from vllm_console.history.timeline import Timeline
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+
+
+def engine(
+    running: float, waiting: float, finished: float = 0.0, preempted: float = 0.0, first: float = 0.0,
+    queries: float | None = 500.0,
+):  # fmt: skip
+    """One engine's state and totals: ``first`` tokens of requests, ``queries`` for tokens in the prefix cache."""
+    ttft = Histogram((1.0, float("inf")), (first, first), first)
+    return EngineSample(requests_running=running, requests_waiting=waiting, requests_finished_total=finished,
+                        preemptions_total=preempted, prefix_cache_queries_total=queries,
+                        histograms={"ttft": ttft})  # fmt: skip
+
+
+def longest(*engines: tuple[float, EngineSample]) -> float | None:
+    """What is known after samples at these times."""
+    timeline = Timeline(5.0, 10)
+    for at, one in engines:
+        timeline.append(Sample(at, {"0": one}), 1)
+    found = timeline.window()
+    assert found is not None
+    return found.longest_wait
+
+
+def test_a_queue_that_nobody_leaves_gets_older() -> None:
+    assert longest(*((float(at), engine(1, 3)) for at in range(90))) == 89.0
+
+
+def test_without_a_queue_there_is_no_wait() -> None:
+    assert longest((0.0, engine(1, 0)), (1.0, engine(1, 0))) is None
+    assert longest((0.0, engine(1, 4)), (1.0, engine(5, 0, first=4))) is None
+
+
+def test_a_queue_as_long_as_before_may_hold_other_requests() -> None:
+    """Three wait, three are let in, three come: nobody is known to have waited since."""
+    assert longest((0.0, engine(1, 3)), (2.0, engine(4, 3, first=3))) == 0.0
+    assert longest((0.0, engine(1, 3)), (2.0, engine(3, 3, first=2))) == 2.0, "one of the first three is left"
+
+
+def test_those_that_end_or_are_preempted_made_room_too() -> None:
+    assert longest((0.0, engine(4, 3)), (2.0, engine(4, 3, finished=3))) == 0.0
+    assert longest((0.0, engine(4, 3)), (2.0, engine(4, 3, preempted=3))) == 0.0
+    assert longest((0.0, engine(4, 3)), (2.0, engine(4, 3, first=3))) == 0.0, "vLLM counts no aborted requests"
+
+
+def test_a_gap_and_another_generation_begin_anew() -> None:
+    assert longest((0.0, engine(1, 3)), (1.0, engine(1, 3)), (21.0, engine(1, 3)), (22.0, engine(1, 3))) == 1.0
+    timeline = Timeline(5.0, 10)
+    timeline.append(Sample(0.0, {"0": engine(1, 3)}), 1)
+    timeline.append(Sample(1.0, {"0": engine(1, 3)}), 2)
+    found = timeline.window()
+    assert found is not None
+    assert found.longest_wait == 0.0
+
+
+def test_what_is_not_reported_is_not_known() -> None:
+    silent = EngineSample(requests_waiting=3.0, requests_running=1.0)
+    assert longest((0.0, silent), (1.0, silent), (2.0, silent)) in (None, 0.0)
+
+
+@pytest.mark.parametrize("queries", [None, 0.0])
+def test_without_prefix_caching_nothing_is_known(queries: float | None) -> None:
+    """Others may run now than did before, and nothing would tell."""
+    assert longest(*((float(at), engine(1, 3, queries=queries)) for at in range(30))) is None
+
+
+def test_clients_that_leave_before_the_first_token_make_room() -> None:
+    """Each second all five that run are given up, the five that waited run, and five more come."""
+    found = longest(*((float(at), engine(5, 5, queries=500.0 + 500.0 * at)) for at in range(30)))
+    assert found is not None
+    assert found <= 1.0
+
+
+@pytest.mark.parametrize("patience", [1.0, 0.6, 0.2])
+@pytest.mark.parametrize("seed", range(10))
+def test_it_never_says_more_than_is_true(seed: int, patience: float) -> None:
+    """A queue with requests that come and end, a limit of those that run, preemptions, and clients that give up.
+
+    ``patience`` is how many of the clients wait for the first token once their request runs.
+    """
+    chance, timeline = random.Random(seed), Timeline(5.0, 10)
+    waiting: deque[tuple[int, bool]] = deque()
+    running: list[bool] = []
+    finished = preempted = first = told = 0
+    queries = 100
+    for at in range(1000):
+        busy = at % 40 < 20  # and then a time in which nobody is let in
+        waiting.extend([(at, True)] * (chance.random() < 0.7))
+        while busy and waiting and len(running) < 4 and chance.random() < 0.8:
+            _, anew = waiting.popleft()
+            queries += chance.randint(1, 40) if anew else 0
+            running.append(chance.random() < patience)
+            first += anew and running[-1]
+        running = [stays for stays in running if stays or chance.random() < 0.3 or not busy]
+        if busy and running and chance.random() < 0.5:
+            running.pop()
+            finished += 1
+        if busy and running and chance.random() < 0.05:
+            running.pop()
+            waiting.appendleft((at, False))
+            preempted += 1
+        now = engine(len(running), len(waiting), finished, preempted, first, queries)
+        timeline.append(Sample(float(at), {"0": now}), 1)
+        found = timeline.window()
+        assert found is not None
+        if waiting and found.longest_wait:
+            assert found.longest_wait <= at - min(at for at, _ in waiting)
+            told += 1
+    assert told > 50

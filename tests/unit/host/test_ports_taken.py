@@ -1,0 +1,80 @@
+"""Ports: free, taken, by whom."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from vllm_launchers.host.ports import PortError, PortUse, check_port, free_port, host_problem, listening_ports
+
+
+@pytest.fixture
+def bound() -> Iterator[socket.socket]:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as vLLM up to 0.24
+        server.bind(("127.0.0.1", 0))
+        yield server
+
+
+def test_a_listener_is_named(bound: socket.socket) -> None:
+    bound.listen()
+    port = bound.getsockname()[1]
+    for host in ("127.0.0.1", "0.0.0.0", "localhost"):
+        use = check_port(host, port)
+        assert use is not None
+        assert use.pid == os.getpid()
+        assert use.user == pwd.getpwuid(os.getuid()).pw_name
+        assert str(use).startswith(f"by {use.command} (pid {os.getpid()}")
+    assert port in listening_ports(os.getpid())
+
+
+def test_a_server_that_is_still_loading_holds_its_port(bound: socket.socket) -> None:
+    use = check_port("127.0.0.1", bound.getsockname()[1])
+    assert use is not None
+    assert "does not listen yet" in str(use)
+
+
+def test_connections_of_a_server_that_has_gone_are_no_hindrance() -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = server.accept()
+            accepted.close()
+            client.recv(1)
+    assert check_port("127.0.0.1", port) is None
+
+
+def test_free_port_passes_over_what_is_taken(bound: socket.socket) -> None:
+    port = bound.getsockname()[1]
+    found = free_port("127.0.0.1", port, taken={port + 1})
+    assert found > port + 1
+    assert check_port("127.0.0.1", found) is None
+    with pytest.raises(PortError, match="no port from 65536"):
+        free_port("127.0.0.1", 65536)
+
+
+def test_hosts() -> None:
+    assert host_problem("127.0.0.1") is None
+    assert host_problem("localhost") is None
+    assert "no address of this machine" in str(host_problem("192.0.2.1"))
+    assert check_port("192.0.2.1", 8000) is None
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        (PortUse(7, "vllm", "anna"), "by vllm (pid 7, user anna)"),
+        (PortUse(user="anna"), "by a process of anna"),
+        (PortUse(), "by another process"),
+    ],
+)
+def test_in_words(use: PortUse, text: str) -> None:
+    assert str(use) == text

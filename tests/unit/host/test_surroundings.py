@@ -1,0 +1,77 @@
+"""The machine beside its GPUs, seen once."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+
+from vllm_launchers.host import environment
+from vllm_launchers.host.environment import has_hub_token, memory_available_gib, open_files_limit, read_environment
+
+
+def test_what_is_here(tmp_path: Path) -> None:
+    seen = read_environment(
+        environment={"HF_HOME": str(tmp_path / "not" / "yet"), "HF_TOKEN": "hf_x", "VLLM_USE_V1": "1"}
+    )
+    assert seen.model_disk == str(tmp_path / "not" / "yet" / "hub")
+    assert seen.model_disk_free_gib is not None
+    assert seen.model_disk_free_gib > 0
+    assert seen.memory_free_gib is not None
+    assert seen.has_hub_token is True
+    assert seen.port_holder == ""
+    assert seen.variables == {"HF_HOME": str(tmp_path / "not" / "yet"), "VLLM_USE_V1": "1"}
+
+
+def test_a_folder_of_its_own_for_downloads(tmp_path: Path) -> None:
+    assert read_environment(environment={"HOME": "/h"}, download_dir=str(tmp_path)).model_disk == str(tmp_path)
+
+
+def test_who_has_the_port() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert "pid" in read_environment(port=port, environment={}).port_holder
+        assert read_environment(environment={}).port_holder == ""  # not asked after
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_a_token_in_the_environment(name: str) -> None:
+    assert has_hub_token({name: "hf_x", "HOME": "/nowhere"})
+    assert not has_hub_token({name: "", "HOME": "/nowhere"})
+
+
+def test_a_token_that_was_left_by_a_login(tmp_path: Path) -> None:
+    home = {"HF_HOME": str(tmp_path)}
+    assert not has_hub_token(home)
+    (tmp_path / "token").write_text("hf_x")
+    assert has_hub_token(home)
+    assert has_hub_token({"HF_TOKEN_PATH": str(tmp_path / "token"), "HOME": "/nowhere"})
+    # The models may lie elsewhere: the token does not.
+    assert has_hub_token(home | {"HF_HUB_CACHE": "/models"})
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "limit"),
+    [
+        (1024, 1024, 1024),
+        (1024, 4096, 4096),  # vLLM raises its own
+        (1024, 1_048_576, 65_535),
+        (200_000, 1_048_576, 200_000),
+        (1024, resource.RLIM_INFINITY, None),
+    ],
+)
+def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, limit: int | None) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    assert open_files_limit() == limit
+
+
+def test_what_is_not_reported_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(environment, "MEMINFO", tmp_path / "none")
+    assert memory_available_gib() is None
+    (tmp_path / "meminfo").write_text("MemTotal: 5 kB\nMemAvailable:    2097152 kB\n")
+    monkeypatch.setattr(environment, "MEMINFO", tmp_path / "meminfo")
+    assert memory_available_gib() == 2

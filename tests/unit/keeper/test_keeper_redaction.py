@@ -1,0 +1,49 @@
+"""Secrets are taken out of a log however its bytes are cut, and nothing else is changed."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_launchers.keeper.log_forwarder import Redaction, values_of
+
+KEY = "k3y-Zq9-very-secret-value"
+TEXT = (
+    f"one {KEY} two\n{KEY}{KEY}\nprogress \r50 %\r{{'api_key': ['other-one']}}\nk3y-Zq9-very is only the beginning k3y"
+).encode()
+
+
+def blanked(parts: list[bytes]) -> bytes:
+    """What is written when the output comes in these parts, and what is held is handed in again with the next."""
+    redaction, held, written = Redaction([KEY]), b"", []
+    for number, part in enumerate(parts, 1):
+        text, used = redaction.clean(held + part, whole=number == len(parts))
+        held = (held + part)[used:]
+        written.append(text)
+    assert held == b""
+    return b"".join(written)
+
+
+@given(st.lists(st.integers(0, len(TEXT)), max_size=12).map(sorted))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_a_known_secret_is_found_wherever_reads_cut_it(cuts: list[int]) -> None:
+    parts = [TEXT[a:b] for a, b in zip([0, *cuts], [*cuts, len(TEXT)], strict=True)]
+    found = blanked(parts)
+    assert KEY.encode() not in found
+    assert found.replace("•••".encode(), b"").count(b"k3y") == 2
+    assert found.endswith(b"is only the beginning k3y")
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_what_holds_no_secret_is_left_to_the_byte(parts: list[bytes]) -> None:
+    assert blanked(parts) == b"".join(parts)
+
+
+def test_what_looks_like_a_key_is_hidden_by_line() -> None:
+    assert blanked([TEXT]).decode().splitlines()[4] == "{'api_key': ['•••']}"
+
+
+def test_which_values_are_hidden() -> None:
+    around = {"MY_TOKEN": "long-enough", "A_KEY": "on", "PATH": "/usr/bin:/bin"}
+    assert values_of({"VLLM_API_KEY": "abcd", "HF_TOKEN": "1"}, around) == {"abcd", "long-enough"}

@@ -1,0 +1,168 @@
+"""The chosen engine asked about a plan's flags: one process at a time, gone when nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.launch import engine_verdict
+from vllm_launchers.launch.engine_verdict import EngineVerdicts
+from vllm_launchers.launch.inputs import PlanInputsReader
+from vllm_launchers.launch.planner import Planner
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.launch.resolve import LaunchPlan
+from vllm_launchers.plan.model import Changes, Engine, EngineKind
+from vllm_launchers.plan.verdict import Answer, Verdict
+from vllm_launchers.vllm.startup_reports import StartupReportStore
+
+HANGS = """
+import os, subprocess, sys
+child = subprocess.Popen(["sleep", "600"])
+with open(sys.argv[1], "w") as pipe:
+    print(os.getpid(), child.pid, file=pipe)
+child.wait()
+"""
+
+Plan = Callable[..., LaunchPlan]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    planner = Planner(tmp_path, PlanInputsReader(), StartupReportStore(tmp_path / "reports.json"))
+
+    def plan(**flags: object) -> LaunchPlan:
+        return planner.plan(LaunchRequest("chatbot", engine="simulated", changes=Changes(set=flags)), ())
+
+    return plan
+
+
+@pytest.fixture
+def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """The engine never answers; returns the pids of its process and of that one's child, once they run."""
+    pipe = tmp_path / "pids"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(engine_verdict, "prepared_argv", lambda _plan: (sys.executable, "-c", HANGS, str(pipe)))
+    return lambda: [int(word) for word in pipe.read_text().split()]
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether they end, each within a minute."""
+    for pid in pids:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        ended = poller.poll(60_000)
+        os.close(descriptor)
+        if not ended:
+            return False
+    return True
+
+
+def in_thread(call: Callable[[], object]) -> Callable[[], object]:
+    """Runs it; returns what waits for its result."""
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(call()))
+    thread.start()
+
+    def result() -> object:
+        thread.join()
+        return results[0]
+
+    return result
+
+
+def test_the_engine_itself_accepts_and_refuses(plan: Plan) -> None:
+    verdicts = EngineVerdicts()
+    assert verdicts.ask(plan()) == Verdict(Answer.ACCEPTED)
+    refused = verdicts.ask(plan(**{"no-such-flag": 1}))
+    assert refused is not None
+    assert refused.answer is Answer.REFUSED
+    assert "unrecognized arguments: --no-such-flag 1" in refused.message
+    assert verdicts.memory_mib is None
+
+
+def test_a_process_that_dies_says_nothing_about_flags(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_verdict, "prepared_argv", lambda _plan: (sys.executable, "-c", "raise SystemExit(9)"))
+    assert EngineVerdicts().ask(plan()) == Verdict(Answer.UNKNOWN, "its process ended before it answered")
+
+
+def test_ending_it_ends_everything_it_started(plan: Plan, hang: Callable[[], list[int]]) -> None:
+    verdicts = EngineVerdicts()
+    launch = plan()
+    result = in_thread(lambda: verdicts.ask(launch))
+    pids = hang()
+    deadline = time.monotonic() + 60
+    while verdicts.memory_mib is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert verdicts.memory_mib
+    verdicts.end()
+    assert result() is None
+    assert gone(pids)
+
+
+def test_a_new_question_ends_the_one_before(
+    plan: Plan, hang: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts, launch = EngineVerdicts(), plan()
+    first = in_thread(lambda: verdicts.ask(launch))
+    pids = hang()
+    monkeypatch.undo()
+    assert verdicts.ask(launch) == Verdict(Answer.ACCEPTED)
+    assert first() is None
+    assert gone(pids)
+
+
+def test_an_engine_that_cannot_be_asked_is_not_started(plan: Plan, tmp_path: Path) -> None:
+    script = tmp_path / "vllm"
+    script.write_text("#!/bin/sh\nexec docker run vllm\n")
+    script.chmod(0o755)
+    engine = Engine(EngineKind.VLLM, (str(script),), "0.33.0", "cuda", str(script))
+    launch = plan()
+    wrapped = replace(launch, plan=replace(launch.plan, engine=engine, argv=(str(script), "serve", "m")))
+    assert EngineVerdicts().ask(wrapped) == Verdict(Answer.UNKNOWN, "the model is not on this machine")
+    here = replace(wrapped, model_here=True)
+    assert EngineVerdicts().ask(here) == Verdict(Answer.UNKNOWN, "its command may do more than to run vLLM")
+    absent = replace(here, plan=replace(here.plan, engine=replace(engine, path="")))
+    assert EngineVerdicts().ask(absent) == Verdict(Answer.UNKNOWN, "it is not installed here")
+
+
+ASKS = """
+import sys
+from vllm_launchers.launch import engine_verdict
+words = (sys.executable, "-c", sys.argv[1], sys.argv[2])
+process = engine_verdict._Process(words, {"PYTHONPATH": sys.argv[3]})
+print(process.verdict())
+"""
+DIES_WITH_IT = """
+import os, signal, sys, time
+from vllm_launchers.prepared.bootstrap import Keeper, noted_start
+keeper = Keeper(noted_start())
+keeper.say("importing")
+with open(sys.argv[1], "w") as pipe:
+    print(os.getpid(), file=pipe)
+time.sleep(600)
+"""
+
+
+def test_it_dies_with_a_console_that_is_killed(tmp_path: Path) -> None:
+    pipe = tmp_path / "pids"
+    os.mkfifo(pipe)
+    source = str(Path(engine_verdict.__file__).parents[2])
+    console = subprocess.Popen([sys.executable, "-c", ASKS, DIES_WITH_IT, str(pipe), source])
+    pids = [int(word) for word in pipe.read_text().split()]
+    console.send_signal(signal.SIGKILL)
+    console.wait()
+    assert gone(pids)

@@ -1,0 +1,257 @@
+"""Every preset with several models on every recorded host: plans that contradict neither themselves nor vLLM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vllm_console.cli.plan_text import plan_document, plan_lines
+from vllm_console.fleet.verbs import NoPlaceError
+from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.host.gpu.nvidia_smi_topology import host_from_topo
+from vllm_launchers.launch.placement import GpuRequest, find_place
+from vllm_launchers.launch.resolve import ResolvedRequest, resolve
+from vllm_launchers.plan.findings import Level
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.modelfacts.facts import expert_split_problem, split_problem
+from vllm_launchers.vllm.modelfacts.known import known_facts, siblings
+
+PRESETS = read_presets(None)[0]
+HOSTS_FOLDER = Path(__file__).parents[3] / "launchers/vllm_launchers/host/gpu/hosts"
+
+
+def made(count: int, kind: str, gpu: str) -> Host:
+    """A host by its matrix: every pair joined alike."""
+    names = [f"GPU{i}" for i in range(count)]
+    rows = [" ".join([name, *("X" if other == name else kind for other in names), "0-7", "0"]) for name in names]
+    return host_from_topo("\n".join([" ".join([*names, "CPU", "Affinity", "NUMA", "Affinity"]), *rows]), gpu)
+
+
+HOSTS = {path.stem: read_host(path) for path in sorted(HOSTS_FOLDER.glob("*.json"))} | {
+    "4xl40s-switch": made(4, "PIX", "L40S"),
+    "8xh200": made(8, "NV18", "H200"),
+    "2xa6000-apart": made(2, "SYS", "RTX A6000"),
+    "2xrtx3090-pcie": made(2, "PHB", "RTX 3090"),
+    "2xh100": made(2, "NV18", "H100"),
+}
+MODELS = (
+    "Qwen/Qwen3-8B-AWQ",
+    "Qwen/Qwen3-4B-Instruct-2507-FP8",
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen2.5-32B-Instruct-AWQ",
+    "Qwen/Qwen2.5-72B-Instruct",
+    "casperhansen/llama-3.3-70b-instruct-awq",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "Qwen/Qwen3-30B-A3B",
+    "deepseek-ai/DeepSeek-R1",
+    "openai/gpt-oss-120b",
+)
+SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+
+
+def plan(preset: str, model: str, host: Host, changes: Changes | None = None, gpus: tuple[int, ...] = ()) -> Plan:
+    engine = Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", "cuda", "/opt/vllm", "")
+
+    def find(made: Plan, seen: Host | None) -> object:
+        return find_place(GpuRequest(made.flags, made.engine), seen, "" if gpus else "offered", gpus)
+
+    ask = ResolvedRequest(
+        PRESETS[preset], engine, changes or Changes(), model, "127.0.0.1", 8000, {}, gpus=gpus,
+        find=find,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return resolve(ask, PlanInputs(known_facts(model), None, host)).plan
+
+
+def laid(made: Plan) -> tuple[int, ...]:
+    return tuple(int(made.flags.get(name, 1)) for name in SIZES)
+
+
+def oldest(host: Host) -> float:
+    return min(float(gpu.compute_capability or 0) for gpu in host.gpus)
+
+
+def contradictions(made: Plan, host: Host, model: str) -> Iterator[str]:
+    """What a plan says that is not so, or that vLLM would refuse."""
+    tensor, stages, copies = laid(made)
+    said = " ".join(f"{choice.reason} {choice.tradeoff}" for choice in made.choices)
+    codes = {finding.code for finding in made.findings if finding.level is Level.ERROR}
+    facts = known_facts(model)
+    assert facts is not None
+    if made.memory is not None and not made.memory.fits and not codes & {"weights_do_not_fit", "kv_too_small"}:
+        yield "there is no room, and nothing says so"
+    fits = made.memory is not None and made.memory.fits and (tensor, stages, copies) == (1, 1, 1)
+    if "The model fits on one GPU" in said and not fits and not host.gpus[0].mig_mode:
+        yield "it says that the model fits on one GPU"
+    if re.search(r"\d copies", said) and copies == 1:
+        yield "it speaks of copies that there are not"
+    if split_problem(facts, tensor):
+        yield "its heads do not divide"
+    if made.flags.get("enable-expert-parallel") is not True and expert_split_problem(facts, tensor * copies):
+        yield "its experts do not divide"
+    offered = [made.flags, *(one.changes.set for one in made.alternatives)]
+    offered += [finding.fix.set for finding in made.findings if finding.fix is not None]
+    if oldest(host) < 8.9 and any(str(flags.get("kv-cache-dtype", "")).startswith("fp8") for flags in offered):
+        yield "it has or offers an FP8 cache that vLLM refuses"
+    if made.alternatives:
+        yield from _rows(made)
+
+
+def _rows(made: Plan) -> Iterator[str]:
+    first, *others = made.alternatives
+    if not first.chosen or any(one.chosen for one in others):
+        yield "not one row alone is the plan"
+    if (first.layout.tensor, first.layout.pipeline, first.layout.data) != laid(made):
+        yield "the plan's row has another layout"
+    if made.memory is not None and abs(first.kv_gib - max(0.0, made.memory.kv_gib)) > 0.8:
+        yield "the plan's row holds something else"
+    for one in made.alternatives:
+        if "answers" in one.reason and "answers" in one.tradeoff.lower():
+            yield f"{one.label}: says twice that answers change"
+        if one.paces is None or one.paces.one is None or one.paces.full is None:
+            continue
+        if one.paces.full.tokens_per_second + 1e-6 < one.paces.one.tokens_per_second:
+            yield f"{one.label}: more requests give fewer tokens"
+        if one.concurrent_requests is not None and one.paces.full.concurrency > one.concurrent_requests:
+            yield f"{one.label}: more run than find room"
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_plans_on_recorded_hosts_contradict_nothing(name: str) -> None:
+    host, found = HOSTS[name], []
+    for preset in PRESETS:
+        for model in MODELS:
+            try:
+                made = plan(preset, model, host)
+            except NoPlaceError:
+                continue
+            found += [f"{preset}, {model}: {text}" for text in contradictions(made, host, model)]
+            lines = " ".join(" ".join(plan_lines(made)).split())
+            found += [f"{preset}, {model}: {text}" for text in re.findall(r"(?<![\d.,])1 (?:\w+ )?requests\b", lines)]
+            assert plan_document(made)["alternatives"] is not None
+    assert not found
+
+
+@pytest.mark.parametrize("name", ["4xl40s-switch", "8xh200", "2xa6000-apart", "2xrtx3090-pcie", "4xa6000"])
+@pytest.mark.parametrize("model", [MODELS[0], MODELS[4], MODELS[5], MODELS[6], MODELS[7]])
+def test_a_row_that_is_applied_becomes_the_plan_as_shown(name: str, model: str) -> None:
+    host = HOSTS[name]
+    made = plan("chatbot", model, host)
+    for row in made.alternatives:
+        again = plan("chatbot", row.model or model, host, row.changes)
+        assert laid(again) == (row.layout.tensor, row.layout.pipeline, row.layout.data), row.label
+        assert again.memory is not None
+        assert max(0.0, again.memory.kv_gib) == pytest.approx(row.kv_gib, abs=0.5), row.label
+        assert again.memory.fits == row.fits
+        assert row.fits or row.chosen
+        assert not row.fits or not [finding for finding in again.findings if finding.level is Level.ERROR], row.label
+
+
+@pytest.mark.parametrize("host", ["2xrtx3090", "2xrtx3090-pcie", "4xa6000", "2xa6000-apart", "1xa100-mig"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_preset_has_an_fp8_cache_where_vllm_refuses_it(preset: str, host: str) -> None:
+    made = plan(preset, PRESETS[preset].model, HOSTS[host])
+    assert "kv-cache-dtype" not in made.flags
+    assert "fp8_kv_slow" not in [finding.code for finding in made.findings]
+
+
+def test_other_ways_have_no_fp8_cache_where_vllm_refuses_it() -> None:
+    made = plan("chatbot", MODELS[0], HOSTS["4xa6000"], Changes(set={"kv-cache-dtype": "fp8"}))
+    assert [one.kv_cache_dtype for one in made.alternatives if not one.chosen] == ["auto"] * (
+        len(made.alternatives) - 1
+    )
+    assert made.alternatives[0].kv_cache_dtype == "fp8"
+    (found,) = [one for one in made.findings if one.code == "fp8_unsupported"]
+    assert found.level is Level.WARNING
+
+
+def test_slow_links_are_named_where_they_would_be_faster_all_the_same() -> None:
+    host, model = made(4, "SYS", "RTX 6000 Ada"), "meta-llama/Llama-3.3-70B-Instruct"
+    staged = plan("chatbot", model, host)
+    assert laid(staged) == (1, 4, 1)
+    (found,) = [one for one in staged.findings if one.code == "tensor_parallel_faster"]
+    assert found.fix is not None
+    cut = plan("chatbot", model, host, found.fix)
+    assert laid(cut) == (4, 1, 1)
+    (said,) = [one for one in cut.findings if one.code == "tp_over_pcie"]
+    assert (said.level, said.fix) == (Level.ADVICE, None)  # not advised back and forth
+    assert "for PP 4" in said.message
+    apart = plan("chatbot", MODELS[5], HOSTS["2xa6000-apart"], Changes(set={"tensor-parallel-size": 2}))
+    (slow,) = [one for one in apart.findings if one.code == "tp_over_pcie"]
+    assert slow.level is Level.WARNING
+
+
+def test_a_little_less_room_is_given_for_much_more_speed() -> None:
+    few = plan("chatbot", "Qwen/Qwen2.5-32B-Instruct", made(4, "NV2", "V100-SXM2-32GB"))
+    assert laid(few) == (4, 1, 1)
+    held = {one.label: one.concurrent_requests or 0.0 for one in few.alternatives}
+    assert held["TP 4"] < 48 < held["TP 2 × PP 2"]  # of the 48 that are asked for
+
+
+def test_a_slice_of_a_gpu_is_not_timed_as_the_whole() -> None:
+    made = plan("chatbot", MODELS[1], HOSTS["1xa100-mig"])
+    assert made.memory is not None
+    assert made.paces is None
+    assert all(one.paces is None for one in made.alternatives)
+
+
+def test_the_default_preset_starts_on_a_single_3090_and_a6000() -> None:
+    for host in ("2xrtx3090", "4xa6000"):
+        made = plan("chatbot", PRESETS["chatbot"].model, HOSTS[host])
+        assert made.memory is not None
+        assert made.memory.fits
+        assert not [finding for finding in made.findings if finding.level is Level.ERROR]
+
+
+def test_a_plan_that_holds_a_part_names_what_would_hold_more() -> None:
+    short = Changes(set={"max-model-len": 4096, "tensor-parallel-size": 2})
+    made = plan("chatbot", "Qwen/Qwen2.5-72B-Instruct", HOSTS["2xh100"], short)
+    (found,) = [one for one in made.findings if one.code == "workload_not_held"]
+    assert found.fix is not None
+    assert "of 64 requests" in found.message
+    assert "Qwen/Qwen2.5-72B-Instruct-AWQ" in " ".join(siblings("Qwen/Qwen2.5-72B-Instruct"))
+    assert "Qwen/Qwen2.5-72B-Instruct-" in found.message
+
+
+def test_few_gpus_taken_on_purpose_are_named() -> None:
+    made = plan("batch", "Qwen/Qwen3-8B-AWQ", HOSTS["4xl40s-switch"])
+    assert laid(made) == (1, 1, 1)
+    (found,) = [one for one in made.findings if one.code == "workload_not_held"]
+    assert "Few GPUs are used, leaving the rest to others: 4 GPUs" in found.message
+
+
+def test_json_has_a_pace_and_a_row_per_way() -> None:
+    document = plan_document(plan("chatbot", MODELS[5], HOSTS["2xa6000-apart"]))
+    pace = document["pace"]
+    assert set(pace) == {"1", "8", "full"}
+    assert pace["1"]["concurrency"] == 1
+    assert pace["1"]["tokens_per_second"] == pytest.approx(1 / pace["1"]["tpot_seconds"], rel=0.01)
+    rows = document["alternatives"]
+    assert [row["chosen"] for row in rows].count(True) == 1
+    keys = {
+        "tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "gpus", "kv_cache_dtype", "model",
+        "weights_gib_per_gpu", "kv_gib_per_gpu", "kv_tokens", "concurrent_requests", "pace", "tradeoff", "chosen",
+        "reason", "changes",
+    }  # fmt: skip
+    for row in rows:
+        assert keys <= set(row)
+        assert row["gpus"] == row["tensor_parallel"] * row["pipeline_parallel"] * row["data_parallel"]
+        assert row["reason"]
+    copies = next(row for row in rows if row["data_parallel"] == 2)
+    staged = next(row for row in rows if row["pipeline_parallel"] == 2)
+    assert copies["concurrent_requests"] < 15
+    assert staged["concurrent_requests"] > 35
+    assert copies["pace"]["full"]["tokens_per_second"] < staged["pace"]["full"]["tokens_per_second"]
+    assert copies["pace"]["full"]["concurrency"] < 15
+
+
+def test_what_is_not_known_is_null() -> None:
+    host = made(2, "PIX", "RTX PRO 4000 Blackwell")
+    document = plan_document(plan("chatbot", MODELS[0], host))
+    assert document["pace"] is None
+    assert all(row["pace"] is None for row in document["alternatives"])

@@ -1,0 +1,149 @@
+"""What a plan is checked against is gathered once and kept while it holds true."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_launchers.launch import inputs
+from vllm_launchers.launch.inputs import PlanInputsReader
+from vllm_launchers.plan.model import Engine, EngineKind
+from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
+
+VLLM = Engine(EngineKind.VLLM, ("/opt/vllm/bin/vllm",), "0.32.0", "cuda", "/opt/vllm/bin/vllm")
+SIMULATED = Engine(EngineKind.SIMULATED, ("python",), "0.33.0", "simulated", "python")
+LEARNED = FlagTable("0.32.0", "installation", {})
+
+
+class Cache:
+    """Stands for the cache on disk."""
+
+    known: FlagTable | None = None
+    learnable = True
+    learned = 0
+
+    def get(self, engine: Engine) -> FlagTable | None:
+        return self.known
+
+    def learn(self, engine: Engine) -> FlagTable:
+        self.learned += 1
+        if not self.learnable:
+            raise FlagsUnknownError("its source is not there")
+        self.known = LEARNED
+        return LEARNED
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
+    cache = Cache()
+    monkeypatch.setattr(inputs, "FlagCache", lambda: cache)
+    return cache
+
+
+def test_a_command_learns_at_once_and_only_once(cache: Cache) -> None:
+    known = PlanInputsReader()
+    assert known.flags(VLLM) is LEARNED
+    assert known.flags(VLLM) is LEARNED
+    assert cache.learned == 1
+
+
+def test_what_cannot_be_learned_is_taken_from_its_release(cache: Cache) -> None:
+    cache.learnable = False
+    table = PlanInputsReader().flags(VLLM)
+    assert table is not None
+    assert (table.source, table.version) == ("release", "0.32.0")
+    nameless = Engine(EngineKind.VLLM, ("/x",), None, None, "/x")
+    assert PlanInputsReader().flags(nameless) is None
+
+
+def test_a_console_goes_on_while_flags_are_learned(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go, done = threading.Event(), threading.Event(), threading.Event()
+    runs: list[Any] = []
+
+    def run(words: list[str], **more: Any) -> None:
+        runs.append(words)
+        begun.set()
+        go.wait(20)
+        cache.known = LEARNED
+        done.set()
+
+    monkeypatch.setattr(inputs.subprocess, "run", run)
+    known = PlanInputsReader(patient=False)
+    first = known.flags(VLLM)
+    assert first is not None
+    assert first.source == "release"
+    assert begun.wait(20)
+    assert known.flags(VLLM) == first  # asked again meanwhile: still under way, and not begun twice
+    go.set()
+    assert done.wait(20)
+    assert known.flags(VLLM) is LEARNED
+    assert len(runs) == 1
+    assert runs[0][-1] == VLLM.path
+    assert cache.learned == 0  # in a process of its own
+
+
+@pytest.mark.parametrize("engine", [SIMULATED, Engine(EngineKind.VLLM, ("vllm",), "0.30.0", "cuda", "")])
+def test_an_engine_without_files_has_its_releases_flags(cache: Cache, engine: Engine) -> None:
+    table = PlanInputsReader().flags(engine)
+    assert table is not None
+    assert table.version == engine.version
+    assert cache.learned == 0
+
+
+def test_a_models_facts_are_read_again_when_its_files_change(cache: Cache, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"\0" * 64)
+    known = PlanInputsReader()
+
+    def length() -> int | None:
+        facts = known.model(str(folder), {}, {}, token=None).facts
+        assert facts is not None
+        return facts.max_context
+
+    assert length() == 4096
+    same = known.model(str(folder), {}, {}, token=None)
+    assert known.model(str(folder), {}, {}, token=None) is same
+    (folder / "other.json").write_text("{}")  # another time of the folder
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    assert length() == 8192
+
+
+def test_a_folder_that_is_no_model_says_why(cache: Cache, tmp_path: Path) -> None:
+    found = PlanInputsReader().model(str(tmp_path), {}, {}, token=None)
+    assert found.facts is None
+    assert "config.json" in found.problem
+
+
+def test_the_hub_is_asked_only_when_told_and_only_for_what_is_not_here(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from vllm_launchers.vllm.modelfacts import hub
+    from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError
+
+    asked: list[str] = []
+
+    def ask(model: str, token: str | None, **more: Any) -> ModelFacts:
+        asked.append(model)
+        if model == "org/gone":
+            raise ModelFactsError("model org/gone: is not on the hub")
+        return ModelFacts(model, source="hub")
+
+    monkeypatch.setattr(hub, "facts_from_hub", ask)
+    known, here = PlanInputsReader(), {"HF_HOME": str(tmp_path)}
+    silent = known.model("org/some-7b", {}, here, token=None).facts
+    assert silent is not None
+    assert silent.source == "table"
+    assert asked == []
+    for _ in range(2):
+        told = known.model("org/some-7b", {}, here, from_hub=True, token=None).facts
+        assert told is not None
+        assert told.source == "hub"
+    assert asked == ["org/some-7b"]
+    assert "not on the hub" in known.model("org/gone", {}, here, from_hub=True, token=None).problem

@@ -1,0 +1,336 @@
+"""A launch worked out from what is known: flags, GPUs, memory, and what stands in its way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.fleet.verbs import FleetError, UnfitError
+from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.host.gpu.host import Gpu, Holder, Host
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.details import Details, pack, unpack
+from vllm_launchers.launch.earlier_starts import own_start, remember_start, report_store
+from vllm_launchers.launch.placement import GpuRequest, find_place, find_place_again
+from vllm_launchers.launch.planner import Planner
+from vllm_launchers.launch.refusal import format_fix, refuse_unfit
+from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve, without_server
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.presets.load import read_presets
+from vllm_launchers.presets.model import Workload
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
+
+VLLM = Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", "cuda", "/opt/vllm")
+EIGHT = ModelFacts(
+    model="/models/eight", source="folder", architecture="LlamaForCausalLM", layers=(LayerKind.FULL,) * 32,
+    hidden_size=4096, intermediate_size=14336, heads=32, kv_heads=8, head_dim=128, vocabulary=128_256,
+    max_context=131_072, dtype="bfloat16", weight_bytes=16 * 10**9, bytes_to_download=0,
+)  # fmt: skip
+SEVENTY = replace(EIGHT, model="/models/seventy", layers=(LayerKind.FULL,) * 80, heads=64, hidden_size=8192,
+                  intermediate_size=28672, weight_bytes=141 * 10**9)  # fmt: skip
+LOG = (
+    "INFO 01-01 00:00:01 [gpu_model_runner.py:1] Model loading took 15.50 GiB memory and 3.1 seconds\n"
+    "INFO 01-01 00:00:02 [gpu_worker.py:1] Available KV cache memory: 30.00 GiB\n"
+    "INFO 01-01 00:00:03 [kv_cache_utils.py:1] GPU KV cache size: 245,760 tokens\n"
+    "INFO 01-01 00:00:03 [kv_cache_utils.py:1] Maximum concurrency for 4,096 tokens per request: 60.00x\n"
+)
+
+Make = Callable[..., LaunchPlan]
+
+
+@pytest.fixture
+def ask() -> Callable[..., ResolvedRequest]:
+    def ask(
+        place: str | None = "offered", *, set: Any = None, unset: tuple[str, ...] = (), **more: Any
+    ) -> ResolvedRequest:
+        preset = read_presets(None)[0][more.pop("preset", "chatbot")]
+
+        def find(plan: Plan, host: Host | None) -> Any:
+            return find_place(GpuRequest(plan.flags, plan.engine), host, place or "", more.get("gpus", ()))
+
+        more = {"find": find} | more if place is not None else more
+        model = more.pop("model", "/models/eight")
+        engine = more.pop("engine", VLLM)
+        return ResolvedRequest(preset, engine, Changes(set or {}, unset), model, "127.0.0.1", 8000, {}, **more)
+
+    return ask
+
+
+def host(name: str) -> Host:
+    return read_host(Path(name))
+
+
+def test_a_cpu_build_has_neither_gpus_nor_their_speed(ask: Callable[..., ResolvedRequest]) -> None:
+    inputs = PlanInputs(EIGHT, host=host("4xa6000"))
+    assert resolve(ask(), inputs).plan.paces is not None
+    on_cpu = replace(VLLM, build="cpu")
+    plan = resolve(ask(engine=on_cpu), inputs).plan
+    assert plan.paces is None
+    launch = resolve(ask("", engine=on_cpu, gpus=(0,)), inputs)
+    assert (launch.plan.gpus, launch.details.gpus) == ((), ())
+    assert "cpu_no_gpu" in [finding.code for finding in launch.plan.findings]
+
+
+def test_as_many_gpus_as_the_model_needs_and_no_more(ask: Callable[..., ResolvedRequest]) -> None:
+    one = resolve(ask(), PlanInputs(EIGHT, host=host("8xh100"))).plan
+    assert len(one.gpus) == 1
+    more = resolve(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100"))).plan
+    assert more.flags["tensor-parallel-size"] == len(more.gpus)
+    assert len(more.gpus) in (2, 4)
+    assert more.memory is not None
+    assert more.memory.fits
+    assert [gpu.index for gpu in more.memory.per_gpu] == list(more.gpus)
+    assert not [found for found in more.findings if found.level is Level.ERROR]
+
+
+def test_measured_traffic_takes_the_place_of_the_presets(ask: Callable[..., ResolvedRequest]) -> None:
+    seen = Workload(12_000, 2_000, 0.0, 8)
+    plan = resolve(ask(workload=seen), PlanInputs(EIGHT, host=host("8xh100"))).plan
+    length = plan.flags["max-model-len"]
+    assert isinstance(length, int)
+    assert length >= 14_000
+    assert {c.flag: c.source for c in plan.choices}["max-model-len"] == "workload"
+
+
+def test_a_restart_chooses_nothing_anew(ask: Callable[..., ResolvedRequest]) -> None:
+    """What was chosen at the start stays, with its source; only what a person changes differs."""
+    first = resolve(ask(model="/models/seventy"), PlanInputs(SEVENTY, host=host("8xh100")))
+    details = unpack(
+        pack(Details.of(first.plan, read_presets(None)[0]["chatbot"], gpus_chosen=first.details.gpus_chosen))
+    )
+    assert details.gpus_chosen
+    again = ResolvedRequest(
+        details.as_preset(), VLLM, Changes({"max-num-seqs": 32}), details.model, "127.0.0.1", 8000, {},
+        gpus=details.gpus, sources=details.sources, workload=None,
+        find=lambda plan, seen: find_place_again(GpuRequest(plan.flags, plan.engine), seen, details.gpus, chosen=True),
+    )  # fmt: skip
+    plan = resolve(again, PlanInputs(SEVENTY, host=host("8xh100"))).plan
+    assert dict(plan.flags) == {**first.plan.flags, "max-num-seqs": 32}
+    assert plan.gpus == first.plan.gpus
+    sources = {choice.flag: choice.source for choice in plan.choices}
+    assert sources["tensor-parallel-size"] == "machine"
+    assert sources["max-num-seqs"] == "you"
+    assert sources["max-model-len"] == "preset"
+
+
+def test_a_restart_on_more_gpus_moves_and_says_so(ask: Callable[..., ResolvedRequest]) -> None:
+    preset = Details.of(resolve(ask(), PlanInputs(EIGHT)).plan, read_presets(None)[0]["chatbot"]).as_preset()
+    find = partial(_again, gpus=(1,))
+    again = ResolvedRequest(preset, VLLM, Changes({"tensor-parallel-size": 2}), "/models/eight", "127.0.0.1", 8000, {},
+                            gpus=(1,), sources={}, find=find)  # fmt: skip
+    plan = resolve(again, PlanInputs(EIGHT, host=host("4xa6000"))).plan
+    assert len(plan.gpus) == 2
+    assert plan.environment["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, plan.gpus))
+    assert [found.level for found in plan.findings if found.code == "gpus_moved"] == [Level.WARNING]
+
+
+def _again(plan: Plan, seen: Host | None, gpus: tuple[int, ...]) -> Any:
+    return find_place_again(GpuRequest(plan.flags, plan.engine), seen, gpus, chosen=True)
+
+
+def test_where_the_first_gpus_are_too_small_others_are_taken(ask: Callable[..., ResolvedRequest]) -> None:
+    small = Gpu(0, "GPU-0", "NVIDIA L4", 22.5, 22.4, used_gib=0.1, compute_capability="8.9")
+    large = Gpu(1, "GPU-1", "NVIDIA L40S", 45.0, 44.0, used_gib=1.0, compute_capability="8.9")
+    busy = replace(large, used_by=(Holder(7, "anna", 0.9, command="python"),))
+    plan = resolve(ask(set={"max-model-len": 100_000}), PlanInputs(EIGHT, host=Host(gpus=(small, busy)))).plan
+    assert plan.gpus == (1,)
+    assert plan.memory is not None
+    assert plan.memory.fits
+
+
+def test_what_a_server_holds_is_free_for_its_own_restart() -> None:
+    held = Gpu(0, memory_gib=48.0, free_gib=4.0, used_gib=44.0,
+               used_by=(Holder(1, "me", 40.0, server="chat"), Holder(2, "anna", 3.0)))  # fmt: skip
+    seen = without_server(Host(gpus=(held,)), "chat")
+    assert seen is not None
+    (gpu,) = seen.gpus
+    assert (gpu.free_gib, gpu.used_gib) == (44.0, 4.0)
+    assert [holder.user for holder in gpu.holders] == ["anna"]
+    assert without_server(Host(gpus=(held,)), "other") == Host(gpus=(held,))
+    assert without_server(None, "chat") is None
+
+
+def ready(resolved: LaunchPlan, folder: Path) -> ServerRecord:
+    preset = read_presets(None)[0]["chatbot"]
+    predicted = {name: resolved.details.predicted[name] for name in ("weights_gib", "kv_gib")}
+    details = Details.of(resolved.plan, preset, gpu_kind=resolved.details.gpu_kind, predicted=predicted)
+    spec = LaunchSpec(argv=resolved.plan.argv, host="127.0.0.1", port=8000, details=pack(details))
+    (folder / "server.log").write_text("an earlier generation\n" + LOG)
+    offset = len("an earlier generation\n")
+    return ServerRecord("chat", State.READY, 2.0, 1.0, (Generation(1, spec, 1.0, 2.0),), log_offset=offset)
+
+
+def test_what_the_engine_reported_replaces_the_estimate_and_betters_the_next(
+    ask: Callable[..., ResolvedRequest], tmp_path: Path
+) -> None:
+    known = PlanInputs(EIGHT, host=host("4xa6000"))
+    book = report_store(tmp_path)
+    first = resolve(ask(), known, book)
+    assert first.plan.memory is not None
+    assert first.plan.memory.source == "estimate"
+    assert remember_start(book, tmp_path, ready(first, tmp_path))
+
+    same = resolve(ask(), known, book)
+    assert same.plan.memory is not None
+    assert (same.plan.memory.source, same.plan.memory.kv_tokens) == ("engine", 245_760)
+    assert same.plan.estimated == first.plan.memory
+    assert first.plan.estimated is None
+    assert (
+        same.details.predicted == first.details.predicted
+    )  # what is kept beside the next report is never a corrected estimate
+
+    other = resolve(ask(set={"max-num-seqs": 64}), known, book)
+    assert other.plan.memory is not None
+    assert other.plan.memory.source == "estimate, corrected"
+    assert other.plan.memory.weights_gib == pytest.approx(15.5)
+    elsewhere = resolve(ask(), PlanInputs(EIGHT, host=host("8xh100")), book)
+    assert elsewhere.plan.memory is not None
+    assert elsewhere.plan.memory.source == "estimate"
+
+
+def test_a_simulated_start_teaches_simulated_ones_and_no_other(
+    ask: Callable[..., ResolvedRequest], tmp_path: Path
+) -> None:
+    simulated = Engine(EngineKind.SIMULATED, ("python",), "0.33.0", "simulated", "")
+    book, known = report_store(tmp_path), PlanInputs(EIGHT, host=host("4xa6000"))
+    first = resolve(ask(engine=simulated), known, book)
+    assert remember_start(book, tmp_path, ready(first, tmp_path))
+    again, real = resolve(ask(engine=simulated), known, book), resolve(ask(), known, book)
+    assert again.plan.memory is not None
+    assert (again.plan.memory.source, again.plan.memory.kv_tokens) == ("engine", 245_760)
+    assert real.plan.memory is not None
+    assert real.plan.memory.source == "estimate"
+
+
+def test_a_restart_goes_by_the_servers_own_log(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
+    """Also where nothing was kept: a read-only console keeps none."""
+    known = PlanInputs(EIGHT, host=host("4xa6000"))
+    first = resolve(ask(), known)
+    own = own_start(tmp_path, ready(first, tmp_path))
+    staged = resolve(ask(set={"max-num-seqs": 64}), known, report_store(tmp_path), own)
+    assert staged.plan.memory is not None
+    assert staged.plan.memory.source == "estimate, corrected"
+
+
+def test_blocks_that_were_given_say_nothing_of_memory(ask: Callable[..., ResolvedRequest], tmp_path: Path) -> None:
+    """vLLM logs the memory that it could have had, and the tokens of the blocks that it was told to take."""
+    known = PlanInputs(EIGHT, host=host("4xa6000"))
+    own = own_start(tmp_path, ready(resolve(ask(set={"num-gpu-blocks-override": 40}), known), tmp_path))
+    assert own is not None
+    assert "kv_gib" not in own.predicted
+
+
+def test_a_limited_cache_is_planned_with_the_memory_that_its_blocks_take(
+    ask: Callable[..., ResolvedRequest], tmp_path: Path
+) -> None:
+    """Also once a start has reported the memory that it could have had."""
+    known, book = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
+    limit = {"num-gpu-blocks-override": 40}
+    first = resolve(ask(set=limit), known, book).plan.memory
+    assert first is not None
+    assert first.kv_bytes_per_token is not None
+    assert first.kv_gib == pytest.approx(40 * 16 * first.kv_bytes_per_token / GIB)
+    remember_start(book, tmp_path, ready(resolve(ask(set=limit), known), tmp_path))
+    again = resolve(ask(set=limit), known, book).plan.memory
+    assert again is not None
+    assert again.source == "engine"
+    assert again.kv_gib == pytest.approx(first.kv_gib)
+    assert [gpu.kv_gib for gpu in again.per_gpu] == pytest.approx([gpu.kv_gib for gpu in first.per_gpu])
+
+
+def plan_with(*found: Finding) -> Plan:
+    return Plan("chatbot", "m", VLLM, "127.0.0.1", 8000, (), {}, {}, {}, findings=found)
+
+
+SURE = Finding("flag_unknown", Level.ERROR, "no such flag", Changes({"a": True}, ("b",)))
+PASSING = Finding("memory_held", Level.ERROR, "anna holds it", surely=False)
+HURTS = Finding("utilization_high", Level.WARNING, "much")
+
+
+@pytest.mark.parametrize(
+    ("found", "force", "standing"),
+    [
+        ((HURTS,), False, ()),
+        ((SURE, PASSING), False, (SURE, PASSING)),
+        ((SURE, PASSING), True, (SURE,)),
+        ((PASSING, HURTS), False, (PASSING,)),
+        ((PASSING, HURTS), True, ()),
+    ],
+)
+def test_what_stops_a_start(found: tuple[Finding, ...], force: bool, standing: tuple[Finding, ...]) -> None:
+    if not standing:
+        refuse_unfit(plan_with(*found), force=force)
+        return
+    with pytest.raises(UnfitError) as told:
+        refuse_unfit(plan_with(*found), force=force)
+    assert told.value.findings == standing
+    assert told.value.forceable is (SURE not in found)
+    assert told.value.exit_code == 1
+    for one in standing:
+        assert f"{one.message} [{one.code}]" in str(told.value)
+    assert ("--force" in str(told.value)) is (SURE not in found)
+
+
+def test_a_way_out_is_said_in_the_commands_own_words() -> None:
+    assert format_fix(Changes({"max-model-len": 8192, "x": True}, ("y",))) == (
+        "--set max-model-len=8192 --set x=true --unset y"
+    )
+    assert format_fix(Changes({"speculative-config": '{"a": 1}'})) == """--set 'speculative-config={"a": 1}'"""
+
+
+def test_why_what_is_there_cannot_be_launched_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FleetError, match="no vLLM was found on PATH"):
+        Planner(tmp_path, nothing, nothing).engine("auto", None)
+    wrapper = tmp_path / "vllm"
+    wrapper.write_text('#!/bin/sh\nexec docker run vllm/vllm-openai "$@"\n')
+    wrapper.chmod(0o755)
+    with pytest.raises(FleetError, match=f"{wrapper}: runs vLLM in Docker.*install vLLM in an environment"):
+        Planner(tmp_path, nothing, nothing).engine("auto", None)
+    gone = str(tmp_path / "gone")
+    with pytest.raises(FleetError, match=f"{gone}: does not exist.*runs vLLM in Docker"):
+        Planner(tmp_path, nothing, nothing, (gone,)).engine("auto", None)
+
+
+def test_a_fixed_cache_size_is_judged_by_the_start_that_suggested_it(
+    ask: Callable[..., ResolvedRequest], tmp_path: Path
+) -> None:
+    known, book = PlanInputs(EIGHT, host=host("4xa6000")), report_store(tmp_path)
+    suggested = 20 * GIB
+    record = ready(resolve(ask(), known, book), tmp_path)
+    with (tmp_path / "server.log").open("a") as log:
+        log.write(f"INFO 01-01 00:00:04 [x.py:1] config with `--kv-cache-memory={suggested}` (20.0 GiB) to fit into ")
+        log.write("requested memory, or `--kv-cache-memory=22222222222` (20.70 GiB) to fully utilize gpu memory.\n")
+
+    def found(**flags: Any) -> Finding | None:
+        changes = {name.replace("_", "-"): value for name, value in flags.items()}
+        plan = resolve(ask(set=changes), known, book).plan
+        return next((one for one in plan.findings if one.code == "kv_cache_fixed"), None)
+
+    unknown = found(kv_cache_memory_bytes=suggested)
+    assert unknown is not None
+    assert (unknown.level, unknown.fix) == (Level.ADVICE, None)
+    remember_start(book, tmp_path, record)
+    assert found() is None
+    pinned, more = found(kv_cache_memory_bytes=suggested), found(kv_cache_memory_bytes=suggested + 1)
+    other = found(kv_cache_memory_bytes=suggested, max_num_seqs=64)
+    assert pinned is not None
+    assert pinned.level is Level.ADVICE
+    assert "whatever --gpu-memory-utilization says" in pinned.message
+    for worse in (more, other):
+        assert worse is not None
+        assert worse.level is Level.WARNING
+        assert worse.fix == Changes(unset=("kv-cache-memory-bytes",))

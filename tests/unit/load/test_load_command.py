@@ -1,0 +1,105 @@
+"""``vllm-console load``: what is sent for its words, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from vllm_console.cli.main import main
+
+if TYPE_CHECKING:
+    from conftest import Stub
+else:
+    Stub = Any
+
+FEW = ("--requests", "20", "--concurrency", "1")
+
+
+def load(folder: Path, url: str, *words: str) -> int:
+    return main(["--state", str(folder / "state"), "load", url, *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [((), 1), (("--max-failed", "10%"), 1), (("--max-failed", "20%"), 0), (("--max-failed", "0.2"), 0)],
+)
+def test_the_exit_code_says_whether_more_failed_than_may(
+    tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int
+) -> None:
+    stub.refuse_every = 5
+    assert load(tmp_path, stub.url, *FEW, *words) == code
+    assert "4 of 20 requests failed: HTTP 500: refused (4 times)" in capsys.readouterr().err
+
+
+def test_nothing_answered_is_a_failure_whatever_may_fail(tmp_path: Path, stub: Stub) -> None:
+    stub.refuse_every = 1
+    assert load(tmp_path, stub.url, "--requests", "2", "--rate", "50", "--max-failed", "100%") == 1
+
+
+def test_lengths_are_exact_unless_a_distribution_is_asked_for(
+    tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load(tmp_path, stub.url, *FEW, "--input-tokens", "30", "--output-p95", "9", "--json") == 0
+    assert {len(body["prompt"]) for body in stub.bodies} == {30}
+    assert len({body["max_tokens"] for body in stub.bodies}) > 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["prompt_tokens"] == 600
+    assert report["shape"].startswith("closed loop, 1 in flight · prompt tokens 30, output tokens up to 9 (95%)")
+
+
+@pytest.mark.parametrize(
+    ("words", "loop"),
+    [
+        (("--requests", "3", "--rate", "100"), "open loop, 100 req/s, at most 256 in flight · "),
+        (
+            ("--requests", "3", "--rate", "100", "--concurrency", "1"),
+            "open loop, 100 req/s, at most 1 in flight · ",
+        ),
+        (("--duration", "0.2"), "open loop, 1.0 req/s, at most 256 in flight · "),
+        (("--duration", "0.2", "--concurrency", "2"), "closed loop, 2 in flight · "),
+    ],
+)
+def test_which_loop_it_was_is_said(
+    tmp_path: Path, stub: Stub, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], loop: str
+) -> None:
+    assert load(tmp_path, stub.url, *words, "--output-tokens", "2") == 0
+    assert capsys.readouterr().out.startswith(loop)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--input-tokens", "0"),
+        ("--input-tokens", "-5"),
+        ("--output-tokens", "1e3"),
+        ("--concurrency", "0"),
+        ("--requests", "0"),
+        ("--max-failed", "2"),
+        ("--max-failed", "nan"),
+        ("--prefix-reuse", "many"),
+        ("--input-tokens", "5", "--input-p95", "5"),
+        ("--requests", "5", "--duration", "5"),
+        ("--rate", "0"),
+        ("--rate", "nan"),
+    ],
+)
+def test_words_that_make_no_sense_are_wrong_usage(tmp_path: Path, stub: Stub, words: tuple[str, ...]) -> None:
+    try:
+        code: object = load(tmp_path, stub.url, *words)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert stub.bodies == []
+
+
+def test_a_load_in_the_background_leaves_the_terminal_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its line would go over the screen of the program in the foreground."""
+    import vllm_console.cli.load as command
+
+    monkeypatch.setattr(command.os, "tcgetpgrp", lambda _descriptor: 1)
+    assert not command._waited_for()
+    monkeypatch.setattr(command.os, "tcgetpgrp", lambda _descriptor: command.os.getpgrp())
+    assert command._waited_for() is hasattr(command.sys.stderr, "fileno")

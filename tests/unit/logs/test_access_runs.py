@@ -1,0 +1,77 @@
+"""Runs of access lines as one row each: how often, over which time, and which requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_console.logs.access import access_of, fold
+from vllm_console.logs.file import Level, Line, level_of
+
+OK = '(APIServer pid=7) INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK'
+METRICS = 'INFO:     127.0.0.1:5001 - "GET /metrics?x=1 HTTP/1.1" 200 OK'
+BAD = 'INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 400 Bad Request'
+
+
+def stats(clock: str) -> str:
+    return f"(APIServer pid=7) INFO 11-20 {clock} [loggers.py:257] Engine 000: Avg prompt throughput"
+
+
+def lines(*texts: str) -> list[Line]:
+    return [Line(10 * at, 10 * at + 10, text, level_of(text)) for at, text in enumerate(texts)]
+
+
+def folded(texts: Sequence[str], rows: int = 20, *, whole: bool = True) -> list[str]:
+    return [line.text for line in fold(lines(*texts), rows, whole=whole)]
+
+
+def test_an_access_line_says_its_status_and_request() -> None:
+    found = access_of(METRICS)
+    assert found is not None
+    assert (found.status, found.request) == ("200 OK", "GET /metrics")
+    assert access_of(stats("10:00:00")) is None
+
+
+def test_a_run_between_two_times_has_a_rate_with_its_window() -> None:
+    texts = [stats("10:00:00"), *[OK] * 120, *[METRICS] * 20, stats("10:00:10")]
+    assert folded(texts) == [
+        texts[0],
+        "200 OK ×14/s (140 in 10s)  POST /v1/completions 120, GET /metrics 20",
+        texts[-1],
+    ]
+
+
+def test_a_run_that_goes_on_has_a_count_and_when_it_began_but_no_rate() -> None:
+    assert folded([stats("10:00:00"), OK, OK])[1:] == ["200 OK ×2 since 10:00:00  POST /v1/completions"]
+    assert folded([OK, OK]) == ["200 OK ×2  POST /v1/completions"], "without times nothing is guessed"
+
+
+def test_the_time_may_stand_some_lines_above_or_below() -> None:
+    texts = [stats("10:00:00"), "INFO:     Application startup complete.", *[OK] * 30, "a line", stats("10:00:10")]
+    assert folded(texts)[2] == "200 OK ×3/s (30 in 10s)  POST /v1/completions"
+    assert folded(texts[:5])[2] == "200 OK ×3 since 10:00:00  POST /v1/completions"
+
+
+def test_fewer_than_one_a_second_are_counted() -> None:
+    assert "×3 in 10s  " in folded([stats("10:00:00"), *[OK] * 3, stats("10:00:10")])[1]
+
+
+def test_each_status_has_its_row_with_its_level_and_a_single_line_stands_as_it_is() -> None:
+    shown = fold(lines(OK, BAD, OK, BAD, METRICS), 20, whole=True)
+    assert [line.text.split("  ")[0] for line in shown] == ["400 Bad Request ×2", "200 OK ×3"]
+    assert [line.level for line in shown] == [Level.WARNING, Level.INFO]
+    assert folded([OK, BAD]) == [OK, BAD]
+
+
+def test_a_run_whose_beginning_is_not_read_counts_as_or_more() -> None:
+    assert folded([OK] * 1200, whole=False) == ["200 OK ×1,200+  POST /v1/completions"]
+
+
+def test_the_newest_rows_are_kept_and_lines_between_separate_runs() -> None:
+    texts = [OK, OK, "hello", OK, OK, OK]
+    assert folded(texts, 2) == ["hello", "200 OK ×3  POST /v1/completions"]
+    assert folded(texts)[0] == "200 OK ×2  POST /v1/completions"
+
+
+def test_many_kinds_of_requests_are_named_up_to_a_few() -> None:
+    texts = [OK.replace("completions", f"thing{n}") for n in range(6)]
+    assert folded(texts)[0].endswith(", 3 more")

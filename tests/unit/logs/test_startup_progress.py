@@ -1,0 +1,121 @@
+"""How far a start has come by an earlier one, how long it will go on, and when its silence is too long."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_console.logs.startup import QUIET_SECONDS, STAGES, durations, progress, share_of, too_quiet
+from vllm_console.metrics.sample import Stage
+
+EARLIER = {"process": 1.0, "config": 9.0, "weights": 50.0, "compile": 30.0, "graphs": 10.0}
+
+
+def way(*stages, now, earlier=EARLIER):
+    """Stages as (name, begun) and what comes of them; the last still runs."""
+    made = [
+        Stage(name, at, (stages[index + 1][1] - at) if index + 1 < len(stages) else None, *detail)
+        for index, (name, at, *detail) in enumerate(stages)
+    ]
+    return progress(made, earlier, now)
+
+
+def test_half_of_the_way_after_half_of_the_usual_time():
+    found = way(("process", 0.0), ("config", 1.0), ("weights", 10.0), now=50.0)
+    assert found is not None
+    assert found.share == pytest.approx(0.5)
+    assert found.seconds_left == pytest.approx(50)
+    assert found.usual == 100
+
+
+def test_without_an_earlier_start_nothing_is_claimed():
+    assert way(("process", 0.0), now=5.0, earlier={}) is None
+    assert way(now=5.0) is None
+
+
+def test_a_stages_own_figure_counts_more_than_the_clock():
+    found = way(("process", 0.0), ("config", 1.0), ("weights", 10.0, "10 %"), now=50.0)
+    assert found is not None
+    assert found.share == pytest.approx(0.15)
+
+
+def test_a_stage_that_takes_longer_than_it_did_makes_no_promise_and_never_ends_by_itself():
+    late = way(("process", 0.0), ("config", 1.0), ("weights", 10.0), now=500.0)
+    assert late is not None
+    assert late.seconds_left is None
+    assert late.share < 0.6
+
+
+def test_a_stage_that_did_not_come_this_time_counts_as_done_once_a_later_one_has():
+    found = way(("process", 0.0), ("weights", 1.0), ("graphs", 40.0), now=40.0)
+    assert found is not None
+    assert found.share == pytest.approx(0.9)
+    assert found.seconds_left == pytest.approx(10)
+
+
+def test_a_stage_never_seen_before_keeps_the_share_and_makes_no_promise():
+    found = way(("process", 0.0), ("config", 1.0), ("download", 10.0), now=99.0)
+    assert found is not None
+    assert found.share == pytest.approx(0.1)
+    assert found.seconds_left is None
+
+
+def test_silence_before_the_first_line_of_log_is_measured_by_the_imports_too():
+    """While nothing is said the process seems to take the time that imports turn out to have taken."""
+    earlier = {"process": 0.0, "imports": 20.0, "config": 20.0}
+    found = way(("process", 0.0), now=10.0, earlier=earlier)
+    assert found is not None
+    assert (found.share, found.seconds_left) == (pytest.approx(0.25), pytest.approx(30))
+    later = way(("process", 0.0), ("imports", 0.1), now=10.0, earlier=earlier)
+    assert later is not None
+    assert (later.share, later.seconds_left) == (pytest.approx(0.25), pytest.approx(30))
+
+
+def test_a_download_is_not_kept_and_measures_no_way():
+    stages = [Stage("process", 0.0, 1.0), Stage("download", 1.0, 600.0), Stage("weights", 601.0, 9.0)]
+    assert durations(stages) == {"process": 1.0, "weights": 9.0}
+    found = way(("process", 0.0), now=0.5, earlier={"process": 1.0, "download": 600.0, "weights": 9.0})
+    assert found is not None
+    assert found.usual == 10
+
+
+@given(
+    usual=st.lists(st.floats(0, 300), min_size=len(STAGES), max_size=len(STAGES)),
+    taken=st.lists(st.floats(0, 600), min_size=len(STAGES), max_size=len(STAGES)),
+    present=st.sets(st.sampled_from(STAGES), min_size=1),
+)
+def test_the_share_never_goes_back_and_stays_a_share(usual, taken, present):
+    earlier = dict(zip(STAGES, usual, strict=True))
+    begun: list[Stage] = []
+    at, last = 0.0, 0.0
+    for name, seconds in zip(STAGES, taken, strict=True):
+        if name not in present:
+            continue
+        for part in (0.0, 0.3, 0.7, 0.99):
+            found = progress([*begun, Stage(name, at, None)], earlier, at + seconds * part)
+            if found is not None:
+                assert last - 1e-9 <= found.share <= 1
+                assert found.seconds_left is None or found.seconds_left >= 0
+                last = found.share
+        begun.append(Stage(name, at, seconds))
+        at += seconds
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_may_be_silent_for_a_while_and_not_for_ever(stage):
+    limit = QUIET_SECONDS[stage]
+    stages = [Stage(stage, 0.0, None)]
+    assert too_quiet(stages, {}, limit - 1) is None
+    assert too_quiet(stages, {}, limit + 1) == limit + 1
+    assert too_quiet(stages, {stage: limit}, limit + 1) is None, "it took that long before"
+    assert too_quiet([Stage(stage, 0.0, 5.0)], {}, 9999) is None, "it is over"
+
+
+@pytest.mark.parametrize(
+    ("detail", "share"),
+    [("61 %", 0.61), ("4.2 of about 15.0 GiB, 85 MiB/s, 28 %", 0.28), ("15.0 GiB", None), ("a %", None), ("%", None),
+     ("900 %", None), ("", None)],
+)  # fmt: skip
+def test_the_share_in_a_figure(detail, share):
+    assert share_of(detail) == share

@@ -1,0 +1,129 @@
+"""Rates, shares and quantiles between two looks; restarts, several engines, different bounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vllm_console.metrics.quantile import Quantile, interpolated
+from vllm_console.metrics.sample import Histogram, Sample
+from vllm_console.metrics.window import combine, merge, window
+
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("q", "counts", "expected"),
+    [
+        (0.5, (0, 0, 10, 10), 0.75),  # linear within (0.5, 1]
+        (0.5, (10, 10, 10, 10), 0.05),  # the first bucket begins at 0
+        (0.9, (0, 10, 10, 10), 0.46),
+        (0.99, (0, 0, 0, 10), 1.0),  # the +Inf bucket: the last finite bound
+        (0.5, (5, 5, 5, 10), 0.1),  # exactly at a bucket's end
+        (0.5, (0, 0, 0, 0), None),
+    ],
+)
+def test_interpolation_is_that_of_histogram_quantile(q, counts, expected):
+    found = interpolated(q, (0.1, 0.5, 1.0, INF), tuple(map(float, counts)))
+    assert found == pytest.approx(expected) if expected is not None else found is None
+
+
+def test_rates_between_two_looks(engine, sample):
+    before = sample(100.0, engine(generation=1000.0, finished=10.0, preemptions=2.0, ttft=(0, 5, 10, 10), ttft_sum=4.0))
+    after = sample(
+        130.0,
+        engine(running=4.0, generation=4000.0, finished=40.0, preemptions=5.0, ttft=(0, 5, 30, 30), ttft_sum=19.0),
+    )
+    found = window(before, after)
+    assert (found.start, found.end) == (100.0, 130.0)
+    assert found.generation_tokens_per_second == 100.0
+    assert found.requests_per_second == 1.0
+    assert found.preemptions_per_minute == 6.0
+    assert found.preemption_share == pytest.approx(0.1)
+    assert found.prefix_hit_rate == 0.25
+    assert found.requests_running == 4.0
+    assert found.kv_cache_tokens == 1600
+    ttft = found.latencies["ttft"]
+    assert (ttft.count, ttft.mean) == (20.0, 0.75)
+    assert ttft.p50 == Quantile(0.75, 0.5, 1.0)
+    assert "itl" not in found.latencies
+
+
+def test_a_restart_counts_from_zero(engine, sample):
+    before = sample(0.0, engine(generation=9000.0, preemptions=50.0, finished=500.0, ttft=(90, 95, 99, 100)))
+    # More preemptions than before, yet the engine is new: its tokens say so.
+    after = sample(10.0, engine(generation=300.0, preemptions=60.0, finished=20.0, ttft=(0, 4, 4, 4), ttft_sum=1.0))
+    found = window(before, after)
+    assert found.generation_tokens_per_second == 30.0
+    assert found.preemptions_per_minute == 360.0
+    assert found.latencies["ttft"].count == 4.0
+
+
+def test_only_the_engine_that_restarted_counts_from_zero(engine, sample):
+    before = sample(0.0, engine(generation=1000.0), engine(generation=5000.0))
+    after = sample(10.0, engine(generation=1100.0), engine(generation=200.0))
+    assert window(before, after).generation_tokens_per_second == pytest.approx((100 + 200) / 10)
+
+
+def test_engines_come_and_go(engine, sample):
+    one, two = engine(generation=1000.0), engine(generation=50.0)
+    assert window(sample(0.0, one), sample(10.0, one, two)).generation_tokens_per_second == 5.0
+    assert window(sample(0.0, two, one), sample(10.0, engine(generation=70.0))).generation_tokens_per_second == 2.0
+
+
+def test_gauges_over_engines(engine, sample):
+    now = sample(1.0, engine(running=3.0, waiting=None, usage=0.2), engine(running=5.0, waiting=None, usage=0.9))
+    found = window(now, now)
+    assert found.requests_running == 8.0
+    assert found.requests_waiting is None
+    assert found.kv_cache_usage == pytest.approx(0.55)
+    assert found.kv_cache_usage_max == 0.9
+
+
+def test_without_time_there_are_no_rates_but_gauges(engine, sample):
+    now = sample(1.0, engine(running=3.0, generation=50.0))
+    found = window(now, now)
+    assert found.requests_running == 3.0
+    assert found.generation_tokens_per_second is None
+    assert found.preemptions_per_minute is None
+    assert found.preemption_share is None
+
+
+def test_where_nothing_finished_preemptions_are_per_running_request(engine, sample):
+    found = window(sample(0.0, engine(preemptions=1.0)), sample(9.0, engine(preemptions=4.0, running=6.0)))
+    assert found.preemption_share == 0.5
+
+
+def test_without_a_request_served_there_is_no_share(engine, sample):
+    found = window(sample(0.0, engine(preemptions=1.0)), sample(9.0, engine(preemptions=4.0, running=0.0)))
+    assert found.preemption_share is None
+    assert found.prefix_hit_rate is None
+
+
+def test_no_engines_at_all():
+    found = window(Sample(0.0, {}), Sample(1.0, {}))
+    assert found.requests_running is None
+    assert found.kv_cache_usage_max is None
+    assert found.latencies == {}
+
+
+def test_different_bounds_are_added_where_they_agree():
+    one = Histogram((0.1, 0.5, 1.0, INF), (1.0, 2.0, 3.0, 4.0), 2.0)
+    other = Histogram((0.5, 0.7, 1.0, INF), (10.0, 20.0, 30.0, 40.0), 20.0)
+    assert merge([one, other]) == Histogram((0.5, 1.0, INF), (12.0, 33.0, 44.0), 22.0)
+    assert merge([]) is None
+
+
+def test_changed_bounds_mean_a_new_histogram(engine, sample):
+    before = sample(0.0, engine(ttft=(1, 1, 1, 1)))
+    after = sample(1.0, engine(ttft=(2, 3), bounds=(2.0, INF)))
+    assert window(before, after).latencies["ttft"].count == 3.0
+
+
+def test_engines_as_one(engine):
+    total = combine([engine(generation=10.0, ttft=(0, 4, 4, 4)), engine(generation=5.0, ttft=(0, 4, 4, 4))])
+    assert total.generation_tokens_total == 15.0
+    assert total.histograms["ttft"].count == 8.0
+    assert "itl" not in total.histograms
+    assert combine([]).generation_tokens_total is None

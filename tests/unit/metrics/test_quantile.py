@@ -1,0 +1,125 @@
+"""What a histogram knows of a quantile: its bucket, and a value only where that bucket has two ends."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from vllm_console.metrics.quantile import Quantile, Quantiles, agreeing, contradicting, middle, quantile, text_of
+
+INF = math.inf
+BOUNDS = (0.3, 0.5, 0.8, 2.0, INF)
+
+
+def of(*counts: float, q: float = 0.5, bounds: tuple[float, ...] = BOUNDS) -> Quantile | None:
+    """A quantile of so many observations in each bucket."""
+    return quantile(q, bounds, tuple(itertools.accumulate(counts)))
+
+
+def test_in_the_first_bucket_only_an_upper_bound_is_known() -> None:
+    for q in (0.5, 0.9, 0.99):
+        found = of(10, 0, 0, 0, 0, q=q)
+        assert found is not None
+        assert (found.value, found.below, found.above) == (None, 0.3, None)
+        assert found.text == "<300ms"
+        assert found.nearest == 0.3
+
+
+def test_in_the_open_bucket_only_a_lower_bound_is_known() -> None:
+    found = of(0, 0, 0, 0, 10)
+    assert found is not None
+    assert (found.value, found.below, found.above) == (None, None, 2.0)
+    assert (found.text, found.nearest) == (">2.0s", 2.0)
+
+
+def test_between_them_it_is_interpolated_and_marked_where_the_bucket_is_wide() -> None:
+    narrow, wide = of(0, 0, 10, 0, 0), of(0, 0, 0, 10, 0)
+    assert narrow is not None
+    assert wide is not None
+    assert (narrow.value, narrow.wide) == (pytest.approx(0.65), True)
+    assert (wide.value, wide.above, wide.below) == (pytest.approx(1.4), 0.8, 2.0)
+    assert wide.text == "~1.4s"
+    assert Quantile(0.09, 0.08, 0.1).text == "90ms"
+
+
+def test_without_observations_or_finite_bounds_there_is_none() -> None:
+    assert of(0, 0, 0, 0, 0) is None
+    assert quantile(0.5, (INF,), (4.0,)) is None
+    assert quantile(0.5, (), ()) is None
+    assert text_of(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("found", "limit", "within"),
+    [
+        (Quantile(0.297, 0.0, 0.3), 0.5, True),  # below 0.3 s meets 0.5 s
+        (Quantile(0.297, 0.0, 0.3), 0.3, True),
+        (Quantile(0.297, 0.0, 0.3), 0.1, None),
+        (Quantile(2.0, 2.0, None), 1.0, False),  # above 2 s misses 1 s
+        (Quantile(2.0, 2.0, None), 2.0, False),
+        (Quantile(2.0, 2.0, None), 5.0, None),
+        (Quantile(0.18, 0.1, 0.25), 0.2, True),
+        (Quantile(0.22, 0.1, 0.25), 0.2, False),
+    ],
+)
+def test_a_limit_is_judged_by_the_bucket_or_not_at_all(found: Quantile, limit: float, within: bool | None) -> None:
+    assert found.within(limit) is within
+
+
+def test_the_true_quantile_is_never_outside_of_what_is_said() -> None:
+    chance = random.Random(7)
+    for _ in range(300):
+        values = sorted(chance.lognormvariate(-1.0, 1.5) for _ in range(chance.randint(1, 80)))
+        counts = tuple(float(sum(value <= bound for value in values)) for bound in BOUNDS)
+        for q in (0.5, 0.9, 0.99):
+            found = quantile(q, BOUNDS, counts)
+            assert found is not None
+            true = values[math.ceil(q * len(values)) - 1]
+            assert found.low < true <= (found.high if found.high is not None else INF)
+            assert found.value is None or found.low <= found.value <= (found.high or INF)
+
+
+def test_a_part_is_not_shown_to_take_longer_than_the_whole_where_the_buckets_allow_it() -> None:
+    queue, ttft, e2e = (Quantile(0.49, 0.3, 0.5), Quantile(0.26, 0.25, 0.5), Quantile(0.31, 0.3, 0.5))
+    found = agreeing({"queue": Quantiles(9, 0.4, p50=queue), "ttft": Quantiles(9, 0.4, p50=ttft),
+                      "e2e": Quantiles(9, 0.45, p50=e2e)})  # fmt: skip
+    shown = [found[key].p50.value for key in ("queue", "ttft", "e2e")]
+    assert shown == sorted(shown)
+    assert all(one.low <= one.value <= one.high for one in (found[key].p50 for key in found))
+    assert not contradicting(found)
+
+
+def test_figures_of_different_requests_are_left_alone_and_said_to_be_that() -> None:
+    """A queue that was worked off: those that ended had waited long, those that begin now do not."""
+    given = {
+        "queue": Quantiles(9, 4.0, p50=Quantile(4.0, 2.5, 5.0)),
+        "ttft": Quantiles(9, 0.1, p50=Quantile(0.1, 0.08, 0.25)),
+    }
+    assert agreeing(given) == given
+    assert contradicting(given)
+    assert not contradicting({"queue": Quantiles(9, 0.00005, p50=Quantile(0.15, 0.0, 0.3)),
+                              "ttft": Quantiles(9, 0.036, p50=Quantile(0.03, 0.02, 0.04))})  # fmt: skip
+
+
+def test_quantiles_stay_in_order_where_only_one_of_them_can_agree() -> None:
+    """The p99 can be moved to the whole's, the p90 can't: it must not end up above the p99."""
+    queue = Quantiles(9, 34.0, None, Quantile(92.0, 80.0, 160.0), Quantile(150.0, 80.0, 160.0))
+    ttft = Quantiles(9, 50.0, None, Quantile(55.0, 40.0, 60.0), Quantile(70.0, 60.0, 80.0))
+    for latency in agreeing({"queue": queue, "ttft": ttft}).values():
+        assert latency.p90 is not None
+        assert latency.p99 is not None
+        assert latency.p90.guess <= latency.p99.guess
+
+
+def test_the_median_of_windows_is_a_bound_where_most_of_them_are() -> None:
+    low, high = Quantile(0.15, 0.0, 0.3), Quantile(0.4, 0.3, 0.5)
+    assert middle([low, low, high]) is low
+    assert middle([low, high, high]) is high
+    assert middle([low, high]) is low, "between a bound and a value nothing is known"
+    between = middle([high, Quantile(0.44, 0.3, 0.5)])
+    assert between is not None
+    assert between.value == pytest.approx(0.42)
+    assert middle([]) is None

@@ -1,0 +1,260 @@
+"""Bytes, blocks and concurrency of the KV cache, against sums done by hand after vLLM's rules."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.estimate import cache_tokens, estimate
+from vllm_launchers.plan.model import FlagValue
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
+
+FULL, SLIDING, CHUNKED, LINEAR = LayerKind.FULL, LayerKind.SLIDING, LayerKind.CHUNKED, LayerKind.LINEAR
+GPU = GpuShape("NVIDIA RTX A6000", usable_gib=47.4)
+GIB = 2**30
+
+
+def dense(layers: int | tuple[LayerKind, ...] = 32, kv_heads: int = 8, **more: object) -> ModelFacts:
+    known = ModelFacts(
+        model="someone/model-8B",
+        layers=(FULL,) * layers if isinstance(layers, int) else layers,
+        hidden_size=4096,
+        intermediate_size=14336,
+        heads=32,
+        kv_heads=kv_heads,
+        head_dim=128,
+        vocabulary=128256,
+        max_context=131072,
+        dtype="bfloat16",
+        weight_bytes=16 * 10**9,
+    )
+    return replace(known, **more)  # type: ignore[arg-type]
+
+
+LATENT = dense(61, 1, kv_lora_rank=512, qk_rope_head_dim=64, model_type="deepseek_v3", head_dim=576)
+
+
+def token_bytes(facts: ModelFacts, **flags: FlagValue) -> float | None:
+    named = {name.replace("_", "-"): value for name, value in flags.items()}
+    budget = estimate(facts, named, [replace(GPU, usable_gib=2000.0)])
+    assert budget is not None
+    return budget.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("facts", "flags", "expected"),
+    [
+        (dense(32), {}, 131072),
+        (dense(80), {}, 327680),
+        (dense(80), {"tensor_parallel_size": 8}, 40960),
+        (dense(80), {"tensor_parallel_size": 16}, 40960),
+        (dense(32), {"kv_cache_dtype": "fp8"}, 65536),
+        (dense(32), {"kv_cache_dtype": "fp8_e5m2", "tensor_parallel_size": 2}, 32768),
+        (dense(32, kv_cache_quantization="fp8"), {}, 65536),
+        (dense(32, kv_cache_quantization="fp8"), {"kv_cache_dtype": "bfloat16"}, 131072),
+        (dense(32, kv_cache_quantization="fp8"), {"kv_cache_dtype": "auto"}, 65536),
+        (dense(32), {"dtype": "float32"}, 262144),
+        (dense(32, dtype="float32"), {}, 131072),
+        (dense(32, head_dim=None), {}, 131072),
+        (dense(32, head_dim=192, v_head_dim=128), {}, 32 * 8 * (192 + 128) * 2),
+        (dense(80), {"pipeline_parallel_size": 4}, 81920),
+        (dense(31), {"pipeline_parallel_size": 2}, 16 * 4096),
+        (LATENT, {}, 70272),
+        (LATENT, {"tensor_parallel_size": 8}, 70272),
+        (LATENT, {"kv_cache_dtype": "fp8"}, 61 * 576),
+        (LATENT, {"kv_cache_dtype": "fp8_ds_mla"}, 61 * 656),
+        (replace(LATENT, model_type="deepseek_v32"), {"kv_cache_dtype": "fp8"}, 61 * (656 + 132)),
+        (dense(48, 4, experts=128, experts_per_token=8), {}, 98304),
+        (dense(32), {"speculative_config": '{"method": "mtp", "num_speculative_tokens": 2}'}, 33 * 4096),
+        (dense(32), {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}, 131072),
+    ],
+)
+def test_bytes_per_token(facts: ModelFacts, flags: dict[str, FlagValue], expected: int) -> None:
+    assert token_bytes(facts, **flags) == expected
+
+
+def given_cache(
+    facts: ModelFacts, gib: float, release: tuple[int, int, int] = (0, 25, 0), **flags: FlagValue
+) -> tuple[int, float]:
+    named = {name.replace("_", "-"): value for name, value in flags.items()}
+    found = cache_tokens(facts, named, gib, GPU, release=release)
+    assert found is not None
+    tokens, concurrency = found
+    assert concurrency is not None
+    return tokens, concurrency
+
+
+def test_plain_concurrency_counts_whole_blocks() -> None:
+    # 1 GiB / (16 × 131,072) = 512 blocks; 100 tokens take 7 of them.
+    tokens, concurrency = given_cache(dense(), 1.0, max_model_len=100)
+    assert concurrency == pytest.approx(512 / 7)
+    assert tokens == int(512 / 7 * 100)
+
+
+def test_tokens_were_blocks_times_block_size_before_0_21() -> None:
+    assert given_cache(dense(), 1.0, (0, 20, 0), max_model_len=100)[0] == 512 * 16
+    assert given_cache(dense(), 1.0, (0, 20, 0), max_model_len=100, block_size=64)[0] == 128 * 64
+
+
+WINDOWED = dense(layers=(SLIDING, SLIDING, SLIDING, FULL) * 8, kv_heads=32, window=4096)
+
+
+def test_sliding_layers_hold_their_window_and_a_step() -> None:
+    # Groups of 8 layers: 1 full, 3 sliding. 8 × 16 × 16,384 bytes a block.
+    blocks = int(28.02 * GIB) // (8 * 16 * 16384)
+    tokens, concurrency = given_cache(WINDOWED, 28.02, (0, 11, 2), max_model_len=32768, max_num_batched_tokens=8192)
+    sliding = -(-(4095 + 8192) // 16) + 1
+    assert concurrency == pytest.approx(blocks / (2048 + 3 * sliding))
+    assert tokens == blocks // 4 * 16
+
+
+def test_a_window_longer_than_the_context_bounds_nothing() -> None:
+    _, concurrency = given_cache(WINDOWED, 28.02, (0, 11, 2), max_model_len=1024, max_num_batched_tokens=8192)
+    blocks = int(28.02 * GIB) // (8 * 16 * 16384)
+    assert concurrency == pytest.approx(blocks / (64 + 3 * 65))
+
+
+@pytest.mark.parametrize(
+    ("release", "flags"),
+    [
+        ((0, 11, 2), {"disable_hybrid_kv_cache_manager": True}),
+        ((0, 8, 5), {}),
+    ],
+)
+def test_windows_do_not_count_where_vllm_keeps_one_kind(
+    release: tuple[int, int, int], flags: dict[str, FlagValue]
+) -> None:
+    _, concurrency = given_cache(WINDOWED, 28.02, release, max_model_len=32768, max_num_batched_tokens=8192, **flags)
+    assert concurrency == pytest.approx(int(28.02 * GIB) // (32 * 16 * 16384) / 2048)
+
+
+def test_newer_releases_keep_blocks_for_two_steps_in_flight() -> None:
+    settings: dict[str, FlagValue] = {"max_model_len": 32768, "max_num_batched_tokens": 2048}
+    _, one = given_cache(WINDOWED, 28.02, (0, 25, 0), **settings)
+    _, two = given_cache(WINDOWED, 28.02, (0, 32, 0), **settings)
+    _, synchronous = given_cache(WINDOWED, 28.02, (0, 32, 0), async_scheduling=False, **settings)
+    assert two < one
+    assert synchronous == one
+
+
+def test_disable_sliding_window_cuts_the_context_to_the_window() -> None:
+    budget = estimate(WINDOWED, {"disable-sliding-window": True}, [GPU])
+    assert budget is not None
+    assert budget.max_model_len == 4096
+
+
+def test_layers_are_padded_to_whole_groups() -> None:
+    # 10 full and 25 sliding layers: groups of 10, the third of the sliding ones half empty but as dear.
+    uneven = dense(layers=(FULL,) * 10 + (SLIDING,) * 25, window=1024)
+    _, concurrency = given_cache(uneven, 10.0, max_model_len=16384, max_num_batched_tokens=2048)
+    blocks = int(10 * GIB) // (10 * 16 * 4096)
+    assert concurrency == pytest.approx(blocks / (1024 + 3 * (-(-(1023 + 2048) // 16) + 1)))
+
+
+def test_nearly_equal_kinds_share_the_longer_group() -> None:
+    # 12 sliding and 13 full: two groups of 13, not two of 12 and a third.
+    alike = dense(layers=(FULL,) * 13 + (SLIDING,) * 12, window=128)
+    _, concurrency = given_cache(alike, 10.0, max_model_len=16384, max_num_batched_tokens=2048)
+    blocks = int(10 * GIB) // (13 * 16 * 4096)
+    assert concurrency == pytest.approx(blocks / (1024 + -(-(127 + 2048) // 16) + 1))
+
+
+def test_full_layers_with_their_own_heads_get_longer_blocks() -> None:
+    # Sliding: 8 heads of 256, 8,192 bytes; full: 2 of 512, 4,096 bytes: their blocks hold 32 tokens.
+    other = dense(layers=((SLIDING,) * 5 + (FULL,)) * 5, window=1024, head_dim=256, full_kv_heads=2, full_head_dim=512)
+    _, concurrency = given_cache(other, 83.89, max_model_len=262144, max_num_batched_tokens=2496)
+    blocks = int(83.89 * GIB) // (5 * 16 * 8192)
+    assert concurrency == pytest.approx(blocks / (8192 + 5 * (-(-(1023 + 2496) // 16) + 1)))
+
+
+def test_layers_of_two_sizes_under_one_table_take_what_each_takes() -> None:
+    # Sliding layers of 8 × 256 and full ones of 2 × 512, all for every token.
+    other = dense(layers=((SLIDING,) * 5 + (FULL,)) * 5, window=1024, head_dim=256, full_kv_heads=2, full_head_dim=512)
+    facts = replace(other, weight_bytes=10**9)
+    flags: dict[str, FlagValue] = {"disable_hybrid_kv_cache_manager": True}
+    assert token_bytes(facts, **flags) == 25 * 8192 + 5 * 4096
+    _, concurrency = given_cache(facts, 10.0, max_model_len=16384, **flags)
+    assert concurrency == pytest.approx(int(10 * GIB) // (16 * (25 * 8192 + 5 * 4096)) / 1024)
+
+
+def test_a_model_of_windows_alone_is_one_group() -> None:
+    short = dense(layers=(SLIDING,) * 32, window=4096)
+    _, concurrency = given_cache(short, 10.0, max_model_len=32768, max_num_batched_tokens=2048)
+    assert concurrency == pytest.approx(int(10 * GIB) // (32 * 16 * 4096) / (-(-(4095 + 2048) // 16) + 1))
+
+
+def test_chunked_layers_hold_a_chunk_and_a_step() -> None:
+    llama = dense(layers=(CHUNKED, CHUNKED, CHUNKED, FULL) * 4, window=8192)
+    _, concurrency = given_cache(llama, 10.0, max_model_len=131072, max_num_batched_tokens=2048)
+    blocks = int(10 * GIB) // (4 * 16 * 4096)
+    assert concurrency == pytest.approx(blocks / (8192 + 3 * ((8192 + 2048) // 16)))
+
+
+STATES = dense(
+    layers=(LINEAR, LINEAR, LINEAR, FULL) * 8,
+    kv_heads=4,
+    head_dim=256,
+    state_bytes=32 * 128 * 128 * 4 + 8192 * 3 * 2,
+    state_bytes_per_draft_token=8192 * 2,
+)
+
+
+def test_states_make_blocks_long_and_take_one_each() -> None:
+    # 2,146,304 bytes of state against 4,096 per token: 528 tokens (a multiple of 16).
+    blocks = int(15.85 * GIB) // (8 * 528 * 4096)
+    tokens, concurrency = given_cache(STATES, 15.85, (0, 18, 0), max_model_len=8192)
+    assert concurrency == pytest.approx(blocks / (16 + 3))
+    assert tokens == blocks // 4 * 528
+
+
+def test_states_are_split_by_tensor_parallelism() -> None:
+    blocks = int(15.36 * GIB) // (8 * 528 * 1024)
+    _, concurrency = given_cache(STATES, 15.36, (0, 19, 0), max_model_len=32768, tensor_parallel_size=4)
+    assert concurrency == pytest.approx(blocks / (63 + 3))
+
+
+def test_the_prefix_cache_keeps_a_second_state() -> None:
+    blocks = int(10 * GIB) // (8 * 528 * 4096)
+    _, without = given_cache(STATES, 10.0, (0, 18, 0), max_model_len=8192)
+    _, asked = given_cache(STATES, 10.0, (0, 18, 0), max_model_len=8192, enable_prefix_caching=True)
+    _, by_default = given_cache(STATES, 10.0, (0, 32, 0), max_model_len=8192)
+    assert without == pytest.approx(blocks / (16 + 3))
+    assert asked == by_default == pytest.approx(blocks / (16 + 6))
+
+
+def test_guessed_tokens_take_states_too() -> None:
+    config = '{"method": "mtp", "num_speculative_tokens": 3}'
+    state = 32 * 128 * 128 * 4 + 8192 * 3 * 2 + 3 * 8192 * 2
+    block = -(-state // (16 * 4096)) * 16
+    blocks = int(10 * GIB) // (9 * block * 4096)  # the draft's layer is a ninth full one
+    _, concurrency = given_cache(STATES, 10.0, (0, 25, 0), max_model_len=8192, speculative_config=config)
+    assert concurrency == pytest.approx(blocks / (-(-8192 // block) + 3 * (1 + 3)))
+
+
+def test_decode_context_parallelism_splits_the_tokens() -> None:
+    _, one = given_cache(dense(), 10.0, max_model_len=32768)
+    _, two = given_cache(dense(), 10.0, max_model_len=32768, decode_context_parallel_size=2)
+    assert two == pytest.approx(2 * one)
+
+
+def test_unknown_layers_are_named_and_nothing_is_invented() -> None:
+    budget = estimate(dense(layers=()), {}, [GPU])
+    assert budget is not None
+    assert (budget.kv_tokens, budget.max_concurrency, budget.kv_bytes_per_token) == (None, None, None)
+    assert budget.kv_gib > 0
+    assert any("layers are not known" in sentence for sentence in budget.assumed)
+
+
+def test_unknown_heads_are_named() -> None:
+    budget = estimate(dense(kv_heads=None, heads=None, head_dim=None), {}, [GPU])  # type: ignore[arg-type]
+    assert budget is not None
+    assert budget.kv_tokens is None
+    assert any("KV heads" in sentence for sentence in budget.assumed)
+
+
+def test_an_unknown_state_is_assumed_and_said() -> None:
+    budget = estimate(replace(STATES, state_bytes=None), {}, [GPU])
+    assert budget is not None
+    assert budget.kv_tokens
+    assert any("states is not known" in sentence for sentence in budget.assumed)

@@ -1,0 +1,95 @@
+"""Draft models take memory: their weights, and layers of the KV cache."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
+from vllm_launchers.plan.budget.estimate import estimate
+from vllm_launchers.plan.budget.memory_flags import draft_model, draft_tensor
+from vllm_launchers.plan.model import Flags
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.modelfacts.known import known_facts
+
+GPU = GpuShape("NVIDIA L40S", 45.0)
+DRAFT = "Qwen/Qwen3-0.6B"
+
+
+def known(name: str) -> ModelFacts:
+    facts = known_facts(name)
+    assert facts is not None
+    return facts
+
+
+def speculative(**config: object) -> Flags:
+    return {"speculative-config": json.dumps({"num_speculative_tokens": 3, **config}), "max-model-len": 8192}
+
+
+def budget(flags: Flags, draft: ModelFacts | None, count: int = 1) -> MemoryBudget:
+    found = estimate(known("Qwen/Qwen3-8B"), flags, [GPU] * count, release=(0, 33, 0), draft=draft)
+    assert found is not None
+    return found
+
+
+def test_weights_of_a_known_draft_model_are_counted() -> None:
+    flags = speculative(model=DRAFT)
+    without, draft = budget(flags, None), budget(flags, known(DRAFT))
+    size = 2 * (known(DRAFT).parameters or 0) / 2**30
+    assert draft.weights_gib - without.weights_gib == pytest.approx(size)
+    assert any("not counted" in text for text in without.assumed)
+    assert not any("not counted" in text for text in draft.assumed)
+
+
+def test_its_kv_cache_is_counted_in_layers_of_the_model() -> None:
+    """Both have 8 KV heads of 128, so the draft's 28 layers stand beside the model's 36."""
+    flags = speculative(model=DRAFT)
+    plain = budget({"max-model-len": 8192}, None)
+    draft = budget(flags, known(DRAFT))
+    assert plain.kv_bytes_per_token is not None
+    assert draft.kv_bytes_per_token == plain.kv_bytes_per_token * (36 + 28) / 36
+
+
+def test_it_is_cut_like_the_model_unless_told() -> None:
+    flags = {**speculative(model=DRAFT), "tensor-parallel-size": 2}
+    whole = {**speculative(model=DRAFT, draft_tensor_parallel_size=1), "tensor-parallel-size": 2}
+    assert draft_tensor(flags, 2) == 2
+    assert draft_tensor(whole, 2) == 1
+    size = 2 * (known(DRAFT).parameters or 0) / 2**30
+    apart = budget(whole, known(DRAFT), 2).weights_gib - budget(flags, known(DRAFT), 2).weights_gib
+    assert apart == pytest.approx(size / 2)
+
+
+def test_a_head_with_files_takes_what_they_take() -> None:
+    head = replace(known(DRAFT), weight_bytes=850 * 2**20, layers=known(DRAFT).layers[:1])
+    flags = speculative(model="org/eagle3-head", method="eagle3")
+    assert budget(flags, head).weights_gib - budget(flags, None).weights_gib == pytest.approx(850 / 1024)
+
+
+def test_what_stands_in_for_its_size_is_said() -> None:
+    bare = ModelFacts("org/draft-1B", source="table", parameters=10**9)
+    assert budget(speculative(model="org/draft-1B"), bare).weights_gib > 16
+    unknown = ModelFacts("org/draft", source="table")
+    found = budget(speculative(model="org/draft"), unknown)
+    assert any("draft model" in text for text in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, ""),
+        (speculative(method="ngram"), ""),
+        (speculative(model="ngram"), ""),
+        (speculative(method="mtp"), ""),
+        (speculative(method="qwen3_next_mtp", model="org/model"), ""),
+        (speculative(model=DRAFT), DRAFT),
+        (speculative(model="org/head", method="eagle3"), "org/head"),
+        ({"speculative-config.model": DRAFT}, DRAFT),
+        ({"spec-model": DRAFT}, DRAFT),
+        ({"speculative-config": "{broken"}, ""),
+    ],
+)
+def test_which_flags_name_a_draft_model(flags: Flags, expected: str) -> None:
+    assert draft_model(flags) == expected

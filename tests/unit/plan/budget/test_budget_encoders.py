@@ -1,0 +1,152 @@
+"""What an encoder takes of the memory: its peak at startup, and the embeddings that are kept meanwhile."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, read_settings
+from vllm_launchers.plan.budget.overhead import activations, encoder_bytes, patch_bytes
+from vllm_launchers.plan.model import Flags
+from vllm_launchers.vllm.modelfacts.encoder import encoder_of
+from vllm_launchers.vllm.modelfacts.facts import Encoder, ModelFacts
+from vllm_launchers.vllm.modelfacts.known import known_facts
+
+GPU = GpuShape("NVIDIA L40S", 45.0)
+GIB = 2**30
+NEW = (0, 33, 0)
+
+
+def seeing(model_type: str = "qwen2_5_vl") -> ModelFacts:
+    facts = known_facts("Qwen/Qwen2.5-7B-Instruct")
+    assert facts is not None
+    return replace(facts, model_type=model_type, multimodal=True, encoder=encoder_of({}, model_type))
+
+
+def settings_of(facts: ModelFacts, flags: Flags, release: tuple[int, int, int] = NEW) -> EffectiveFlags:
+    return read_settings(facts, {"max-model-len": 16384, **flags}, release, {}, GPU, [])
+
+
+def measured(facts: ModelFacts, flags: Flags) -> tuple[float, float]:
+    return encoder_bytes(facts, settings_of(facts, flags), facts.hidden_size or 0)
+
+
+def test_one_item_larger_than_a_step_is_run_whole() -> None:
+    """The budget is the largest item's tokens where a step has fewer (``compute_mm_encoder_budget``)."""
+    facts = seeing()
+    assert measured(facts, {"max-num-batched-tokens": 2048}) == measured(facts, {"max-num-batched-tokens": 16384})
+    peak, kept = measured(facts, {"max-num-batched-tokens": 2048})
+    assert kept == 16384 * 3584 * 2
+    assert 1.5 < peak / GIB < 3
+
+
+def test_small_items_fill_a_step() -> None:
+    facts = seeing("gemma3")
+    few, many = measured(facts, {"max-num-batched-tokens": 2048}), measured(facts, {"max-num-batched-tokens": 8192})
+    assert many[0] == pytest.approx(4 * few[0])
+    assert many[1] == 32 * 256 * 3584 * 2
+
+
+@pytest.mark.parametrize(
+    ("length", "release", "pictures"),
+    [
+        (4096, NEW, 1),
+        (16384, NEW, 1),
+        (32768, NEW, 2),
+        (128_000, NEW, 7),
+        (1_000_000, NEW, 7),
+        (1_000_000, (0, 10, 2), 8),
+    ],
+)
+def test_a_film_as_long_as_the_context_is_the_largest_item(
+    length: int, release: tuple[int, int, int], pictures: int
+) -> None:
+    facts = seeing("qwen2_vl")
+    one = encoder_bytes(facts, settings_of(facts, {}), 3584)
+    settings = settings_of(facts, {"max-model-len": length}, release)
+    assert encoder_bytes(facts, settings, 3584) == (pictures * one[0], pictures * one[1])
+
+
+@pytest.mark.parametrize("limit", ['{"video": 0}', '{"image": 2, "video": {"count": 0}}'])
+def test_without_films_one_picture_is_the_largest_item(limit: str) -> None:
+    facts = seeing("qwen2_vl")
+    one = measured(facts, {})
+    assert measured(facts, {"max-model-len": 128_000, "limit-mm-per-prompt": limit}) == one
+    assert measured(facts, {"max-model-len": 128_000, "limit-mm-per-prompt": '{"video": 1}'})[0] == 7 * one[0]
+
+
+def test_there_are_no_more_items_than_requests_could_bring() -> None:
+    facts = seeing("gemma3")
+    alone = measured(facts, {"max-num-batched-tokens": 8192, "max-num-seqs": 1, "max-model-len": 600})
+    assert alone[1] == 2 * 256 * 3584 * 2
+
+
+def test_fewer_pixels_take_less() -> None:
+    facts = seeing()
+    for said in (
+        {"max_pixels": 1_003_520},
+        {"size": {"longest_edge": 1_003_520}},
+        {"images_kwargs": {"max_pixels": 1_003_520}},
+    ):
+        flags: Flags = {"mm-processor-kwargs": json.dumps(said), "max-num-batched-tokens": 1280, "max-model-len": 2048}
+        limited = measured(facts, flags)
+        assert limited[1] == 1280 * 3584 * 2
+        assert limited[0] < measured(facts, {})[0] / 10
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"skip-mm-profiling": True}, {"language-model-only": True}, {"limit-mm-per-prompt": '{"image": 0, "video": 0}'}],
+)
+def test_where_it_is_not_run_it_takes_nothing(flags: Flags) -> None:
+    assert measured(seeing(), flags) == (0.0, 0.0)
+
+
+def test_one_kind_that_is_left_allowed_is_tried() -> None:
+    assert measured(seeing(), {"limit-mm-per-prompt": '{"image": 0}'})[0] > 0
+    assert measured(seeing("gemma3"), {"limit-mm-per-prompt": '{"image": 0}'})[0] == 0
+
+
+def test_a_model_of_text_alone_has_none() -> None:
+    assert measured(replace(seeing(), multimodal=False, encoder=None), {}) == (0.0, 0.0)
+    peak, kept = measured(replace(seeing(), encoder=None), {})
+    assert 0 < peak < GIB
+    assert kept == 0
+
+
+def test_tensor_parallel_cuts_heads_and_network_but_not_the_residual() -> None:
+    facts = seeing()
+    whole, half = measured(facts, {})[0], measured(facts, {"tensor-parallel-size": 2})[0]
+    assert whole / 2 < half < whole
+    data = measured(facts, {"tensor-parallel-size": 2, "mm-encoder-tp-mode": "data"})[0]
+    assert data == whole  # one large picture cannot be shared
+
+
+def test_data_parallel_encoders_share_items() -> None:
+    facts = seeing("gemma3")
+    flags: Flags = {"max-num-batched-tokens": 8192}
+    data = measured(facts, {**flags, "tensor-parallel-size": 4, "mm-encoder-tp-mode": "data"})[0]
+    assert data == pytest.approx(measured(facts, flags)[0] / 4)
+
+
+def test_embeddings_are_kept_while_the_language_model_runs() -> None:
+    """With long steps the language model has the peak, and the embeddings come on top of it."""
+    facts = seeing("gemma3")
+    settings = settings_of(facts, {"max-num-batched-tokens": 16384, "max-num-seqs": 1})
+    text = replace(facts, multimodal=False, encoder=None)
+    kept = encoder_bytes(facts, settings, 3584)[1]
+    language = activations(text, settings, [], sorts=False)
+    peak = encoder_bytes(facts, settings, 3584)[0]
+    assert activations(facts, settings, [], sorts=False) == max(language + kept, peak)
+    assert kept > 0
+
+
+def test_the_widest_moment_of_a_layer() -> None:
+    narrow = Encoder(1024, 4096, False, False, 588, 1.0, 576)
+    assert patch_bytes(narrow, 1) == 2 * 588 + 4 * 1024 + 4 * 4096  # the network
+    assert patch_bytes(replace(narrow, rotary=True), 1) == 2 * 588 + 26 * 1024  # attention
+    assert patch_bytes(replace(narrow, gated=True), 1) == 2 * 588 + 4 * 1024 + 6 * 4096
+    assert patch_bytes(narrow, 4) < patch_bytes(narrow, 1) / 2

@@ -1,0 +1,320 @@
+"""What is said of flags and variables before a launch: each check fires on a made case and not on a good one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_launchers.plan.checks.flags import flag_findings
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.model import Changes
+from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.flags.releases import RELEASES, release_table
+
+ERROR, WARNING, ADVICE = Level.ERROR, Level.WARNING, Level.ADVICE
+
+
+def findings(flags: Any = None, environment: Any = None, version: str = "0.33.0") -> list[Finding]:
+    return flag_findings(flags or {}, environment or {}, release_table(version), None)
+
+
+def only(flags: Any = None, environment: Any = None, version: str = "0.33.0") -> Finding:
+    (finding,) = findings(flags, environment, version)
+    return finding
+
+
+@pytest.mark.parametrize("version", RELEASES[2:])
+@pytest.mark.parametrize("name", ["chatbot", "code-generation", "long-document", "batch"])
+def test_shipped_presets_are_well_in_every_release(name: str, version: str) -> None:
+    preset = read_presets(None)[0][name]
+    flags = {flag: setting.value for flag, setting in preset.flags.items()}
+    assert findings(flags, {"HF_HOME": "/models", "VLLM_LOGGING_LEVEL": "DEBUG"}, version) == []
+
+
+GOOD: list[dict[str, Any]] = [
+    {"compilation-config.mode": 3},
+    {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'},
+    {"quantization": "awq", "kv-cache-dtype": "fp8", "max-model-len": "4k"},
+    {"attention-backend": "flashinfer"},
+    {"disable-log-stats": False, "enable-chunked-prefill": False},
+    {"served-model-name": "1.10"},
+    {"max-model-len": "auto"},
+]
+
+
+@pytest.mark.parametrize("flags", GOOD)
+def test_nothing_is_said_of_good_flags(flags: dict[str, Any]) -> None:
+    assert findings(flags) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "fix"),
+    [
+        ({"max-num-seq": 64}, Changes(set={"max-num-seqs": 64}, unset=("max-num-seq",))),
+        ({"gpu-memory-utilisation": 0.9}, Changes({"gpu-memory-utilization": 0.9}, ("gpu-memory-utilisation",))),
+        ({"enable-prefix-cache": True}, Changes({"enable-prefix-caching": True}, ("enable-prefix-cache",))),
+        ({"dpa": "10.0.0.1"}, Changes({"data-parallel-address": "10.0.0.1"}, ("dpa",))),
+    ],
+)
+def test_a_typo_is_named_and_mended(flags: dict[str, Any], fix: Changes) -> None:
+    finding = only(flags)
+    (name,) = fix.set
+    if finding.level is WARNING:
+        assert "is short for" in finding.message
+    assert (finding.code, finding.fix) == ("flag_unknown", fix)
+    assert f"--{name}" in finding.message
+
+
+def test_a_name_like_no_other_is_only_refused() -> None:
+    finding = only({"no-such-thing-at-all": 1})
+    assert (finding.code, finding.level, finding.fix) == ("flag_unknown", ERROR, None)
+    assert finding.message == "vLLM 0.33.0 has no --no-such-thing-at-all"
+
+
+def test_a_name_between_two_is_not_mended() -> None:
+    """``max-loras`` and ``max-cpu-loras`` are equally near."""
+    finding = only({"max-xpu-lora": 1})
+    assert finding.code == "flag_unknown"
+    assert "did you mean --max-cpu-loras?" in finding.message
+
+
+def test_what_the_meant_flag_is_set_to_gives_way() -> None:
+    """The preset sets it, and the person meant to change it."""
+    fix = only({"max-num-seqs": 256, "max-num-sequences": 32}).fix
+    assert fix == Changes({"max-num-seqs": 32}, ("max-num-sequences",))
+
+
+def test_the_beginning_of_one_name_is_taken_by_vllm_and_written_out_here() -> None:
+    finding = only({"gpu-mem": 0.9})
+    assert (finding.code, finding.level) == ("flag_unknown", WARNING)
+    assert finding.fix == Changes({"gpu-memory-utilization": 0.9}, ("gpu-mem",))
+
+
+def test_the_beginning_of_several_names_is_refused() -> None:
+    finding = only({"max-num": 5})
+    assert (finding.code, finding.level, finding.fix) == ("flag_unknown", ERROR, None)
+    assert "it could be --max-num-active-seqs or --max-num-batched-tokens or" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "level", "part"),
+    [
+        ("0.33.0", "flag_dead", WARNING, "only as the negation of another flag"),
+        ("0.17.1", "flag_dead", ERROR, "removed in 0.17"),
+        ("0.12.0", "flag_deprecated", ADVICE, "is deprecated"),
+    ],
+)
+def test_log_requests_over_the_releases(version: str, code: str, level: Level, part: str) -> None:
+    """Gone in 0.17; 0.33 reads every ``disable-x`` as the opposite of ``enable-x``."""
+    finding = only({"disable-log-requests": True}, version=version)
+    assert (finding.code, finding.level) == (code, level)
+    assert part in finding.message
+    if code == "flag_dead":
+        assert finding.fix == Changes(unset=("disable-log-requests",))
+
+
+def test_disable_for_enable() -> None:
+    old, new = (only({"disable-prefix-caching": True}, version=v) for v in ("0.32.0", "0.33.0"))
+    assert (old.code, old.level, new.level) == ("flag_unknown", ERROR, WARNING)
+    assert old.fix == new.fix == Changes({"enable-prefix-caching": False}, ("disable-prefix-caching",))
+
+
+@pytest.mark.parametrize(
+    ("flags", "version", "since"),
+    [
+        ({"swap-space": 4}, "0.33.0", "removed in 0.18"),
+        ({"preemption-mode": "swap"}, "0.11.2", "removed in 0.11"),
+        ({"scheduler-delay-factor": 0.1}, "0.33.0", "removed in 0.11"),
+        ({"lora-extra-vocab-size": 256}, "0.33.0", "removed in 0.12"),
+        ({"gguf-file": "x.gguf"}, "0.33.0", "removed long ago"),
+        ({"speculative-model": "m", "max-num-seqs": 1}, "0.33.0", "removed long ago"),
+        ({"rope-scaling": "{}"}, "0.33.0", "removed in 0.11.1"),
+    ],
+)
+def test_dead_flags(flags: dict[str, Any], version: str, since: str) -> None:
+    finding = only(flags, version=version)
+    assert (finding.code, finding.level, finding.surely) == ("flag_dead", ERROR, True)
+    assert f"vLLM {version} refuses --{next(iter(flags))} ({since})" in finding.message
+
+
+def test_a_flag_that_is_taken_and_does_nothing_is_a_warning() -> None:
+    finding = only({"swap-space": 4}, version="0.17.1")
+    assert (finding.code, finding.level) == ("flag_dead", WARNING)
+    assert findings({"swap-space": 4}, version="0.10.2") == []
+
+
+def test_a_new_spelling_that_this_release_lacks_is_not_offered() -> None:
+    """``kv-offloading-size`` came with 0.11.2."""
+    assert only({"swap-space": 4}, version="0.11.0").fix == Changes(unset=("swap-space",))
+    assert only({"swap-space": 4}, version="0.18.1").fix == Changes({"kv-offloading-size": 4}, ("swap-space",))
+
+
+def test_both_flags_of_an_old_pair_offer_the_same_way_out() -> None:
+    found = findings({"speculative-model": "m", "num-speculative-tokens": 3})
+    assert [finding.code for finding in found] == ["flag_dead", "flag_dead"]
+    assert found[0].fix == found[1].fix
+    assert found[0].fix is not None
+    assert findings(found[0].fix.set) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "version", "since"),
+    [
+        ("attention-backend", "FLASHINFER", "0.12.0", "0.13.0"),
+        ("kv-cache-memory-bytes", 10**9, "0.10.1", "0.10.2"),
+        ("spec-method", "ngram", "0.20.2", "0.22.1"),
+    ],
+)
+def test_flags_that_a_release_does_not_have_yet(flag: str, value: Any, version: str, since: str) -> None:
+    finding = only({flag: value}, version=version)
+    assert (finding.code, finding.level, finding.fix) == ("flag_too_new", ERROR, Changes(unset=(flag,)))
+    assert since in finding.message
+    assert findings({flag: value}, version=since) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "version", "fix"),
+    [
+        ("squeezellm", "0.8.5", None),
+        ("gguf", "0.24.0", None),
+        ("bitsandbytes", "0.28.0", None),
+        ("auto-round", "0.33.0", Changes({"quantization": "inc"})),
+        ("awqq", "0.33.0", Changes({"quantization": "awq"})),
+    ],
+)
+def test_quantizations_that_are_not_known(value: str, version: str, fix: Changes | None) -> None:
+    finding = only({"quantization": value}, version=version)
+    assert (finding.code, finding.level, finding.fix) == ("flag_value", ERROR, fix)
+    assert f"--quantization {value}" in finding.message
+
+
+@pytest.mark.parametrize(("value", "version"), [("gguf", "0.23.0"), ("bitsandbytes", "0.27.1")])
+def test_quantizations_before_they_went(value: str, version: str) -> None:
+    assert findings({"quantization": value}, version=version) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "meant"), [({"kv-cache-dtype": "fp8_e4m"}, "fp8_e4m3"), ({"load-format": "safetensor"}, "safetensors")]
+)
+def test_words_that_plugins_may_add_to(flags: dict[str, Any], meant: str) -> None:
+    finding = only(flags)
+    assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, False)
+    assert finding.fix == Changes(dict.fromkeys(flags, meant))
+
+
+def test_a_kernel_that_is_not_known() -> None:
+    finding = only({"attention-backend": "FLASHINFR"})
+    assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, True)
+    assert finding.fix == Changes({"attention-backend": "FLASHINFER"})
+
+
+def test_a_switch_that_cannot_be_switched_off() -> None:
+    finding = only({"disable-uvicorn-access-log": False, "disable-log-stats": False}, version="0.8.5")
+    assert (finding.code, finding.level) == ("flag_value", ERROR)
+    assert finding.fix == Changes(unset=("disable-uvicorn-access-log",))
+
+
+def test_values_that_the_parser_refuses() -> None:
+    for flags in ({"max-num-seqs": "many"}, {"gpu-memory-utilization": 1.5}, {"dtype": "foo"}, {"max-num-seqs": 0}):
+        finding = only(flags)
+        assert (finding.code, finding.level, finding.surely) == ("flag_value", ERROR, True)
+
+
+def test_a_near_choice_is_offered() -> None:
+    assert only({"dtype": "bfloat1"}).fix == Changes({"dtype": "bfloat16"})
+
+
+def test_what_is_on_its_way_out() -> None:
+    finding = only({"log-config-file": "/l.json"})
+    assert (finding.code, finding.level) == ("flag_deprecated", ADVICE)
+    assert "logging-config.pylogging_config_file" in finding.message
+
+
+@pytest.mark.parametrize(("version", "said"), [("0.27.1", True), ("0.32.0", True), ("0.33.0", False)])
+def test_a_config_file_that_says_false(version: str, said: bool) -> None:
+    found = findings({"config": "/c.yaml"}, version=version)
+    assert [finding.code for finding in found] == (["config_drops_false"] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("environment", "version", "part"),
+    [
+        (
+            {"VLLM_ATTENTION_BACKEND": "FLASHINFER"},
+            "0.15.1",
+            "does not read VLLM_ATTENTION_BACKEND and does not say so",
+        ),
+        ({"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, "0.33.0", "does not read VLLM_ATTENTION_BACKEND:"),
+        ({"VLLM_USE_V1": "1"}, "0.33.0", "there is only V1"),
+        ({"VLLM_LOG_LEVEL": "DEBUG"}, "0.33.0", "VLLM_LOGGING_LEVEL"),
+        ({"VLLM_TEST_FORCE_FP8_MARLIN": "1"}, "0.33.0", "0.28.0 was the last"),
+    ],
+)
+def test_dead_variables(environment: dict[str, str], version: str, part: str) -> None:
+    finding = only(environment=environment, version=version)
+    assert (finding.code, finding.level) == ("variable_dead", WARNING)
+    assert part in finding.message
+
+
+def test_a_variable_becomes_a_flag() -> None:
+    finding = only(environment={"VLLM_ATTENTION_BACKEND": "FLASHINFER"})
+    assert finding.fix == Changes({"attention-backend": "FLASHINFER"})
+
+
+def test_variables_that_are_read_are_not_spoken_of() -> None:
+    good = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_CPU_KVCACHE_SPACE": "2", "OTHER": "1", "VLLMCONSOLE_STATE": "/s"}
+    assert findings(environment=good) == []
+    assert findings(environment={"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, version="0.14.1") == []
+
+
+def test_variables_nobody_reads() -> None:
+    finding = only(environment={"VLLM_LOGING_LEVEL": "DEBUG"})
+    assert (finding.code, finding.level) == ("variable_unknown", WARNING)
+    assert "did you mean VLLM_LOGGING_LEVEL?" in finding.message
+
+
+def test_variables_that_come_later() -> None:
+    finding = only(environment={"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1"}, version="0.18.1")
+    assert finding.code == "variable_unknown"
+    assert "releases from 0.20.0 on do" in finding.message
+
+
+def test_where_vllm_itself_is_strict_an_unread_variable_is_an_error() -> None:
+    finding = only({"fail-on-environ-validation": True}, {"VLLM_FOO_BAR": "1"})
+    assert (finding.code, finding.level) == ("variable_unknown", ERROR)
+
+
+def test_the_port_that_is_none() -> None:
+    finding = only(environment={"VLLM_PORT": "8001"})
+    assert (finding.code, finding.level) == ("variable_misread", ADVICE)
+
+
+def test_without_a_table_only_what_is_surely_dead_is_found() -> None:
+    flags, environment = {"swap-space": 4, "no-such-flag": 1}, {"VLLM_USE_V1": "1", "VLLM_FOO": "1"}
+    found = flag_findings(flags, environment, None, (0, 33, 0))
+    assert [finding.code for finding in found] == ["flag_dead", "variable_dead"]
+    (unknown,) = flag_findings(flags, environment, None, None)
+    assert (unknown.code, unknown.level) == ("flag_unknown", WARNING), "some release may have it"
+    assert unknown.message == "vLLM 0.33.0 has no --no-such-flag"
+    near = flag_findings({"max-num-seq": 1, "max-num-sequences": 1}, {}, None, None)
+    (one,) = near
+    assert one.message == "vLLM 0.33.0 has no --max-num-sequences; did you mean --max-num-seqs?"
+
+
+def test_flags_that_contradict_each_other() -> None:
+    finding = only({"enable-per-request-metrics": True, "disable-log-stats": True})
+    assert (finding.code, finding.level) == ("flag_value", ERROR)
+
+
+def test_a_batch_that_is_too_small_is_said_elsewhere_with_a_way_out() -> None:
+    assert findings({"max-num-batched-tokens": 64, "max-num-seqs": 128}) == []
+    assert only({"max-num-batched-tokens": 0, "max-num-seqs": 128}).code == "flag_value"
+
+
+def test_a_flag_that_is_unknown_is_not_judged_too() -> None:
+    assert [finding.code for finding in findings({"max-nom-seqs": "many"})] == ["flag_unknown"]
+
+
+def test_a_message_holds_only_the_beginning_of_a_long_value() -> None:
+    assert len(only({"quantization": "x" * 5000}).message) < 200

@@ -1,0 +1,502 @@
+"""Each check fires on a made case, with its level and its way out, and is silent on a good one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.engine_model.gpus import find_model
+from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link, MigInstance
+from vllm_launchers.host.gpu.topology import bandwidth
+from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.model import Changes
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
+
+Find = Callable[..., list[Finding]]
+
+
+def gpu(index: int = 0, name: str = "NVIDIA RTX A6000", gib: float = 48.0, able: str = "8.6", **more: Any) -> Gpu:
+    return Gpu(index, f"GPU-{index}", name, gib, compute_capability=able, **({"free_gib": gib - 0.4} | more))
+
+
+def machine(*gpus: Gpu, kind: str = "NV4") -> Host:
+    links = tuple(Link(a.index, b.index, kind) for a in gpus for b in gpus if a.index < b.index)
+    islands = (tuple(one.index for one in gpus),) if kind.startswith("NV") else tuple((one.index,) for one in gpus)
+    return Host(gpus=gpus, links=links, islands=islands)
+
+
+BF16 = ModelFacts(
+    model="/models/eight", source="folder", folder="/models/eight", architecture="LlamaForCausalLM",
+    layers=(LayerKind.FULL,) * 32, hidden_size=4096, intermediate_size=14336, heads=32, kv_heads=8, head_dim=128,
+    vocabulary=128_256, max_context=131_072, dtype="bfloat16", weight_bytes=16 * 10**9, bytes_to_download=0,
+)  # fmt: skip
+"""As Llama 3.1 8B."""
+AWQ = replace(BF16, quantization=Quantization("awq", 4, 128), weight_bytes=57 * 10**8, dtype="float16")
+FP8 = replace(BF16, quantization=Quantization("fp8", 8), weight_bytes=9 * 10**9)
+BLOCKS = replace(FP8, quantization=Quantization("fp8", 8, block=(128, 128)), intermediate_size=10944)
+HUB = replace(BF16, model="org/eight", source="hub", folder=None, bytes_to_download=16 * 10**9)
+SEVENTY = replace(BF16, layers=(LayerKind.FULL,) * 80, heads=64, hidden_size=8192, intermediate_size=28672,
+                  weight_bytes=141 * 10**9)  # fmt: skip
+
+PAIR = machine(gpu(0), gpu(1))
+APART = machine(gpu(0), gpu(1), kind="SYS")
+BRIDGED = machine(gpu(0), gpu(1), kind="PHB")
+H200 = machine(gpu(name="NVIDIA H200", gib=140.4, able="9.0"))
+H100 = machine(gpu(name="NVIDIA H100 80GB HBM3", gib=79.6, able="9.0"))
+L40S = machine(gpu(name="NVIDIA L40S", gib=45.0, able="8.9"))
+T4 = machine(gpu(name="Tesla T4", gib=15.0, able="7.5"))
+V100 = machine(gpu(name="Tesla V100-SXM2-32GB", gib=32.0, able="7.0"))
+P100 = machine(gpu(name="Tesla P100-SXM2-16GB", gib=16.0, able="6.0"))
+RTX5090 = machine(gpu(name="NVIDIA GeForce RTX 5090", gib=31.8, able="12.0"))
+SMALL = machine(gpu(name="NVIDIA GeForce RTX 4090", gib=24.0, able="8.9"))
+HELD = machine(gpu(free_gib=9.4, used_gib=38.6, used_by=(Holder(4711, "anna", 38.2, command="python"),)))
+SHARED = machine(gpu(free_gib=45.0, used_gib=3.0, used_by=(Holder(4711, "anna", 2.6, command="python"),)))
+LOST = machine(gpu(lost="GPU is lost"))
+SLICED = Host(gpus=(gpu(mig_mode=True, mig=(MigInstance("MIG-a", "3g.20gb", 19.6, 19.5, 1, 0),)),))
+
+GOOD: list[dict[str, Any]] = [
+    {},
+    {"facts": AWQ},
+    {"facts": FP8, "host": H100, "set": {"kv-cache-dtype": "fp8"}},
+    {"host": PAIR, "gpus": (0, 1), "set": {"tensor-parallel-size": 2}},
+    {"facts": replace(HUB, quantization=AWQ.quantization, weight_bytes=AWQ.weight_bytes)},
+    {"set": {"quantization": "awq_marlin"}},
+    {"facts": BF16, "set": {"quantization": "fp8"}, "host": H100},
+    {"facts": replace(HUB, gated=False)},
+    {"preset": "batch", "host": H200},
+    {
+        "build": "cpu",
+        "host": None,
+        "set": {"block-size": 64},
+        "environment": {"VLLM_CPU_KVCACHE_SPACE": "40", "VLLM_WORKER_MULTIPROC_METHOD": "x"},
+    },
+    {"environment": {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_LOG_STATS_INTERVAL": "1e1"}},
+    {"set": {"enable-chunked-prefill": False, "max-num-batched-tokens": 131072, "runner": "pooling"}},
+    {"host": None},
+    {"facts": None, "host": None},
+    {"environment": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}, "set": {"max-model-len": 140_000}, "host": H100},
+]
+"""Launches that have nothing wrong with them; each check is silent on all of them."""
+
+MADE: list[tuple[str, Level, dict[str, Any]]] = [
+    ("engine_version_unknown", Level.WARNING, {"version": None, "note": "a wrapper"}),
+    ("engine_note", Level.ADVICE, {"note": "an editable install"}),
+    ("engine_old", Level.WARNING, {"version": "0.9.2"}),
+    ("engine_new", Level.ADVICE, {"version": "0.34.0"}),
+    ("flag_unknown", Level.ERROR, {"set": {"max-num-sequences": 3}}),
+    ("flag_dead", Level.ERROR, {"set": {"swap-space": 4}}),
+    ("flag_value", Level.ERROR, {"set": {"dtype": "float7"}}),
+    ("flag_value", Level.ERROR, {"set": {"gpu-memory-utilization": 1.5}}),
+    ("flag_value", Level.ERROR, {"set": {"gpu-memory-utilization": 1.5}, "table": False}),
+    ("variable_dead", Level.WARNING, {"environment": {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}}),
+    ("model_missing", Level.ERROR, {"facts": None, "model_problem": "there is no such folder"}),
+    ("model_missing", Level.ERROR, {"facts": replace(HUB, source="table"), "environment": {"HF_HUB_OFFLINE": "1"}}),
+    ("model_gated", Level.ERROR, {"facts": replace(HUB, gated=True)}),
+    ("model_gated", Level.WARNING, {"facts": replace(HUB, model="meta-llama/X", source="table"),
+                                    "around": {"has_hub_token": False}}),
+    ("model_incomplete", Level.ERROR, {"facts": replace(BF16, files_missing=("model-2.safetensors",))}),
+    ("model_incomplete", Level.WARNING, {"facts": replace(BF16, source="cache", files_missing=("a.safetensors",))}),
+    ("remote_code", Level.WARNING, {"facts": replace(BF16, needs_remote_code=True)}),
+    ("facts_missing", Level.ADVICE, {"facts": replace(BF16, missing=("head size",))}),
+    ("quantization_without_checkpoint", Level.ERROR, {"facts": BF16, "set": {"quantization": "awq"}}),
+    ("quantization_mismatch", Level.ERROR, {"facts": AWQ, "set": {"quantization": "gptq"}}),
+    ("tp_not_divisor", Level.ERROR, {"set": {"tensor-parallel-size": 3}, "host": machine(*map(gpu, range(3)))}),
+    ("tp_not_divisor", Level.ERROR, {"set": {"tensor-parallel-size": 4}, "facts": BLOCKS,
+                                     "host": machine(*map(gpu, range(4)))}),
+    ("pp_over_layers", Level.ERROR, {"set": {"pipeline-parallel-size": 40}, "host": machine(*map(gpu, range(40)))}),
+    ("gpus_too_few", Level.ERROR, {"set": {"tensor-parallel-size": 2}, "gpus": (0,)}),
+    ("gpus_too_few", Level.ERROR, {"set": {"tensor-parallel-size": 4}}),
+    ("gpus_unused", Level.WARNING, {"host": PAIR, "gpus": (0, 1)}),
+    ("gpus_differ", Level.WARNING, {"host": machine(gpu(0), gpu(1, "NVIDIA L40S", 45.0, "8.9")),
+                                    "set": {"tensor-parallel-size": 2}}),
+    ("tp_over_pcie", Level.WARNING, {"host": APART, "gpus": (0, 1), "set": {"tensor-parallel-size": 2}}),
+    ("tp_over_pcie", Level.ADVICE, {"host": BRIDGED, "gpus": (0, 1), "set": {"tensor-parallel-size": 2}}),
+    ("memory_held", Level.ERROR, {"host": HELD}),
+    ("gpu_shared", Level.ADVICE, {"host": SHARED}),
+    ("gpu_lost", Level.ERROR, {"host": LOST}),
+    ("gpu_in_mig_mode", Level.ERROR, {"host": SLICED, "gpus": (0,)}),
+    ("mig_unsupported", Level.WARNING, {"host": SLICED, "environment": {"CUDA_VISIBLE_DEVICES": "MIG-a"},
+                                        "version": "0.20.0"}),
+    ("weights_do_not_fit", Level.ERROR, {"facts": SEVENTY}),
+    ("kv_too_small", Level.ERROR, {"facts": BF16, "host": SMALL, "set": {"max-model-len": 131_072}}),
+    ("utilization_high", Level.WARNING, {"set": {"gpu-memory-utilization": 0.97}}),
+    ("utilization_high", Level.WARNING, {"set": {"gpu-memory-utilization": 0.95, "max-model-len": 32_768}}),
+    ("context_over_model", Level.ERROR, {"set": {"max-model-len": 140_000}, "host": H100}),
+    ("batch_too_small", Level.ERROR, {"set": {"max-num-batched-tokens": 128}}),
+    ("batch_too_small", Level.ERROR, {"set": {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}}),
+    ("fp8_unsupported", Level.ERROR, {"host": T4, "set": {"kv-cache-dtype": "fp8"}}),
+    ("fp8_unsupported", Level.WARNING, {"set": {"kv-cache-dtype": "fp8"}}),
+    ("fp8_unsupported", Level.ERROR, {"host": V100, "facts": FP8, "version": "0.19.1"}),
+    ("fp8_unsupported", Level.ERROR, {"host": T4, "facts": FP8, "version": "0.12.0"}),
+    ("fp8_unsupported", Level.ADVICE, {"host": T4, "facts": FP8}),
+    ("fp8_unsupported", Level.ADVICE, {"facts": FP8}),
+    ("fp8_unsupported", Level.WARNING, {"facts": BF16, "set": {"quantization": "fp8"}}),
+    ("gpu_unsupported", Level.ERROR, {"host": P100}),
+    ("gpu_unsupported", Level.ERROR, {"host": P100, "version": "0.10.0", "facts": FP8}),
+    ("gpu_unsupported", Level.ERROR, {"host": V100}),
+    ("gpu_unsupported", Level.ERROR, {"host": RTX5090, "version": "0.10.0"}),
+    ("block_size", Level.ERROR, {"build": "cpu", "host": None, "set": {"block-size": 16}}),
+    ("block_size", Level.ERROR, {"build": "cpu", "host": None, "set": {"block-size": 8}, "version": "0.28.0"}),
+    ("block_size", Level.WARNING, {"build": "cpu", "host": None, "set": {"block-size": 16}, "version": "0.28.0"}),
+    ("variable_value", Level.ERROR, {"environment": {"VLLM_ENGINE_READY_TIMEOUT_S": "abc"}}),
+    ("variable_value", Level.ERROR, {"environment": {"VLLM_WORKER_MULTIPROC_METHOD": "thread"}}),
+    ("variable_inherited", Level.ERROR, {"around": {"variables": {"VERBOSE": "yes"}}}),
+    ("variable_value", Level.WARNING, {"environment": {"VLLM_IMAGE_FETCH_TIMEOUT": "5s"}, "version": "0.10.2"}),
+    ("chunked_prefill_off", Level.WARNING, {"set": {"enable-chunked-prefill": False, "max-num-batched-tokens": 32768}}),
+    ("chunked_prefill_off", Level.WARNING, {"set": {"enable-chunked-prefill": False, "max-model-len": 512}}),
+    ("chunked_prefill_off", Level.WARNING, {"set": {"enable-chunked-prefill": False}, "version": "0.10.2"}),
+    ("fp8_kv_slow", Level.ADVICE, {"host": L40S, "set": {"kv-cache-dtype": "fp8"}}),
+    ("bf16_unsupported", Level.ERROR, {"host": T4, "set": {"dtype": "bfloat16"}}),
+    ("bf16_unsupported", Level.WARNING, {"host": V100, "facts": BF16}),
+    ("quantization_unsupported", Level.ERROR, {"host": V100, "version": "0.19.1"}),
+    ("port_taken", Level.ERROR, {"around": {"port_holder": "by python (pid 4711, user anna)"}}),
+    ("open_to_all_without_key", Level.WARNING, {"host_address": "0.0.0.0"}),
+    ("disk_for_download", Level.ERROR, {"facts": HUB, "around": {"model_disk_free_gib": 3.0}}),
+    ("open_files_low", Level.WARNING, {"around": {"open_files": 1024}}),
+    ("shm_small", Level.WARNING, {"host": PAIR, "set": {"tensor-parallel-size": 2}, "around": {"shm_free_gib": 0.06}}),
+    ("another_starting", Level.WARNING, {"around": {"starting": ("docs",)}}),
+    ("unwatchable", Level.WARNING, {"set": {"disable-log-stats": True}}),
+    ("unwatchable", Level.WARNING, {"set": {"ssl-cert-reqs": 2}}),
+    ("unwatchable", Level.WARNING, {"set": {"grpc": True}}),
+    ("cpu_kv_cache", Level.ADVICE, {"build": "cpu", "host": None}),
+    ("cpu_utilization", Level.WARNING, {"build": "cpu", "host": None, "set": {"gpu-memory-utilization": 0.3}}),
+    ("cpu_no_gpu", Level.WARNING, {"build": "cpu", "gpus": (0,)}),
+    ("devices_overridden", Level.WARNING, {"gpus": (0,), "environment": {"CUDA_VISIBLE_DEVICES": "5"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_a_good_launch_is_left_alone(find: Find, case: dict[str, Any]) -> None:
+    assert find(**case) == []
+
+
+@pytest.mark.parametrize(("code", "level", "case"), MADE)
+def test_a_made_case_is_named(find: Find, code: str, level: Level, case: dict[str, Any]) -> None:
+    found = [one for one in find(**case) if one.code == code]
+    assert [one.level for one in found] == [level], [one.message for one in find(**case)]
+    assert found[0].message.strip()
+    assert "None" not in found[0].message
+    assert "{" not in found[0].message
+
+
+@pytest.mark.parametrize("preset", ["chatbot", "code-generation", "long-document", "batch"])
+def test_shipped_presets_are_left_alone_where_their_model_fits(find: Find, preset: str) -> None:
+    assert find(preset, host=H100) == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"])
+def test_a_loopback_address_needs_no_key(find: Find, host: str) -> None:
+    assert find(host_address=host) == []
+
+
+def test_a_key_lets_it_listen_to_all(find: Find) -> None:
+    assert find(host_address="0.0.0.0", secrets=("VLLM_API_KEY",)) == []
+
+
+def test_a_slice_needs_a_recent_vllm_also_where_the_version_is_not_known(find: Find) -> None:
+    case: dict[str, Any] = {"host": SLICED, "environment": {"CUDA_VISIBLE_DEVICES": "MIG-a"}, "version": None}
+    (found,) = [one for one in find(**case) if one.code == "mig_unsupported"]
+    assert found.message == "needs vLLM 0.32 or later on a MIG slice; your version is unknown"
+
+
+@pytest.mark.parametrize(
+    ("code", "fix", "case"),
+    [
+        ("quantization_without_checkpoint", Changes(unset=("quantization",)),
+         {"facts": BF16, "set": {"quantization": "awq"}}),
+        ("tp_not_divisor", Changes(set={"tensor-parallel-size": 2}),
+         {"set": {"tensor-parallel-size": 3}, "host": machine(*map(gpu, range(3)))}),
+        ("context_over_model", Changes(set={"max-model-len": 131_072}),
+         {"set": {"max-model-len": 140_000}, "host": H100}),
+        ("bf16_unsupported", Changes(set={"dtype": "float16"}), {"host": T4, "set": {"dtype": "bfloat16"}}),
+        ("memory_held", None, {"host": HELD}),
+        ("memory_held", Changes(set={"gpu-memory-utilization": 0.62}),
+         {"host": machine(gpu(free_gib=30.0, used_gib=18.0, used_by=(Holder(1, "anna", 17.0, command="x"),)))}),
+        ("tp_over_pcie", Changes(set={"tensor-parallel-size": 1, "pipeline-parallel-size": 2}),
+         {"host": APART, "gpus": (0, 1), "set": {"tensor-parallel-size": 2}}),
+        ("gpus_unused", Changes(set={"tensor-parallel-size": 2}), {"host": PAIR, "gpus": (0, 1)}),
+        ("weights_do_not_fit", Changes(set={"tensor-parallel-size": 4}),
+         {"facts": SEVENTY, "host": machine(*map(gpu, range(8)))}),
+        ("weights_do_not_fit", Changes(set={"gpu-memory-utilization": 0.9}),
+         {"facts": BF16, "set": {"gpu-memory-utilization": 0.3}}),
+        ("utilization_high", Changes(set={"gpu-memory-utilization": 0.95}), {"set": {"gpu-memory-utilization": 0.97}}),
+        ("batch_too_small", Changes(set={"enable-chunked-prefill": True}),
+         {"set": {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}}),
+    ],
+)  # fmt: skip
+def test_the_way_out(find: Find, code: str, fix: Changes | None, case: dict[str, Any]) -> None:
+    (found,) = [one for one in find(**case) if one.code == code]
+    assert found.fix == fix
+
+
+def test_the_way_out_of_a_small_cache_fits(find: Find) -> None:
+    """The longest context that still fits, and no longer one."""
+    case: dict[str, Any] = {"facts": BF16, "host": SMALL}
+    (found,) = [one for one in find(set={"max-model-len": 131_072}, **case) if one.code == "kv_too_small"]
+    assert found.fix is not None
+    longest = found.fix.set["max-model-len"]
+    assert isinstance(longest, int)
+    assert longest > 4000
+    assert f"{longest:,} would fit" in found.message
+    assert [one.code for one in find(set={"max-model-len": longest}, **case)] == ["workload_not_held"]
+    assert "kv_too_small" in [one.code for one in find(set={"max-model-len": longest + 512}, **case)]
+
+
+def test_no_way_out_leads_to_a_context_that_the_model_does_not_support(find: Find) -> None:
+    asked = {"max-model-len": 9_999_999}
+    found = {one.code: one for one in find(facts=replace(BF16, max_context=4000), set=asked)}
+    assert found["context_over_model"].fix == found["kv_too_small"].fix == Changes(set={"max-model-len": 4000})
+    longer = find(facts=replace(BF16, max_context=4000), set={**asked, "rope-scaling.factor": 4})
+    (small,) = [one for one in longer if one.code == "kv_too_small"]
+    assert small.fix is not None
+    assert small.fix.set["max-model-len"] > 4000, "these flags lift the model's limit"
+    numbers = re.findall(r"([\d,]+) (?:tokens, not|would fit)", small.message)
+    held, fitting = (int(number.replace(",", "")) for number in numbers)
+    assert fitting <= held
+
+
+def test_a_small_cache_takes_fp8_where_the_traffic_needs_the_length(find: Find) -> None:
+    case: dict[str, Any] = {"preset": "long-document", "facts": BF16, "unset": ("kv-cache-dtype",)}
+    host = machine(gpu(name="NVIDIA H100 PCIe", gib=30.0, able="9.0"))
+    (found,) = [one for one in find(host=host, **case) if one.code == "kv_too_small"]
+    assert found.fix == Changes(set={"kv-cache-dtype": "fp8"})
+
+
+@pytest.mark.parametrize("source", list(Source))
+def test_an_fp8_cache_is_judged_alike_whoever_set_it(find: Find, source: Source) -> None:
+    choices = (Choice("kv-cache-dtype", "fp8", "it is small", source), Choice("max-model-len", 4096, "", Source.PRESET))
+    (found,) = find(choices=choices)
+    assert (found.code, found.level) == ("fp8_unsupported", Level.WARNING)
+    assert found.fix == Changes(unset=("kv-cache-dtype",))
+    assert "requires SM89+" in found.message
+    assert "unless FlashInfer is installed and can compile its kernel (nvcc)" in found.message
+    assert "may fail startup" in found.message
+    by_name = find(set={"kv-cache-dtype": "fp8", "attention-backend": "FLASHINFER"})
+    assert [one.code for one in by_name] == ["fp8_kv_slow"]
+    assert "nvcc" in by_name[0].message
+
+
+def test_a_small_cache_takes_fp8_only_where_vllm_keeps_one(find: Find) -> None:
+    case: dict[str, Any] = {"preset": "long-document", "facts": BF16, "unset": ("kv-cache-dtype",)}
+    for name, able, offered in (("NVIDIA RTX A6000", "8.6", False), ("NVIDIA L40S", "8.9", True)):
+        found = find(host=machine(gpu(name=name, gib=30.0, able=able)), **case)
+        (small,) = [one for one in found if one.code == "kv_too_small"]
+        assert (small.fix == Changes(set={"kv-cache-dtype": "fp8"})) == offered
+
+
+def test_less_of_a_held_gpu_is_offered_only_where_the_model_fits_into_it(find: Find) -> None:
+    host = machine(gpu(free_gib=20.0, used_gib=28.0, used_by=(Holder(1, "anna", 27.0, command="x"),)))
+    (small,) = [one for one in find(host=host) if one.code == "memory_held"]
+    assert small.fix == Changes(set={"gpu-memory-utilization": 0.41})
+    (large,) = [
+        one for one in find(host=host, facts=replace(BF16, weight_bytes=30 * 10**9)) if one.code == "memory_held"
+    ]
+    assert large.fix is None
+
+
+def test_who_holds_the_memory_is_named(find: Find) -> None:
+    (found,) = find(host=HELD)
+    assert "anna holds 38.2 GiB" in found.message
+    assert "9.4 of 48.0 GiB" in found.message
+    assert not found.surely
+
+
+def test_force_may_pass_over_what_may_pass_and_nothing_else(find: Find) -> None:
+    passing = {"memory_held", "gpu_lost", "gpu_in_mig_mode", "weights_do_not_fit", "kv_too_small", "disk_for_download"}
+    for code, level, case in MADE:
+        if level is Level.ERROR and code not in ("fp8_unsupported", "gpu_unsupported"):
+            (found,) = [one for one in find(**case) if one.code == code]
+            assert found.surely is (code not in passing), code
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("NVIDIA GeForce RTX 3090", "PHB", "63 GB/s: NVLink, available for these GPUs, carries 112 GB/s, 1.8×"),
+        ("NVIDIA GeForce RTX 4090", "PHB", "63 GB/s (no NVLink on this GPU model)"),
+        ("NVIDIA H100 PCIe", "NODE", "126 GB/s: NVLink, available for these GPUs, carries 600 GB/s, 4.8×"),
+        ("something new", "NODE", "63 GB/s; use no more"),
+    ],
+)
+def test_links_are_compared_by_their_own_figures(find: Find, name: str, kind: str, said: str) -> None:
+    def advice(width: int) -> str:
+        model = find_model(name)
+        fast = model.pcie_generation if model is not None else 4
+        pair = [replace(gpu(i, name), pcie_generation_max=fast, pcie_width=width) for i in (0, 1)]
+        host = Host(gpus=tuple(pair), links=(Link(0, 1, kind, bandwidth(kind, *pair)),))
+        found = find(host=host, gpus=(0, 1), set={"tensor-parallel-size": 2})
+        (slow,) = [one for one in found if one.code == "tp_over_pcie"]
+        return slow.message
+
+    assert f"at {said}" in advice(16)
+    narrow = advice(8)
+    assert said not in narrow
+    assert "ten times" not in narrow
+    if "1.8" in said:
+        assert "at 31 GB/s" in narrow
+        assert "3.6×" in narrow
+
+
+CROWD: dict[str, Any] = {"facts": BF16, "host": machine(gpu(gib=24.0))}
+
+
+def test_a_launch_that_does_not_hold_its_traffic_says_so(find: Find) -> None:
+    (found,) = [one for one in find(**CROWD) if one.code == "workload_not_held"]
+    assert found.level is Level.WARNING
+    assert found.fix is not None
+    fitting = found.fix.set["max-num-seqs"]
+    assert isinstance(fitting, int)
+    worst = int(found.message.split("holds about ")[1].split()[0])
+    assert fitting >= 1.3 * worst, "all at p95 of prompt and answer, at full length at once, is a worst case"
+    assert "half of its answer" in found.message
+    (mended,) = [one for one in find(**CROWD, set=found.fix.set) if one.code == "workload_not_held"]
+    assert "if that many are that long" in mended.message
+    assert mended.fix is None
+    (few,) = [one for one in find(**CROWD, set={"max-num-seqs": worst}) if one.code == "workload_not_held"]
+    assert "the rest queue" in few.message
+
+
+def test_a_context_is_held_against_the_traffic(find: Find) -> None:
+    (short,) = [one for one in find(set={"max-model-len": 2048}) if one.code == "context_below_traffic"]
+    assert (short.level, short.fix) == (Level.WARNING, Changes(set={"max-model-len": 4096}))
+    few = replace(AWQ, max_context=2048)
+    (model,) = [one for one in find(facts=few, set={"max-model-len": 2048}) if one.code == "context_below_traffic"]
+    assert model.fix is None
+    assert "the model supports at most 2,048" in model.message
+    (free,) = [one for one in find(unset=("max-model-len",)) if one.code == "context_not_limited"]
+    assert (free.level, free.fix) == (Level.ADVICE, Changes(set={"max-model-len": 4096}))
+    assert "131,072" in free.message
+    near = replace(AWQ, max_context=8192)
+    assert "context_not_limited" not in [one.code for one in find(facts=near, unset=("max-model-len",))]
+
+
+def test_what_rests_on_a_table_is_not_sure(find: Find) -> None:
+    (found,) = find(facts=replace(BF16, source="table"), set={"quantization": "awq"}, host=H100)
+    assert found.code == "quantization_without_checkpoint"
+    assert not found.surely
+
+
+def test_the_worst_comes_first(find: Find) -> None:
+    levels = [one.level for one in find(host=HELD, set={"dtype": "float7", "kv-cache-dtype": "fp8"}, note="a note")]
+    assert levels == sorted(levels, key=list(Level).index)
+    assert len(set(levels)) == 3
+
+
+def test_a_simulated_start_ends_on_what_the_engine_computes_itself(find: Find) -> None:
+    """It touches no GPU and fetches nothing, but it refuses flags, lengths, layouts and memory as vLLM does."""
+
+    def errors(**more: Any) -> set[str]:
+        return {one.code for one in find(build="simulated", **more) if one.level is Level.ERROR}
+
+    assert errors(host=HELD) == set()
+    assert errors(host=HELD, facts=SEVENTY) == {"weights_do_not_fit"}
+    assert errors(facts=BF16, set={"max-model-len": BF16.max_context + 1}) == {"context_over_model"}
+    assert errors(set={"max-model-len": 512, "num-gpu-blocks-override": 4, "block-size": 32}) == {"kv_too_small"}
+    assert Level.ERROR in {one.level for one in find(build="simulated", set={"no-such-flag": 1})}
+
+
+def test_a_vector_cache_is_not_dealt_out(find: Find) -> None:
+    """Multi-head latent attention has one vector per token: its KV heads do not limit tensor parallelism."""
+    latent = replace(BF16, heads=128, kv_heads=128, kv_lora_rank=512, qk_rope_head_dim=64)
+    host = machine(*(gpu(i, "NVIDIA H100 80GB HBM3", 79.6, "9.0") for i in range(8)))
+    assert find(facts=latent, host=host, set={"tensor-parallel-size": 8}) == []
+
+
+def test_more_kv_copies_than_heads_is_fine(find: Find) -> None:
+    host = machine(*(gpu(i, "NVIDIA H100 80GB HBM3", 79.6, "9.0") for i in range(16)))
+    assert find(facts=BF16, host=host, set={"tensor-parallel-size": 16}) == []
+
+
+def test_every_rank_group_is_judged_by_itself(find: Find) -> None:
+    """Pipeline stages exchange little: two pairs that NVLink joins may be far apart."""
+    links = (Link(0, 1, "NV4"), Link(2, 3, "NV4"), *(Link(a, b, "SYS") for a in (0, 1) for b in (2, 3)))
+    host = Host(gpus=tuple(map(gpu, range(4))), links=links, islands=((0, 1), (2, 3)))
+    far = find(host=host, gpus=(0, 1, 2, 3), set={"tensor-parallel-size": 4})
+    assert "tp_over_pcie" in [one.code for one in far]
+    piped = find(host=host, gpus=(0, 1, 2, 3), set={"tensor-parallel-size": 2, "pipeline-parallel-size": 2})
+    assert piped == []
+
+
+ANNAS, BERTS = (
+    replace(HELD.gpus[0], index=n, uuid=f"GPU-{n}a-5b", used_by=(Holder(4711, who, 38.2, command="python"),))
+    for n, who in enumerate(("anna", "bert"))
+)
+SLICES = (MigInstance("MIG-c1", "3g.20gb", 19.6, 19.5, 1, 0), MigInstance("MIG-d2", "3g.20gb", 19.6, 0.5, 2, 0))
+BOTH_HELD = Host(gpus=(ANNAS, BERTS, gpu(2, mig_mode=True, mig=SLICES)))
+
+
+@pytest.mark.parametrize(
+    ("devices", "judged"),
+    [
+        (None, ["anna"]),
+        ("0", ["anna"]),
+        ("1", ["bert"]),
+        (" 1 , 0 ", ["bert", "anna"]),
+        ("GPU-0a-5b", ["anna"]),
+        ("GPU-1", ["bert"]),
+        ("GPU-1a-5b,GPU-0", ["bert", "anna"]),
+        ("MIG-d2", ["GPU 2"]),
+        ("MIG-d", ["GPU 2"]),
+        ("MIG-c1", []),
+        *((odd, []) for odd in ("-1", "", "NoDevFiles", "GPU-", "GPU-9", "MIG-", "MIG-9", "7", "0,GPU-9", "0,-1")),
+        ("\u0660", []),
+        pytest.param("9" * 5000, [], id="long"),
+    ],
+)
+def test_the_gpus_that_the_environment_names_are_judged_and_no_others(
+    find: Find, devices: str | None, judged: list[str]
+) -> None:
+    variables = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    own = find(host=BOTH_HELD, environment=variables)
+    inherited = find(host=BOTH_HELD, around={"variables": variables})
+    for found in (own, inherited):
+        said = [one.message for one in found if one.code == "memory_held"]
+        assert len(said) == len(judged)
+        assert all(name in text for name, text in zip(judged, said, strict=True))
+
+
+def test_devices_that_a_launch_hides_are_not_those_of_its_surroundings(find: Find) -> None:
+    around = {"variables": {"CUDA_VISIBLE_DEVICES": "0"}}
+    assert "memory_held" in [one.code for one in find(host=BOTH_HELD, around=around)]
+    hidden = find(host=BOTH_HELD, around=around, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert "memory_held" not in [one.code for one in hidden]
+
+
+def test_a_number_of_blocks_that_limits_the_cache_is_what_has_to_go(find: Find) -> None:
+    few = {"max-model-len": 512, "num-gpu-blocks-override": 4, "block-size": 32}
+    found = {one.code: one for one in find(set=few)}
+    small, short = found["kv_too_small"], found["context_below_traffic"]
+    assert small.message.endswith("--num-gpu-blocks-override 4 limits it, and without it fits")
+    assert small.fix == Changes(unset=("num-gpu-blocks-override",))
+    assert short.message.endswith("longer ones are refused; 4,096 fit without --num-gpu-blocks-override 4")
+    assert short.fix == Changes(set={"max-model-len": 4096}, unset=("num-gpu-blocks-override",))
+    held = {one.code: one for one in find(set={"num-gpu-blocks-override": 600})}["workload_not_held"]
+    assert "--num-gpu-blocks-override 600 limits it: unset it" in held.message
+    assert "more GPUs" not in held.message
+
+
+@pytest.mark.parametrize(("size", "codes"), [("60G", ["kv_cache_too_large"]), ("20G", []), (20 * 2**30, [])])
+def test_a_cache_given_in_bytes_must_fit_beside_the_weights(find: Find, size: int | str, codes: list[str]) -> None:
+    found = [one for one in find(set={"kv-cache-memory-bytes": size}) if one.level is Level.ERROR]
+    assert [one.code for one in found] == codes
+    for one in found:
+        assert not one.surely
+        assert one.fix is not None
+        assert [again for again in find(set=one.fix.set) if again.level is Level.ERROR] == []
+
+
+@pytest.mark.parametrize(
+    ("size", "build", "level"),
+    [(-1, "cuda", Level.ERROR), ("-5", "cuda", Level.ERROR), (0, "cuda", Level.WARNING), (0, "cpu", Level.ERROR)],
+)
+def test_a_cache_without_bytes_is_refused_or_not_set_as_in_vllm(
+    find: Find, size: int | str, build: str, level: Level
+) -> None:
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "4"} if build == "cpu" else {}
+    found = find(set={"kv-cache-memory-bytes": size}, build=build, environment=environment)
+    assert [one.level for one in found if one.code == "flag_value"] == [level]

@@ -1,0 +1,116 @@
+"""What a person or a preset set stays; each choice says where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.plan.choices.choose import choose, suggest
+from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.findings import FlagError
+from vllm_launchers.plan.model import Changes
+from vllm_launchers.presets.load import read_presets
+from vllm_launchers.presets.model import FlagSetting, Workload
+from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+
+Chosen = Callable[..., dict[str, Choice]]
+CHAT = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
+
+
+def test_you_before_preset_before_traffic(chosen: Chosen) -> None:
+    preset = {"max-model-len": FlagSetting(value=8192, why="as tried"), "max-num-seqs": FlagSetting(value=7, why="few")}
+    found = chosen("8b", "h100", preset=preset, set={"--max_num_seqs": 9, "enforce-eager": True})
+    assert found["max-model-len"] == Choice("max-model-len", 8192, "as tried", Source.PRESET)
+    assert found["max-num-seqs"] == Choice("max-num-seqs", 9, "set by you", Source.YOU)
+    assert found["enforce-eager"].source is Source.YOU
+    assert found["max-num-batched-tokens"].source is Source.WORKLOAD
+
+
+def test_the_presets_own_value_stays_the_presets(chosen: Chosen) -> None:
+    preset = {"max-num-seqs": FlagSetting(value=7, why="few")}
+    assert chosen("8b", "h100", preset=preset, set={"max-num-seqs": 7})["max-num-seqs"].reason == "few"
+
+
+def test_what_is_left_out_is_left_to_vllm(chosen: Chosen) -> None:
+    preset = {"max-num-seqs": FlagSetting(value=7, why="few")}
+    found = chosen("8b", "h100", preset=preset, unset=("max_num_seqs", "max-model-len", "never-set"))
+    assert (found["max-num-seqs"].value, found["max-num-seqs"].source) == (None, Source.YOU)
+    assert found["max-model-len"].value is None
+    assert "never-set" not in found
+
+
+def test_order_is_the_presets_and_what_is_left_to_vllm_comes_last(models: dict[str, ModelFacts]) -> None:
+    preset = read_presets()[0]["chatbot"]
+    choices = choose(preset.flags, Changes({"seed": 1}), CHAT, models["8b"], None, (0, 33, 0), "cuda")
+    names = [choice.flag for choice in choices]
+    assert names[: len(preset.flags)] == list(preset.flags)
+    assert names[len(preset.flags)] == "seed"
+    unset = [choice.value is None for choice in choices]
+    assert unset == sorted(unset)
+
+
+@pytest.mark.parametrize("name", ["chatbot", "code-generation", "long-document", "batch"])
+def test_shipped_presets_stay_as_they_are(name: str, models: dict[str, ModelFacts]) -> None:
+    preset = read_presets()[0][name]
+    choices = choose(preset.flags, Changes(), preset.workload, models["8b"], None, (0, 33, 0), "cuda")
+    set_flags = {choice.flag: choice.value for choice in choices if choice.value is not None}
+    assert set_flags == {flag: setting.value for flag, setting in preset.flags.items()}
+    assert all(choice.reason for choice in choices)
+
+
+def test_a_wrong_name_is_refused(chosen: Chosen) -> None:
+    with pytest.raises(FlagError):
+        chosen("8b", "h100", set={"port": 1})
+
+
+RUNS: Mapping[str, FlagValue] = {
+    "gpu-memory-utilization": 0.9, "max-model-len": 32_768, "max-num-seqs": 128, "max-num-batched-tokens": 8192,
+    "enable-prefix-caching": False, "enable-chunked-prefill": True,
+}  # fmt: skip
+
+
+def seen(models: dict[str, ModelFacts], host: Host | None, runs: Mapping[str, FlagValue]) -> dict[str, Choice]:
+    return {c.flag: c for c in suggest(runs, CHAT, models["8b"], host, (0, 33, 0), "cuda")}
+
+
+def test_a_suggestion_is_only_what_differs(models: dict[str, ModelFacts], hosts: dict[str, Callable[[], Host]]) -> None:
+    found = seen(models, hosts["h100"](), RUNS)
+    assert {name: choice.value for name, choice in found.items()} == {
+        "max-model-len": 4096,
+        "enable-prefix-caching": True,
+    }
+    assert all(choice.source is Source.WORKLOAD and choice.reason for choice in found.values())
+    assert seen(models, hosts["h100"](), {**RUNS, "max-model-len": "4K", "enable-prefix-caching": True}) == {}
+
+
+def test_a_suggestion_does_not_chase_noise(models: dict[str, ModelFacts]) -> None:
+    runs = {**RUNS, "enable-prefix-caching": True, "max-num-batched-tokens": 2048}
+    assert seen(models, None, {**runs, "max-model-len": 4400, "max-num-seqs": 120}) == {}
+    assert set(seen(models, None, {**runs, "max-model-len": 5000, "max-num-seqs": 120})) == {"max-model-len"}
+
+
+def test_a_step_that_does_for_the_traffic_stays(models: dict[str, ModelFacts]) -> None:
+    runs = {**RUNS, "enable-prefix-caching": True, "max-model-len": 4096, "max-num-batched-tokens": 1024}
+    assert seen(models, None, runs) == {}  # 64 streams and their prompts take 192 tokens a step
+    assert set(seen(models, None, {**runs, "max-num-batched-tokens": 256})) == {"max-num-batched-tokens"}
+    long = Workload(input_tokens_p95=60_000, output_tokens_p95=4000, prefix_reuse=0.5, concurrency=64)
+    found = suggest(runs, long, models["8b"], None, (0, 33, 0), "cuda")
+    assert {choice.flag: choice.value for choice in found}["max-num-batched-tokens"] == 8192
+
+
+def test_a_suggestion_leaves_the_gpus_alone(
+    models: dict[str, ModelFacts], hosts: dict[str, Callable[[], Host]]
+) -> None:
+    crowd = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=500)
+    found = suggest(RUNS, crowd, models["8b"], hosts["8xh100"](), (0, 33, 0), "cuda")
+    names = {choice.flag for choice in found}
+    assert names.isdisjoint({"data-parallel-size", "tensor-parallel-size", "pipeline-parallel-size"})
+    assert "kv-cache-dtype" not in names  # a decision about answers, which is a person's
+
+
+def test_what_is_set_without_a_suggestion_stays(models: dict[str, ModelFacts]) -> None:
+    found = seen(models, None, {"max-model-len": 4096})
+    assert set(found) == {"max-num-seqs", "max-num-batched-tokens", "enable-prefix-caching", "enable-chunked-prefill"}

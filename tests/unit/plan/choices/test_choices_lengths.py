@@ -1,0 +1,211 @@
+"""Context, requests at once, tokens per step, prefixes and chunks follow from the traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.choices.inputs import Choice, SeenRoom, Source
+from vllm_launchers.plan.choices.lengths import rounded_up
+from vllm_launchers.presets.model import FlagSetting, Workload
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts
+
+Chosen = Callable[..., dict[str, Choice]]
+
+
+def work(given: int = 3072, made: int = 768, reuse: float = 0.5, flying: int = 64) -> Workload:
+    return Workload(input_tokens_p95=given, output_tokens_p95=made, prefix_reuse=reuse, concurrency=flying)
+
+
+def holds(requests: float) -> Callable[..., MemoryBudget]:
+    def budget(flags: Any, /) -> MemoryBudget:
+        return MemoryBudget(10.0, 2.0, 0.5, 20.0, 1e5, 200_000, 4096, requests / 2, concurrency_p95=requests)
+
+    return budget
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"),
+    [(1, 256), (300, 512), (3840, 4096), (3584, 3584), (13_312, 14_336), (124_928, 131_072), (10**6, 2**20)],
+)
+def test_lengths_are_rounded_up_a_little(tokens: int, length: int) -> None:
+    assert rounded_up(tokens) == length
+
+
+def test_context_comes_from_the_traffic_and_not_from_the_architecture(chosen: Chosen) -> None:
+    found = chosen("8b", "h100")["max-model-len"]
+    assert (found.value, found.source) == (4096, Source.WORKLOAD)
+    assert "3,072 prompt + 768 answer" in found.reason
+    assert "131,072" in found.reason
+    assert "refused" in found.tradeoff
+
+
+def test_context_is_capped_by_the_model(chosen: Chosen) -> None:
+    found = chosen("8b", "h100", work(200_000, 2000))["max-model-len"]
+    assert (found.value, found.source) == (131_072, Source.MODEL)
+    assert "another model" in found.tradeoff
+
+
+def test_context_of_an_unknown_model_is_the_traffic_alone(chosen: Chosen) -> None:
+    assert chosen(None, None)["max-model-len"].value == 4096
+    unknown = ModelFacts(model="made/unknown")
+    assert chosen(None, "h100", facts=unknown)["max-model-len"].value == 4096
+
+
+@pytest.mark.parametrize(("flying", "sequences"), [(1, 2), (4, 8), (9, 24), (16, 32), (64, 128), (5000, 1024)])
+def test_sequences_have_headroom(chosen: Chosen, flying: int, sequences: int) -> None:
+    found = chosen(None, None, work(flying=flying))["max-num-seqs"]
+    assert (found.value, found.source) == (sequences, Source.WORKLOAD)
+
+
+@pytest.mark.parametrize(
+    ("held", "sequences", "tradeoff"),
+    [(500.0, 128, ""), (90.7, 88, "Bursts queue"), (37.0, 32, "About 32 of 64 queue"), (9.9, 9, "55 of 64")],
+)
+def test_sequences_stay_within_the_cache(chosen: Chosen, held: float, sequences: int, tradeoff: str) -> None:
+    found = chosen("8b", "h100", budget=holds(held))["max-num-seqs"]
+    assert found.value == sequences
+    assert tradeoff in found.tradeoff
+    assert (found.source is Source.MACHINE) == bool(tradeoff)
+
+
+@pytest.mark.parametrize(
+    ("ran", "each", "sequences", "told"),
+    [
+        (49, 0.0155, 49, "49 ran at once"),
+        (49, 0.014, 56, "so 56 stay"),
+        (0, 0.05, 16, "so 16 stay"),
+        (200, 0.004, 208, "so 208 stay"),
+    ],
+)
+def test_sequences_of_a_server_with_history_follow_what_was_observed(
+    chosen: Chosen, ran: int, each: float, sequences: int, told: str
+) -> None:
+    seen = SeenRoom(0.85, each, ran, 40_000)
+    found = chosen("8b", "h100", budget=holds(13.0), seen=seen)["max-num-seqs"]
+    assert found.value == sequences
+    assert told in found.reason
+    assert "observed" in found.reason
+    assert "p95 length" not in found.reason
+
+
+def test_sequences_are_per_copy(chosen: Chosen) -> None:
+    two = chosen("8b", "2xh100", set={"data-parallel-size": 2}, budget=holds(500.0))
+    assert two["max-num-seqs"].value == 64
+    assert "2 copies" in two["max-num-seqs"].reason
+
+
+def test_sequences_give_way_to_a_step_that_is_set(chosen: Chosen) -> None:
+    assert chosen("8b", "h100", set={"max-num-batched-tokens": 100})["max-num-seqs"].value == 100
+
+
+@pytest.mark.parametrize(
+    ("host", "workload", "tokens"),
+    [
+        ("a6000", work(), 2048),
+        ("h100", work(), 8192),
+        ("a6000", work(100_000, 2000, 0.0, 2), 8192),
+        ("a6000", work(4000, 50, 0.0, 200), 2**14),
+        ("h100", work(100, 50, 0.0, 1), 512),
+    ],
+)
+def test_steps_keep_up_with_the_prompts(chosen: Chosen, host: str, workload: Workload, tokens: int) -> None:
+    # 200 streams that each bring 80 prompt tokens per answer token need 16,200 tokens a step.
+    found = chosen("4b", host, workload, budget=holds(500.0))
+    assert found["max-num-batched-tokens"].value == tokens
+
+
+def test_reused_prompts_take_no_room_in_a_step(chosen: Chosen) -> None:
+    unique, reused = (work(4000, 50, reuse, 200) for reuse in (0.0, 0.9))
+    steps = [
+        chosen("4b", "a6000", one, budget=holds(500.0))["max-num-batched-tokens"].value for one in (unique, reused)
+    ]
+    assert steps == [16_384, 4096]
+
+
+def test_an_a100_takes_small_steps_as_vllm_has_it(chosen: Chosen, hosts: dict[str, Callable[[], Host]]) -> None:
+    h100 = hosts["h100"]()
+    a100 = replace(h100, gpus=(replace(h100.gpus[0], name="NVIDIA A100-SXM4-80GB", compute_capability="8.0"),))
+    steps = [chosen("8b", host)["max-num-batched-tokens"].value for host in (h100, a100)]
+    assert steps == [8192, 2048]
+
+
+def test_requests_are_never_longer_than_the_context(chosen: Chosen) -> None:
+    # The traffic's p95 is three times what the model can do: requests of the model's full length count.
+    found = chosen("8b-awq", "a6000", work(122_880, 2048, 0.05, 2))
+    assert found["max-model-len"].value == 131_072
+    short = replace_context(chosen, 32_768)
+    assert short["max-model-len"].value == 32_768
+    assert short["max-num-seqs"].value == 4
+
+
+def replace_context(chosen: Chosen, context: int) -> dict[str, Choice]:
+    facts = ModelFacts(
+        model="made/short", layers=(LayerKind.FULL,) * 32, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16",
+        hidden_size=4096, vocabulary=128_256, intermediate_size=14_336, weight_bytes=16 * 10**9, max_context=context,
+    )  # fmt: skip
+    return chosen(None, "a6000", work(122_880, 2048, 0.05, 2), facts=facts)
+
+
+def test_sequences_are_looked_at_once_more_when_all_is_set(chosen: Chosen) -> None:
+    def budget(flags: Any, /) -> MemoryBudget:
+        held = 60.0 if "max-num-batched-tokens" in flags else 500.0
+        return MemoryBudget(10.0, 2.0, 0.5, 20.0, 1e5, 200_000, 4096, held / 2, concurrency_p95=held)
+
+    assert chosen("8b", "h100", budget=budget)["max-num-seqs"].value == 56
+
+
+def test_a_step_has_a_token_for_every_sequence(chosen: Chosen) -> None:
+    assert chosen("8b", "a6000", set={"max-num-seqs": 9000})["max-num-batched-tokens"].value == 9000
+
+
+def test_without_chunks_a_prompt_must_fit_into_a_step(chosen: Chosen) -> None:
+    found = chosen("8b", "a6000", set={"enable-chunked-prefill": False})["max-num-batched-tokens"]
+    assert found.value == 4096
+    assert "whole prompt" in found.reason
+
+
+def test_an_image_must_fit_into_a_step(chosen: Chosen) -> None:
+    facts = replace(ModelFacts(model="made/eyes"), multimodal=True, max_context=32_768)
+    assert chosen(None, "a6000", facts=facts)["max-num-batched-tokens"].value == 8192
+
+
+@pytest.mark.parametrize(("reuse", "value"), [(0.9, True), (0.36, True), (0.35, None), (0.2, None), (0.05, False)])
+def test_prefixes(chosen: Chosen, reuse: float, value: bool | None) -> None:
+    found = chosen("8b", "h100", work(reuse=reuse))["enable-prefix-caching"]
+    assert found.value is value
+    assert f"{reuse:.0%}" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "flying", "value"), [(3072, 64, True), (400, 64, True), (3072, 1, True), (400, 1, None)]
+)
+def test_chunks_but_for_short_prompts_on_an_idle_gpu(
+    chosen: Chosen, given: int, flying: int, value: bool | None
+) -> None:
+    assert chosen("8b", "h100", work(given, flying=flying))["enable-chunked-prefill"].value is value
+
+
+def test_measured_traffic_goes_over_the_preset(chosen: Chosen) -> None:
+    preset = {
+        "max-model-len": FlagSetting(value=32_768, why="long"),
+        "enable-prefix-caching": FlagSetting(value=False, why="unique"),
+        "gpu-memory-utilization": FlagSetting(value=0.9, why="room"),
+    }
+    seen = chosen("8b", "h100", preset=preset, over_preset=True)
+    assert (seen["max-model-len"].value, seen["max-model-len"].source) == (4096, Source.WORKLOAD)
+    assert seen["enable-prefix-caching"].value is True
+    assert seen["gpu-memory-utilization"] == Choice("gpu-memory-utilization", 0.9, "room", Source.PRESET)
+    kept = chosen("8b", "h100", work(reuse=0.2), preset=preset, over_preset=True)["enable-prefix-caching"]
+    assert (kept.value, kept.source) == (False, Source.PRESET)
+
+
+def test_a_step_that_is_too_small_is_the_reason_for_fewer_sequences(chosen: Chosen) -> None:
+    reason = chosen("8b", "h100", set={"max-num-batched-tokens": 100})["max-num-seqs"].reason
+    assert "as many sequences as tokens per step: 100" in reason
+    assert "headroom" not in reason

@@ -1,0 +1,128 @@
+"""Servers as configuration of proxies, each read back strictly; and never a secret."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy
+from vllm_launchers.plan.export.quoting import ExportError
+from vllm_launchers.plan.model import Plan
+
+Make = Callable[..., Plan]
+KEY = "hunter2-hunter2"
+
+
+def pair(make: Make, old_gpus: tuple[int, ...] = (0,), **more: Any) -> list[ProxiedServer]:
+    """The two of a rolling update, the new one first."""
+    flags = {"served-model-name": "qwen also"}
+    new = make(flags | {"max-num-seqs": 7}, port=8001, gpus=(1,), **more)
+    return [ProxiedServer("chat-2", new), ProxiedServer("chat", make(flags, gpus=old_gpus, **more))]
+
+
+def nginx_blocks(text: str) -> dict[str, list[str]]:
+    """The directives of each block of an nginx configuration, without comments; fails on anything else."""
+    blocks: dict[str, list[str]] = {}
+    stack: list[str] = []
+    for line in (re.sub(r"\s*#.*", "", line).strip() for line in text.splitlines()):
+        if line.endswith("{"):
+            stack.append(line.removesuffix("{").strip())
+            blocks["/".join(stack)] = []
+        elif line == "}":
+            stack.pop()
+        elif line:
+            assert line.endswith(";"), line
+            blocks["/".join(stack)].append(line.removesuffix(";"))
+    assert not stack
+    return blocks
+
+
+def test_nginx_sends_requests_to_the_new_one_while_it_answers(make: Make) -> None:
+    blocks = nginx_blocks(export_for_proxy(pair(make), ProxyForm.NGINX))
+    assert blocks["upstream vllm_chat_2"] == [
+        "server 127.0.0.1:8001", "server 127.0.0.1:8000 backup", "keepalive 32",
+    ]  # fmt: skip
+    location = blocks["server/location /"]
+    assert {"proxy_pass http://vllm_chat_2", "proxy_buffering off"} <= set(location)
+    assert blocks["server"][0] == "listen 127.0.0.1:8080"
+
+
+def test_nginx_speaks_tls_to_servers_that_do_and_cannot_mix(make: Make) -> None:
+    secure = ProxiedServer("secure", make({"ssl-certfile": "/c", "ssl-keyfile": "/k"}, host="::1"))
+    blocks = nginx_blocks(export_for_proxy([secure], ProxyForm.NGINX))
+    assert blocks["upstream vllm_secure"][0] == "server [::1]:8000"
+    assert "proxy_pass https://vllm_secure" in blocks["server/location /"]
+    with pytest.raises(ExportError, match="one of these servers uses TLS"):
+        export_for_proxy([*pair(make), secure], ProxyForm.NGINX)
+
+
+def test_llama_swap_starts_the_servers_itself(make: Make) -> None:
+    servers = pair(make, environment={"A": "it's $HOME"})
+    document = yaml.safe_load(export_for_proxy(servers, ProxyForm.LLAMA_SWAP))
+    model = document["models"]["chat-2"]
+    words = shlex.split(model["cmd"])
+    assert words[:3] == [*servers[0].plan.engine.command, "serve", servers[0].plan.model]
+    assert words[-2:] == ["--port", "${PORT}"]
+    assert words[words.index("--max-num-seqs") + 1] == "7"
+    assert model["proxy"] == "http://127.0.0.1:${PORT}"
+    assert (model["checkEndpoint"], model["ttl"], model["useModelName"]) == ("/health", 0, "qwen")
+    assert {"A=it's $HOME", "CUDA_VISIBLE_DEVICES=1"} <= set(model["env"])
+    assert document["groups"] == {"vllm-chat-2": {"swap": False, "exclusive": False, "members": ["chat-2", "chat"]}}, (
+        "each has its own GPU: both may run"
+    )
+
+
+@pytest.mark.parametrize("gpus", [(1,), (0, 1), ()], ids=["the same", "one in common", "unknown"])
+def test_llama_swap_runs_one_at_a_time_where_they_may_share_a_gpu(make: Make, gpus: tuple[int, ...]) -> None:
+    document = yaml.safe_load(export_for_proxy(pair(make, gpus), ProxyForm.LLAMA_SWAP))
+    assert document["groups"]["vllm-chat-2"]["swap"] is True
+
+
+def test_llama_swap_needs_no_group_for_one(make: Make) -> None:
+    assert "groups" not in yaml.safe_load(export_for_proxy(pair(make)[:1], ProxyForm.LLAMA_SWAP))
+
+
+@pytest.mark.parametrize("text", ["${PID}", "two\nlines"])
+def test_llama_swap_cannot_have_its_own_macros_in_a_command(make: Make, text: str) -> None:
+    server = ProxiedServer("chat", make({"chat-template": text}))
+    with pytest.raises(ExportError, match="llama-swap can't take"):
+        export_for_proxy([server], ProxyForm.LLAMA_SWAP)
+
+
+def test_litellm_asks_the_new_one_first_under_the_models_name(make: Make) -> None:
+    document = yaml.safe_load(export_for_proxy(pair(make), ProxyForm.LITELLM))
+    new, old = document["model_list"]
+    assert new == {
+        "model_name": "qwen",
+        "litellm_params": {"model": "hosted_vllm/qwen", "api_base": "http://127.0.0.1:8001/v1", "order": 1},
+        "model_info": {"id": "chat-2"},
+    }
+    assert (old["model_name"], old["litellm_params"]["order"]) == ("qwen", 2)
+    assert document["router_settings"] == {"enable_pre_call_checks": True}
+
+
+def test_litellm_reaches_a_server_that_listens_everywhere_on_this_machine(make: Make) -> None:
+    (model,) = yaml.safe_load(export_for_proxy([ProxiedServer("chat", make(host="0.0.0.0"))], ProxyForm.LITELLM))[
+        "model_list"
+    ]
+    assert model["litellm_params"]["api_base"] == "http://127.0.0.1:8000/v1"
+    assert "order" not in model["litellm_params"]
+
+
+@pytest.mark.parametrize("form", list(ProxyForm))
+def test_a_key_is_named_and_never_written(make: Make, form: ProxyForm) -> None:
+    plan = make(secrets=("VLLM_API_KEY", "HF_TOKEN"))
+    plan = replace(plan, environment={**plan.environment, "MY_TOKEN": KEY})
+    text = export_for_proxy([ProxiedServer("chat", plan)], form)
+    assert KEY not in text
+    if form is ProxyForm.LITELLM:
+        (model,) = yaml.safe_load(text)["model_list"]
+        assert model["litellm_params"]["api_key"] == "os.environ/VLLM_API_KEY"
+    elif form is ProxyForm.LLAMA_SWAP:
+        assert "# Export HF_TOKEN, VLLM_API_KEY in the environment of llama-swap" in text

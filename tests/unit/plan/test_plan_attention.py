@@ -1,0 +1,104 @@
+"""Whether vLLM keeps an FP8 KV cache, by GPU, release and attention backend."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_launchers.plan.attention import fp8_cache, is_fp8, selected_backend
+from vllm_launchers.plan.model import Flags
+
+OLD, TRITON, MIDDLE, NEW = (0, 10, 1), (0, 11, 0), (0, 17, 1), (0, 33, 0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "release", "backend", "mla", "works"),
+    [
+        (7.5, NEW, None, False, False),
+        (7.5, NEW, "FLASHINFER", False, False),
+        (8.0, NEW, None, False, False),
+        (8.6, OLD, None, False, False),
+        (8.6, TRITON, None, False, False),
+        (8.6, None, None, False, False),
+        (8.6, NEW, "TRITON_ATTN", False, False),
+        (8.6, NEW, "FLASH_ATTN", False, False),
+        (8.6, NEW, "FLASHINFER", False, True),
+        (8.6, OLD, "FLASHINFER", False, False),  # it asked FlashAttention alone whether it can
+        (8.6, NEW, "FLEX_ATTENTION", False, False),
+        (8.6, NEW, None, True, False),
+        (8.9, NEW, None, False, True),
+        (8.9, NEW, "TRITON_ATTN", False, True),
+        (8.9, NEW, "FLASH_ATTN", False, False),
+        (8.9, MIDDLE, None, True, False),
+        (8.9, NEW, None, True, True),
+        (9.0, TRITON, None, False, True),
+        (9.0, NEW, "FLASH_ATTN", False, True),
+        (9.0, MIDDLE, None, True, True),
+        (10.0, NEW, None, False, True),
+        (12.0, NEW, None, False, True),
+        (12.0, NEW, "FLASH_ATTN", False, False),
+        (None, NEW, None, False, None),
+    ],
+)
+def test_an_fp8_cache_needs_arithmetic_in_fp8_or_a_backend_without(
+    capability: float | None, release: tuple[int, int, int] | None, backend: str | None, mla: bool, works: bool | None
+) -> None:
+    flags: Flags = {"attention-backend": backend} if backend is not None else {}
+    verdict = fp8_cache(flags, {}, release, capability, mla=mla)
+    assert verdict.works is works
+    if works is False:
+        assert verdict.why
+    assert not verdict.native or works
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "release", "backend"),
+    [
+        ({}, {}, NEW, None),
+        ({"attention-backend": "flashinfer"}, {}, NEW, "FLASHINFER"),
+        ({"attention-backend": "auto"}, {}, NEW, None),
+        ({"attention-config": '{"backend": "TRITON_ATTN"}'}, {}, NEW, "TRITON_ATTN"),
+        ({"attention-config": "{broken"}, {}, NEW, None),
+        ({"attention-config": "[1]"}, {}, NEW, None),
+        ({"attention-config.backend": "FLASH_ATTN"}, {}, NEW, "FLASH_ATTN"),
+        ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER_VLLM_V1"}, OLD, "FLASHINFER"),
+        ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, NEW, None),  # no longer read since 0.15
+        ({}, {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, None, None),
+    ],
+)
+def test_the_backend_that_is_asked_for(
+    flags: dict[str, str], environment: dict[str, str], release: tuple[int, int, int] | None, backend: str | None
+) -> None:
+    assert selected_backend(flags, environment, release) == backend
+
+
+def test_what_counts_as_fp8() -> None:
+    assert [is_fp8(value) for value in ("fp8", "FP8_E5M2", "fp8_e4m3", "auto", "int8", None, True)] == [
+        True, True, True, False, False, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("capability", "release", "said", "unsaid"),
+    [
+        (
+            8.6,
+            NEW,
+            "unless FlashInfer is installed and can compile its kernel (nvcc), vLLM falls back to Triton",
+            "8.0",
+        ),
+        (
+            8.0,
+            None,
+            "unless FlashInfer is installed and can compile its kernel (nvcc), vLLM falls back to Triton",
+            "8.0",
+        ),
+        (8.6, TRITON, "vLLM uses its Triton attention backend for it", "FlashInfer"),
+        (7.5, NEW, "FlashInfer reads it from compute capability 8.0 on", "nvcc"),
+    ],
+)
+def test_a_refusal_says_what_vllm_tries(
+    capability: float, release: tuple[int, int, int] | None, said: str, unsaid: str
+) -> None:
+    why = fp8_cache({}, {}, release, capability, mla=False).why
+    assert said in why
+    assert unsaid not in why

@@ -1,0 +1,133 @@
+"""How fast a launch is expected to be."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.engine_model.gpus import over_nvlink, over_pcie
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.estimate import estimate
+from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.model import Flags
+from vllm_launchers.plan.pace import Timing, geometry_of, timing_of
+from vllm_launchers.presets.model import Workload
+from vllm_launchers.simulated.settings import resolve_model
+from vllm_launchers.vllm.modelfacts.known import known_facts
+
+CHAT = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
+LONG = Workload(input_tokens_p95=120_000, output_tokens_p95=1000, prefix_reuse=0.0, concurrency=64)
+
+
+def timed(model: str, gpu: str, gib: float, flags: Flags | None = None, **links: object) -> Timing:
+    facts = known_facts(model)
+    assert facts is not None
+    chosen = {"max-model-len": 4096, "max-num-batched-tokens": 4096, **(flags or {})}
+    memory = estimate(facts, chosen, [GpuShape(gpu, gib)], release=(0, 33, 0), workload=CHAT)
+    assert memory is not None
+    timing = timing_of(facts, chosen, memory, gpu, (0, 33, 0), **links)  # type: ignore[arg-type]
+    assert timing is not None
+    return timing
+
+
+def test_the_same_model_is_timed_as_the_simulated_engine_times_it() -> None:
+    facts = known_facts("Qwen/Qwen3-8B-AWQ")
+    assert facts is not None
+    memory = estimate(facts, {}, [GpuShape("NVIDIA RTX A6000", 48.0)], release=(0, 33, 0))
+    assert memory is not None
+    plan, simulated = geometry_of(facts, {}, memory), resolve_model("Qwen/Qwen3-8B-AWQ")
+    assert plan is not None
+    assert plan.parameters == pytest.approx(simulated.parameters, rel=0.01)
+    assert plan.active == pytest.approx(simulated.active, rel=0.01)
+    assert plan.weight_bytes == pytest.approx(simulated.weight_bytes, rel=0.03)
+    assert plan.kv_bytes_per_token(2) == simulated.kv_bytes_per_token(2)
+    assert plan.kv_bytes_per_token(1) == simulated.kv_bytes_per_token(1)
+
+
+def test_a_mixture_reads_few_of_its_weights_for_one_request() -> None:
+    mixture, dense = (timed(m, "NVIDIA H200", 140.4) for m in ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen2.5-32B-Instruct"))
+    assert mixture.pace(1, CHAT).tpot_seconds < dense.pace(1, CHAT).tpot_seconds / 3
+    assert mixture.roofline.model.active == pytest.approx(3.3e9, rel=0.1)
+
+
+def test_copies_share_requests_and_stages_overlap() -> None:
+    one = timed("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0)
+    two = replace(one, copies=2)
+    assert two.pace(64, CHAT).tokens_per_second == pytest.approx(2 * one.pace(32, CHAT).tokens_per_second)
+    assert two.pace(1, CHAT) == one.pace(1, CHAT)
+    staged = replace(one, roofline=replace(one.roofline, pipeline_parallel=2))
+    assert staged.pace(512, CHAT).tokens_per_second > 1.2 * one.pace(512, CHAT).tokens_per_second
+    assert staged.pace(1, CHAT).tokens_per_second <= one.pace(1, CHAT).tokens_per_second
+
+
+def test_prompts_that_do_not_fit_into_a_step_cost_several() -> None:
+    small = timed("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0)
+    # 64 requests gain a token each while 7,680 prompt tokens come in, of which a step takes 4,096.
+    assert small.pace(64, LONG).tpot_seconds > 1.5 * small.pace(16, LONG).tpot_seconds
+
+
+def test_links_are_those_of_the_machine() -> None:
+    tensor = {"tensor-parallel-size": 2}
+    fast = timed("Qwen/Qwen2.5-32B-Instruct", "NVIDIA RTX A6000", 48.0, tensor, tensor_link=over_nvlink(56e9))
+    slow = timed("Qwen/Qwen2.5-32B-Instruct", "NVIDIA RTX A6000", 48.0, tensor, tensor_link=over_pcie(4, 4))
+    assert slow.pace(64, CHAT).tpot_seconds > 1.2 * fast.pace(64, CHAT).tpot_seconds
+
+
+def test_paces_end_where_memory_does() -> None:
+    timing = timed("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0)
+    paces = timing.paces(CHAT, 5.7)
+    assert paces.one is not None
+    assert paces.some is None
+    assert paces.full is not None
+    assert paces.full.concurrency == 5
+    none = timing.paces(CHAT, 0.5)
+    assert (none.one, none.some, none.full) == (None, None, None)
+    assert timing.paces(CHAT, None).full == timing.pace(64, CHAT)
+
+
+def test_nothing_is_said_of_a_gpu_or_model_that_is_not_known() -> None:
+    facts = known_facts("Qwen/Qwen3-8B-AWQ")
+    assert facts is not None
+    memory = estimate(facts, {}, [GpuShape("NVIDIA RTX A6000", 48.0)], release=(0, 33, 0))
+    assert memory is not None
+    assert timing_of(facts, {}, memory, "something new") is None
+    assert timing_of(facts, {}, memory, "") is None
+    assert timing_of(replace(facts, heads=None), {}, memory, "NVIDIA RTX A6000") is None
+    assert timing_of(facts, {}, memory, "NVIDIA RTX A6000") is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "gib", "release", "flags", "tokens"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0, (0, 33, 0), {}, 2048),
+        ("Qwen/Qwen2.5-7B-Instruct", "NVIDIA H200", 140.4, (0, 33, 0), {}, 8192),
+        ("Qwen/Qwen2.5-7B-Instruct", "NVIDIA B200", 179.1, (0, 33, 0), {}, 16384),
+        ("Qwen/Qwen2.5-7B-Instruct", "NVIDIA B200", 179.1, (0, 27, 1), {}, 8192),
+        ("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0, (0, 33, 0), {"performance-mode": "throughput"}, 4096),
+        ("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0, (0, 33, 0), {"enable-chunked-prefill": False}, 16384),
+        ("Qwen/Qwen2.5-7B-Instruct", "NVIDIA L40S", 45.0, (0, 33, 0), {"max-num-batched-tokens": "1K"}, 1024),
+    ],
+)
+def test_the_step_is_the_one_that_memory_was_worked_out_for(
+    model: str, gpu: str, gib: float, release: tuple[int, int, int], flags: Flags, tokens: int
+) -> None:
+    facts = known_facts(model)
+    assert facts is not None
+    shape = GpuShape(gpu, gib)
+    chosen: Flags = {"max-model-len": 16384, **flags}
+    memory = estimate(facts, chosen, [shape], release=release, workload=CHAT)
+    assert memory is not None
+    timing = timing_of(facts, chosen, memory, gpu, release)
+    assert timing is not None
+    assert timing.step_tokens == tokens == batch_sizes(facts, chosen, release, shape)[1]
+
+
+def test_a_step_holds_a_whole_item_of_a_model_that_needs_it() -> None:
+    facts = known_facts("Qwen/Qwen2.5-7B-Instruct")
+    assert facts is not None
+    seeing = replace(facts, model_type="gemma4", multimodal=True)
+    memory = estimate(seeing, {}, [GpuShape("NVIDIA L40S", 45.0)], release=(0, 33, 0))
+    assert memory is not None
+    timing = timing_of(seeing, {}, memory, "NVIDIA L40S", (0, 33, 0))
+    assert timing is not None
+    assert timing.step_tokens == 2496

@@ -1,0 +1,85 @@
+"""The engine's own verdict in the findings of a plan, in place of what is known of its release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.plan.verdict import Answer, Verdict, format_verdict, question, with_verdict
+
+DEAD = Finding("flag_dead", Level.ERROR, "vLLM 0.33 refuses --swap-space: …", Changes(unset=("swap-space",)))
+LONG = Finding(
+    "context_over_model", Level.ERROR, "--max-model-len 9999 is above 4096", Changes(set={"max-model-len": 4096})
+)
+IGNORED = Finding("flag_dead", Level.WARNING, "vLLM 0.33 takes --old but ignores it")
+MEMORY = Finding("memory_held", Level.ERROR, "anna holds 20 GiB", surely=False)
+ACCEPTED = Verdict(Answer.ACCEPTED, version="0.33.0+cpu")
+
+Make = Callable[..., Plan]
+
+
+@pytest.fixture
+def found(plan: Make) -> Plan:
+    return replace(plan(), findings=(DEAD, LONG, MEMORY, IGNORED))
+
+
+def test_acceptance_replaces_errors_about_flags_only(found: Plan) -> None:
+    judged = with_verdict(found, ACCEPTED)
+    assert judged.findings == (MEMORY, IGNORED)
+    assert judged.verdict is ACCEPTED
+    assert format_verdict(judged, ACCEPTED) == "vLLM 0.33.0 accepts these flags"
+
+
+def test_acceptance_by_the_parser_leaves_what_the_configuration_decides(found: Plan) -> None:
+    verdict = replace(ACCEPTED, parser_only=True)
+    assert with_verdict(found, verdict).findings == (LONG, MEMORY, IGNORED)
+    assert "parser accepts" in format_verdict(found, verdict)
+
+
+def test_a_refusal_replaces_the_finding_about_the_flag_that_it_names_and_keeps_its_fix(found: Plan) -> None:
+    message = "vllm: error: unrecognized arguments: --swap-space 4"
+    judged = with_verdict(found, Verdict(Answer.REFUSED, message, "0.33.0"))
+    refusal, *others = judged.findings
+    assert others == [LONG, MEMORY, IGNORED], "vLLM stops at its first error"
+    assert refusal == Finding("vllm_refuses", Level.ERROR, f"vLLM 0.33.0 refuses: {message}", DEAD.fix, surely=False)
+
+
+def test_a_refusal_in_the_configurations_words_names_the_flag_too(found: Plan) -> None:
+    judged = with_verdict(found, Verdict(Answer.REFUSED, "User-specified max_model_len (9999) is\n  too long"))
+    assert LONG not in judged.findings
+    assert judged.findings[0].fix == LONG.fix
+    assert judged.findings[0].message == "vLLM 0.33.0 cuda refuses: User-specified max_model_len (9999) is; too long"
+
+
+def test_a_refusal_for_another_reason_has_the_fix_that_its_words_call_for(found: Plan) -> None:
+    fix = Changes(set={"max-num-seqs": 1})
+    judged = with_verdict(found, Verdict(Answer.REFUSED, "max_num_seqs must be positive", fix=fix))
+    assert judged.findings[0].fix == fix
+    assert judged.findings[1:] == found.findings
+
+
+def test_only_the_newest_refusal_stands(found: Plan) -> None:
+    once = with_verdict(found, Verdict(Answer.REFUSED, "no"))
+    again = with_verdict(once, Verdict(Answer.REFUSED, "never"))
+    assert [one.message for one in again.findings if one.code == "vllm_refuses"] == ["vLLM 0.33.0 cuda refuses: never"]
+
+
+def test_an_unknown_verdict_changes_no_finding(found: Plan) -> None:
+    judged = with_verdict(found, Verdict(Answer.UNKNOWN, "it is a container"))
+    assert judged.findings == found.findings
+
+
+def test_a_simulated_engines_verdict_is_not_called_vllms(plan: Make) -> None:
+    simulated = plan(build="simulated")
+    assert format_verdict(simulated, replace(ACCEPTED, version="")) == "simulated 0.33.0 accepts these flags"
+
+
+def test_the_address_does_not_matter_but_flags_and_variables_do(plan: Make) -> None:
+    one = plan()
+    assert question(one) == question(plan(port=8001))
+    assert question(one) != question(plan(set={"max-num-seqs": 3}))
+    assert question(one) != question(plan(environment={"A": "b"}))

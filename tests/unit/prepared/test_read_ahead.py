@@ -1,0 +1,98 @@
+"""Reading the weights into the page cache while another generation serves."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_launchers.prepared import bootstrap
+from vllm_launchers.prepared.bootstrap import ReadAhead, weight_files
+
+CHUNK = 1000
+
+
+class PageCache:
+    """What is in memory: chunks by their offset; what was read stays there unless told otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held: set[int] = set()
+        self.reads: list[int] = []
+        self.keeps, self.tells = True, True
+        monkeypatch.setattr(bootstrap, "CHUNK", CHUNK)
+        monkeypatch.setattr(bootstrap, "is_cached", self._is_cached)
+        monkeypatch.setattr(bootstrap.os, "preadv", self._read)
+
+    def _is_cached(self, descriptor: int, offset: int, length: int) -> bool:
+        if not self.tells:
+            raise OSError(errno.EOPNOTSUPP, "no page cache")
+        return offset in self.held
+
+    def _read(self, descriptor: int, buffers: list[bytearray], offset: int) -> int:
+        self.reads.append(offset)
+        if self.keeps:
+            self.held.add(offset)
+        return len(buffers[0])
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> PageCache:
+    return PageCache(monkeypatch)
+
+
+def read(tmp_path: Path, limit: int = 10**9) -> ReadAhead:
+    """Read a file of four chunks and a half ahead."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(4 * CHUNK + 500))
+    reader = ReadAhead([file], limit)
+    reader.run()
+    return reader
+
+
+def test_what_is_missing_is_read_and_nothing_else(cache: PageCache, tmp_path: Path) -> None:
+    cache.held = {0, 2000}
+    reader = read(tmp_path)
+    assert cache.reads == [1000, 3000, 4000]
+    assert (reader.read, reader.cached, reader.size) == (2500, 2000, 4500)
+    cache.reads.clear()
+    assert read(tmp_path).read == 0
+    assert cache.reads == []
+
+
+def test_no_more_than_memory_allows(cache: PageCache, tmp_path: Path) -> None:
+    assert read(tmp_path, limit=2500).read == 2000
+
+
+def test_it_ends_where_nothing_stays_or_nothing_can_be_told(cache: PageCache, tmp_path: Path) -> None:
+    cache.keeps = False
+    assert read(tmp_path).read == CHUNK
+    cache.tells = False
+    assert read(tmp_path).read == 0
+
+
+def test_it_says_how_far_it_is_and_what_it_did(cache: PageCache, tmp_path: Path) -> None:
+    reader = read(tmp_path)
+    reader.start()
+    assert reader.finish(600, lambda _: None) == "weights read ahead: 0.00 of 0.00 GiB, 0.00 GiB were cached"
+
+
+def configuration(folder: Path, load_format: str = "auto") -> SimpleNamespace:
+    model = SimpleNamespace(model=str(folder), revision=None)
+    return SimpleNamespace(model_config=model, load_config=SimpleNamespace(load_format=load_format, download_dir=None))
+
+
+def test_the_files_that_vllm_reads(tmp_path: Path) -> None:
+    for name in ("b.safetensors", "a.safetensors", "consolidated.safetensors", "pytorch_model.bin"):
+        (tmp_path / name).touch()
+    assert [path.name for path in weight_files(configuration(tmp_path))] == ["a.safetensors", "b.safetensors"]
+    assert weight_files(configuration(tmp_path, "dummy")) == []
+    index = {"weight_map": {"x": "b.safetensors", "y": "b.safetensors", "z": "gone.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [path.name for path in weight_files(configuration(tmp_path))] == ["b.safetensors"]
+
+
+def test_available_memory_is_known_here() -> None:
+    assert bootstrap.available_memory() > 0

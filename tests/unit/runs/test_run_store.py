@@ -1,0 +1,372 @@
+"""The run database: what is entered stays, whoever is killed, however full the disk, whatever wrote the file."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console import sqlite_files
+from vllm_console.recorder import WindowRecorder
+from vllm_console.runs import store as run_store
+from vllm_console.runs.document import run_document
+from vllm_console.runs.store import (
+    RunHead,
+    RunName,
+    RunStore,
+    RunStoreDamagedError,
+    RunStoreError,
+    RunStoreNewerError,
+    read,
+    run_id,
+    store_windows,
+    thin,
+    write,
+)
+from vllm_console.runs.windows import RunWindow
+
+
+def head(number=1, server="chat", **more):
+    known = {"key": f"{server}-{number}", "server": server, "generation": number, "started_at": 1000.0 * number,
+             "flags": {"max-num-seqs": 256 // (number or 1)}, "preset": "chatbot"}  # fmt: skip
+    return RunHead(**{**known, **more})
+
+
+def put(path, run, windows):
+    write(path, lambda connection: store_windows(connection, run_id(connection, run, 0.0), windows))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "state" / "runs.sqlite"
+
+
+@pytest.fixture
+def store(path):
+    return RunStore(path)
+
+
+def test_nothing_recorded_is_an_empty_list(store):
+    assert store.runs() == []
+    assert store.run(1) is None
+    assert store.windows(1) == []
+    assert store.warm_up(1, 2) is None
+
+
+def test_only_its_owner_may_read_it(store, path):
+    store.enter([head()])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_run_is_entered_bit_by_bit(store):
+    store.enter([head()])
+    store.enter([head(ready_at=1040.0, stages=(("weights", 21.7, "15.0 GiB"),), report={"kv_tokens": 441000.0})])
+    store.enter([head(ended_at=2000.0, ended={"requested": True, "reason": "stopped as requested"})])
+    (run,) = store.runs()
+    assert (run.name, run.ready_at, run.ended_at) == ("chat@1", 1040.0, 2000.0)
+    assert run.stages == (("weights", 21.7, "15.0 GiB"),)
+    assert run.report == {"kv_tokens": 441000.0}
+    assert run.ended["requested"] is True
+    assert run.flags == {"max-num-seqs": 256}
+
+
+def test_one_that_was_started_again_by_itself_has_not_ended(store):
+    store.enter([head(ended_at=1500.0, ended={"requested": False}, cause="cuda_oom_runtime")])
+    store.enter([head(started_at=1510.0, attempts=1, ready_at=1550.0)])
+    (run,) = store.runs()
+    assert (run.started_at, run.attempts, run.ended_at, run.cause) == (1000.0, 1, None, "")
+
+
+def test_the_difference_to_the_run_before_is_kept(store):
+    store.enter([head(1), head(1, "other")])
+    store.enter([head(2)])
+    run = store.runs("chat")[0]
+    assert run.before == store.runs("chat")[1].id
+    assert [(c.flag, c.before, c.after) for c in run.changed] == [("max-num-seqs", 256, 128)]
+    assert store.runs("other")[0].changed == ()
+
+
+def test_minutes_of_a_run_that_no_console_has_seen_are_kept(store, path, made):
+    run = RunName("chat-1", "chat", 1)
+    put(path, run, made.minutes(1, 3))
+    (found,) = store.runs()
+    assert (found.server, found.generation, found.windows, found.flags) == ("chat", 1, 3, {})
+    assert found.served
+    store.enter([head()])
+    (found,) = store.runs()
+    assert (found.windows, found.flags) == (3, {"max-num-seqs": 256})
+    assert found.figures["ttft_p99"] == pytest.approx(0.6, rel=0.5)
+    assert [window.at for window in store.windows(found.id)] == [made.BEGAN + 180 + 60 * n for n in range(3)]
+    assert store.warm_up(found.id, 2) == pytest.approx(made.BEGAN + 300)
+    assert store.warm_up(found.id, 4) is None
+
+
+def test_conditions_close_together_are_one_stretch(store):
+    run = RunName("chat-1", "chat", 1)
+    for at in (0.0, 60.0, 120.0, 4000.0, 4060.0):
+        store.note_findings(run, 1e9 + at, ["preempting"])
+    store.note_findings(run, 1e9, ["context_unused"])
+    (found,) = store.runs()
+    assert found.findings == {"preempting": pytest.approx(3.0), "context_unused": 0.0}
+
+
+def test_two_consoles_whose_clocks_differ_count_each_minute_once(store, path):
+    run = RunName("chat-1", "chat", 1)
+    other = RunStore(path)
+    for minute in range(61):
+        store.note_findings(run, 1000.5 + 60 * minute, ["preempting"])
+        other.note_findings(run, 1000.2 + 60 * minute, ["preempting"])
+    (found,) = store.runs()
+    assert found.findings == {"preempting": pytest.approx(60.0)}
+
+
+def test_a_note_of_before_moves_no_end_of_a_stretch(store):
+    run = RunName("chat-1", "chat", 1)
+    for at in (0.0, 100.0, 200.0, 300.0, 50.0, -100.0, 310.0):
+        store.note_findings(run, 1e9 + at, ["preempting"])
+    (found,) = store.runs()
+    assert found.findings == {"preempting": pytest.approx(310.0 / 60)}
+
+
+def test_a_killed_writer_loses_nothing_that_was_committed(store, path):
+    code = f"""
+import os, signal, sys
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from vllm_console.runs.document import run_document
+from vllm_console.runs.store import RunStore, RunHead
+from vllm_console.runs.store import write
+path = Path({str(path)!r})
+for number in range(20):
+    RunStore(path).enter([RunHead(f"k{{number}}", "chat", number, float(number))])
+def die(connection):
+    connection.execute("DELETE FROM runs")
+    os.kill(os.getpid(), signal.SIGKILL)
+write(path, die)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert len(store.runs()) == 20
+    store.enter([head(99)])
+    assert len(store.runs()) == 21
+
+
+def test_many_writers_at_once(path, made):
+    stores = [RunStore(path) for _ in range(4)]
+
+    def work(index):
+        for number in range(10):
+            stores[index].enter([head(number, f"server{index}")])
+            put(path, RunName(f"server{index}-0", f"server{index}", 0), made.minutes(number, 1, begins=60.0 * number))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(stores[0].runs()) == 40
+    assert sum(run.windows for run in stores[0].runs()) == 40
+
+
+def test_a_full_disk_is_told_and_loses_nothing_old(store, path, monkeypatch, made):
+    store.enter([head()])
+    log = WindowRecorder(path, RunName("chat-1", "chat", 1))
+    log._waiting.extend(made.minutes(1, 2))
+    log.flush()
+    real = sqlite_files.connect
+
+    def full(path, timeout):
+        connection = real(path, timeout)
+        connection.execute(f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0]}")
+        return connection
+
+    monkeypatch.setattr(sqlite_files, "connect", full)
+    with pytest.raises(RunStoreError, match="disk is full"):
+        store.enter([head(number, flags={"x": "y" * 5000}) for number in range(2, 40)])
+    log._waiting.extend(made.minutes(2, 600, begins=made.BEGAN + 10_000))
+    log.flush()
+    assert "disk is full" in log.trouble
+    assert [run.windows for run in store.runs()] == [2]
+    monkeypatch.setattr(sqlite_files, "connect", real)
+    log.flush()
+    assert log.trouble == ""
+    assert [run.windows for run in store.runs()] == [602]
+
+
+@pytest.mark.parametrize("content", [b"not a database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 5000])
+def test_a_damaged_file_is_set_aside_and_told(store, path, content):
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(content)
+    with pytest.raises(RunStoreDamagedError):
+        RunStore(path, read_only=True).runs()
+    assert path.read_bytes() == content
+    store.enter([head()])
+    assert "moved to runs.sqlite.broken" in store.notice
+    assert path.with_name("runs.sqlite.broken").read_bytes() == content
+    assert len(store.runs()) == 1
+    path.write_bytes(content)
+    assert store.runs() == []
+    assert "runs.sqlite.broken-2" in store.notice
+
+
+def test_two_who_find_it_damaged_set_it_aside_once(path):
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(b"garbage" * 1000)
+    gate = threading.Barrier(2)
+
+    def enter(number):
+        gate.wait(10)
+        RunStore(path).enter([head(number)])
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(enter, (1, 2)))
+    assert len(RunStore(path).runs()) == 2
+    assert len(list(path.parent.glob("runs.sqlite.broken*"))) == 1
+
+
+def test_a_file_of_a_newer_version_is_left_as_it_is(store, path):
+    store.enter([head()])
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 9")
+    for act in (lambda: store.enter([head(2)]), store.runs):
+        with pytest.raises(RunStoreNewerError, match="newer vllm-console"):
+            act()
+    log = WindowRecorder(path, RunName("chat-1", "chat", 1))
+    log._waiting.append(object())
+    log.flush()
+    assert "newer" in log.trouble
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM runs").fetchone()[0] == 1
+
+
+def test_a_file_of_an_older_version_is_brought_up_to_date(store, path, monkeypatch):
+    store.enter([head()])
+    more = (*run_store.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN note TEXT", "UPDATE runs SET note = 'old'"))
+    monkeypatch.setattr(run_store, "MIGRATIONS", more)
+    assert len(store.runs()) == 1, "it can be read before it is written"
+    store.enter([head(2)])
+    assert read(path, lambda c: c.execute("SELECT note FROM runs ORDER BY id").fetchall()) == [("old",), (None,)]
+    broken = (*more, ("ALTER TABLE runs ADD COLUMN further TEXT", "no SQL"))
+    monkeypatch.setattr(run_store, "MIGRATIONS", broken)
+    with pytest.raises(RunStoreError):
+        store.enter([head(3)])
+    monkeypatch.setattr(run_store, "MIGRATIONS", more)
+    assert len(store.runs()) == 2, "all of a migration or nothing"
+
+
+def test_the_oldest_runs_are_thinned_and_stay_good_for_a_comparison(store, path, monkeypatch, made):
+    monkeypatch.setattr(run_store, "MOST_WINDOWS", 300)
+    monkeypatch.setattr(run_store, "FEWEST_KEPT", 40)
+    store.enter([head(1), head(2), head(3)])
+    for number in (1, 2, 3):
+        put(path, RunName(f"chat-{number}", "chat", number), made.minutes(number, 150))
+    write(path, thin)
+    third, second, first = store.runs()
+    assert (first.windows, second.windows, third.windows) == (38, 38, 150)
+    newest = store.windows(first.id)[-1]
+    assert newest.at == made.minutes(1, 150)[-1].at
+    monkeypatch.setattr(run_store, "MOST_RUNS", 2)
+    write(path, thin)
+    assert [run.generation for run in store.runs()] == [3, 2]
+    assert read(path, lambda c: c.execute("SELECT count(DISTINCT run) FROM windows").fetchone()[0]) == 2
+
+
+def test_what_a_later_version_adds_to_a_run_is_passed_over(store, path):
+    store.enter([head()])
+    with sqlite3.connect(path) as connection:
+        connection.execute("""UPDATE runs SET document = '{"preset": "p", "from_the_future": 1, "id": 7}'""")
+    (run,) = store.runs()
+    assert (run.id, run.preset) == (1, "p")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE runs SET document = 'nonsense'")
+    assert store.runs()[0].preset == ""
+
+
+def test_a_reader_waits_for_no_writer(store, path):
+    store.enter([head()])
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(connection):
+        inside.set()
+        leave.wait(20)
+
+    thread = threading.Thread(target=write, args=(path, slow))
+    thread.start()
+    try:
+        assert inside.wait(10)
+        assert len(store.runs()) == 1
+    finally:
+        leave.set()
+        thread.join()
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path, made):
+    blocked = tmp_path / "file"
+    blocked.write_text("x")
+    log = WindowRecorder(blocked / "runs.sqlite", RunName("k", "chat", 1))
+    log._waiting.extend(made.minutes(1, 1))
+    log.flush()
+    assert "can't be used" in log.trouble
+    with pytest.raises(RunStoreError):
+        RunStore(blocked / "runs.sqlite").enter([head()])
+
+
+def test_heads_hold_what_they_were_given(store):
+    full = head(gpus=(0, 1), gpu_kind="NVIDIA RTX A6000", engine="vllm", version="0.33.0", build="cuda",
+                objectives={"ttft_p99_seconds": 1.0}, model="m", ready_at=time.time())  # fmt: skip
+    store.enter([full])
+    run = store.run(store.runs()[0].id)
+    assert replace(full) == RunHead(**{name: getattr(run, name) for name in RunHead.__struct_fields__})
+
+
+def test_bounds_of_quantiles_are_stored_and_listed(store, path, made):
+    store.enter([head()])
+    bound = {"e2e_mean": 0.02, "e2e_p99_below": 0.3, "ttft_p99": 0.18, "ttft_p99_above": 0.1, "ttft_p99_below": 0.25}
+    put(path, RunName("chat-1", "chat", 1), [RunWindow(60.0 * at, 60.0, bound) for at in range(3)])
+    (run,) = store.runs("chat")
+    assert [window.figures for window in store.windows(run.id)] == [bound] * 3
+    figures = run_document(run)["figures"]
+    assert (figures["e2e_p99"], figures["e2e_p99_below"], figures["e2e_mean"]) == (None, 0.3, 0.02)
+    assert (figures["ttft_p99"], figures["ttft_p99_above"]) == (0.18, 0.1)
+    assert "itl_p99" not in figures
+
+
+def test_a_run_database_of_the_first_format_is_brought_up_to_date_and_loses_invented_values(store, path, monkeypatch):
+    monkeypatch.setattr(run_store, "MIGRATIONS", run_store.MIGRATIONS[:1])
+    monkeypatch.setattr(run_store, "FIGURES", run_store._FIRST_FIGURES)
+    store.enter([head()])
+    old = {"itl_p50": 0.005, "itl_p99": 0.03, "itl_mean": 0.004, "e2e_p99": 0.297}
+    put(path, RunName("chat-1", "chat", 1), [RunWindow(0.0, 60.0, old)])
+    (window,) = store.windows(1)
+    assert window.figures == old, "a reader that comes before the first writer finds no new columns"
+    monkeypatch.undo()
+    store.enter([head(2)])
+    (window,) = store.windows(1)
+    assert window.figures == {"itl_p50_below": 0.01, "itl_p99": 0.03, "itl_mean": 0.004, "e2e_p99_below": 0.3}
+
+
+def test_a_servers_newest_run_is_that_of_its_highest_generation_whatever_the_clock_says(store):
+    store.enter([head(1), head(2, started_at=9000.0), head(3, started_at=50.0)])
+    assert [run.generation for run in store.runs("chat")] == [3, 2, 1]
+    assert store.runs("chat")[0].changed == store.run(3).changed
+    assert store.run(3).before == 2, "what was changed is measured against the generation before"
+
+
+def test_a_name_that_is_used_again_begins_at_its_first_generation(store):
+    store.enter([head(1), head(2)])
+    store.enter([head(1, key="again", started_at=10.0)])
+    assert [(run.key, run.generation) for run in store.runs("chat")] == [("again", 1), ("chat-2", 2), ("chat-1", 1)]
+    assert [run.key for run in store.runs("chat", most=1)] == ["again"]
+
+
+def test_a_finding_is_kept_since_it_began(tmp_path):
+    store = RunStore(tmp_path / "runs.sqlite")
+    run = RunName("k", "chat", 1)
+    store.note_findings(run, 1060.0, ["preempting"], {"preempting": 1000.0})
+    store.note_findings(run, 1400.0, ["preempting"], {"preempting": 1000.0})
+    store.note_findings(run, 2000.0, ["preempting"], {"preempting": 1900.0})
+    assert store.past("chat")[0].findings == (("preempting", 1000.0, 1400.0), ("preempting", 1900.0, 2000.0))

@@ -1,0 +1,71 @@
+"""Which address a server is asked at, and who can reach it."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.load.client import check_url
+from vllm_launchers.addresses import base_url, format_exposure, is_loopback, is_wildcard, reachable
+
+
+@pytest.mark.parametrize(
+    ("host", "asked", "url"),
+    [
+        ("127.0.0.1", "127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "127.0.0.1", "http://127.0.0.1:8000"),
+        ("", "127.0.0.1", "http://127.0.0.1:8000"),
+        ("*", "127.0.0.1", "http://127.0.0.1:8000"),
+        ("::", "::1", "http://[::1]:8000"),
+        ("[::]", "::1", "http://[::1]:8000"),
+        ("[fe80::7]", "fe80::7", "http://[fe80::7]:8000"),
+        ("gpubox", "gpubox", "http://gpubox:8000"),
+    ],
+)
+def test_a_server_is_asked_where_this_machine_reaches_it(host: str, asked: str, url: str) -> None:
+    assert reachable(host) == asked
+    assert base_url(host, 8000) == url
+    assert is_wildcard(host) == (host in ("", "*", "0.0.0.0", "::", "[::]"))
+
+
+@pytest.mark.parametrize(
+    ("host", "alone"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("[::1]", True), ("localhost", True), ("0.0.0.0", False),
+     ("192.168.1.5", False), ("gpubox", False), ("", False)],
+)  # fmt: skip
+def test_who_can_reach_an_address(host: str, alone: bool) -> None:
+    assert is_loopback(host) is alone
+
+
+def test_load_may_be_sent_to_a_server_of_this_machine_that_listens_on_all_addresses() -> None:
+    server = ServerView(name="chat", state=State.READY, state_since=0.0, host="0.0.0.0", port=8000)
+    assert check_url(server.url, allow_remote=False) == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.8.0.1", "::1", "[::1]", "localhost", "LOCALHOST.", "::ffff:127.0.0.1"]
+)
+def test_a_server_that_only_this_machine_reaches_needs_no_key(host: str) -> None:
+    assert format_exposure(host, False) == format_exposure(host, None) == format_exposure(host, True) == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "where"),
+    [
+        ("0.0.0.0", "all addresses (0.0.0.0)"),
+        ("::", "all addresses (::)"),
+        ("[::]", "all addresses ([::])"),
+        ("", "all addresses"),
+        ("192.168.1.5", "192.168.1.5"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("::ffff:192.168.1.5", "::ffff:192.168.1.5"),
+        ("gpubox", "gpubox"),
+        ("localhost.evil.example", "localhost.evil.example"),
+    ],
+)
+def test_every_other_address_without_a_key_is_a_warning(host: str, where: str) -> None:
+    assert (
+        format_exposure(host, False) == f"it listens on {where} without an API key: anyone who can reach it can use it"
+    )
+    assert format_exposure(host, None).startswith(f"it listens on {where}, no API key seen")
+    assert format_exposure(host, True) == ""

@@ -1,0 +1,116 @@
+"""What is left of an unexpected exception."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import pytest
+
+from vllm_console import crash_report
+from vllm_console.cli import list as list_command
+from vllm_console.cli import main
+
+SECRET = "hf_" + "Q7" * 17
+
+
+@pytest.fixture
+def failed(monkeypatch, tmp_path, capsys):
+    """The program after a fault whose text, cause and command line hold a secret: exit code, what was said, report."""
+
+    def run(args):
+        raise KeyError(f"no such slot {SECRET} \x1b]0;title\x07") from ValueError(f"--api-key {SECRET}")
+
+    monkeypatch.setattr(list_command, "run", run)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    code = main.main(["--state", str(tmp_path / "state"), "list"])
+    reports = crash_report.reports(tmp_path / "state")
+    assert len(reports) == 1
+    return code, capsys.readouterr(), reports[0]
+
+
+def test_it_ends_in_one_sentence_that_says_where_the_report_is(failed):
+    code, said, report = failed
+    assert code == 1
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert str(report) in said.err
+    assert "Servers keep running" in said.err
+
+
+def test_the_report_says_what_happened_where_and_with_which_versions(failed):
+    text = failed[2].read_text()
+    for words in ("vllm-console 0.", "Python 3.", "KeyError", "ValueError", "in run", "command vllm-console"):
+        assert words in text
+
+
+def test_no_secret_and_no_escape_code_is_in_it_or_on_the_screen(failed):
+    for text in (failed[2].read_text(), failed[1].err):
+        assert SECRET not in text
+        assert "\x1b" not in text
+
+
+def test_nobody_else_can_read_it(failed):
+    report = failed[2]
+    assert report.stat().st_mode & 0o777 == 0o600
+    assert report.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_where_no_report_can_be_written_it_is_said(tmp_path):
+    (tmp_path / "state").write_text("a file where the folder should be")
+    said = crash_report.tell(RuntimeError("lost"), ["list"], tmp_path / "state")
+    assert "The report could not be saved" in said
+    assert "RuntimeError: lost" in said
+
+
+def test_old_reports_go(tmp_path):
+    folder = tmp_path / crash_report.FOLDER
+    folder.mkdir()
+    for number in range(crash_report.KEPT + 5):
+        (folder / f"crash-20200101-0000{number:02}-1.txt").write_text("old")
+    crash_report.tell(RuntimeError("new"), [], tmp_path)
+    left = crash_report.reports(tmp_path)
+    assert len(left) == crash_report.KEPT
+    assert "new" in left[-1].read_text()
+
+
+def test_a_terminal_that_is_gone_is_no_fault(tmp_path, monkeypatch):
+    """Textual writes from a thread: what that gets from a lost terminal once led to a report at every hang-up."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    told: list[str] = []
+    crash_report.in_threads([], tmp_path, told)
+    primary, secondary = os.openpty()
+    failures: list[int] = []
+
+    def write():
+        try:
+            os.write(secondary, b"frame")
+        except OSError as error:
+            failures.append(error.errno or 0)
+            raise
+
+    os.close(primary)
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    os.close(secondary)
+    assert failures == [errno.EIO]
+    assert told == []
+    assert crash_report.reports(tmp_path) == []
+
+
+def test_a_thread_that_fails_is_reported_and_prints_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    told: list[str] = []
+    crash_report.in_threads(["list"], tmp_path, told)
+
+    def fail():
+        raise LookupError("in a thread")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    assert len(told) == 1
+    assert "LookupError" in crash_report.reports(tmp_path)[0].read_text()
+    assert capsys.readouterr().err == ""

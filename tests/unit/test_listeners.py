@@ -1,0 +1,173 @@
+"""Connections that reach one process, although strangers listen on the same port number."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from vllm_launchers.listeners import Owner, StrangerError, connect, owned, trusted
+
+NOBODY = 65534
+STRANGER = """
+import os, socket, sys
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+if len(sys.argv) > 3: os.setuid(int(sys.argv[3]))
+with socket.socket(family) as server:
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind((sys.argv[1], int(sys.argv[2])))
+    server.listen()
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+Start = Callable[..., tuple[Owner, int]]
+
+
+@pytest.fixture
+def stranger() -> Iterator[Start]:
+    """``stranger(address, port, *, user)`` is another process that listens there; its identity and the port."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(address: str, port: int = 0, *, user: int | None = None) -> tuple[Owner, int]:
+        words = [sys.executable, "-c", STRANGER, address, str(port), *([str(user)] if user is not None else [])]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        running.append(process)
+        assert process.stdout is not None
+        bound = int(process.stdout.readline())
+        owner = Owner.of(process.pid)
+        assert owner is not None
+        return owner, bound
+
+    yield start
+    for process in running:
+        process.communicate()
+
+
+@pytest.fixture
+def itself() -> Owner:
+    found = Owner.of(os.getpid())
+    assert found is not None
+    return found
+
+
+def listening(address: str, port: int = 0) -> socket.socket:
+    server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    if ":" in address:
+        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    server.bind((address, port))
+    server.listen()
+    return server
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked"),
+    [("127.0.0.1", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("::", "::1")],
+)
+def test_the_address_is_that_of_the_socket(itself: Owner, bound: str, asked: str) -> None:
+    with listening(bound) as server:
+        port = server.getsockname()[1]
+        found = itself.listener(port)
+        assert found is not None
+        assert (found.address, found.port) == (asked, port)
+        with itself.connect(port, 5) as connection:
+            assert connection.getpeername()[:2] == (asked, port)
+
+
+def test_a_stranger_under_another_address_of_the_same_name_is_not_asked(itself: Owner, stranger: Start) -> None:
+    """``localhost`` may lead to ``::1`` first; our server listens at 127.0.0.1."""
+    with listening("127.0.0.1") as server:
+        port = server.getsockname()[1]
+        stranger("::1", port)
+        with itself.connect(port, 5) as connection:
+            assert connection.getpeername()[0] == "127.0.0.1"
+
+
+def test_a_port_of_a_stranger_is_not_taken_for_ones_own(stranger: Start) -> None:
+    server, _ = stranger("127.0.0.1")
+    _, port = stranger("127.0.0.1")
+    with pytest.raises(StrangerError, match=f"port {port} is answered by a process that is not this server's"):
+        server.connect(port, 5)
+
+
+def test_nobody_listens(itself: Owner) -> None:
+    with listening("127.0.0.1") as server:
+        port = server.getsockname()[1]
+    assert itself.listener(port) is None
+    with pytest.raises(ConnectionRefusedError):
+        itself.connect(port, 5)
+
+
+def test_a_child_of_the_server_is_the_server(itself: Owner, stranger: Start) -> None:
+    child, port = stranger("127.0.0.1")
+    assert itself.listener(port) == child.listener(port) == owned(port, [child.pid])
+    with pytest.raises(StrangerError):
+        owned(port, [os.getpid()])
+
+
+def test_a_pid_that_was_given_to_another_process_is_not_the_server(stranger: Start) -> None:
+    child, port = stranger("127.0.0.1")
+    with pytest.raises(StrangerError):
+        Owner(child.pid, child.start_time + 1).listener(port)
+
+
+def test_a_socket_that_is_replaced_while_the_connection_is_made_is_not_trusted(itself: Owner) -> None:
+    """A stranger who holds the port for a moment gets a connection, and no byte over it."""
+    servers = [listening("127.0.0.1")]
+    port = servers[0].getsockname()[1]
+
+    def lookup():
+        found = itself.listener(port)
+        servers.pop().close()
+        servers.append(listening("127.0.0.1", port))
+        return found
+
+    servers[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        with pytest.raises((StrangerError, OSError)):
+            connect(lookup, 5)
+    finally:
+        for server in servers:
+            server.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
+def test_of_a_process_that_cannot_be_seen_the_user_decides(stranger: Start) -> None:
+    """As a user who may not read others' descriptors: the one who runs the server may answer, a third may not."""
+    server, port = stranger("127.0.0.1", user=NOBODY)
+    _, taken = stranger("127.0.0.1", user=NOBODY - 1)
+    with pytest.raises(StrangerError, match=f"another user .uid {NOBODY}."):
+        trusted("localhost", port)
+    script = (
+        "import os, socket\n"  # loaded while that user may still read Python
+        "from vllm_launchers.listeners import Owner, StrangerError\n"
+        "os.setuid(1234)\n"
+        f"owner = Owner({server.pid}, {server.start_time})\n"
+        f"print(owner.listener({port}).address)\n"
+        f"try: owner.listener({taken})\n"
+        "except StrangerError: print('stranger')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == ["127.0.0.1", "stranger"], done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
+def test_of_several_addresses_of_a_name_the_one_of_this_user_is_taken(stranger: Start, monkeypatch) -> None:
+    """As where ``/etc/hosts`` has ``::1 localhost`` and another user binds ``::1``."""
+    with listening("127.0.0.1") as server:
+        port = server.getsockname()[1]
+        stranger("::1", port, user=NOBODY)
+        both = [(family, 1, 6, "", (address, port)) for family, address in ((10, "::1"), (2, "127.0.0.1"))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+        found = trusted("localhost", port)
+    assert found is not None
+    assert found.address == "127.0.0.1"
+
+
+def test_nobody_listens_under_a_name() -> None:
+    with listening("127.0.0.1") as server:
+        port = server.getsockname()[1]
+    assert trusted("localhost", port) is None

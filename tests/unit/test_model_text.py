@@ -1,0 +1,43 @@
+"""A model as cells of a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_console.model_text import fit_text, model_cells, parameters_text, weights_text
+from vllm_console.text import size
+from vllm_launchers.plan.fit import Fit
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
+from vllm_launchers.vllm.modelfacts.local import LocalModel
+
+
+def test_what_is_not_known_is_a_dash():
+    assert model_cells(LocalModel("a", "cache", "/a", problem="no config")) == ("–", "–", "–", "–")
+    assert fit_text(None) == fit_text(Fit()) == "–"
+
+
+def test_figures_have_their_units():
+    facts = ModelFacts("a", parameters=8_190_000_000, max_context=40_960, quantization=Quantization("fp8", 8))
+    assert model_cells(LocalModel("a", "cache", "/a", 6 * 2**30, facts)) == ("6.0 GiB", "fp8", "8.2B", "40,960")
+    assert (size(3_000_000), parameters_text(494_000_000), parameters_text(235e9)) == ("2.9 MiB", "494M", "235B")
+
+
+def test_a_model_that_does_not_fit_is_told_from_one_that_cannot_start():
+    assert fit_text(Fit(True, "", 54_800)) == "✓ 54.8k tokens"
+    assert fit_text(Fit(False, "3 GiB are missing.")) == "✗ too large"
+    assert fit_text(Fit(True, "FP8 is not supported")) == fit_text(Fit(None, "no vLLM")) == "! error"
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (ModelFacts("a", dtype="bfloat16"), "bf16"),
+        (ModelFacts("a"), "–"),
+        (ModelFacts("a", quantization=Quantization("awq", 4, 128)), "awq 4-bit"),
+        (ModelFacts("a", quantization=Quantization("compressed-tensors", 8, floating=True)), "fp8"),
+        (ModelFacts("a", quantization=Quantization("compressed-tensors", 4)), "int4"),
+        (ModelFacts("a", quantization=Quantization("mxfp4", 4, 32)), "mxfp4"),
+    ],
+)
+def test_how_weights_are_stored(facts, said):
+    assert weights_text(LocalModel("a", "cache", "/a", facts=facts)) == said

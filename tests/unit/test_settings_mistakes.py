@@ -1,0 +1,50 @@
+"""A mistake in ``config.toml`` is told with the file, the key and what was expected."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vllm_console.settings import ConfigError, read_settings
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("keys = { restart = 1 }", "keys.restart: expected a string, not a number"),
+        ("keys = 3", "keys: expected a table, not a number"),
+        ('layout = "x"', 'layout: expected "auto" or "overview" or "focus" or "wide" or "tall", not "x"'),
+        ('read_only = "yes"', "read_only: expected true or false, not a string"),
+        ("refresh_seconds = true", "refresh_seconds: expected a number, not true"),
+        ('vllm = "/opt"', "vllm: expected a list, each entry a string, not a string"),
+        ("vllm = [1]", "vllm: expected a list, each entry a string, not that list"),
+        ("shares = { 0 = [] }", "shares.0: expected a string or a number, not a list"),
+        ("reserve = { 0 = inf }", "reserve: GPU 0: 'inf' is no part of its memory; expected '24 GiB'"),
+        ("prepare_launches = true", 'prepare_launches: expected "auto" or "on" or "off", not true'),
+        ("alerts = 1", "alerts: expected a table, not a number"),
+        ("alerts = { webhook = 1979-05-27 }", "alerts.webhook: expected a string, not a date or time"),
+        ('alerts = { severity = "loud" }', 'alerts.severity: expected "critical" or "warning" or "note", not "loud"'),
+    ],
+)
+def test_the_key_and_what_was_expected(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_settings(path)
+    assert str(error.value).startswith(f"{path}: {told}")
+
+
+def test_a_file_that_was_named_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        read_settings(tmp_path / "none.toml")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert read_settings().sources == {}
+    assert read_settings(Path(os.devnull)).sources == {}
+
+
+def test_a_pipe_is_no_config_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_settings(tmp_path / "config.toml")

@@ -1,0 +1,36 @@
+"""Whether vLLM judges launches by itself: not on a machine that the settings show to be shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_console import settings
+from vllm_console.settings import read_settings
+
+
+@pytest.mark.parametrize(
+    ("text", "prepares"),
+    [
+        ("", True),
+        ('board = "/srv/board"', False),
+        ('shares = { 0 = "50 %" }', False),
+        ('reserve = { 0 = "4 GiB" }', False),
+        ('board = "/srv/board"\nprepare_launches = "on"', True),
+        ('prepare_launches = "off"', False),
+    ],
+)
+def test_a_board_or_a_share_means_that_others_need_the_memory(tmp_path: Path, text: str, prepares: bool) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    assert read_settings(path).prepares_launches is prepares
+
+
+def test_settings_for_all_users_mean_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_administrators", lambda _notices: {"models": ["/data"]})
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    assert read_settings(path).prepares_launches is False
+    path.write_text('prepare_launches = "on"')
+    assert read_settings(path).prepares_launches is True

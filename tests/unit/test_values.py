@@ -1,0 +1,67 @@
+"""Values of the standard library alone: made, compared and refused as frozen dataclasses are."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from vllm_launchers.values import Value, as_dict, replace
+
+
+class Point(Value):
+    x: int
+    y: int = 0
+
+
+class Place(Point):
+    name: str = ""
+
+
+class Other(Value):
+    x: int
+    y: int = 0
+
+
+def test_fields_are_given_by_position_or_by_name_and_defaults_fill_the_rest() -> None:
+    assert (Point(1).x, Point(1).y) == (1, 0)
+    assert Point(1, 2) == Point(y=2, x=1)
+    assert as_dict(Place(1, name="a")) == {"x": 1, "y": 0, "name": "a"}
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2, 3), {}), ((1,), {"x": 1}), ((1,), {"z": 1})])
+def test_too_few_too_many_double_and_unknown_fields_are_refused(args, kwargs) -> None:
+    with pytest.raises(TypeError, match="Point"):
+        Point(*args, **kwargs)
+
+
+def test_only_values_of_one_class_are_equal() -> None:
+    assert Point(1) == Point(1)
+    assert hash(Point(1)) == hash(Point(1, 0))
+    assert Point(1) != Point(2)
+    assert Point(1) != Other(1)
+    assert {Point(1), Point(1, 0)} == {Point(1)}
+
+
+def test_a_value_cannot_be_changed_but_replaced() -> None:
+    point = Point(1)
+    with pytest.raises(AttributeError, match="immutable"):
+        point.x = 2  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="immutable"):
+        del point.x
+    assert replace(point, x=2) == Point(2)
+    with pytest.raises(TypeError):
+        replace(point, z=2)
+
+
+def test_it_is_printed_with_its_fields_and_survives_pickling() -> None:
+    assert repr(Point(1)) == "Point(x=1, y=0)"
+    assert pickle.loads(pickle.dumps(Point(1))) == Point(1)
+
+
+def test_fields_are_matched_by_position() -> None:
+    match Place(1, 2, "a"):
+        case Place(x, y, name):
+            assert (x, y, name) == (1, 2, "a")
+        case _:
+            pytest.fail("not matched")

@@ -1,0 +1,40 @@
+"""A failed server whose log shows no cause: its reason is said, and no fix is offered that there is not."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Cause, Diagnosis, Fix
+from vllm_console.fleet.snapshot import Changes
+from vllm_console.ui.panes.bars import message_lines
+from vllm_console.ui.panes.state import state_lines
+
+REASON = "Ended by SIGKILL, which it did not ask for: most often the kernel, out of memory (dmesg says)."
+
+
+def told(server, now):
+    message = "\n".join(strip.text for strip in message_lines(None, server, None, 200))
+    return message, "\n".join(strip.text for strip in state_lines(server, now, 100, 30))
+
+
+def test_the_reason_stands_there_where_the_log_shows_nothing(fakes):
+    advice = Fix(Changes(), "Look into dmesg.")
+    killed = replace(
+        fakes.broken(fakes.NOW),
+        reason=REASON,
+        diagnosis=Diagnosis(Cause.OTHER, 0.0, None, "", "its log does not say why", (advice,)),
+    )
+    message, pane = told(killed, fakes.NOW)
+    assert REASON in message
+    assert "f fix" not in pane
+    assert "i findings" in pane
+    known = replace(fakes.diagnosed(fakes.NOW), reason=REASON)
+    message, pane = told(known, fakes.NOW)
+    assert REASON not in message, "the line of findings says it"
+    assert "f fix   i findings" in pane
+
+
+def test_without_a_diagnosis_there_is_neither(fakes):
+    _, pane = told(fakes.broken(fakes.NOW), fakes.NOW)
+    assert "i findings" not in pane
+    assert "l log" in pane

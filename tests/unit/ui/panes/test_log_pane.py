@@ -1,0 +1,72 @@
+"""The log pane: runs of access lines are one row each while it follows; an earlier moment has its own log."""
+
+from __future__ import annotations
+
+import time
+
+from msgspec.structs import replace
+
+ACCESS = '(APIServer pid=7) INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+
+
+def record(clock, text):
+    return f"(APIServer pid=7) INFO 11-20 {clock} [a.py:1] {text}\n"
+
+
+async def test_a_run_of_access_lines_is_one_row_and_scrolling_up_shows_each(console, fakes, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(record("10:00:00", "before") + ACCESS * 300 + record("10:00:10", "after"))
+    server = fakes.chat(fakes.NOW)
+
+    def logged(_at):
+        return replace(server, log_path=str(path))
+
+    async with console(logged, size=(80, 24)) as c:
+        await c.press("5")
+        await c.sees("200 OK ×30/s (300 in 10s)  POST /v1/completions")
+        assert "before" in c.text
+        assert "after" in c.text
+        with path.open("a") as file:
+            file.write(ACCESS * 3)
+        await c.sees("200 OK ×3 since 10:00:10")
+        c.app.operations._log._view.scroll_rows(-2)
+        await c.sees("paused")
+        assert c.text.count("HTTP/1.1") > 5
+
+
+async def test_a_console_that_opens_at_a_moment_shows_the_log_up_to_it(console, fakes, tmp_path):
+    at = fakes.NOW - 60
+    path = tmp_path / "server.log"
+    stamps = [(second, time.strftime("%m-%d %H:%M:%S", time.localtime(at + second))) for second in range(-40, 40)]
+    path.write_text("".join(f"INFO {stamp} [a.py:1] line {second:+d}.\n" for second, stamp in stamps))
+    server = fakes.chat(fakes.NOW)
+
+    def logged(_at):
+        return replace(server, log_path=str(path))
+
+    async with console(logged, size=(80, 24), at=at) as c:
+        await c.press("5")
+        await c.sees("up to the moment shown")
+        await c.sees("line +0.")
+        assert "line -5." in c.text
+        assert "line +1." not in c.text, "what came later is not shown"
+        await c.press("end")
+        await c.sees("line +39.")
+
+
+async def test_access_lines_are_folded_at_an_earlier_moment_too(console, fakes, tmp_path):
+    """The fleet's clock stands at 12:41:07 UTC of January 1."""
+    path = tmp_path / "server.log"
+    lines = (f"INFO 01-01 12:{minute:02}:30 [a.py:1] minute {minute} is over\n" for minute in range(60))
+    path.write_text("".join(line + ACCESS * 60 for line in lines))
+
+    async with console(lambda at: replace(fakes.chat(at), log_path=str(path)), size=(80, 24)) as c:
+        await c.press("5")
+        await c.sees("minute 59 is over")
+        await c.until(lambda: c.app.operations.selected.series is not None)
+        await c.press("left", "left", "left", "left")
+        await c.sees("12:39:30 minute 39 is over")
+        assert "minute 40 is over" not in c.text
+        assert "200 OK ×60 in 1m00s" in c.text or "200 OK ×1/s (60 in 1m00s)" in c.text
+        c.app.operations._log._view.scroll_rows(-2)
+        await c.until(lambda: c.text.count("HTTP/1.1") > 5)

@@ -1,0 +1,338 @@
+"""The table and the panes as text: which columns, which figures, which marks."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from textual.strip import Strip
+
+from tools import generate_docs
+from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_console.diagnosis.objectives import agreed
+from vllm_console.fleet.snapshot import State
+from vllm_console.logs.startup import share_of
+from vllm_console.metrics.quantile import text_of
+from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_console.metrics.window import without_rates
+from vllm_console.text import clock
+from vllm_console.ui.actions import actions
+from vllm_console.ui.panes.bars import Polling, footer_line, header_line, message_lines, notices_of, staged_line
+from vllm_console.ui.panes.kv_cache import kv_cache_lines
+from vllm_console.ui.panes.latency import latency_lines
+from vllm_console.ui.panes.preemptions import preemption_lines
+from vllm_console.ui.panes.servers import columns_for, counted, heading, row
+from vllm_console.ui.panes.state import state_lines
+from vllm_console.ui.panes.throughput import throughput_lines
+from vllm_console.ui.parts import staging
+from vllm_console.ui.parts.footer_keys import Situation, footer_hints, tail_hints
+from vllm_console.ui.parts.time_cursor import ShownTime
+from vllm_console.ui.screens.describe import describe_lines
+from vllm_console.ui.screens.help import help_lines
+from vllm_console.ui.theme import DIM, PAST, WARN
+
+
+def text(strips: object) -> str:
+    strips = [strips] if isinstance(strips, Strip) else strips
+    return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
+
+
+def row_text(server: object, now: float, width: int) -> str:
+    return text(row(server, columns_for([server], width), now, width, False))
+
+
+def titles(servers: object, width: int) -> list[str]:
+    return [column.title for column in columns_for(servers, width)]
+
+
+def test_columns_drop_from_the_right(fakes):
+    servers = [maker(fakes.NOW) for maker in (*fakes.EVERY_STATE, fakes.asleep)]
+    assert titles(servers, 80) == ["NAME", "OWNER", "STATE", "GPU", "PORT", "KV CACHE", "RUN", "WAIT", "PREEMPT/min"]
+    assert titles(servers, 120)[:3] == ["NAME", "MODEL", "OWNER"]
+    assert titles(servers, 120)[-1] == "ITL p99"
+    assert titles(servers, 200)[-1] == "ENGINE"
+    assert titles(servers, 40) == ["NAME", "OWNER", "STATE", "GPU"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200, 300])
+def test_no_line_of_the_table_is_wider_than_the_screen(fakes, width):
+    servers = [replace(maker(fakes.NOW), name="模型" * 12) for maker in (*fakes.EVERY_STATE, fakes.asleep)]
+    columns = columns_for(servers, width)
+    for strip in [heading(columns), *(row(server, columns, fakes.NOW, width, True) for server in servers)]:
+        assert strip.cell_length <= width
+
+
+def test_wide_names_break_no_column(fakes):
+    plain, wide = fakes.chat(fakes.NOW), replace(fakes.chat(fakes.NOW), name="日本😀")
+    columns = columns_for([plain, wide], 120)
+    ends = [row(server, columns, fakes.NOW, 120, False).cell_length for server in (plain, wide)]
+    assert ends[0] == ends[1]
+
+
+def test_a_row_marks_what_misses_its_objective(fakes):
+    shown = row_text(fakes.chat(fakes.NOW), fakes.NOW, 120)
+    assert "99%!" in shown
+    assert "17 !" in shown
+    calm = row_text(fakes.coder(fakes.NOW), fakes.NOW, 120)
+    assert "!" not in calm
+    assert "coder sim" in calm
+
+
+def test_marks_and_findings_say_the_same(fakes):
+    """ "Healthy … 55 % (limit 85 %)" stood above a pane that showed 91 % in red: one peak."""
+    chat = fakes.chat(fakes.NOW)
+    calm = replace(chat.window, kv_cache_usage=0.91, kv_cache_usage_max=0.91, preemption_share=0.0, latencies={})
+    peak = fakes.judged(replace(chat, window=calm, findings=()), held=0.55)
+    assert "91%!" not in row_text(peak, fakes.NOW, 120)
+    pane = text(kv_cache_lines(peak, fakes.NOW, 60, 12))
+    assert "median 55% · now 91%" in pane
+    assert "!" not in pane
+    good = Finding("healthy", Severity.GOOD, fakes.NOW - 600, "", "")
+    (healthy,) = agreed((good,), peak.judged)
+    assert healthy.measures[0].value == "55.0%"
+    full = fakes.judged(replace(peak, window=calm), held=0.91)
+    assert agreed((good,), full.judged) == (), "what is missed now is not healthy"
+    assert "91%!" in row_text(full, fakes.NOW, 120)
+    lasting = Finding("kv_cache_pressure", Severity.WARNING, fakes.NOW - 60, "", "")
+    assert "91%!" not in row_text(replace(peak, findings=(lasting,)), fakes.NOW, 120), "what held is in its goal"
+    assert "91%!" in row_text(replace(peak, findings=(lasting,), judged=()), fakes.NOW, 120), "no figure tells"
+
+
+def test_rows_say_why_there_are_no_numbers(fakes):
+    now = fakes.NOW
+    assert "weights 61% ━" in row_text(fakes.docs(now), now, 120)
+    assert "ValueError: No available memory" in row_text(fakes.broken(now), now, 160)
+    assert "/health has not answered" in row_text(fakes.hung(now), now, 120)
+    assert "anna  " in row_text(fakes.observed(now), now, 120)
+    assert "no metrics" in row_text(replace(fakes.chat(now), sample=None, window=None), now, 120)
+    stale = replace(fakes.chat(now), sample=Sample(now - 70, {"0": EngineSample()}))
+    assert "no answer from /metrics for 1m10s" in row_text(stale, now, 120)
+    waiting = replace(fakes.broken(now), attempt=2, next_attempt_at=now + 8, reason="exit code 1")
+    assert "restarts in 8s: exit code 1" in row_text(waiting, now, 120)
+
+
+def test_a_bad_figure_stands_in_the_title_and_that_it_is_simulated_does_not(fakes):
+    server = fakes.coder(fakes.NOW)
+    window = replace(server.window, preemptions_per_minute=1234.0, preemption_share=1.5)
+    server = fakes.judged(replace(server, window=window))
+    shown = text(preemption_lines(server, fakes.NOW, 38, 12))
+    assert "1,234/min" in shown
+    assert "sim" not in shown, "the header and the mark in the name say it"
+    assert "1.5 ! per request" in shown, "more often than once per request is no percentage"
+
+
+def test_the_load_is_told_whole_in_a_narrow_pane(fakes):
+    sending = "load 49.3/s, 60 s left"
+    server = replace(fakes.chat(fakes.NOW), load=sending)
+    for width in (38, 80):
+        lines = throughput_lines(server, fakes.NOW, width, 16)
+        assert sending in text(lines)
+        assert all(strip.cell_length <= width for strip in lines)
+        assert len(lines) <= 16
+
+
+def test_what_was_not_reported_is_a_dash(fakes):
+    server = fakes.chat(fakes.NOW)
+    server = replace(server, window=replace(server.window, preemptions_per_minute=None, kv_cache_usage=None,
+                                            kv_cache_usage_max=None, kv_cache_tokens=None, latencies={}))  # fmt: skip
+    assert row_text(server, fakes.NOW, 120).count("–") == 4
+    assert "– of – tokens" in text(kv_cache_lines(server, fakes.NOW, 60, 12))
+    assert "–/min" in text(preemption_lines(server, fakes.NOW, 60, 12))
+    assert text(latency_lines(server, fakes.NOW, 60, 8)).count("–") == 24
+
+
+def test_states_are_counted(fakes):
+    servers = [maker(fakes.NOW) for maker in fakes.EVERY_STATE]
+    assert counted(servers) == "3 ready · 1 starting · 1 unresponsive · 1 failed · 1 stopped"
+
+
+def test_latencies_stand_beside_their_goals(fakes):
+    shown = text(latency_lines(fakes.chat(fakes.NOW), fakes.NOW, 60, 8)).splitlines()
+    assert shown[2].split() == ["TTFT", "997ms", "767ms", "~1.2s", "~3.7s", "1.0s", "!"]
+    assert shown[4].split() == ["queue", "150ms", "<300ms", "<300ms", "~558ms"], "the first bucket ends at 0.3 s"
+    assert shown[7].split() == ["end-to-end", "5.1s", "~3.9s", "~6.3s", "19s"]
+
+
+def test_a_narrow_pane_leaves_the_p90_out_and_runs_nothing_together(fakes):
+    shown = text(latency_lines(fakes.chat(fakes.NOW), fakes.NOW, 38, 12)).splitlines()
+    assert shown[1].split() == ["mean", "p50", "p99", "obj."]
+    assert shown[4].split() == ["queue", "150ms", "<300ms", "~558ms"]
+    assert all(len(line) <= 38 for line in shown)
+
+
+def test_requests_that_wait_are_told_for_neither_ttft_nor_queue_counts_them(fakes):
+    server = fakes.chat(fakes.NOW)
+    waiting = replace(server, window=replace(server.window, requests_waiting=12, longest_wait=41.7))
+    assert "12 queued, longest ≥ 41s: not in TTFT" in text(latency_lines(waiting, fakes.NOW, 60, 12))
+    assert "12 waiting, longest ≥ 41s" in text(throughput_lines(waiting, fakes.NOW, 60, 12))
+    one = replace(server, window=replace(server.window, requests_waiting=1, longest_wait=2.0))
+    assert "1 queued, longest ≥ 2s" in text(latency_lines(one, fakes.NOW, 60, 12))
+    none = replace(server, window=replace(server.window, requests_waiting=0, longest_wait=None))
+    assert "queued" not in text(latency_lines(none, fakes.NOW, 60, 12))
+
+
+@pytest.mark.parametrize("lines", [kv_cache_lines, preemption_lines, latency_lines, throughput_lines, state_lines])
+@pytest.mark.parametrize("size", [(80, 14), (38, 9), (66, 28), (12, 3), (1, 1)])
+def test_every_pane_keeps_to_its_height(fakes, lines, size):
+    for maker in (*fakes.EVERY_STATE, fakes.asleep):
+        server = replace(maker(fakes.NOW), series=fakes.series_at(fakes.NOW, 1.0))
+        assert len(lines(server, fakes.NOW, *size)) <= size[1]
+
+
+def test_a_server_that_tells_no_more_keeps_its_last_frame(fakes):
+    chat = fakes.chat(fakes.NOW)
+    series = replace(fakes.series_at(fakes.NOW - 7200, 1.0), as_of=fakes.NOW - 7200)
+    ended = replace(chat, state=State.STOPPED, sample=None, window=None, series=series)
+    shown = text(kv_cache_lines(ended, fakes.NOW, 60, 12))
+    assert f"as of {clock(fakes.NOW - 7200, fakes.NOW)}" in shown
+    assert "nothing reported" not in shown
+    assert "now" not in shown.splitlines()[-2]
+    unread = text(kv_cache_lines(replace(ended, series=None), fakes.NOW, 60, 12))
+    assert "loading" in unread
+
+
+def test_old_numbers_show_their_age(fakes):
+    server = replace(fakes.chat(fakes.NOW), sample=Sample(fakes.NOW - 42, {"0": EngineSample()}))
+    assert "42s old" in text(kv_cache_lines(server, fakes.NOW, 60, 12))
+
+
+def test_stages_show_how_long_each_took(fakes):
+    shown = text(state_lines(fakes.docs(fakes.NOW), fakes.NOW, 80, 20))
+    assert "✓ config              3.1s" in shown
+    assert "● weights              30s" in shown
+    assert "61%" in shown
+    assert "total                34s" in shown
+    assert "last downtime        41s" in shown
+    assert "x remove" in text(state_lines(fakes.broken(fakes.NOW), fakes.NOW, 80, 20))
+    assert share_of("61%") == 0.61
+    assert share_of("15.0 GiB") is None
+    assert share_of("a %") is None
+
+
+def test_escape_codes_from_outside_do_not_reach_the_screen(fakes):
+    evil = "\x1b]0;gotcha\x07\x1b[31m[bold]x"
+    server = replace(fakes.broken(fakes.NOW), reason=evil, name=evil, preset=evil, notice=evil, model=evil)
+    drawn = [
+        row_text(server, fakes.NOW, 200),
+        text(state_lines(server, fakes.NOW, 80, 20)),
+        text(Strip.join(message_lines(None, server, None, 120))),
+        text(describe_lines(server, fakes.NOW, 100)),
+    ]
+    for shown in drawn:
+        assert "\x1b" not in shown
+        assert "\x07" not in shown
+        assert "[bold]x" in shown
+
+
+def test_a_long_message_is_cut_and_names_the_key_that_shows_all_of_it(fakes):
+    long, chat = "word " * 60, fakes.chat(fakes.NOW)
+    for width in (40, 80, 120):
+        (cut,) = message_lines((long, None), chat, None, width, 1)
+        assert cut.cell_length <= width
+        assert cut.text.endswith("m more")
+        assert len(message_lines((long, None), chat, None, width, 2)) == 2
+    (noticed,) = message_lines(None, replace(chat, notice=long), None, 80, 1)
+    assert noticed.text.endswith("m more")
+    machine = fakes.FakeFleet(fakes.chat).snapshot()
+    (of_machine,) = message_lines(None, chat, replace(machine, notices=(long,)), 80, 1)
+    assert of_machine.text.endswith("m more")
+
+
+def test_the_header_tells_how_the_console_looks(fakes):
+    snapshot = fakes.FakeFleet(*fakes.EVERY_STATE).snapshot()
+    shown = text(header_line(snapshot, Polling(1.0, hanging=12, read_only=True, demo=True), 120))
+    assert "gpubox · vLLM 0.33.0 cuda · simulated 0.33.0" in shown
+    assert "demo  read-only  data 12s old  15m · 12:41:07" in shown
+    assert "paused  15m" in text(header_line(snapshot, Polling(1.0, paused=True), 80))
+    assert "live · 15m · 12:41:07" in text(header_line(snapshot, Polling(1.0), 80))
+    assert header_line(snapshot, Polling(1.0), 40).cell_length <= 40
+    simulated = replace(snapshot, servers=(fakes.coder(fakes.NOW),))
+    for width in (60, 80, 120):
+        assert text(header_line(simulated, Polling(1.0), width)).count("simulated") == 1, width
+
+
+def test_the_header_says_in_color_that_the_screen_shows_an_earlier_moment(fakes):
+    snapshot = fakes.FakeFleet(*fakes.EVERY_STATE).snapshot()
+    strip = header_line(snapshot, Polling(1.0), 80, ShownTime("1h", fakes.NOW - 3600))
+    assert "at 11:41:07 · 1h00m ago · 1h  end live" in text(strip)
+    assert any(style == PAST for _, style, _ in strip)
+    yesterday = header_line(snapshot, Polling(1.0), 80, ShownTime("7d", fakes.NOW - 86_400, of_figures=False))
+    assert "at Dec 31 12:41:07 · 1d0h ago · 7d · figures are current" in text(yesterday)
+
+
+def test_the_staged_line_says_what_changes_and_how_many_more(fakes):
+    flags = fakes.chat(0).flags
+    staged = staging.staged_of(
+        staging.Changes(set={"max-num-seqs": 128, "enable-prefix-caching": False, "kv-cache-dtype": "fp8"})
+    )
+    wide = text(staged_line(flags, staged, 200))
+    assert "--max-num-seqs 256 → 128  --enable-prefix-caching on → off  --kv-cache-dtype unset → fp8" in wide
+    narrow = staged_line(flags, staged, 80)
+    assert narrow.cell_length <= 80
+    assert "+1" in text(narrow) or "+2" in text(narrow)
+    assert text(narrow).endswith("r restart")
+    assert "[ ] seqs" in text(staged_line(flags, (), 80))
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_help_and_quit_are_always_in_the_footer(width):
+    shown = footer_line(footer_hints(Situation()), tail_hints(), width)
+    assert shown.cell_length <= width
+    assert "? help" in text(shown)
+    assert "q quit" in text(shown)
+
+
+def test_help_names_every_action_once():
+    shown = text(help_lines(100, read_only=False))
+    for action in actions():
+        assert action.title[:60] in shown
+
+
+def test_ids_are_unique_and_the_registrys_own_keys_are_well():
+    ids = [action.id for action in actions()]
+    assert len(ids) == len(set(ids))
+    for scope in {action.scope for action in actions()} - {"app"}:
+        keys = [key for action in actions() if action.scope == scope for key in action.keys]
+        assert len(keys) == len(set(keys)), scope
+
+
+def test_the_table_of_keys_in_the_documents():
+    lines = generate_docs.keys().splitlines()
+    assert "| `s` | Stop the selected server, or the marked ones | `stop` |" in lines
+    assert len([line for line in lines if line.startswith("| `")]) == len(actions())
+
+
+def test_utilization_stays_within_bounds_and_knows_the_old_default(fakes):
+    old = replace(fakes.VLLM, version="0.11.2")
+    server = replace(fakes.chat(0), flags={}, engine=old)
+    assert staging.raise_utilization(server, {}).value == 0.92
+    assert staging.raise_utilization(fakes.chat(0), {}).value == 0.94
+    assert staging.raise_utilization(server, {"gpu-memory-utilization": 0.98}).value == 0.98
+    assert staging.lower_utilization(server, {"gpu-memory-utilization": 0.11}).value == 0.1
+
+
+def test_changes_and_steps_are_two_views_of_one_thing():
+    changes = staging.Changes(set={"a": 1, "b": True}, unset=("c",))
+    assert staging.changes_of(staging.staged_of(changes)) == changes
+    assert staging.staged_flags({"a": 0, "c": 2, "d": 3}, staging.staged_of(changes)) == {"a": 1, "b": True, "d": 3}
+
+
+def test_latencies_of_a_load_that_has_ended_are_dim_and_the_title_says_so(fakes):
+    server = fakes.chat(fakes.NOW)
+    ended = replace(
+        server, window=without_rates(replace(server.window, requests_running=0.0, requests_waiting=0.0)), judged=()
+    )
+    shown = latency_lines(ended, fakes.NOW, 60, 8)
+    assert "last minute · load ended" in text(shown[0])
+    assert all(segment.style == DIM for segment in shown[4] if any(one.isdigit() for one in segment.text))
+    assert "load ended" not in text(latency_lines(server, fakes.NOW, 60, 8))
+    cells = row(ended, columns_for([ended], 120), fakes.NOW, 120, False)
+    ttft = text_of(ended.window.latencies["ttft"].p99)
+    assert next(segment.style for segment in cells if ttft in segment.text).dim
+
+
+@pytest.mark.parametrize(("maker", "sign"), [("stopped", ""), ("observed", "! ")])
+def test_a_stop_that_was_requested_is_no_alarm(fakes, maker, sign):
+    server = replace(getattr(fakes, maker)(fakes.NOW), reason="stopped as requested", notice="")
+    ((text, style), *_) = notices_of(server, None)
+    assert text == f"{sign}{server.name}: stopped as requested"
+    assert (style is WARN) is bool(sign)

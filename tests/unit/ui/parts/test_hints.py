@@ -1,0 +1,93 @@
+"""The demo's hints: one after another, gone when followed or hidden, and never over anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from fakes import made_runs
+from vllm_console.runs.compare import compare
+
+
+async def test_a_hint_gives_way_to_the_next_when_it_is_followed(console, fakes, tmp_path: Path) -> None:
+    generation = [3]
+
+    def chat(at):
+        return replace(fakes.pressed(at), generation=generation[0])
+
+    hidden = tmp_path / "hidden"
+    fleet = fakes.FakeFleet(chat)
+    fleet.comparison = compare(*made_runs.pair(made_runs.minutes(1), made_runs.minutes(2)))
+    async with console(fleet=fleet, hints=hidden) as c:
+        await c.sees("hint 1/4  i shows the findings of chat")
+        await c.press("c")  # there is a verdict from the start
+        await c.until(lambda: c.app.screen is not c.app.operations)
+        await c.press("escape")
+        await c.sees("hint 1/4")
+        await c.press("i")
+        await c.until(lambda: c.app.screen is not c.app.operations)
+        await c.press("escape")
+        await c.sees("hint 2/4  f stages the best fix")
+        await c.press("f")
+        await c.sees("hint 3/4  r, then y, restarts chat")
+        generation[0] = 4
+        await c.sees("hint 4/4  c compares")
+        assert not hidden.exists()
+        await c.press("c")
+        await c.until(lambda: c.app.screen is not c.app.operations)
+        await c.press("escape")
+        await c.until(lambda: "hint" not in c.text, "no hint")
+        assert hidden.exists()
+
+
+async def test_a_step_taken_early_needs_no_hint_any_more(console, fakes, tmp_path: Path) -> None:
+    async with console(fakes.chat, hints=tmp_path / "hidden") as c:
+        await c.press("left_square_bracket")
+        await c.sees("hint 3/4")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_escape_hides_them_for_good_and_they_cover_nothing(console, fakes, tmp_path: Path, size) -> None:
+    hidden = tmp_path / "hidden"
+    async with console(fakes.pressed, hints=hidden, size=size) as c:
+        await c.sees("esc hides hints")
+        assert all(text in c.text for text in ("q quit", "stage  a tune"))
+        assert c.text.count("hint") == 2
+        lines = c.text.splitlines()
+        assert len(next(row for row in lines if "hint 1/4" in row)) <= size[0]
+        assert "…" not in next(row for row in lines if "hint 1/4" in row)
+        await c.press("escape")
+        await c.until(lambda: "hint" not in c.text, "no hint")
+        assert hidden.exists()
+        assert not hidden.stat().st_mode & 0o077, "readable by its user alone"
+    async with console(fakes.chat) as c:
+        assert "hint" not in c.text
+
+
+async def test_escape_drops_what_is_staged_first(console, fakes, tmp_path: Path) -> None:
+    async with console(fakes.chat, hints=tmp_path / "hidden") as c:
+        await c.press("left_square_bracket", "escape")
+        await c.until(lambda: not c.app.operations.staging.by_server.get("chat"))
+        await c.sees("hint 3/4")
+
+
+async def test_an_empty_console_offers_presets_models_and_the_demo(console, fakes) -> None:
+    async with console(fleet=fakes.FakeFleet()) as c:
+        for text in ("n  launches one from a preset", "M  lists the models", "E  opens the demo"):
+            await c.sees(text)
+        await c.press("M")
+        await c.until(lambda: c.app.screen is not c.app.operations)
+        await c.until(lambda: c.app.screen.editor.picking, "the list of models")
+        await c.press("escape", "escape")
+        await c.until(lambda: c.app.screen is c.app.operations)
+        await c.press("E")
+        await c.until(lambda: c.app.demo_wanted)
+
+
+async def test_the_demo_does_not_take_the_place_of_a_console_with_servers(console, fakes) -> None:
+    async with console(fakes.chat) as c:
+        await c.press("E")
+        await c.sees("'vllm-console demo' in another terminal")
+        assert not c.app.demo_wanted

@@ -1,0 +1,44 @@
+"""What happened between two snapshots."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from vllm_console.fleet.snapshot import State
+from vllm_console.ui.parts.server_events import events_between, seen_of
+
+
+def told(before, after):
+    return [(event.text, event.aloud) for event in events_between(seen_of(before), after)]
+
+
+def test_findings_begin_and_end(fakes):
+    calm, pressed = fakes.chat(fakes.NOW), fakes.pressed(fakes.NOW)
+    assert told([calm], [pressed]) == [
+        ("chat: finding began: KV cache pressure.", False),
+        ("chat: finding began: preempting.", False),
+    ]
+    assert told([pressed], [calm]) == [
+        ("chat: finding ended: KV cache pressure.", False),
+        ("chat: finding ended: preempting.", False),
+    ]
+    assert told([pressed], [pressed]) == []
+
+
+def test_a_start_that_ends_is_said_aloud(fakes):
+    starting = fakes.docs(fakes.NOW)
+    ready = replace(fakes.chat(fakes.NOW), name="docs")
+    failed = replace(starting, state=State.FAILED, reason="no memory")
+    assert told([starting], [ready]) == [("docs is ready (41s downtime).", True)]
+    assert told([starting], [failed]) == [("docs did not start: no memory", True)]
+    assert told([ready], [failed]) == [("docs failed: no memory", True)]
+
+
+def test_what_others_do_is_kept_and_not_said(fakes):
+    theirs = fakes.observed(fakes.NOW)
+    hung = replace(theirs, state=State.UNRESPONSIVE)
+    assert told([theirs], [hung]) == [("anna-8100 is unresponsive.", False)]
+
+
+def test_a_server_that_was_not_there_tells_nothing(fakes):
+    assert told([], [fakes.pressed(fakes.NOW)]) == []

@@ -1,0 +1,172 @@
+"""After a restart with changed flags: a line says whether it helped, until it was seen; several changes are named."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from rich.cells import cell_len
+
+from vllm_console.runs.compare import compare
+from vllm_console.runs.text import brief
+from vllm_console.ui.panes.change import change_line, worth_reporting
+from vllm_console.ui.parts import change_report
+from vllm_console.ui.screens.compare import CompareScreen
+
+CASES = {
+    "better": ({"slower": 0.6}, "✓ ", "Better: TTFT p99 −44%"),
+    "worse": ({"slower": 1.6}, "✗ ", "Worse: ITL mean +59%"),
+    "nothing": ({}, "= ", "No significant difference"),
+    "roughly alike": ({"slower": 0.4, "rate": 1.7}, "– ", "Not comparable: traffic may be the cause"),
+    "unlike": ({"rate": 3.4}, "– ", "Not comparable: traffic differs"),
+}
+
+
+def changed(made, generation=3, count=10, flags=None, **more):
+    one, other = made.pair(made.minutes(1), made.minutes(2, count, **more), flags)
+    return compare(one, replace(other, run=replace(other.run, generation=generation)))
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(change_report, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(change_report, "COMPARE_SECONDS", 0.0)
+    monkeypatch.setattr(change_report, "COMPARE_AGAIN_SECONDS", 0.0)
+
+
+@pytest.fixture
+def fleet(fakes):
+    return fakes.FakeFleet(lambda at: replace(fakes.pressed(at), state_since=at - 900), step=1.0)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_verdict_in_a_line_of_its_own(made, case, width):
+    more, sign, words = CASES[case]
+    text = change_line(changed(made, **more), 4, width).text
+    assert cell_len(text) <= width
+    assert text.startswith(f" {sign}")
+    assert f"chat  run 3: {words}" in text
+    assert text.endswith("c compares")
+
+
+def test_several_changes_and_long_names_stay_in_the_line(made):
+    flags = {"max-num-seqs": 64, "kv-cache-dtype": "fp8"}
+    found = changed(made, flags=flags, slower=0.6)
+    assert "(2 changes combined)" in change_line(found, 4, 120).text
+    long = replace(found, after=replace(found.after, run=replace(found.after.run, server="x" * 60)))
+    assert cell_len(change_line(long, 12, 80).text) <= 80
+
+
+def test_too_early_says_when(made):
+    assert "too early to tell: needs 4 min more traffic" in change_line(changed(made, count=1), 4, 80).text
+
+
+def test_nothing_is_told_where_nothing_was_changed_or_can_be_known(made):
+    assert worth_reporting(changed(made))
+    assert not worth_reporting(changed(made, flags={"max-num-seqs": 256}))
+    one, other = made.pair(made.minutes(1, 2), made.minutes(2))
+    assert not worth_reporting(compare(one, other))
+
+
+def test_a_mixed_verdict_names_both_sides(made):
+    one, other = made.minutes(1), made.minutes(2, slower=0.6)
+    slow = [replace(window, figures={**window.figures, "itl_mean": 0.09, "itl_p99": 0.3}) for window in other]
+    assert brief(compare(*made.pair(one, slow))) == "Mixed: TTFT p99 −44%, ITL mean +238%"
+
+
+async def test_it_stands_below_the_finding_until_the_comparison_was_opened(console, fleet, made, soon):
+    fleet.last_changes["chat"] = changed(made, count=3, slower=0.6)
+    async with console(fleet=fleet, size=(120, 40)) as run:
+        await run.sees("needs 2 min more traffic")
+        fleet.last_changes["chat"] = fleet.comparison = changed(made, slower=0.6)
+        await run.sees("run 3: Better: TTFT p99 −44%")
+        lines = run.text.splitlines()
+        finding = next(at for at, line in enumerate(lines) if "preempting" in line)
+        told = next(at for at, line in enumerate(lines) if "run 3" in line)
+        assert told > finding
+        assert any("--kv-cache-dtype" in line for line in lines[finding:told]), "the fix is still there"
+        await run.press("c")
+        await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
+        await run.press("escape")
+        await run.until(lambda: "Better" not in run.text, "the line goes")
+
+
+async def test_where_rows_are_scarce_a_verdict_takes_the_place_of_the_fix_which_keeps_its_key(
+    console, fleet, made, soon
+):
+    fleet.last_changes["chat"] = changed(made, count=3, slower=0.6)
+    async with console(fleet=fleet, size=(80, 24)) as run:
+        await run.until(lambda: fleet.looks > 5, "some looks")
+        assert "--kv-cache-dtype unset" in run.text, "too little to tell displaces nothing"
+        fleet.last_changes["chat"] = changed(made, slower=0.6)
+        await run.sees("run 3: Better: TTFT p99 −44%")
+        assert "f fix" in run.text
+        assert "--kv-cache-dtype unset" not in run.text
+
+
+async def test_looking_too_early_does_not_take_the_verdict_away(console, fleet, made, soon):
+    fleet.last_changes["chat"] = fleet.comparison = changed(made, count=2)
+    async with console(fleet=fleet) as run:
+        await run.sees("needs 3 min more traffic")
+        await run.press("c")
+        await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
+        await run.press("escape")
+        fleet.last_changes["chat"] = changed(made, slower=1.6)
+        await run.sees("Worse: ITL mean +59%")
+
+
+async def test_an_old_change_and_an_earlier_generation_are_no_news(console, fakes, made, soon):
+    fleet = fakes.FakeFleet(lambda at: replace(fakes.chat(at), state_since=at - 90_000), step=1.0)
+    fleet.last_changes["chat"] = changed(made, slower=0.6)
+    other = fakes.FakeFleet(lambda at: replace(fakes.chat(at), state_since=at - 900), step=1.0)
+    other.last_changes["chat"] = changed(made, generation=2, slower=0.6)
+    for each in (fleet, other):
+        async with console(fleet=each) as run:
+            looks = each.looks
+            await run.until(lambda each=each, looks=looks: each.looks > looks + 4, "some looks")
+            assert "Better" not in run.text
+
+
+async def test_an_open_comparison_goes_on_comparing(console, fleet, made, soon, monkeypatch):
+    monkeypatch.setattr("vllm_console.ui.screens.compare.AGAIN_SECONDS", 0.02)
+    fleet.last_changes["chat"] = fleet.comparison = changed(made, count=2)
+    async with console(fleet=fleet) as run:
+        await run.press("c")
+        await run.sees("Not enough data")
+        fleet.last_changes["chat"] = changed(made, slower=1.6)
+        await run.sees("Worse: ITL mean")
+
+
+async def test_a_second_change_is_said_to_be_indistinguishable(console, fakes):
+    async with console(fakes.chat) as run:
+        await run.press("left_square_bracket")
+        await run.sees("--max-num-seqs 256 → 128")
+        assert "at once" not in run.text
+        await run.press("v")
+        await run.sees("2 changes staged: compare can't attribute the effect")
+        await run.press("r")
+        await run.sees("Restart chat?")
+        assert "2 changes staged" in run.text
+
+
+async def test_the_way_back_is_not_nagged_about(console, fakes):
+    flags = {**fakes.CHAT_FLAGS, "max-num-seqs": 512, "kv-cache-dtype": "fp8"}
+    async with console(lambda at: replace(fakes.chat(at), previous_flags=flags)) as run:
+        await run.press("z")
+        await run.sees("--kv-cache-dtype")
+        await run.press("r")
+        await run.sees("Restart chat?")
+        assert "at once" not in run.text
+
+
+async def test_the_past_is_judged_after_the_first_picture_and_trouble_is_said(console, fakes, monkeypatch):
+    monkeypatch.setattr("vllm_console.ui.app.PAST_AFTER_SECONDS", 0.02)
+    fleet = fakes.FakeFleet(fakes.chat)
+    fleet.past_trouble = "runs.sqlite cannot be written: disk full"
+    async with console(fleet=fleet) as run:
+        await run.sees("disk full")
+        assert fleet.judged == 1
+    quiet = fakes.FakeFleet(fakes.chat)
+    async with console(fleet=quiet, read_only=True) as run:
+        await run.until(lambda: quiet.looks > 3, "some looks")
+        assert quiet.judged == 0

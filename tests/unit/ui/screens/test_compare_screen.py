@@ -1,0 +1,230 @@
+"""Before and after on the screen: the verdict first, and one key back to the flags before."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from rich.cells import cell_len
+
+from vllm_console.fleet.snapshot import Changes
+from vllm_console.runs.compare import Recorded, compare
+from vllm_console.runs.store import FlagChange
+from vllm_console.ui.app import ConsoleApp
+from vllm_console.ui.screens.compare import CompareScreen, compare_lines, nothing_lines, run_names
+
+
+def comparison(made, slower=1.6, **more):
+    return compare(*made.pair(made.minutes(1), made.minutes(2, slower=slower), **more))
+
+
+def texts(found, width):
+    return [strip.text for strip in compare_lines(found, width)]
+
+
+@pytest.mark.parametrize("width", [78, 118])
+def test_the_verdict_stands_first_and_nothing_is_wider_than_the_screen(made, width):
+    lines = texts(comparison(made), width)
+    assert lines[0].startswith(" The change made it worse: ")
+    assert lines[1].startswith(" Worse: ")
+    assert max(map(cell_len, lines)) <= width
+    screen = "\n".join(lines)
+    sides = ("before @1", "after @2") if width > 100 else ("before", "after")
+    for part in ("--max-num-seqs 256 → 64", "Traffic: similar", *sides, "ITL p99", "worse"):
+        assert part in screen
+
+
+@pytest.mark.parametrize("width", [78, 118])
+def test_each_judged_figure_has_its_interval_as_a_bar(made, width):
+    lines = texts(comparison(made, slower=1.6), width)
+    rows = [text for text in lines if "●" in text]
+    assert [text.strip().split("  ")[0] for text in rows] == [figure.name for figure in comparison(made).judged]
+    first = next(text for text in rows if "ITL p99" in text)
+    assert first.index("│") < first.index("●"), "more than before: right of zero"
+    better = next(text for text in texts(comparison(made, slower=0.6), width) if "ITL p99" in text and "●" in text)
+    assert better.index("●") < better.index("│")
+
+
+@pytest.mark.parametrize("width", [78, 118])
+def test_latencies_before_and_after_lie_over_each_other_on_one_axis(made, width):
+    lines = texts(comparison(made, slower=1.6), width)
+    start = next(at for at, text in enumerate(lines) if "before and after" in text)
+    before, after = lines[start + 2 : start + 4]
+    assert before.split()[:2] == ["TTFT", "before"]
+    assert all(before.index(mark) < after.index(mark) for mark in "├┼┤"), "slower: further right"
+    assert before.split()[-3:] == ["154ms", "299ms", "645ms"]
+
+
+def test_a_latency_that_one_run_does_not_report_is_not_drawn(made):
+    def without(windows, key):
+        return [
+            replace(one, figures={name: value for name, value in one.figures.items() if not name.startswith(key)})
+            for one in windows
+        ]
+
+    found = compare(*made.pair(without(made.minutes(1), "itl_p90"), made.minutes(2)))
+    drawn = [text.split()[0] for text in texts(found, 118) if " before  " in text and "├" in text]
+    assert drawn == ["TTFT", "end-to-end"]
+    assert not any("├" in text for text in texts(compare(*made.pair(made.minutes(1), made.minutes(2, 2))), 118))
+
+
+def test_a_hostile_name_is_only_text(made):
+    flags = {"max-num-seqs": "\x1b[31m[bold]64"}
+    screen = "\n".join(texts(comparison(made, flags=flags), 118))
+    assert "\x1b" not in screen
+    assert "[bold]64" in screen
+
+
+async def test_the_key_back_is_there_only_where_it_may_be(made, host, wait_until):
+    went = []
+    for go_back in (None, lambda: went.append(True)):
+        app = host(lambda go_back=go_back: CompareScreen(comparison(made), lambda _: go_back))
+        async with app.run_test(size=(80, 24)) as pilot:
+            await wait_until(pilot, lambda app=app: "Worse" in app.text())
+            assert ("revert and restart" in app.text()) is (go_back is not None)
+            await pilot.press("z")
+            await pilot.pause()
+    assert went == [True]
+
+
+async def test_c_compares_and_z_restarts_with_the_flags_before(fakes, made, wait_until):
+    fleet = fakes.FakeFleet(fakes.coder)
+    flags = dict(fakes.coder(fakes.NOW).flags)
+    before = made.run(1, {**flags, "max-num-seqs": 256}, model=fakes.coder(fakes.NOW).model)
+    one, other = made.pair(made.minutes(1), made.minutes(2, slower=1.6), flags)
+    fleet.comparison = compare(replace(one, run=before), other)
+    app = ConsoleApp(fleet)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
+        await pilot.press("c")
+        await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen), "the comparison")
+        assert ("compare", "coder", None) in fleet.calls
+        await pilot.press("z")
+        await wait_until(pilot, lambda: app.screen is not None and not isinstance(app.screen, CompareScreen), "back")
+        await wait_until(pilot, lambda: "Restart coder?" in shown(app) or restarted(fleet), "the question")
+        if not restarted(fleet):
+            await pilot.press("y")
+        await wait_until(pilot, lambda: restarted(fleet), "the restart")
+    assert restarted(fleet) == [("restart", "coder", Changes({"max-num-seqs": 256}))]
+
+
+async def test_read_only_shows_the_comparison_and_no_way_back(fakes, made, wait_until):
+    fleet = fakes.FakeFleet(fakes.coder)
+    fleet.comparison = comparison(made)
+    app = ConsoleApp(fleet, read_only=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
+        await pilot.press("c")
+        await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen), "the comparison")
+        assert "revert and restart" not in shown(app)
+        await pilot.press("z")
+        await pilot.pause()
+    assert restarted(fleet) == []
+
+
+async def test_a_first_run_says_what_a_comparison_needs(fakes, wait_until):
+    app = ConsoleApp(fakes.FakeFleet(fakes.coder), keys={"restart": "R"})
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
+        await pilot.press("c")
+        await wait_until(pilot, lambda: "nothing to compare with" in shown(app), "the reason")
+        text = " ".join(shown(app).split())
+        assert "each with 7 minutes of it (the first 2 after a start don't count)" in text
+        assert "R restarts with it" in text, "a person's own key"
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: app.screen is app.operations, "back")
+
+
+@pytest.mark.parametrize("width", [40, 78])
+def test_what_a_comparison_needs_fits(width):
+    lines = [strip.text for strip in nothing_lines("chat", "chat@1 has no earlier run that served", width)]
+    assert lines[0].startswith(" chat@1 has no earlier run")
+    assert max(map(cell_len, lines)) <= width
+
+
+@pytest.fixture
+def three_runs(fakes, made):
+    """A fleet with three runs of ``coder``, and the comparisons of each two."""
+
+    def run_of(number, sequences, **more):
+        return made.run(number, {"max-num-seqs": sequences}, server="coder", id=number + 10, **more)
+
+    first = run_of(1, 512, windows=0)
+    second = run_of(2, 256, before=11, changed=(FlagChange("max-num-seqs", 512, 256),))
+    third = run_of(3, 256, before=12)
+    fleet = fakes.FakeFleet(fakes.coder)
+    fleet.known_runs = (third, second, first)
+    minutes = {run.id: made.minutes(run.generation, slower=run.generation) for run in fleet.known_runs}
+    pairs = [(second, third), (first, third), (first, second), (third, second)]
+    fleet.comparisons = [
+        compare(Recorded(one, minutes[one.id], 0.0), Recorded(other, minutes[other.id], 0.0)) for one, other in pairs
+    ]
+    fleet.comparison = fleet.comparisons[0]
+    return fleet
+
+
+async def test_other_runs_are_chosen_from_a_list_and_shown_at_once(three_runs, wait_until):
+    app = ConsoleApp(three_runs)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
+        await pilot.press("c")
+        await wait_until(pilot, lambda: "before @2, after @3" in shown(app), "the comparison")
+        await pilot.press("b")
+        await wait_until(pilot, lambda: "with which coder@3 is compared?" in shown(app), "the list")
+        text = shown(app)
+        assert "12 min of traffic · --max-num-seqs 512 → 256" in text
+        assert "no traffic · first run" in text
+        assert text.count("coder@3") == 1, "not compared with itself: only the question names it"
+        await pilot.press("down", "enter")
+        await wait_until(pilot, lambda: "before @1, after @3" in shown(app), "the other comparison")
+        await pilot.press("a")
+        await wait_until(pilot, lambda: "Which run is the one after" in shown(app), "the list")
+        await pilot.press("down", "enter")
+        await wait_until(pilot, lambda: "before @1, after @2" in shown(app), "the third comparison")
+        await pilot.press("b", "escape")
+        await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen), "back without a choice")
+        assert "before @1, after @2" in shown(app)
+
+
+async def test_the_chosen_runs_go_on_being_compared_and_are_what_is_reverted_to(three_runs, wait_until, monkeypatch):
+    monkeypatch.setattr("vllm_console.ui.screens.compare.AGAIN_SECONDS", 0.02)
+    app = ConsoleApp(three_runs)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
+        await pilot.press("c")
+        await wait_until(pilot, lambda: "before @2, after @3" in shown(app), "the comparison")
+        await pilot.press("b")
+        await wait_until(pilot, lambda: "with which coder@3 is compared?" in shown(app), "the list")
+        await pilot.press("down", "enter")
+        again = ("compare_again", 11, 13)
+        await wait_until(pilot, lambda: three_runs.calls.count(again) > 2, "the chosen runs, again")
+        assert isinstance(app.screen, CompareScreen)
+        assert app.screen.found.before.run.flags == {"max-num-seqs": 512}
+
+
+async def test_a_run_that_is_gone_is_named(three_runs, wait_until):
+    three_runs.comparisons = three_runs.comparisons[:1]
+    app = ConsoleApp(three_runs)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
+        await pilot.press("c")
+        await wait_until(pilot, lambda: "before @2, after @3" in shown(app), "the comparison")
+        await pilot.press("b")
+        await wait_until(pilot, lambda: "with which coder@3 is compared?" in shown(app), "the list")
+        await pilot.press("down", "enter")
+        await wait_until(pilot, lambda: [one.message for one in app._notifications], "the reason")
+        assert [one.message for one in app._notifications] == ["there is no run 11 or 13"]
+        assert "before @2, after @3" in shown(app), "what was shown stays"
+
+
+def test_runs_of_one_generation_have_names_of_their_own(made):
+    runs = [made.run(1, id=7), made.run(1, id=3)]
+    assert {name: run.id for name, run in run_names(runs).items()} == {"chat@1": 7, "chat@1 (3)": 3}
+
+
+def shown(app):
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+
+def restarted(fleet):
+    return [call[:3] for call in fleet.calls if call[0] == "restart"]

@@ -1,0 +1,55 @@
+"""The help screen: a search leaves the keys and marks that match, with their number; escape shows all again."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from vllm_console.ui.actions import actions
+from vllm_console.ui.screens.help import HelpScreen, help_entries, help_lines
+
+EVERY = sum(map(len, help_entries(False).values()))
+
+
+def texts(wanted, width=78):
+    return [strip.text.rstrip() for strip in help_lines(width, False, wanted)]
+
+
+def test_a_search_leaves_what_holds_each_word_and_no_empty_heading():
+    found = help_entries(False, "LOG scale")
+    assert found == {"Time": [("Y", "Latencies on a logarithmic or linear scale")]}
+    assert texts("log scale")[0] == " Time"
+    assert "Marks" in help_entries(False, "simulated engine")
+    assert len(actions()) < EVERY
+
+
+@pytest.mark.parametrize("width", [40, 78, 118])
+def test_keys_are_found_as_they_are_written_and_lines_fit(width):
+    lines = texts("ctrl+p", width)
+    assert any("Type a command" in text for text in lines)
+    assert max(map(cell_len, lines)) <= width
+
+
+async def test_slash_searches_and_escape_shows_all_before_it_closes(console):
+    async with console(size=(80, 24)) as c:
+        await c.press("question_mark")
+        await c.sees("/ search")
+        await c.press("slash", *"max-num")
+        await c.sees(f"matching 'max-num' · 3 of {EVERY}")
+        assert "Halve --max-num-seqs" in c.text
+        assert "Next server" not in c.text
+        await c.press("enter")
+        await c.press("j")
+        assert isinstance(c.app.screen, HelpScreen), "the keys of the screen are back"
+        assert "matching" in c.text
+        await c.press("slash", *"max-num zz", "down")
+        await c.sees("No key and no mark matches 'max-num zz'; esc shows all.")
+        await c.press("escape")
+        await c.sees("Launch a new server")
+        await c.press("slash", *"halve")
+        await c.press("enter")
+        await c.press("escape")
+        await c.until(lambda: "matching" not in c.text)
+        assert isinstance(c.app.screen, HelpScreen)
+        await c.press("escape")
+        await c.until(lambda: c.app.screen is c.app.operations)

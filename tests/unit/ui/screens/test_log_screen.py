@@ -1,0 +1,294 @@
+"""The log on the screen: following, standing still, searching, filtering, copying."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from vllm_console.ui.screens.log import LogScreen
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("".join(f"INFO 11-20 10:00:00 [a.py:1] line {n}\n" for n in range(500)))
+    return path
+
+
+def append(path, text):
+    with path.open("a") as file:
+        file.write(text)
+
+
+async def test_opens_at_the_end_and_follows(host, wait_until, log):
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        assert "Log · chat" in app.text()
+        assert "following" in app.text()
+        append(log, "INFO 11-20 10:00:00 [a.py:1] fresh\n")
+        await wait_until(pilot, lambda: "fresh" in app.text())
+        assert "line 460" not in app.text()
+
+
+async def test_while_a_past_moment_is_shown_it_opens_there_and_stands_still(host, wait_until, log):
+    append(log, "".join(f"INFO 11-20 10:{n:02}:00 [a.py:1] later {n}\n" for n in range(1, 60)))
+    at = time.mktime((2026, 11, 20, 10, 30, 0, 0, 0, -1))
+    app = host(lambda: LogScreen("chat", log, at=at))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "later 30\n" in app.text())
+        assert "later 31\n" not in app.text()
+        assert "paused" in app.text()
+
+
+async def test_text_stands_still_under_a_reader_who_scrolled_up(host, wait_until, log):
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        await pilot.press("up", "up", "up")
+        await wait_until(pilot, lambda: "paused" in app.text() and "line 499" not in app.text())
+        before = app.text().splitlines()[1:20]
+        append(log, "one\ntwo\nthree\n")
+        await wait_until(pilot, lambda: "paused · 3 new" in app.text())
+        assert app.text().splitlines()[1:20] == before
+        await pilot.press("f")
+        await wait_until(pilot, lambda: "following" in app.text() and "three" in app.text())
+
+
+async def test_keys_reach_both_ends_and_scrolling_down_to_the_end_follows_again(host, wait_until, log):
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        await pilot.press("home")
+        await wait_until(pilot, lambda: "line 0\n" in app.text())
+        await pilot.press("pagedown")
+        await wait_until(pilot, lambda: "line 0\n" not in app.text() and "line 20\n" in app.text())
+        await pilot.press("end")
+        await wait_until(pilot, lambda: "following" in app.text())
+        await pilot.press("pageup")
+        await wait_until(pilot, lambda: "paused" in app.text())
+        await pilot.press("pagedown", "pagedown")
+        await wait_until(pilot, lambda: "following" in app.text() and "line 499" in app.text())
+
+
+async def test_search_goes_up_with_n_and_down_with_shift_n(host, wait_until, log):
+    text = log.read_text().replace("line 100\n", "needle A\n").replace("line 300\n", "Needle B\n")
+    log.write_text(text)
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        await pilot.press("slash", *"needle", "enter")
+        await wait_until(pilot, lambda: "Needle B" in app.text() and "line 299" in app.text())
+        await pilot.press("n")
+        await wait_until(pilot, lambda: "needle A" in app.text())
+        await pilot.press("n")
+        await wait_until(pilot, lambda: "no more matches above" in app.text())
+        await pilot.press("N")
+        await wait_until(pilot, lambda: "Needle B" in app.text())
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: not app.screen._view.page.wanted)
+        assert isinstance(app.screen, LogScreen), "the first escape ends the search"
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: app.results == [None])
+
+
+async def test_search_for_what_is_not_there_says_so(host, wait_until, log):
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        await pilot.press("slash", "left_square_bracket", *"nowhere", "enter")
+        await wait_until(pilot, lambda: "no matches above" in app.text())
+        assert "line 499" in app.text()
+
+
+async def test_filter_shows_warnings_and_whole_tracebacks(host, wait_until, log):
+    append(log, "WARNING 11-20 10:00:00 [a.py:1] careful\nTraceback (most recent call last):\n"
+                '  File "a.py", line 1\n    boom()\nValueError: no\nINFO 11-20 10:00:00 [a.py:1] later\n')  # fmt: skip
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "later" in app.text())
+        await pilot.press("v")
+        await wait_until(pilot, lambda: "warnings and errors only" in app.text() and "later" not in app.text())
+        assert "careful" in app.text()
+        await pilot.press("v")
+        await wait_until(pilot, lambda: "careful" not in app.text())
+        assert "boom()" in app.text()
+        assert "ValueError: no" in app.text()
+        append(log, "ERROR 11-20 10:00:00 [a.py:1] worse\nINFO 11-20 10:00:00 [a.py:1] chatter\n")
+        await wait_until(pilot, lambda: "worse" in app.text())
+        assert "chatter" not in app.text()
+        await pilot.press("v")
+        await wait_until(pilot, lambda: "later" in app.text())
+
+
+async def test_long_lines_are_wrapped_or_reached_sideways(host, wait_until, log):
+    append(log, "x" * 100 + "the far end\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "xxx" in app.text())
+        assert "the far end" not in app.text()
+        await pilot.press("right", "right", "right")
+        await wait_until(pilot, lambda: "the far end" in app.text())
+        await pilot.press("left", "left", "left", "w")
+        await wait_until(pilot, lambda: "wrapped" in app.text() and "the far end" in app.text())
+
+
+async def test_copies_the_selected_line_or_all_shown(host, wait_until, log):
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        await pilot.press("y")
+        assert app.clipboard.splitlines()[-1].endswith("line 499")
+        assert len(app.clipboard.splitlines()) == 21
+        await pilot.press("shift+up")
+        await wait_until(pilot, lambda: "paused" in app.text())
+        await pilot.press("shift+up", "y")
+        assert app.clipboard.endswith("line 498")
+
+
+async def test_a_log_that_is_not_there_yet_is_said_and_then_shown(host, wait_until, tmp_path):
+    app = host(lambda: LogScreen("chat", tmp_path / "later.log"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "log is empty" in app.text())
+        (tmp_path / "later.log").write_text("hello\n")
+        await wait_until(pilot, lambda: "hello" in app.text())
+
+
+async def test_markup_escape_codes_and_secrets_in_a_log_are_shown_as_plain_text(host, wait_until, log):
+    append(
+        log, "[bold red]not markup[/] \x1b[31mred\x1b[0m\x1b]0;title\x07 \x00 token hf_abcdefghijklmnopqrstuvwxyz0123\n"
+    )
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(100, 24)) as pilot:
+        await wait_until(pilot, lambda: "not markup" in app.text())
+        assert "[bold red]not markup[/] red" in app.text()
+        assert "hf_abcdefghijk" not in app.text()
+
+
+async def test_a_log_that_is_emptied_and_one_that_is_rotated_are_followed(host, wait_until, log):
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        log.rename(log.with_name("server.log.1"))
+        log.write_text("after rotation\n")
+        await wait_until(pilot, lambda: "after rotation" in app.text())
+        assert "line 499" in app.text()
+        log.write_text("x\n")
+        await wait_until(pilot, lambda: "after rotation" not in app.text() and "x\n" in app.text())
+
+
+async def test_a_flood_leaves_keys_working_and_shows_the_end(host, wait_until, log):
+    app = host(lambda: LogScreen("chat", log))
+    stop = threading.Event()
+    written = [0]
+
+    def flood():
+        with log.open("a") as file:
+            while not stop.wait(0.02):
+                file.writelines(f"INFO 11-20 10:00:00 [a.py:1] flood {written[0] + n}\n" for n in range(1000))
+                file.flush()
+                written[0] += 1000
+
+    thread = threading.Thread(target=flood)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        thread.start()
+        try:
+            await wait_until(pilot, lambda: written[0] > 20_000 and "flood" in app.text())
+            await pilot.press("up")
+            await wait_until(pilot, lambda: "paused" in app.text())
+            await wait_until(pilot, lambda: app.screen._view.page.new_lines > 1000)
+            await pilot.press("f")
+            await wait_until(pilot, lambda: "following" in app.text())
+        finally:
+            stop.set()
+            thread.join()
+        await wait_until(pilot, lambda: f"flood {written[0] - 1}\n" in app.text())
+
+
+async def test_matches_are_counted_and_the_present_one_has_its_number(host, wait_until, log):
+    text = log.read_text().replace("line 100\n", "needle A\n").replace("line 300\n", "Needle B\n")
+    log.write_text(text)
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        await pilot.press("slash", *"needle", "enter")
+        await wait_until(pilot, lambda: "2/2 ·" in app.text() and "Needle B" in app.text())
+        await pilot.press("n")
+        await wait_until(pilot, lambda: "1/2 ·" in app.text())
+        append(log, "needle C\n")
+        await wait_until(pilot, lambda: "1/3 ·" in app.text())
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: "1/3" not in app.text())
+
+
+async def test_only_matching_lines_are_shown_and_new_ones_follow(host, wait_until, log):
+    text = log.read_text().replace("line 100\n", "needle A\n").replace("line 300\n", "Needle B\n")
+    log.write_text(text)
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 499" in app.text())
+        await pilot.press("m", *"needle", "enter")
+        await wait_until(pilot, lambda: "only matches ·" in app.text() and "needle A" in app.text())
+        await wait_until(pilot, lambda: "2 matching lines" in app.text())
+        assert "line" not in "\n".join(app.text().splitlines()[1:20]).replace("[a.py:1]", "")
+        append(log, "hay\nneedle C\n")
+        await wait_until(pilot, lambda: "needle C" in app.text())
+        assert "hay" not in app.text()
+        await pilot.press("m")
+        await wait_until(pilot, lambda: "hay" in app.text() and "line 499" in app.text())
+        await pilot.press("n")
+        await wait_until(pilot, lambda: "3/3" in app.text())
+        await pilot.press("n", "m")
+        await wait_until(pilot, lambda: "only matches ·" in app.text() and "needle A" in app.text())
+        assert "needle C" in app.text()
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: "only matches ·" not in app.text() and "line 101" in app.text())
+
+
+async def test_matches_far_apart_are_found_without_showing_what_lies_between(host, wait_until, log):
+    log.write_text("needle A\n" + "hay hay hay hay hay hay hay\n" * 400_000 + "needle B\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "needle B" in app.text())
+        await pilot.press("m", *"needle", "enter")
+        await wait_until(pilot, lambda: "needle A" in app.text() and "needle B" in app.text())
+        await pilot.press("home")
+        await wait_until(pilot, lambda: "paused" in app.text() and "needle A" in app.text())
+        await pilot.press("down", "down")
+        await wait_until(pilot, lambda: "following" in app.text())
+
+
+async def test_a_time_is_gone_to(host, wait_until, log):
+    log.write_text("".join(f"INFO 11-20 10:{n // 60:02d}:{n % 60:02d} [a.py:1] line {n}\n" for n in range(1000)))
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "line 999" in app.text())
+        await pilot.press("t", *"10:05", "enter")
+        await wait_until(pilot, lambda: "from 11-20 10:05:00 on" in app.text())
+        assert app.text().splitlines()[1].endswith("line 300")
+        assert "paused" in app.text()
+        await pilot.press("t", *"never", "enter")
+        await wait_until(pilot, lambda: "type 10:03" in app.text())
+        await pilot.press("t", *"11-21 10:00", "enter")
+        await wait_until(pilot, lambda: "the newest line is of 11-20 10:16:39" in app.text())
+        assert app.text().splitlines()[1].endswith("line 300"), "it stays where it was"
+
+
+async def test_access_lines_of_answered_requests_are_hidden_and_shown_again(host, wait_until, log):
+    access = 'INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" '
+    append(log, f"{access}200 OK\n" * 3000 + f"{access}500 Internal Server Error\n")
+    app = host(lambda: LogScreen("chat", log))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await wait_until(pilot, lambda: "200 OK" in app.text())
+        await pilot.press("a")
+        await wait_until(pilot, lambda: "access lines hidden" in app.text() and "line 499" in app.text())
+        assert "200 OK" not in app.text()
+        assert "500 Internal" in app.text(), "a failure is no noise"
+        await pilot.press("pageup")
+        await wait_until(pilot, lambda: "paused" in app.text() and "line 470" in app.text())
+        append(log, f"{access}200 OK\n")
+        await pilot.press("a", "f")
+        await wait_until(pilot, lambda: "200 OK" in app.text() and "access lines hidden" not in app.text())

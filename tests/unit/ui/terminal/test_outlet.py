@@ -1,0 +1,121 @@
+"""What is written to a terminal: in order, never waited for, and known to be behind or gone. Pipes stand for it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from vllm_console.ui.terminal.driver import MOST_BYTES, WAITING_BYTES, Outlet
+
+SECONDS = 20.0
+
+
+class Pipe:
+    """An outlet into a pipe, and what it said."""
+
+    def __init__(self) -> None:
+        self.reads, self.writes = os.pipe()
+        self.caught_up, self.lost = threading.Event(), threading.Event()
+        self.outlet = Outlet(self.writes, self.caught_up.set, self.lost.set)
+
+    def read(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            found += os.read(self.reads, count - len(found))
+        return found
+
+    def stop_reading(self) -> None:
+        os.close(self.reads)
+        self.reads = -1
+
+    def close(self) -> None:
+        if self.reads >= 0:
+            self.stop_reading()
+        self.outlet.close(0)
+        os.close(self.writes)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = Pipe()
+    yield made
+    made.close()
+
+
+def filled(pipe: Pipe, more: int = WAITING_BYTES + 1) -> int:
+    """Write so much that the pipe is full and so much waits besides; how much it was."""
+    count = fcntl.fcntl(pipe.writes, fcntl.F_GETPIPE_SZ) + more
+    pipe.outlet.write(b"x" * count)
+    return count
+
+
+def test_all_of_it_arrives_in_order(pipe: Pipe) -> None:
+    pieces = [f"{number:06d}".encode() * 100 for number in range(100)]
+    for piece in pieces:
+        pipe.outlet.write(piece)
+    assert pipe.read(60_000) == b"".join(pieces)
+
+
+def test_whoever_writes_never_waits_and_is_told_when_all_is_taken(pipe: Pipe) -> None:
+    written = filled(pipe)
+    assert pipe.outlet.behind()
+    pipe.outlet.write(b"a mode")
+    assert not pipe.caught_up.is_set()
+    assert pipe.read(written + 6).endswith(b"xa mode")
+    assert pipe.caught_up.wait(SECONDS)
+    assert not pipe.outlet.behind()
+
+
+def test_nobody_is_told_who_did_not_ask(pipe: Pipe) -> None:
+    """Only who leaves a picture out needs to hear when the next would be taken."""
+    pipe.read(filled(pipe))
+    pipe.outlet.write(b"end")
+    assert pipe.read(3) == b"end"
+    pipe.outlet.close(SECONDS)
+    assert not pipe.caught_up.is_set()
+
+
+def test_a_bounded_amount_waits(pipe: Pipe) -> None:
+    written = filled(pipe, MOST_BYTES // 2)
+    pipe.outlet.write(b"y" * MOST_BYTES)
+    pipe.outlet.write(b"z")
+    assert pipe.read(written + 1)[-2:] == b"xz"
+
+
+def test_the_end_waits_for_the_terminal_but_not_for_ever(pipe: Pipe) -> None:
+    pipe.outlet.write(b"modes")
+    pipe.outlet.close(SECONDS)
+    pipe.outlet.write(b"too late")
+    assert os.read(pipe.reads, 100) == b"modes"
+    stalled = Pipe()
+    filled(stalled)
+    stalled.outlet.close(0.01)
+    assert not stalled.lost.is_set()
+    stalled.close()
+
+
+@pytest.mark.parametrize("stalled", [False, True])
+def test_a_terminal_that_goes_is_noticed(pipe: Pipe, stalled: bool) -> None:
+    """Also where nothing is written to it."""
+    if stalled:
+        filled(pipe)
+    pipe.stop_reading()
+    assert pipe.lost.wait(SECONDS)
+    pipe.outlet.write(b"nothing comes of it")
+    pipe.outlet.close(SECONDS)
+    assert not pipe.caught_up.is_set()
+
+
+def test_what_waits_is_dropped_so_that_a_slow_terminal_is_given_back_all_the_same(pipe: Pipe) -> None:
+    written = filled(pipe, more=4 * WAITING_BYTES)
+    found = pipe.read(1)
+    pipe.outlet.drop()
+    pipe.outlet.write(b"given back")
+    while not found.endswith(b"given back"):
+        found += os.read(pipe.reads, 1 << 16)
+    assert len(found) < written, "what it had not been handed was left out"
+    assert set(found.removesuffix(b"given back")) == {ord("x")}

@@ -1,0 +1,75 @@
+"""The filter: what it matches, how many servers do, and how it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.ui.parts.filter_line import matches
+from vllm_launchers.host.gpu.document import read_host
+
+HOST = read_host(Path("4xa6000"))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", True),
+        ("CHAT", True),
+        ("llama-3.1", True),
+        ("chatbot", True),
+        ("ready", True),
+        ("gpu0", True),
+        ("gpu 0", True),
+        ("gpu1", False),
+        ("a6000", True),
+        (":8000", True),
+        ("8000", True),
+        ("you", True),
+        ("anna", False),
+        ("chat ready gpu0", True),
+        ("chat failed", False),
+    ],
+)
+def test_it_matches_what_the_table_shows(fakes, text, found):
+    server = replace(fakes.chat(fakes.NOW), model="meta-llama/Llama-3.1-8B", preset="chatbot", gpus=(0,), port=8000)
+    assert matches(text, server, HOST) is found
+
+
+def test_an_index_is_a_whole_number(fakes):
+    server = replace(fakes.chat(fakes.NOW), gpus=(10,))
+    assert matches("gpu10", server, None)
+    assert not matches("gpu1", server, None)
+
+
+def test_an_owner_is_found_by_name(fakes):
+    server = fakes.observed(fakes.NOW)
+    assert matches("anna", server, None)
+    assert not matches("you", server, None)
+
+
+async def test_it_has_a_prompt_and_counts_what_matches(console):
+    async with console() as c:
+        await c.press("slash", *"gpu 1")
+        await c.sees("/ gpu 1")
+        assert "1 of 7 · esc clears" in c.text
+        await c.press("enter")
+        await c.sees("Servers matching 'gpu 1' · 1 of 7")
+        assert "esc clears" not in c.text
+        await c.press("escape")
+        await c.until(lambda: "matching" not in c.text)
+        await c.press("slash", *"nothing")
+        await c.sees("0 of 7")
+        await c.sees("No server matches 'nothing'; esc shows all 7.")
+        await c.press("escape")
+        await c.until(lambda: "0 of 7" not in c.text and "chat" in c.text)
+
+
+async def test_it_is_taken_up_again_where_it_was(console):
+    async with console() as c:
+        await c.press("slash", *"coder", "enter", "slash")
+        await c.sees("1 of 7 · esc clears")
+        await c.press("backspace", "backspace")
+        await c.sees("/ cod")

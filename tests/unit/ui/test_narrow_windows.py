@@ -1,0 +1,17 @@
+"""No window is too small to be drawn in: it shows less, and nothing crashes."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize("width", [1, 9, 17])
+@pytest.mark.parametrize("key", ["question_mark", "e", "i", "d", "n", "C", "l", "c", "a", "v", "M", "ctrl+p"])
+async def test_every_screen_is_drawn_in_a_narrow_window(console, fakes, key, width):
+    async with console(*fakes.EVERY_STATE, size=(width, 12)) as c:
+        await c.press(key)
+        await c.pilot.pause()
+        await c.press("down")
+        await c.pilot.resize_terminal(width + 2, 6)
+        await c.pilot.pause()
+        assert c.app.crash is None

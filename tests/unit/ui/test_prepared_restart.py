@@ -1,0 +1,89 @@
+"""A restart that is prepared while the server serves: said, canceled by a key, refused, rolled back."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.fleet.snapshot import Changes, PreparedRestart, State
+from vllm_launchers.keeper.records import PreparationStep
+
+
+@pytest.fixture
+def fleet(fakes):
+    """One ready server; what ``now`` says of it holds."""
+
+    class Fleet(fakes.FakeFleet):
+        def __init__(self):
+            self.now = {}
+            super().__init__(lambda at: replace(fakes.chat(at), findings=(), **{"state": State.READY, **self.now}))
+
+        def restart(self, name, changes, *, force=False):
+            super().restart(name, changes, force=force)
+            self.now = {"restart": prepared(self.at, PreparationStep.IMPORTING)}
+            return self._view(name)
+
+        def cancel_restart(self, name):
+            super().cancel_restart(name)
+            self.now = {"restart": prepared(self.at, PreparationStep.CANCELED, "canceled")}
+            return self._view(name)
+
+    return Fleet()
+
+
+def prepared(at, step, message="", **more):
+    return PreparedRestart(at, step, at, ("max-num-seqs 256 → 128",), message, **more)
+
+
+async def test_it_is_said_how_far_it_is_and_escape_cancels_it(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("r", "y")
+        await c.sees("keeps serving while its restart is prepared")
+        await c.sees("loading vLLM")
+        await c.sees("keeps serving · max-num-seqs 256 → 128")
+        fleet.now = {"restart": prepared(fleet.at, PreparationStep.CHECKING, memory_mib=1234)}
+        await c.sees("vLLM is checking the flags")
+        await c.sees("+1.2 GiB RAM")
+        await c.press("escape")
+        await c.sees("restart canceled")
+        assert fleet.calls == [("restart", "chat", Changes()), ("cancel_restart", "chat")]
+
+
+async def test_that_it_keeps_serving_is_said_no_longer_than_it_does(console, fleet, monkeypatch):
+    monkeypatch.setattr("vllm_console.ui.app.MESSAGE_SECONDS", 3600.0)
+    async with console(fleet=fleet) as c:
+        await c.press("r", "y")
+        await c.sees("keeps serving while its restart is prepared")
+        fleet.now = {"state": State.STOPPING, "restart": prepared(fleet.at, PreparationStep.ACCEPTED)}
+        await c.until(lambda: "keeps serving while" not in c.text, "withdrawn with the change of state")
+
+
+async def test_another_verb_has_to_wait_for_it_but_a_stop(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("r", "y")
+        await c.sees("loading vLLM")
+        await c.press("r")
+        await c.sees("chat is being restarted.")
+        await c.press("s")
+        await c.sees("Stop chat?")
+
+
+async def test_a_refusal_is_said_aloud_in_its_own_words_and_the_next_restart_may_begin(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("r", "y")
+        await c.sees("loading vLLM")
+        fleet.now = {"restart": prepared(fleet.at, PreparationStep.REFUSED, "max_num_seqs: Input should be 1 or more")}
+        await c.sees("the server was not touched: max_num_seqs: Input should be 1 or more")
+        await c.press("escape")
+        await c.press("r", "y")
+        await c.until(lambda: len(fleet.calls) == 2, "it can be restarted again")
+
+
+async def test_a_rollback_is_said_aloud(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.until(lambda: c.app.operations.selected is not None)
+        fleet.now = {
+            "generation": 5,
+            "rollback": "run 4 failed, so the flags of run 3 are used again: no memory",
+        }
+        await c.sees("the flags of run 3 are used again: no memory")

@@ -1,0 +1,193 @@
+"""A run that has ended on the operations screen: shown, moved through, left, and nothing is done to it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from fakes.made_runs import run
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.history.time_view import DEFAULT_RANGE, LIVE
+from vllm_console.ui.parts.time_cursor import STEPS, WHOLE_RUN
+
+
+@pytest.fixture
+def fleet(fakes):
+    fleet = fakes.FakeFleet(fakes.chat, fakes.coder)
+    fleet.replays = {"gone@2": fakes.REPLAY, "chat@1": replace(fakes.REPLAY, run=8, name="chat@1", removed=False)}
+    return fleet
+
+
+async def replayed(c, fakes, name="gone@2"):
+    await c.until(lambda: c.app.operations.selected is not None and c.app.operations.selected.name == name)
+    await c.until(lambda: c.app.operations.selected.moment is not None, "the moment is read")
+
+
+async def test_it_opens_at_the_end_of_the_run_with_the_whole_run_in_sight(console, fakes, fleet):
+    async with console(fleet=fleet, replay=fakes.REPLAY) as c:
+        await replayed(c, fakes)
+        view = fleet.times[-1]
+        assert (view.run, view.at, view.end) == (7, fakes.REPLAY.at, fakes.REPLAY.ended_at)
+        assert view.range.name == WHOLE_RUN
+        assert 7200 < view.range.seconds <= 7200 + 2 * view.range.step
+        await c.sees("replay  at 11:41:02 · 1h00m ago · whole run  end leave")
+        row = next(row for row in c.text.splitlines() if "gone@2 sim" in row)
+        assert "removed" in row
+        assert "82%" in row.split("removed")[1], "figures of the moment"
+        await c.sees("no log: it was deleted with its server")
+        await c.sees("gone@2 is replayed: nothing can be done to it. end leaves")
+        assert "now: 2 ready ─" in c.text, "it is no server"
+
+
+async def test_the_cursor_stays_within_the_run(console, fakes, fleet):
+    began, ended = fakes.REPLAY.started_at, fakes.REPLAY.ended_at
+    async with console(fleet=fleet, replay=fakes.REPLAY) as c:
+        await replayed(c, fakes)
+        await c.press("right", "right", "shift+right")
+        await c.until(lambda: fleet.times[-1].at == ended)
+        await c.press("left")
+        await c.until(lambda: fleet.times[-1].at == ended - fleet.times[-1].range.seconds / STEPS)
+        await c.press("shift+left", "shift+left")
+        await c.until(lambda: fleet.times[-1].at == began)
+        assert fleet.times[-1].end == ended, "the whole run stays in sight"
+        await c.press("full_stop")
+        await c.sees("Finding began: preempting")
+        await c.until(lambda: fleet.times[-1].at == (began + ended) / 2)
+
+
+async def test_ranges_end_with_the_whole_run(console, fakes, fleet):
+    async with console(fleet=fleet, replay=fakes.REPLAY) as c:
+        await replayed(c, fakes)
+        await c.press("right_parenthesis")
+        assert fleet.times[-1].range.name == WHOLE_RUN, "there is none longer"
+        await c.press("left_parenthesis")
+        await c.until(lambda: fleet.times[-1].range.name == "1h")
+        assert fleet.times[-1].end == fakes.REPLAY.ended_at, "not beyond the end"
+        await c.press("colon", *"range 24h", "enter")
+        await c.until(lambda: fleet.times[-1].range.name == WHOLE_RUN)
+
+
+@pytest.mark.parametrize("key", ["end", "escape"])
+async def test_a_key_leaves_it(console, fakes, fleet, key):
+    async with console(fleet=fleet, replay=fakes.REPLAY) as c:
+        await replayed(c, fakes)
+        await c.press(key)
+        await c.until(lambda: fleet.times[-1] == LIVE)
+        assert fleet.times[-1].range is DEFAULT_RANGE
+        await c.until(lambda: "gone@2" not in c.text)
+        assert c.app.operations.selected.name in ("chat", "coder")
+
+
+@pytest.mark.parametrize("key", ["s", "r", "x", "b", "f", "e", "w", "a", "asterisk", "left_square_bracket", "z", "t"])
+async def test_nothing_is_done_to_it(console, fakes, fleet, key):
+    async with console(fleet=fleet, replay=fakes.REPLAY) as c:
+        await replayed(c, fakes)
+        await c.press(key)
+        await c.sees("gone@2 has ended and is replayed: nothing can be done to it. end leaves.")
+        assert c.app.screen is c.app.operations
+        assert fleet.calls == []
+
+
+async def test_other_servers_can_be_selected_meanwhile(console, fakes, fleet):
+    async with console(fleet=fleet, replay=fakes.REPLAY) as c:
+        await replayed(c, fakes)
+        await c.press("g")
+        await c.until(lambda: c.app.operations.selected.name == "chat")
+        await c.until(lambda: c.app.operations.selected.moment == fakes.REPLAY.at)
+        row = next(row for row in c.text.splitlines() if "gone@2 sim" in row)
+        assert "select it to see it at this moment" in row
+        await c.press("s")
+        await c.sees("Stop chat?")
+
+
+async def test_the_command_line_opens_one_and_says_why_not(console, fakes, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("colon", *"replay gone@2")
+        await c.sees("Replay run gone@2")
+        await c.press("enter")
+        await replayed(c, fakes)
+        await c.press("colon", *"replay other@1", "enter")
+        await c.sees("no run 'other@1' is known; see 'vllm-console runs'")
+        assert c.app.operations.selected.name == "gone@2", "it stays where it was"
+        await c.press("colon", *"replay chat@1", "enter")
+        await replayed(c, fakes, "chat@1")
+        assert "gone@2" not in c.text
+
+
+async def test_a_key_lists_what_can_be_replayed(console, fakes, fleet):
+    ended = run(2, server="gone", ended_at=fakes.NOW - 3600, replayable=True, removed=True)
+    fleet.known_runs = (run(9), replace(ended, id=7), run(1, server="gone", ended_at=1.0), replace(ended, id=3))
+    fleet.replays["3"] = replace(fakes.REPLAY, run=3)
+    async with console(fleet=fleet) as c:
+        await c.press("O")
+        await c.sees("Replay which run?")
+        await c.sees("gone@2")
+        assert "chat@9" not in c.text, "it runs"
+        assert "gone@1" not in c.text, "its history is gone"
+        await c.sees("gone@2 (run 3)")
+        await c.press("down", "enter")
+        await replayed(c, fakes)
+        assert fleet.times[-1].run == 3
+
+
+async def test_a_console_opens_on_the_server_that_is_named(console, fakes, fleet):
+    async with console(fleet=fleet, server="coder", at=fakes.NOW - 60) as c:
+        await c.until(lambda: c.app.operations.selected.name == "coder")
+        await c.until(lambda: c.app.operations.selected.moment == fakes.NOW - 60)
+
+
+async def test_without_a_run_the_key_says_so(console, fakes, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("O")
+        await c.sees("There is no run to replay")
+
+
+async def test_a_run_of_a_present_server_has_a_row_of_its_own(console, fakes, fleet):
+    chat = fleet.replays["chat@1"]
+    async with console(fleet=fleet, replay=chat) as c:
+        await replayed(c, fakes, "chat@1")
+        rows = [row for row in c.text.splitlines() if row[2:].startswith("chat")]
+        assert len(rows) == 2
+        assert "removed" not in c.text
+
+
+async def test_comparing_and_describing_work_as_before_but_revert_nothing(console, fakes, fleet):
+    async with console(fleet=fleet, replay=fakes.REPLAY) as c:
+        await replayed(c, fakes)
+        await c.press("c")
+        await c.sees("has no earlier run that served")
+        assert ("compare", "gone@2", None) in fleet.calls
+        await c.press("q")
+        await c.press("d")
+        await c.sees("last exit") if "last exit" in c.text else await c.sees("gone@2 sim")
+        await c.press("q")
+        await c.press("l")
+        await c.sees("The log of gone@2 was deleted with its server.")
+
+
+@pytest.mark.parametrize(
+    ("key", "call", "told"),
+    [
+        ("y", ("forget", "old"), "old is removed; O replays its runs."),
+        ("p", ("forget", "old", "purge"), "old is removed."),
+    ],
+)
+async def test_forgetting_keeps_the_history_and_a_purge_does_not(console, fakes, key, call, told):
+    async with console(fakes.stopped) as c:
+        await c.press("x")
+        await c.sees("Its history is kept for 30 days")
+        await c.sees("p purge")
+        await c.press(key)
+        await c.sees(told)
+        assert c.fleet.calls == [call]
+
+
+async def test_what_can_not_be_kept_is_said_and_p_is_no_answer_elsewhere(console, fakes):
+    async with console(fakes.stopped, fakes.chat) as c:
+        c.fleet.error = FleetError("its history can't be kept")
+        await c.press("x", "y")
+        await c.sees("its history can't be kept")
+        await c.press("escape", "j", "s")
+        await c.sees("Stop chat?")
+        await c.press("p")
+        await c.sees("Stop chat?")

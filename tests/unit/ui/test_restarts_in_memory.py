@@ -1,0 +1,39 @@
+"""The console's memory does not grow with the number of restarts that it has seen."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+from msgspec.structs import replace
+
+RESTARTS = 150
+WARM_UP = 30
+BYTES_EACH = 1024
+"""The least that was ever kept of a restart by mistake was a base of its history: 8 KiB."""
+
+
+async def test_restarts_leave_nothing(console, fakes):
+    now = {"generation": 1}
+
+    def chat(at):
+        server = fakes.chat(at)
+        flags = {**server.flags, "max-num-seqs": 64 + now["generation"] % 7}
+        return replace(server, generation=now["generation"], flags=flags, pid=1000 + now["generation"])
+
+    async with console(chat, refresh=0.01) as c:
+        before = 0
+        tracemalloc.start()
+        try:
+            for generation in range(2, WARM_UP + RESTARTS + 1):
+                now["generation"] = generation
+                await c.until(lambda g=generation: c.app.snapshot.server("chat").generation == g, "a look")
+                if generation == WARM_UP:
+                    gc.collect()
+                    before = tracemalloc.get_traced_memory()[0]
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        assert grown < RESTARTS * BYTES_EACH, f"{grown / RESTARTS:.0f} bytes for each restart"
+        print(f"{grown / RESTARTS:.0f} bytes for each of {RESTARTS} restarts")

@@ -1,0 +1,85 @@
+"""A rolling update by its key: a second server, the comparison of answers, the offer to stop the old one."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.fleet.rolling import AnswerComparison
+from vllm_console.fleet.snapshot import Changes, State
+from vllm_console.fleet.verbs import NoPlaceError
+
+
+@pytest.fixture
+def fleet(fakes):
+    """One ready server; ``chat-2`` in the state ``second``, once it was started."""
+
+    class Fleet(fakes.FakeFleet):
+        compared = AnswerComparison(4, ("The capital of France is",))
+
+        def __init__(self):
+            self.second = None
+            self.state = State.READY
+            super().__init__(lambda at: replace(fakes.chat(at), findings=(), state=self.state), self.new)
+
+        def new(self, at):
+            state = self.second or State.STOPPED
+            return replace(fakes.chat(at), name="chat-2", port=8099, findings=(), state=state, generation=self.number)
+
+        @property
+        def number(self):
+            return 1 if self.second is None else 2
+
+        def start_beside(self, name, changes, *, force=False):
+            self._did("start_beside", name, changes)
+            self.second = State.STARTING
+            return self.new(self.at)
+
+        def compare_answers(self, old, new):
+            self._did("compare_answers", old, new)
+            return self.compared
+
+    return Fleet()
+
+
+async def test_the_old_server_is_stopped_only_after_a_yes(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("U")
+        await c.sees("Start a second chat next to it?")
+        await c.press("y")
+        await c.sees("chat-2 starts at http://127.0.0.1:8099; chat goes on serving.")
+        assert fleet.calls == [("start_beside", "chat", Changes())]
+        fleet.second = State.READY
+        await c.sees("chat-2 is ready. Stop chat?")
+        await c.sees("Different answers to 1 of 4 golden prompts")
+        await c.sees("'The capital of France is'")
+        await c.press("y")
+        await c.until(lambda: ("stop", "chat") in fleet.calls)
+    assert fleet.calls.count(("compare_answers", "chat", "chat-2")) == 1
+
+
+async def test_one_that_fails_is_not_compared(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("U", "y")
+        await c.sees("chat goes on serving.")
+        fleet.second = State.FAILED
+        await c.until(lambda: c.app.snapshot.server("chat-2").state is State.FAILED)
+        await c.until(lambda: not c.app.operations.verbs.rolling._started)
+        fleet.second = State.READY
+        await c.until(lambda: c.app.snapshot.server("chat-2").state is State.READY)
+    assert fleet.calls == [("start_beside", "chat", Changes())]
+
+
+async def test_no_room_is_said_in_a_sentence(console, fleet):
+    fleet.error = NoPlaceError("no room for a second server beside chat: GPU 0 has 0.6 GiB")
+    async with console(fleet=fleet) as c:
+        await c.press("U", "y")
+        await c.sees("no room for a second server beside chat: GPU 0 has 0.6 GiB")
+
+
+async def test_it_begins_with_a_ready_server(console, fleet):
+    fleet.state = State.STARTING
+    async with console(fleet=fleet) as c:
+        await c.press("U")
+        await c.sees("chat is starting: a rolling update begins with a ready server.")
+    assert fleet.calls == []

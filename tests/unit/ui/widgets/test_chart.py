@@ -1,0 +1,192 @@
+"""Charts: what lands in which cell, on which scale, under which clock time and mark."""
+
+from __future__ import annotations
+
+import pytest
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.fleet.markers import Marker, MarkerKind
+from vllm_console.metrics.sample import Series
+from vllm_console.text import count, percent, seconds
+from vllm_console.ui.terminal.lines import cells_of
+from vllm_console.ui.theme import BAD, DIM, to_ascii
+from vllm_console.ui.widgets.chart import ChartView, Curve, Scale, braille, chart_of, column_of, tick_times
+
+END = 1_767_271_200.0
+"""2026-01-01 12:40:00 UTC."""
+USAGE = Curve("kv_cache_usage")
+LATENCY = (Curve("ttft_p50", "p50", DIM), Curve("ttft_p99", "p99"))
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch):
+    import time
+
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def made(points: int = 180, step: float = 5.0, **values: object) -> Series:
+    return Series(
+        END, step, {key: value if isinstance(value, tuple) else (value,) * points for key, value in values.items()}
+    )
+
+
+def texts(strips: list[Strip]) -> list[str]:
+    return [strip.text.rstrip() for strip in strips]
+
+
+def drawn(values: tuple[float | None, ...], rows: int = 1, *, area: bool = True) -> list[str]:
+    dots = braille(values, Scale(0.0, 1.0, rows), area=area)
+    return ["".join(chr(0x2800 + bits) for bits in row) for row in dots]
+
+
+def test_an_area_stands_on_a_fixed_scale():
+    assert drawn((0.0, 1.0)) == ["⣸"]
+    assert drawn((0.5, 0.5), 2) == ["⣀", "⣿"]
+    assert drawn((9.0, 9.0)) == ["⣿"]
+
+
+def test_unknown_is_blank_and_zero_is_not():
+    assert drawn((None, None, 0.0, 0.0)) == ["⠀⣀"]
+
+
+def test_a_line_is_joined_where_it_jumps_and_broken_where_nothing_was_reported():
+    assert drawn((0.0, 1.0, 1.0, 0.0), area=False) == ["⡸⢱"]
+    assert drawn((0.0, None, 1.0, 1.0), area=False) == ["⡀⠉"]
+
+
+def test_values_have_rows():
+    scale = Scale(0.0, 1.0, 10)
+    assert [scale.row(value) for value in (1.0, 0.0, 2.0, None)] == [0, 9, None, None]
+
+
+def test_only_what_lies_above_the_objective_is_red():
+    strips = chart_of(made(kv_cache_usage=0.99), (USAGE,), 40, 11, percent, hi=1.0, objective=0.5, area=True)
+    styles = [dict(cells_of(strip)[8:9]) for strip in strips]
+    red = [row for row, cell in enumerate(styles) if BAD in cell.values()]
+    assert "50%┤" in strips[max(red)].text
+    assert red == list(range(max(red) + 1))
+
+
+@pytest.mark.parametrize("height", [4, 5, 9, 20])
+def test_what_is_full_reaches_its_tick_and_not_above_it(height):
+    strips = chart_of(made(kv_cache_usage=1.0), (USAGE,), 40, height, percent, hi=1.0, area=True)
+    assert strips[0].text.startswith(" 100%┤")
+    assert strips[0].text.rstrip()[-1] == "⣤", "the lower half of the cell: the tick stands in its middle"
+
+
+def test_a_peak_is_red_where_the_objective_lies_in_the_top_row():
+    values = tuple(0.99 if number >= 90 else 0.92 for number in range(180))
+    strips = chart_of(made(kv_cache_usage=values), (USAGE,), 40, 5, percent, hi=1.0, objective=0.94, area=True)
+    assert "94%┤" in strips[0].text
+    styles = [style for text, style in cells_of(strips[0]) if text >= "⠁"]
+    assert BAD in styles, "by its value, though no row is above the objective's"
+    assert BAD not in styles[: len(styles) // 2 - 1]
+
+
+def test_figures_that_share_a_chart_have_their_names_in_their_order():
+    low, high = (0.1,) * 180, (0.9,) * 179 + (0.11,)
+    rows = texts(chart_of(made(ttft_p50=low, ttft_p99=high), LATENCY, 60, 6, seconds))
+    names = [row[-3:] for row in rows if row.endswith(("p50", "p99"))]
+    assert names == ["p99", "p50"]
+
+
+def test_a_logarithmic_scale_shows_an_objective_and_a_peak_forty_times_as_high():
+    series = made(ttft_p50=0.2, ttft_p99=(0.8,) * 170 + (40.0,) * 10)
+    log = texts(chart_of(series, LATENCY, 60, 11, seconds, objective=1.0, view=ChartView(log=True)))
+    assert any(row.startswith(" 1.0s┤") for row in log[2:7]), log
+    assert log[0].startswith("  40s┤")
+    assert any(row.startswith("  10s┤") for row in log)
+    linear = texts(chart_of(series, LATENCY, 60, 11, seconds, objective=1.0))
+    assert linear[-3].startswith(" 1.0s┤"), "it lies on the axis there"
+
+
+def test_the_time_axis_has_clock_times_and_what_a_point_covers():
+    *_, axis, below = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, area=True))
+    assert axis.startswith("   0%┼")
+    assert below.split() == ["/5s", "12:26", "12:28", "12:30", "12:32", "12:34", "12:36", "12:38"]
+    for text in ("12:30", "12:36"):
+        assert axis[below.index(text) + 2] == "┬"
+
+
+def test_a_low_chart_has_its_clock_times_in_the_axis():
+    axis = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 5, percent, hi=1.0))[-1]
+    assert "┬12:30─" in axis
+
+
+def test_midnight_has_its_date_and_seconds_are_told_of_a_minute():
+    midnight = END - 45_600
+    assert (midnight, "Jan 01") in tick_times(END - 86_400, END, 120)
+    assert tick_times(END - 60, END, 120)[:2] == [(END - 60, "12:39:00"), (END - 50, "12:39:10")]
+
+
+def test_marks_stand_on_the_axis_and_a_crash_comes_before_what_it_would_cover():
+    markers = (
+        Marker(END - 450, MarkerKind.START, "r3", ""),
+        Marker(END - 100, MarkerKind.FINDING, "!", ""),
+        Marker(END - 99, MarkerKind.CRASH, "✗", ""),
+        Marker(END - 9000, MarkerKind.START, "r2", ""),
+    )
+    rows = texts(chart_of(made(kv_cache_usage=0.1), (USAGE,), 66, 12, percent, hi=1.0, markers=markers))
+    axis = rows[-2]
+    assert "r3" in axis
+    assert "✗" in axis
+    assert "!" not in axis
+    assert "r2" not in axis, "it lies before the range"
+    place = axis.index("r3") + 1
+    assert rows[2][place] == "┊"
+
+
+def test_the_cursor_is_reversed_and_says_its_time():
+    view = ChartView(cursor=END - 450)
+    strips = chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, view=view)
+    assert "12:32:30" in strips[-1].text
+    columns = {
+        index for strip in strips[:9] for index, (_, style) in enumerate(cells_of(strip)) if style and style.reverse
+    }
+    assert len(columns) == 1
+    assert columns == {6 + (column_of(made(kv_cache_usage=0.5), 180, 120, END - 450) or 0) // 2}
+
+
+def test_a_mark_is_seen_under_the_cursor():
+    marker = (Marker(END - 450, MarkerKind.START, "r3", ""),)
+    view = ChartView(cursor=END - 450)
+    rows = texts(chart_of(made(kv_cache_usage=0.5), (USAGE,), 66, 12, percent, hi=1.0, view=view, markers=marker))
+    assert "r3" in rows[-2]
+    assert "12:32:30" in rows[-1]
+
+
+def test_numbers_of_things_have_whole_ticks():
+    rows = texts(chart_of(made(requests_running=1.2), (Curve("requests_running"),), 40, 12, count, whole=True))
+    labels = [row.split("┤")[0].strip() for row in rows if "┤" in row]
+    assert [text for text in labels if text] == ["2", "1"]
+
+
+@pytest.mark.parametrize("width", [12, 30, 38, 78, 190])
+@pytest.mark.parametrize("height", [2, 3, 5, 8, 20])
+def test_a_chart_has_the_size_that_it_is_given(width, height):
+    markers = (Marker(END - 1, MarkerKind.START, "r12", ""), Marker(END - 899, MarkerKind.STOP, "s", ""))
+    view = ChartView(cursor=END - 2)
+    series = made(ttft_p50=0.2, ttft_p99=3.0)
+    strips = chart_of(series, LATENCY, width, height, seconds, objective=1.0, view=view, markers=markers)
+    assert len(strips) == height
+    assert all(strip.cell_length <= width for strip in strips)
+    assert all(to_ascii(strip.text).isascii() and "?" not in to_ascii(strip.text) for strip in strips)
+
+
+def test_nothing_reported_and_not_read_yet_are_told_apart():
+    assert "nothing reported yet" in "".join(texts(chart_of(made(kv_cache_usage=None), (USAGE,), 40, 8, percent)))
+    assert "loading" in "".join(texts(chart_of(None, (USAGE,), 40, 8, percent)))
+
+
+def test_a_style_is_never_the_only_difference_between_lines():
+    """Without colors names and order tell them apart."""
+    series = made(ttft_p50=0.1, ttft_p99=0.9)
+    strips = chart_of(series, LATENCY, 60, 6, seconds)
+    plain = [Strip([segment._replace(style=Style()) for segment in strip]) for strip in strips]
+    assert texts(plain)[0].endswith("p99")

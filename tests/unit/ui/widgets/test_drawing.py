@@ -1,0 +1,117 @@
+"""Pure drawing: what lands in which cell."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.ui.terminal.lines import cells_of, changed_spans, line
+from vllm_console.ui.theme import to_ascii, wants_ascii
+from vllm_console.ui.widgets.chart import nice_ceiling, resample
+from vllm_console.ui.widgets.draw import bar, fit, rule
+
+RED = Style(color="red")
+WORDS = st.text(alphabet="abc 日本é─😀", max_size=20)
+
+
+def test_fit_pads_and_cuts_to_cells():
+    assert fit("abc", 5) == "abc  "
+    assert fit("abc", 5, ">") == "  abc"
+    assert fit("abcdef", 4) == "abc…"
+    assert fit("日本語", 4) == "日 …"
+    assert fit("abc", 0) == ""
+
+
+@given(WORDS, st.integers(1, 30), st.sampled_from("<>"))
+def test_fit_always_takes_exactly_its_width(text, width, align):
+    assert cell_len(fit(text, width, align)) == width
+
+
+@given(st.text(max_size=20), st.integers(12, 80), st.text(max_size=30))
+def test_a_rule_is_as_wide_as_it_should_be(title, width, right):
+    title, right = "".join(filter(str.isprintable, title)), "".join(filter(str.isprintable, right))
+    assert rule(title, width, (right,)).cell_length == width
+
+
+def test_a_bar_has_eighths():
+    assert bar(0.5, 4) == "██  "
+    assert bar(1.0, 4) == "████"
+    assert bar(1.7, 4) == "████"
+    assert bar(1 / 32, 4) == "▏   "
+    assert bar(None, 4) == "    "
+
+
+def test_resampling_keeps_peaks_and_sums_counts():
+    assert resample((1.0, 5.0, 2.0, 3.0), 2, 0) == (5.0, 3.0)
+    assert resample((1.0, 5.0, 2.0, 3.0), 2, 0, sum) == (6.0, 5.0)
+    assert resample((1.0, None, 3.0), 6, 0) == (1.0, 1.0, None, None, 3.0, 3.0)
+    assert resample((), 3, 0) == (None, None, None)
+    assert resample((None, None, 1.0, None), 2, 0) == (None, 1.0)
+
+
+@given(st.integers(0, 1000), st.integers(6, 300))
+def test_a_chart_moves_by_whole_columns(first, columns):
+    points = tuple(float(index * 7919 % 101) for index in range(2000))
+    before = resample(points[first : first + 180], columns, first)
+    after = resample(points[first + 1 : first + 181], columns, first + 1)
+    moves = [before[by + 1 : -1] == after[1 : columns - 1 - by] for by in range(columns - 4)]
+    assert any(moves), (before, after)
+
+
+@pytest.mark.parametrize(("value", "top"), [(0, 1), (0.03, 0.03), (1, 1), (1.2, 1.5), (2100, 2500), (9.1, 10)])
+def test_scales_end_at_round_numbers(value, top):
+    assert nice_ceiling(value) == pytest.approx(top)
+
+
+def spans(before: Strip, after: Strip) -> list[tuple[int, int]]:
+    return list(changed_spans(before, after))
+
+
+def test_only_changed_cells_are_repainted():
+    assert spans(line("abc"), line("abc")) == []
+    assert spans(line("ab", ("c", None)), line("a", "bc")) == []
+    assert spans(line("abc"), line("abd")) == [(2, 3)]
+    assert spans(line("a" * 40), line("b" + "a" * 38 + "b")) == [(0, 1), (39, 40)]
+    assert spans(line("abcdef"), line("xbcdex")) == [(0, 6)]
+    assert spans(line("abc"), line(("abc", RED))) == [(0, 3)]
+    assert spans(line("abc"), line("ab")) == [(2, 3)]
+
+
+def test_a_span_cuts_no_wide_character():
+    assert spans(line("日本"), line("日x ")) == [(2, 4)]
+    assert spans(line("ab本"), line("a日x")) == [(1, 4)]
+
+
+@given(WORDS, WORDS)
+def test_repainting_the_spans_gives_the_new_line(old, new):
+    before, after = line(old), line(new)
+    width = max(before.cell_length, after.cell_length)
+    cells = cells_of(before.adjust_cell_length(width))
+    target = cells_of(after.adjust_cell_length(width))
+    for start, end in spans(before, after):
+        cells[start:end] = target[start:end]
+    assert cells == target
+
+
+@given(st.text(max_size=30))
+def test_ascii_text_takes_the_same_cells(text):
+    text = "".join(filter(str.isprintable, text))
+    assert to_ascii(text).isascii()
+    assert cell_len(to_ascii(text)) == cell_len(text)
+
+
+def test_the_locale_decides_about_ascii():
+    assert wants_ascii({"LANG": "C"})
+    assert wants_ascii({"LANG": "en_US.UTF-8", "LC_ALL": "POSIX"})
+    assert not wants_ascii({"LANG": "C.UTF-8"})
+    assert not wants_ascii({"LANG": "de_DE.utf8"})
+    assert not wants_ascii({})
+
+
+def test_cells_of_a_wide_character():
+    assert [text for text, _ in cells_of(Strip([Segment("a日b")]))] == ["a", "日", "", "b"]

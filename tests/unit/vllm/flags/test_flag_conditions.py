@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import pytest
+
+from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.conditions import CONDITIONS, broken_conditions
+from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+
+NUMBERS = {
+    "tensor-parallel-size": "1",
+    "pipeline-parallel-size": "1",
+    "prefill-context-parallel-size": "1",
+    "decode-context-parallel-size": "1",
+    "data-parallel-size": "1",
+    "data-parallel-size-local": None,
+    "data-parallel-rank": None,
+    "nnodes": "1",
+    "node-rank": "0",
+    "max-num-seqs": None,
+    "max-num-active-seqs": None,
+    "long-prefill-token-threshold": "0",
+    "max-loras": "1",
+    "max-cpu-loras": None,
+    "api-server-count": None,
+    "sse-keep-alive-interval": "0",
+    "offload-group-size": "0",
+    "offload-num-in-group": "1",
+    "offload-prefetch-step": "1",
+    "spec-tokens": None,
+    "max-cudagraph-capture-size": None,
+    "cudagraph-capture-sizes": None,
+}
+SWITCHES = (
+    "enable-chunked-prefill enable-lora enable-auto-tool-choice enable-log-outputs enable-log-requests headless "
+    "enable-per-request-metrics disable-log-stats enable-eplb enable-expert-parallel data-parallel-external-lb "
+    "data-parallel-hybrid-lb data-parallel-multi-port-external-lb enable-elastic-ep numa-bind ray-workers-use-nsight "
+    "enable-fault-tolerance enable-flashinfer-autotune"
+)
+TEXTS = {
+    "tool-call-parser": None,
+    "tool-parser-plugin": "",
+    "reasoning-parser": "",
+    "reasoning-parser-plugin": "",
+    "data-parallel-backend": "mp",
+    "offload-backend": "auto",
+    "mamba-backend": "triton",
+    "mamba-ssu-algorithm": None,
+    "distributed-executor-backend": None,
+    "otlp-traces-endpoint": None,
+    "collect-detailed-traces": None,
+    "numa-bind-nodes": None,
+    "numa-bind-cpus": None,
+    "attention-backend": None,
+    "spec-model": None,
+    "spec-method": None,
+    "per-request-spec-decode-metrics": "none",
+    "lora-modules": None,
+}
+OBJECTS = ("attention-config", "compilation-config", "kernel-config", "speculative-config")
+LENGTHS = ("max-num-batched-tokens", "max-model-len")
+WORDS = {"tool-call-parser": ("hermes", "mistral"), "reasoning-parser": ("deepseek_r1", "qwen3")}
+
+
+def specs() -> list[FlagSpec]:
+    kind = ValueKind
+    return [
+        *(FlagSpec(name, kind.INT, default) for name, default in NUMBERS.items()),
+        *(FlagSpec(name, kind.HUMAN_INT) for name in LENGTHS),
+        *(FlagSpec(name, kind.BOOL, "false", negatable=True) for name in SWITCHES.split()),
+        *(FlagSpec(name, kind.TEXT, default, words=WORDS.get(name, ())) for name, default in TEXTS.items()),
+        *(FlagSpec(name, kind.JSON) for name in OBJECTS),
+    ]
+
+
+def table_of(version: str | None = "0.32.0", without: str = "") -> FlagTable:
+    return FlagTable(version, "installation", {spec.name: spec for spec in specs() if spec.name != without})
+
+
+Flags = dict[str, FlagValue]
+
+CASES: list[tuple[str, Flags, Flags]] = [
+    (
+        "max-num-seqs",
+        {"max-num-seqs": 65, "max-num-batched-tokens": 64},
+        {"max-num-seqs": 64, "max-num-batched-tokens": 64},
+    ),
+    ("max-num-seqs", {"max-num-seqs": 5000, "max-num-batched-tokens": "4k"}, {"max-num-seqs": 5000}),
+    (
+        "max-num-batched-tokens",
+        {"enable-chunked-prefill": False, "max-num-batched-tokens": 2048, "max-model-len": "4K"},
+        {"max-num-batched-tokens": 2048, "max-model-len": "4K"},
+    ),
+    (
+        "max-num-batched-tokens",
+        {"enable-chunked-prefill": False, "max-num-batched-tokens": 2048, "max-model-len": 2049},
+        {"enable-chunked-prefill": False, "max-num-batched-tokens": 2048, "max-model-len": "auto"},
+    ),
+    (
+        "max-num-active-seqs",
+        {"max-num-active-seqs": 9, "max-num-seqs": 8},
+        {"max-num-active-seqs": 8, "max-num-seqs": 8},
+    ),
+    ("long-prefill-token-threshold", {"long-prefill-token-threshold": 9, "max-model-len": 8}, {"max-model-len": 8}),
+    ("max-loras", {"enable-lora": True, "max-loras": 4, "max-cpu-loras": 2}, {"max-loras": 4, "max-cpu-loras": 2}),
+    (
+        "data-parallel-size-local",
+        {"data-parallel-size-local": 2},
+        {"data-parallel-size-local": 2, "data-parallel-size": 2},
+    ),
+    (
+        "enable-auto-tool-choice",
+        {"enable-auto-tool-choice": True},
+        {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"},
+    ),
+    ("enable-log-outputs", {"enable-log-outputs": True}, {"enable-log-outputs": True, "enable-log-requests": True}),
+    (
+        "enable-per-request-metrics",
+        {"enable-per-request-metrics": True, "disable-log-stats": True},
+        {"enable-per-request-metrics": True},
+    ),
+    ("sse-keep-alive-interval", {"sse-keep-alive-interval": -1}, {"sse-keep-alive-interval": 0}),
+    (
+        "decode-context-parallel-size",
+        {"tensor-parallel-size": 4, "decode-context-parallel-size": 3},
+        {"tensor-parallel-size": 4, "decode-context-parallel-size": 2},
+    ),
+    ("enable-eplb", {"enable-eplb": True, "data-parallel-size": 2}, {"enable-eplb": False}),
+    (
+        "enable-eplb",
+        {"enable-eplb": True, "enable-expert-parallel": True},
+        {"enable-eplb": True, "enable-expert-parallel": True, "tensor-parallel-size": 2},
+    ),
+    (
+        "data-parallel-rank",
+        {"data-parallel-external-lb": True},
+        {"data-parallel-external-lb": True, "data-parallel-size": 2},
+    ),
+    ("data-parallel-rank", {"data-parallel-rank": 0}, {"data-parallel-rank": 0, "data-parallel-size": 2}),
+    (
+        "data-parallel-rank",
+        {"data-parallel-rank": 2, "data-parallel-size": 2},
+        {"data-parallel-rank": 1, "data-parallel-size": 2},
+    ),
+    (
+        "data-parallel-hybrid-lb",
+        {"data-parallel-hybrid-lb": True},
+        {"data-parallel-hybrid-lb": True, "data-parallel-size-local": 1},
+    ),
+    (
+        "data-parallel-multi-port-external-lb",
+        {"data-parallel-multi-port-external-lb": True},
+        {"data-parallel-multi-port-external-lb": True, "data-parallel-size": 4, "data-parallel-size-local": 2},
+    ),
+    (
+        "node-rank",
+        {"nnodes": 2, "node-rank": 2, "tensor-parallel-size": 2},
+        {"nnodes": 2, "node-rank": 1, "tensor-parallel-size": 2},
+    ),
+    ("nnodes", {"nnodes": 3, "tensor-parallel-size": 4}, {"nnodes": 2, "tensor-parallel-size": 4}),
+    (
+        "nnodes",
+        {"nnodes": 2, "tensor-parallel-size": 2, "data-parallel-backend": "ray"},
+        {"data-parallel-backend": "ray"},
+    ),
+    ("api-server-count", {"headless": True, "api-server-count": 1}, {"headless": True}),
+    ("enable-elastic-ep", {"enable-elastic-ep": True}, {}),
+    ("enable-fault-tolerance", {"enable-fault-tolerance": True}, {}),
+    ("numa-bind-nodes", {"numa-bind-nodes": 0}, {"numa-bind-nodes": 0, "numa-bind": True}),
+    ("numa-bind-cpus", {"numa-bind-cpus": "0-3"}, {"numa-bind-cpus": "0-3", "numa-bind": True}),
+    (
+        "collect-detailed-traces",
+        {"collect-detailed-traces": "all"},
+        {"collect-detailed-traces": "all", "otlp-traces-endpoint": "http://x"},
+    ),
+    (
+        "ray-workers-use-nsight",
+        {"ray-workers-use-nsight": True},
+        {"ray-workers-use-nsight": True, "distributed-executor-backend": "ray"},
+    ),
+    ("offload-num-in-group", {"offload-group-size": 2, "offload-num-in-group": 3}, {"offload-num-in-group": 3}),
+    ("offload-num-in-group", {"offload-group-size": 2, "offload-prefetch-step": 0}, {"offload-prefetch-step": 0}),
+    ("mamba-ssu-algorithm", {"mamba-ssu-algorithm": "x"}, {"mamba-ssu-algorithm": "x", "mamba-backend": "FlashInfer"}),
+    (
+        "attention-backend",
+        {"attention-backend": "X", "attention-config": '{"backend": "Y"}'},
+        {"attention-backend": "X", "attention-config": '{"other": 1}'},
+    ),
+    (
+        "attention-backend",
+        {"attention-backend": "X", "attention-config.backend": "Y"},
+        {"attention-config.backend": "Y"},
+    ),
+    (
+        "cudagraph-capture-sizes",
+        {"cudagraph-capture-sizes": 8, "compilation-config.cudagraph_capture_sizes": "[8]"},
+        {"cudagraph-capture-sizes": 8, "compilation-config.mode": 3},
+    ),
+    ("spec-tokens", {"spec-tokens": 3}, {"spec-tokens": 3, "spec-method": "ngram"}),
+    (
+        "per-request-spec-decode-metrics",
+        {"per-request-spec-decode-metrics": "summary"},
+        {"per-request-spec-decode-metrics": "summary", "speculative-config": "{}"},
+    ),
+    (
+        "distributed-executor-backend",
+        {"distributed-executor-backend": "slurm"},
+        {"distributed-executor-backend": "my.module.Executor"},
+    ),
+    ("lora-modules", {"lora-modules": "adapter"}, {"lora-modules": "name=/path"}),
+    ("lora-modules", {"lora-modules": "a=b,c=d"}, {"lora-modules": '{"name": "a", "path": "b"}'}),
+    ("reasoning-parser", {"reasoning-parser": "qwen"}, {"reasoning-parser": "qwen3"}),
+    ("reasoning-parser", {"reasoning-parser": "own"}, {"reasoning-parser": "own", "reasoning-parser-plugin": "own.py"}),
+    (
+        "tool-call-parser",
+        {"tool-call-parser": "hermess", "enable-auto-tool-choice": True},
+        {"tool-call-parser": "hermess"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "broken", "kept"), CASES)
+def test_a_condition_is_named_when_broken_and_silent_when_kept(name: str, broken: Flags, kept: Flags) -> None:
+    found = broken_conditions(table_of(), broken)
+    assert name in [flag for flag, _ in found]
+    assert all(sentence.startswith("--") and "\n" not in sentence for _, sentence in found)
+    assert broken_conditions(table_of(), kept) == []
+
+
+def test_every_condition_has_been_seen_broken() -> None:
+    seen = {condition for condition in CONDITIONS for _, flags, _ in CASES if _is_broken(condition, flags)}
+    exercised_elsewhere = {"data-parallel-hybrid-lb", "enable-flashinfer-autotune", "max-cudagraph-capture-size"}
+    assert {condition.flags[0] for condition in CONDITIONS if condition not in seen} <= exercised_elsewhere
+
+
+def _is_broken(condition: object, flags: Flags) -> bool:
+    names = {flag for flag, _ in broken_conditions(table_of(), flags)}
+    return condition.flags[0] in names  # type: ignore[attr-defined]
+
+
+def test_both_kinds_of_load_balancing_exclude_each_other() -> None:
+    flags: Flags = {
+        "data-parallel-hybrid-lb": True,
+        "data-parallel-external-lb": True,
+        "data-parallel-size": 2,
+        "data-parallel-size-local": 1,
+    }
+    ((name, sentence),) = broken_conditions(table_of(), flags)
+    assert (name, "cannot both be on" in sentence) == ("data-parallel-hybrid-lb", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("enable-flashinfer-autotune", "kernel-config.enable_flashinfer_autotune"),
+        ("max-cudagraph-capture-size", "compilation-config.max_cudagraph_capture_size"),
+    ],
+)
+def test_one_setting_is_not_made_twice(name: str, config: str) -> None:
+    value: FlagValue = 8 if "size" in name else True
+    assert [flag for flag, _ in broken_conditions(table_of(), {name: value, config: value})] == [name]
+
+
+def test_a_condition_counts_only_where_the_installation_has_its_flags() -> None:
+    flags: Flags = {"enable-eplb": True}
+    assert broken_conditions(table_of(), flags) != []
+    assert broken_conditions(table_of(without="enable-expert-parallel"), flags) == []
+
+
+def test_a_condition_that_came_later_does_not_count_before() -> None:
+    flags: Flags = {"enable-log-outputs": True}
+    assert broken_conditions(table_of("0.10.2"), flags) == []
+    assert broken_conditions(table_of("0.13.0"), flags) != []
+    for no_release in (None, "0.²", f"0.{'9' * 5000}"):
+        assert broken_conditions(table_of(no_release), flags) != []
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({"max-num-seqs": 300}, "max-num-seqs"),
+        ({"max-num-active-seqs": 33}, "max-num-active-seqs"),
+        ({"max-num-active-seqs": 9, "max-num-batched-tokens": 8}, "max-num-active-seqs"),
+        ({"enable-chunked-prefill": False, "max-num-batched-tokens": 512}, "max-num-batched-tokens"),
+        ({"long-prefill-token-threshold": 5000}, "long-prefill-token-threshold"),
+    ],
+)
+def test_what_vllm_works_out_counts_where_it_is_known(flags: Flags, name: str) -> None:
+    resolved: Flags = {"max-num-seqs": 32, "max-num-batched-tokens": 256, "max-model-len": 4096}
+    ((found, sentence),) = broken_conditions(table_of(), flags, resolved)
+    assert (found, "as vLLM works out here" in sentence or "without chunked prefill" in sentence) == (name, True)
+    assert broken_conditions(table_of(), flags) == []
+
+
+def test_what_vllm_works_out_gives_way_to_what_is_set() -> None:
+    resolved: Flags = {"max-num-seqs": 256, "max-num-batched-tokens": 2048, "max-model-len": 4096}
+    assert broken_conditions(table_of(), {"max-num-batched-tokens": 64}, resolved) == []
+    assert broken_conditions(table_of(), {"max-num-seqs": 4000, "max-num-batched-tokens": 4000}, resolved) == []
+
+
+def test_a_flag_counts_by_whatever_name_it_was_set() -> None:
+    assert broken_conditions(table_of(), {"max_num_seqs": 65, "max-num-batched": 64}) != []

@@ -1,0 +1,154 @@
+"""Reports of starts kept on disk."""
+
+from __future__ import annotations
+
+import json
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from vllm_launchers.vllm import startup_reports
+from vllm_launchers.vllm.startup_reports import StartupReportStore, flags_digest
+
+REPORTED = {"weights_gib": 15.4, "kv_gib": 20.1}
+PREDICTED = {"weights_gib": 15.0, "kv_gib": 21.0}
+FLAGS: dict[str, object] = {"max-model-len": 8192, "tensor-parallel-size": 2}
+ENTRY = (
+    b'{"version": 1, "entries": [{"model": "org/m", "gpu": "L40S", "engine": "0.33.0", "flags": "f", "shares": "s", '
+    b'"at": %s, "reported": {"kv_tokens": %s}, "predicted": {}}]}'
+)
+NO_NUMBERS = (b"9" * 400, b"8" * 5000, b"1e999", b"-1e999", b"NaN")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "reports.json"
+
+
+def keep(
+    book: StartupReportStore, model: str = "org/m", gpu: str = "L40S", engine: str = "0.33.0", **more: object
+) -> bool:
+    return book.remember(model, gpu, engine, {**FLAGS, **more}, reported=REPORTED, predicted=PREDICTED)
+
+
+def test_a_start_is_found_again_by_another_program(path: Path) -> None:
+    assert keep(StartupReportStore(path))
+    found = StartupReportStore(path).find("org/m", "L40S", "0.33.0", FLAGS)
+    assert found is not None
+    assert (found.reported, found.predicted, found.engine) == (REPORTED, PREDICTED, "0.33.0")
+
+
+def test_nothing_is_found_for_another_model_gpu_or_split(path: Path) -> None:
+    book = StartupReportStore(path)
+    keep(book)
+    assert book.find("org/other", "L40S", "0.33.0", FLAGS) is None
+    assert book.find("org/m", "L4", "0.33.0", FLAGS) is None
+    assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "tensor-parallel-size": 4}) is None
+    assert book.find("org/m", "L40S", "0.33.0", {**FLAGS, "quantization": "fp8"}) is None
+    assert book.problem == ""
+
+
+def test_the_same_flags_go_first_then_the_same_engine_then_the_newest(path: Path) -> None:
+    book = StartupReportStore(path)
+    keep(book, engine="0.32.0")
+    keep(book, engine="0.33.0", **{"max-model-len": 4096})
+    keep(book, engine="0.33.0", **{"max-model-len": 2048})
+    same_flags = book.find("org/m", "L40S", "0.33.0", FLAGS)
+    assert same_flags is not None
+    assert same_flags.engine == "0.32.0"
+    other_flags = book.find("org/m", "L40S", "0.33.0", {**FLAGS, "max-model-len": 1024})
+    assert other_flags is not None
+    assert other_flags.flags == flags_digest({**FLAGS, "max-model-len": 2048})
+
+
+def test_flags_without_weight_make_no_difference(path: Path) -> None:
+    assert flags_digest({**FLAGS, "port": 8000, "served-model-name": "x"}) == flags_digest(FLAGS)
+    assert flags_digest({**FLAGS, "max-num-seqs": 8}) != flags_digest(FLAGS)
+    assert flags_digest(dict(reversed(FLAGS.items()))) == flags_digest(FLAGS)
+
+
+def test_a_later_start_takes_the_place_of_the_same_earlier_one(path: Path) -> None:
+    book = StartupReportStore(path)
+    keep(book)
+    book.remember("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": 1.0}, predicted={})
+    assert [entry.reported for entry in book.entries()] == [{"kv_gib": 1.0}]
+
+
+def test_an_empty_report_is_not_kept(path: Path) -> None:
+    book = StartupReportStore(path)
+    assert not book.remember("org/m", "L40S", "0.33.0", FLAGS, reported={"kv_gib": float("nan")}, predicted={})
+    assert not path.exists()
+
+
+def test_the_oldest_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup_reports, "MOST_ENTRIES", 5)
+    book = StartupReportStore(path)
+    for number in range(8):
+        keep(book, model=f"org/m{number}")
+    assert [entry.model for entry in book.entries()] == [f"org/m{number}" for number in range(3, 8)]
+
+
+def test_the_file_is_private_whole_and_holds_no_flags(path: Path) -> None:
+    keep(StartupReportStore(path), **{"hf-overrides": "hidden"})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text())["version"] == 1
+    assert "hidden" not in path.read_text()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["reports.json", "reports.json.lock"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"version": 1}',
+        b'{"version": 1, "entries": [1]}',
+        b'{"version": 1, "entries": [{"model": 3}]}',
+        b"[" * 100_000,
+        b" " * (startup_reports.MOST_BYTES + 1),
+        *(pytest.param(ENTRY % (number, b"1"), id=f"at {number[:3]!r}") for number in NO_NUMBERS),
+        *(pytest.param(ENTRY % (b"1", number), id=f"figure {number[:3]!r}") for number in NO_NUMBERS),
+    ],
+)
+def test_a_damaged_file_is_moved_aside_and_told(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    book = StartupReportStore(path)
+    assert book.find("org/m", "L40S", "0.33.0", FLAGS) is None
+    assert "damaged" in book.problem
+    assert path.with_name("reports.json.damaged").read_bytes() == content
+    assert keep(book)
+    assert len(StartupReportStore(path).entries()) == 1
+
+
+def test_an_entry_is_none_by_its_numbers_alone(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(ENTRY % (b"1", b"9000"))
+    assert [entry.reported for entry in StartupReportStore(path).entries()] == [{"kv_tokens": 9000.0}]
+
+
+def test_a_newer_programs_file_is_left_alone(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text('{"version": 99, "entries": "of another kind"}')
+    book = StartupReportStore(path)
+    assert not keep(book)
+    assert "newer" in book.problem
+    assert "of another kind" in path.read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_told(path: Path) -> None:
+    path.parent.write_text("a file, no folder")
+    book = StartupReportStore(path)
+    assert not keep(book)
+    assert "could not be kept" in book.problem
+    assert book.entries() == []
+
+
+def test_programs_at_once_lose_nothing(path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda number: keep(StartupReportStore(path), model=f"org/m{number}"), range(24)))
+    assert len(StartupReportStore(path).entries()) == 24
