@@ -145,6 +145,7 @@ class ConsoleApp(App[None]):
         self._resized_at = float("-inf")
         self._wake = asyncio.Event()
         self._poll_once = False
+        self._polled_for: str | None = None
         self.recent = RecentCommands(state)
         """What was typed as a command."""
         self.color_theme = TERMINAL_THEME
@@ -273,17 +274,28 @@ class ConsoleApp(App[None]):
         while True:
             started = loop.time()
             self._wake.clear()
-            if not self.polling.paused or self._poll_once:
+            if not self.polling.paused or self._poll_once or self._charts_missing():
                 self._poll_once = False
                 await self._poll()
-            rest = None if self.polling.paused else max(0.02, self.polling.refresh - (loop.time() - started))
+            waits = self.polling.paused and not self._charts_missing()
+            rest = None if waits else max(0.02, self.polling.refresh - (loop.time() - started))
             try:
                 await asyncio.wait_for(self._wake.wait(), rest)
             except TimeoutError:
                 continue
 
+    def _charts_missing(self) -> bool:
+        """Whether the newest snapshot is without the selected server's history: a pause must not keep it that way."""
+        if self.snapshot is None or not self.operations.is_mounted:
+            return self._polled_for is None
+        server = self.operations.selected
+        if server is None:
+            return False
+        return self._polled_for != server.name or (server.series is not None and server.series.loading)
+
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
+        self._polled_for = self.operations.selected_name or ""
         poll = asyncio.ensure_future(in_thread(self._snapshot_call(), "poll"))
         while not (await asyncio.wait({poll}, timeout=max(LATE_SECONDS, self.polling.refresh)))[0]:
             self._set_polling(hanging=loop.time() - self._polled_at)

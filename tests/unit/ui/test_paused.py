@@ -24,6 +24,7 @@ async def test_what_gets_another_size_is_drawn_for_it(console):
         await c.press("space")
         await c.sees("paused")
         await c.until(lambda: c.app._wake.is_set() is False)
+        await c.until(lambda: "loading" not in c.text, "the charts")  # their arrival draws the table again
         c.app.operations._table.styles.height = 5
         await c.until(lambda: "nightly" not in c.text, "a table of three servers")
         c.app.operations.redraw()  # it is to be as high as before, and is not yet
