@@ -201,7 +201,7 @@ def test_a_picture_of_ones_own_servers_needs_no_terminal(command, tmp_path):
 def test_a_recording_of_the_demo_replays_to_the_same_screen(terminal, tmp_path):
     path = tmp_path / "demo.cast"
     console = terminal("demo", "--record", str(path))
-    console.wait_for("hint 1/4  i shows the findings of chat")
+    console.wait_for("hint 1/4  i shows the findings of docs")
     console.press("d")
     console.wait_for("Command")
     console.press("\x1b")

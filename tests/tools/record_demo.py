@@ -17,13 +17,13 @@ from pathlib import Path
 
 from vllm_console.cli import demo
 from vllm_console.cli.demo_recording import FILE, STAMP, RecordedRun, RecordedServer, save
+from vllm_console.cli.demo_servers import SERVERS
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.load.run import Phase
 from vllm_console.load.shape import TrafficShape
 from vllm_console.metrics.parse import Parser
 from vllm_console.metrics.sample import Sample
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.presets.load import find_preset, read_presets
 from vllm_launchers.simulated.engine import SimulatedEngine
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import MemoryPlan
@@ -70,8 +70,9 @@ class KeptLog(Log):
 def requests_of(phases: Sequence[Phase], longest: int) -> Iterator[tuple[float, int, Request]]:
     """The traffic, as `vllm_console.load` sends it: when each request comes, and its number."""
     begun, number = 0.0, 0
+    shapes: dict[Phase, TrafficShape] = {}
     for phase in phases:
-        shape = TrafficShape(phase.workload, max_model_len=longest)
+        shape = shapes.setdefault(phase, TrafficShape(phase.workload, max_model_len=longest))
         for one in shape.stream(phase.rate, phase.seconds):
             number, at = number + 1, begun + one.at
             tokens = one.output_tokens
@@ -168,17 +169,14 @@ def totals(body: str) -> str:
 
 def main() -> None:
     """Record both servers."""
-    presets, problems = read_presets()
     servers = {}
     with tempfile.TemporaryDirectory() as folder:
         fleet = LocalFleet(Path(folder), observe=False, interactive=True, host_file=demo.HOST)
-        for server in demo.SERVERS:
-            workload = find_preset(server.preset, presets, problems).workload
+        for server in SERVERS:
             plans = [fleet.plan(request) for request in demo.runs_of(server, fleet.snapshot().host, server.place)]
             began, runs, body = 0.0, [], ""
             for number, plan in enumerate(plans, 1):
-                phases = demo.recorded_phases(server, workload, number)
-                run, body = record(plan, phases, began, goes_on=number == len(plans))
+                run, body = record(plan, server.recorded[number - 1], began, goes_on=number == len(plans))
                 runs.append(run)
                 began = (run.ended_at or 0.0) + DOWN_SECONDS
             servers[server.name] = RecordedServer([_ending_at_0(run, runs[-1]) for run in runs], totals(body))

@@ -14,69 +14,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from vllm_console.cli import demo_recording as recording
 from vllm_console.cli.console import need_screen, show
+from vllm_console.cli.demo_servers import SERVERS, DemoServer
 from vllm_console.cli.picture_options import add_picture_arguments, check, save
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
 from vllm_console.fleet.verbs import FleetError, UsageError
-from vllm_console.load.run import Phase, demo_phases
 from vllm_console.settings import Config
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.records import State
-from vllm_launchers.presets.model import Workload
 
 if TYPE_CHECKING:
     from vllm_console.ui.terminal.cast import Cast
 
 
-class DemoServer(msgspec.Struct, frozen=True):
-    """A simulated server of the demo and the traffic it gets."""
-
-    name: str
-    preset: str
-    model: str | None
-    """Another model than the preset's."""
-    place: int
-    """The GPU of the recorded host that it is put on, and timed as."""
-    gib: float | None
-    """How much of the GPU's memory it may take; None is what the preset says."""
-    rate: float
-    """Requests per second while it is calm."""
-    changes: Changes
-    earlier: Changes | None = None
-    """What of these was otherwise in the run before, if the recording has one."""
-
-
-SERVERS = (
-    DemoServer(
-        "chat",
-        "chatbot",
-        None,
-        0,
-        13.9,
-        0.9,
-        Changes(set={"max-num-seqs": 96, "max-num-batched-tokens": 384, "kv-cache-dtype": "auto"}),
-        earlier=Changes(set={"max-num-seqs": 24}),
-    ),
-    DemoServer("coder", "code-generation", "Qwen/Qwen2.5-Coder-1.5B-Instruct", 1, None, 0.2, Changes()),
-)
-"""``chat`` shares its GPU: in the rush its KV cache holds about two thirds of the sequences that its flags let in, so
-that halving them (``[``) ends the preemptions and FP8 (``v``) ends the queue too. In the recording before, 24 sequences
-made requests wait, and 96 ended that, until the rush came. ``coder`` has room and stays calm."""
-
 READY_SECONDS = 20.0
 """How long the console waits for servers to be ready before it opens."""
 
-BUSY_RATE, RUSH_RATE = 1.6, 2.6
-"""Requests per second in the recording: more than 24 sequences serve at once, and more than the KV cache holds."""
-
-HOST = Path("4xa6000")
+HOST = Path("2xrtx3090")
 """The recorded host on whose GPUs they are shown: most machines that a demo runs on have none."""
 
 
@@ -151,6 +111,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
     places = emptiest(fleet.snapshot().host) if host_file is not None else [server.place for server in SERVERS]
     recorded = recording.read()
     traffic: list[subprocess.Popen[bytes]] = []
+    resumed: list[str] = []
     try:
         for position, server in enumerate(SERVERS):
             place = places[position % len(places)] if places else None
@@ -160,17 +121,20 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
             if fits:
                 enter = partial(recording.enter, past, root, now=time.time())
                 view = fleet.resume(server.name, runs, enter)
+                resumed.append(server.name)
             else:  # on other GPUs, or with a preset of one's own, that did not happen
                 view = fleet.start(runs[-1])
-            words = [sys.executable, "-m", "vllm_console.cli.demo_traffic", view.url, server.preset]
+            words = [sys.executable, "-m", "vllm_console.cli.demo_traffic", view.url, server.name, str(os.getpid())]
             traffic.append(
                 subprocess.Popen(
-                    [*words, str(server.rate), str(os.getpid()), str(past.in_flight if fits and server.earlier else 0)],
+                    [*words, str(past.in_flight if fits else 0)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
             )
+        if len(resumed) == len(SERVERS) and host_file is None:
+            recording.enter_gpus(recorded, fleet.snapshot().servers, HOST, root, time.time())
         fleet.judge_past()  # else the first comparison waits for it
         _wait_until_ready(root)
         yield fleet
@@ -207,17 +171,6 @@ def runs_of(server: DemoServer, host: Host | None, place: int | None) -> list[La
     if server.earlier is None:
         return [present]
     return [replace(present, changes=replace(changes, set={**changes.set, **server.earlier.set})), present]
-
-
-def recorded_phases(server: DemoServer, workload: Workload, number: int) -> list[Phase]:
-    """The traffic of a server's run of that number in the recording, 25 minutes in all."""
-    calm, filling, rush, _ = demo_phases(workload, server.rate)
-    if server.earlier is None:
-        return [replace(calm, seconds=1500.0)]
-    busy = replace(rush, name="busy", rate=BUSY_RATE)
-    if number == 1:
-        return [replace(busy, seconds=740.0)]
-    return [replace(busy, seconds=590.0), replace(rush, name=filling.name, seconds=160.0, rate=RUSH_RATE)]
 
 
 def _changes(server: DemoServer, host: Host | None, place: int | None) -> Changes:

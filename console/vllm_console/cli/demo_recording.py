@@ -9,21 +9,27 @@ from __future__ import annotations
 import lzma
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
+from vllm_console.fleet.gpu_charts import history_path
+from vllm_console.fleet.gpus import occupied
 from vllm_console.fleet.own_server import HISTORY
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.history.gpu_history import FIVES, GpuHistoryWriter
 from vllm_console.history.store import Writer
-from vllm_console.metrics.sample import Sample
+from vllm_console.metrics.sample import Sample, Window
 from vllm_console.recorder import WindowRecorder
 from vllm_console.runs.store import FILE_NAME, RunName
 from vllm_launchers import values
+from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.lifecycle import exit_of
-from vllm_launchers.keeper.records import Generation, LaunchSpec, Recording
+from vllm_launchers.keeper.records import Generation, LaunchSpec, Recording, State
 from vllm_launchers.private import open_file
 from vllm_launchers.vllm.flags.changes import FlagValue
 
@@ -57,6 +63,15 @@ class RecordedServer(msgspec.Struct, frozen=True):
         engines = self.runs[-1].samples[-1].engines.values()
         return int(sum((one.requests_running or 0) + (one.requests_waiting or 0) for one in engines))
 
+    def running(self, at: float) -> float | None:
+        """Requests that ran at that time; None while no run was ready."""
+        for run in self.runs:
+            if run.ready_at <= at and (run.ended_at is None or at < run.ended_at):
+                place = bisect_right(run.samples, at, key=lambda one: one.at)
+                engines = run.samples[max(0, place - 1)].engines.values()
+                return sum(one.requests_running or 0.0 for one in engines)
+        return None
+
 
 def read() -> Mapping[str, RecordedServer]:
     """The recorded servers by name."""
@@ -80,7 +95,7 @@ def enter(
     for number, (run, spec) in enumerate(zip(server.runs, specs, strict=True), 1):
         minutes = WindowRecorder(state / FILE_NAME, RunName(_run_key(spec, number), folder.name, number))
         for recorded in run.samples:
-            sample = replace(recorded, at=now + recorded.at)
+            sample = structs.replace(recorded, at=now + recorded.at)
             writer.append(sample, number)
             minutes.append(sample)
     writer.close()
@@ -98,6 +113,28 @@ def enter(
         log_offset=sum(len(text) for text in _log_of(server.runs[:-1], now)),
     )
     return values.replace(last, environment=environment, warm_up=None), recording
+
+
+def enter_gpus(
+    servers: Mapping[str, RecordedServer], views: Sequence[ServerView], host_file: Path, state: Path, now: float
+) -> None:
+    """Enter what the host's GPUs did meanwhile, which follows from how many requests ran on each server.
+
+    ``views`` are the servers as they are now, on the GPUs that they are on.
+    """
+    host = read_host(host_file)
+    writer = GpuHistoryWriter(history_path(state, host))
+    began = min(server.runs[0].started_at for server in servers.values())
+    for step in range(int(began // FIVES.step), 0):
+        at = step * FIVES.step
+        there = [(view, servers[view.name].running(at)) for view in views if view.name in servers]
+        working = [
+            structs.replace(view, state=State.READY, window=Window(at, at, requests_running=running))
+            for view, running in there
+            if running is not None
+        ]
+        writer.append(occupied(host, working), now + at)
+    writer.close()
 
 
 def _ended(number: int, run: RecordedRun, spec: LaunchSpec, now: float) -> Generation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Sequence
 
 from vllm_console.diagnosis.finding import title_of_code
@@ -19,6 +20,7 @@ from vllm_console.runs.text import (
     setting_text,
     side_text,
     signed,
+    times_note,
 )
 from vllm_console.runs.windows import quantile_in
 from vllm_console.text import clock, count, duration, plain
@@ -82,7 +84,7 @@ def comparison_lines(found: Comparison) -> list[str]:
     """The outcome and verdict first, then what was changed, the traffic, and every figure."""
     lines = textwrap.wrap(plain_sentence(found), WIDTH, break_on_hyphens=False)
     lines += textwrap.wrap(sentence(found), WIDTH, break_on_hyphens=False)
-    for note in notes(found):
+    for note in filter(None, (times_note(found, time.time()), *notes(found))):
         lines += textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     lines += ["", f"before  {_side(found, after=False)}", f"after   {_side(found, after=True)}"]
     lines += [f"changed {setting_text(change)}" for change in found.differences]

@@ -20,8 +20,9 @@ from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
-    from vllm_console.runs.compare import Comparison, Recorded
+    from vllm_console.runs.compare import Comparison
     from vllm_console.runs.store import PastRun, Run, RunHead, RunName, RunStore
+    from vllm_console.runs.windows import RunWindow
     from vllm_launchers.launch.details import Records
 
 RETRY_SECONDS = 30.0
@@ -382,11 +383,18 @@ class RunHistory:
         return self._recorder.judge_past([record for record in self._records.read()[0] if name in (None, record.name)])
 
     def _compared(self, store: RunStore, before: Run, after: Run, *passed: Run) -> Comparison:
-        from vllm_console.runs.compare import compare
+        from vllm_console.runs.compare import LONGEST, WARM_UP, Recorded, compare
+
+        def recorded(run: Run, windows: Sequence[RunWindow]) -> Recorded:
+            return Recorded(run, windows, store.warm_up(run.id, WARM_UP))
 
         other, one = self._filled([after, before])
         long = _longest(store, one, other)
-        found = compare(_recorded(store, one), _recorded(store, other), _recorded(store, long) if long else None)
+        found = compare(
+            recorded(one, store.windows(one.id)),
+            recorded(other, store.first_windows(other.id, LONGEST + WARM_UP)),
+            recorded(long, store.windows(long.id)) if long else None,
+        )
         return replace(found, skipped=passed)
 
     def _filled(self, found: Sequence[Run]) -> Sequence[Run]:
@@ -471,9 +479,10 @@ def _last_two(store: RunStore, word: str) -> tuple[Run, ...]:
 
 
 def _longest(store: RunStore, before: Run, after: Run) -> Run | None:
-    """The longest of the newest other runs that served like these two, to estimate drift."""
+    """The longest of the newest other runs before that served like these two, to estimate drift."""
     here = (after.model, after.engine, after.gpu_kind)
-    others = [run for run in store.runs(after.server, most=_FEW_EARLIER) if run.id not in (before.id, after.id)]
+    runs = store.runs(after.server, most=_FEW_EARLIER)
+    others = [run for run in runs if run.id != before.id and run.id < after.id]  # a later one would change the verdict
     alike = [run for run in others if (run.model, run.engine, run.gpu_kind) == here]
     return max(alike, key=lambda run: run.windows, default=None)
 
@@ -486,9 +495,3 @@ def _with_head(run: Run, head: RunHead | None) -> Run:
         return run
     known = {name: getattr(head, name) for name in RunHead.__struct_fields__ if not getattr(run, name)}
     return replace(run, **known)
-
-
-def _recorded(store: RunStore, run: Run) -> Recorded:
-    from vllm_console.runs.compare import WARM_UP, Recorded
-
-    return Recorded(run, store.windows(run.id), store.warm_up(run.id, WARM_UP))

@@ -29,7 +29,7 @@ from vllm_console.load.client import (
     wait,
 )
 from vllm_console.load.report import LoadReport, Tally
-from vllm_console.load.shape import Exact, TrafficShape, request_count, suggested_rate
+from vllm_console.load.shape import Exact, TrafficShape, request_count
 from vllm_console.text import rate as rate_text
 from vllm_console.text import took
 from vllm_launchers.presets.model import Workload
@@ -217,7 +217,7 @@ def _progress(tally: Tally, begin: float, tell: Callable[[LoadProgress], None] |
         tell(now())
 
 
-# -- demo traffic in phases -------------------------------------------------------------------------------------------
+# -- traffic in phases ------------------------------------------------------------------------------------------------
 
 
 READY_POLL_SECONDS = 1.0
@@ -233,33 +233,6 @@ class Phase(msgspec.Struct, frozen=True):
     seconds: float
     rate: float
     workload: Workload
-
-
-def demo_phases(workload: Workload, rate: float | None = None) -> tuple[Phase, ...]:
-    """A calm phase, a rush of short prompts with long outputs, and calm again (4 minutes in total).
-
-    The rush strains the KV cache as prompts cannot: many requests fit when they are admitted, and grow until they do
-    not. So fewer sequences, or a KV cache of half the size per token, visibly help. ``rate`` is the calm one; the
-    default keeps about half of the workload's concurrency busy.
-    """
-    calm = rate if rate is not None else suggested_rate(workload) / 2
-    talk = _scaled(workload, 0.5, 2.4)
-    return (
-        Phase("calm", 60.0, calm, workload),
-        Phase("filling up", 20.0, calm * 3.0, talk),
-        Phase("rush of long answers", 100.0, calm * 2.7, talk),
-        Phase("after the rush", 60.0, calm * 0.8, workload),
-    )
-
-
-def _scaled(workload: Workload, input_factor: float, output_factor: float) -> Workload:
-    """The same workload with scaled prompt and output lengths."""
-    return Workload(
-        input_tokens_p95=max(1, round(workload.input_tokens_p95 * input_factor)),
-        output_tokens_p95=max(1, round(workload.output_tokens_p95 * output_factor)),
-        prefix_reuse=workload.prefix_reuse,
-        concurrency=workload.concurrency,
-    )
 
 
 async def run_scenario(

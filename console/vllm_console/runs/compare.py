@@ -9,12 +9,15 @@ movement, the figure is inconclusive.
 
 If a quantile is only known to lie below the end of its bucket, that end is used: it then moves less than the quantile
 really did, never more.
+
+The run after is judged when it has `FEWEST` windows, again at twice as many, and so on up to `MOST`. The first
+difference found over enough requests is kept: traffic of a later hour says nothing about the change.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -37,7 +40,13 @@ WARM_UP = 2
 FEWEST = 5
 """Minimum windows of each run for a verdict."""
 MOST = 120
-"""Maximum windows used of each run, the newest."""
+"""Maximum windows used of the run after, the oldest."""
+NEAREST = 10
+"""Windows used of the run before, the newest, or twice as many as of the run after, if that is more."""
+LONGEST = 4 * MOST
+"""Maximum windows of the run after among which those are searched."""
+ENOUGH_REQUESTS = 100
+"""A difference over at least so many requests of each run is kept, whatever comes later."""
 MOST_EARLIER = 60
 """Windows of an earlier run used to estimate drift."""
 SMALLEST_CHANGE = 0.05
@@ -51,6 +60,8 @@ DOUBLED, HALVED = 1.0, -0.5
 """If a change this large is possible, a figure is inconclusive."""
 ALIKE, ROUGHLY = 0.10, 0.25
 """Traffic is similar up to 10% more or less, and roughly similar up to 25%."""
+FAR = 2.0
+"""A window with more than this many times the load, or less than its inverse, is of other traffic."""
 STEADY = 0.03
 """The most that requests in flight vary, as a share, if clients wait for answers."""
 DRAINING = 0.1
@@ -103,6 +114,10 @@ class Verdict(StrEnum):
     """It moved a lot, or may have, but its minutes differ so much that this may be chance."""
     NOT_COMPARABLE = "not comparable"
     TOO_LITTLE = "not enough data"
+
+
+DECIDED = (Verdict.BETTER, Verdict.WORSE, Verdict.MIXED)
+"""Verdicts that say what the change did."""
 
 
 class Likeness(StrEnum):
@@ -181,13 +196,20 @@ class Factor(msgspec.Struct, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One of the two runs: how many windows it has, were compared, and are still needed, and the window length."""
+    """One of the two runs: how many windows it has, were compared, and are still needed, and the window length.
+
+    ``requests`` is how many ended in the windows compared; ``since`` and ``until`` (Unix seconds) are when the first of
+    them began and the last ended, None if there is none.
+    """
 
     run: Run
     windows: int
     compared: int
     missing: int
     seconds: float
+    requests: float = 0.0
+    since: float | None = None
+    until: float | None = None
 
     @property
     def minutes_missing(self) -> float:
@@ -200,8 +222,8 @@ class Comparison(msgspec.Struct, frozen=True):
 
     ``traffic`` says how similar the traffic was overall. ``differences`` lists the differences in flags, and in
     ``model``, ``engine`` or ``GPUs``. ``closed_loop``: clients seem to wait for answers, so the request rate counts as
-    a result. ``matched``: only minutes with similar traffic were compared. ``skipped`` lists the runs in between that
-    are too short to compare.
+    a result. ``matched``: only minutes with similar traffic were compared. ``kept``: later traffic does not change it
+    any more. ``skipped`` lists the runs in between that are too short to compare.
     """
 
     before: Side
@@ -213,6 +235,7 @@ class Comparison(msgspec.Struct, frozen=True):
     differences: tuple[FlagChange, ...]
     closed_loop: bool = False
     matched: bool = False
+    kept: bool = False
     skipped: tuple[Run, ...] = ()
 
     @property
@@ -242,10 +265,39 @@ class _Traffic(msgspec.Struct, frozen=True):
 def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) -> Comparison:
     """Compare two runs; ``before`` is the baseline for ``after``.
 
-    A longer ``earlier`` run of the same server shows drift that short runs hide.
+    A longer ``earlier`` run of the same server shows drift that short runs hide; so do older windows of ``before``.
     """
-    one, other = usable(before), usable(after)
-    matched = False
+    one = usable(_warm(before))
+    drift = max(one, usable(_warm(earlier)) if earlier is not None else [], key=len)
+    found = None
+    for other in _stages(_warm(after)[:LONGEST]):
+        found = _compare(before, after, one[-max(NEAREST, 2 * len(other)) :], other, drift)
+        decided = found.verdict in DECIDED and min(found.before.requests, found.after.requests) >= ENOUGH_REQUESTS
+        if decided or len(other) >= MOST:
+            return replace(found, kept=True)
+    return found if found is not None else _compare(before, after, one[-NEAREST:], usable(_warm(after)), drift)
+
+
+def _stages(windows: Sequence[RunWindow]) -> Iterator[list[RunWindow]]:
+    """The usable windows at each time at which a run is judged: what comes later changes nothing in them."""
+    due = FEWEST
+    for end in range(FEWEST, len(windows) + 1):
+        if end >= due and len(found := usable(windows[:end])) >= due:
+            yield found
+            due = min(2 * due, MOST) if due < MOST else len(windows) + 1
+
+
+def _compare(
+    before: Recorded,
+    after: Recorded,
+    one: list[RunWindow],
+    other: list[RunWindow],
+    drift: Sequence[RunWindow],
+) -> Comparison:
+    """Compare two runs over these windows; ``drift`` are those of an earlier run."""
+    alike = _without_other_traffic(one, other)
+    matched = len(alike) < len(one)
+    one = alike
     traffic = _traffic(one, other)
     if traffic.likeness is Likeness.DIFFERENT:
         pair = _alike_only(one, other)
@@ -253,7 +305,7 @@ def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) 
             (one, other), traffic, matched = pair, like, True
     sides = tuple(_side(recorded, used) for recorded, used in ((before, one), (after, other)))
     enough = not sides[0].missing and not sides[1].missing
-    drift = _alike(usable(earlier), one)[-MOST_EARLIER:] if earlier is not None and enough else []
+    drift = _alike(drift, one)[-MOST_EARLIER:] if enough else []
     figures = tuple(
         _figure(key, name, unit, one, other, after.run, traffic, _values(drift, key) if enough else None)
         for key, name, unit in _FIGURES
@@ -297,20 +349,24 @@ def _gpus(before: Run, after: Run) -> tuple[str, str, str]:
     return "GPUs", one, other
 
 
-def usable(recorded: Recorded) -> list[RunWindow]:
-    """The comparable windows: warm, and with traffic from beginning to end."""
-    warm = [w for w in recorded.windows if recorded.warm_at is not None and w.at >= recorded.warm_at - 0.001]
+def _warm(recorded: Recorded) -> list[RunWindow]:
+    """The windows after the warm-up."""
+    return [w for w in recorded.windows if recorded.warm_at is not None and w.at >= recorded.warm_at - 0.001]
+
+
+def usable(windows: Sequence[RunWindow]) -> list[RunWindow]:
+    """The comparable ones of warm windows: with traffic from beginning to end."""
     # While a queue drains after the traffic has ended, no requests arrive.
-    came = [rate for rate in _values(warm, "requests_per_second") if rate > 0]
+    came = [rate for rate in _values(windows, "requests_per_second") if rate > 0]
     least = DRAINING * median(came) if came else 0.0
-    warm = [w for w in warm if w.figures.get("requests_per_second", least) >= least]
+    busy = [w for w in windows if w.figures.get("requests_per_second", least) >= least]
     inner = []
-    for index, window in enumerate(warm):
-        begins = index > 0 and window.at - warm[index - 1].end > window.seconds / 2
-        ends = index + 1 < len(warm) and warm[index + 1].at - window.end > window.seconds / 2
+    for index, window in enumerate(busy):
+        begins = index > 0 and window.at - busy[index - 1].end > window.seconds / 2
+        ends = index + 1 < len(busy) and busy[index + 1].at - window.end > window.seconds / 2
         if not begins and not ends:
             inner.append(window)
-    return (inner if len(inner) >= FEWEST else warm)[-MOST:]
+    return inner if len(inner) >= FEWEST else busy
 
 
 def _side(recorded: Recorded, used: Sequence[RunWindow]) -> Side:
@@ -318,7 +374,9 @@ def _side(recorded: Recorded, used: Sequence[RunWindow]) -> Side:
     missing = max(0, FEWEST - len(used))
     if missing and recorded.warm_at is None:
         missing += WARM_UP - min(WARM_UP, len(recorded.windows))
-    return Side(recorded.run, recorded.run.windows, len(used), missing, seconds)
+    since, until = (used[0].at, used[-1].end) if used else (None, None)
+    requests = sum(_values(used, "requests"))
+    return Side(recorded.run, recorded.run.windows, len(used), missing, seconds, requests, since, until)
 
 
 def _values(windows: Sequence[RunWindow], key: str) -> list[float]:
@@ -385,6 +443,17 @@ def _likeness(one: float | None, other: float | None, wide: float = 1.0) -> Like
     return (
         Likeness.ALIKE if apart <= ALIKE * wide else Likeness.ROUGHLY if apart <= ROUGHLY * wide else Likeness.DIFFERENT
     )
+
+
+def _without_other_traffic(before: list[RunWindow], after: Sequence[RunWindow]) -> list[RunWindow]:
+    """The windows before, without those of clearly other traffic than after, unless too few are left."""
+    middles = {key: middle for key in _LOAD if (middle := _middle(after, key))}
+    kept = [
+        window
+        for window in before
+        if all(1 / FAR <= window.figures.get(key, middle) / middle <= FAR for key, middle in middles.items())
+    ]
+    return kept if len(kept) >= FEWEST else before
 
 
 def _alike_only(

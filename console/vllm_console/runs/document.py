@@ -64,6 +64,7 @@ def comparison_document(found: Comparison) -> dict[str, Any]:
     """A comparison as ``compare --json`` prints it."""
     return {
         "verdict": str(found.verdict),
+        "kept": found.kept,
         "sentence": sentence(found),
         "notes": list(notes(found)),
         "changed": [_change(change) for change in found.differences],
@@ -86,6 +87,8 @@ def _side(side: Side) -> dict[str, Any]:
         "windows": side.windows,
         "compared": side.compared,
         "minutes_missing": math.ceil(side.minutes_missing),
+        "since": side.since,
+        "until": side.until,
     }
 
 

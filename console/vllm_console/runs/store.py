@@ -322,6 +322,10 @@ class RunStore:
         """The newest windows of a run, oldest first."""
         return self._ask(lambda connection: _windows(connection, number, most, FIGURES), [])
 
+    def first_windows(self, number: int, most: int) -> list[RunWindow]:
+        """The oldest windows of a run, oldest first."""
+        return self._ask(lambda connection: _windows(connection, number, most, FIGURES, newest=False), [])
+
     def warm_up(self, number: int, count: int) -> float | None:
         """When the first ``count`` windows of a run ended (Unix seconds); None where it has fewer."""
         query = "SELECT at + seconds FROM windows WHERE run = ? ORDER BY at LIMIT 1 OFFSET ?"
@@ -477,16 +481,19 @@ def _measured(connection: sqlite3.Connection, run: Run) -> Run:
     return replace(run, windows=count, last_at=last, figures=figures, findings=minutes)
 
 
-def _windows(connection: sqlite3.Connection, run: int, most: int, figures: Sequence[str]) -> list[RunWindow]:
+def _windows(
+    connection: sqlite3.Connection, run: int, most: int, figures: Sequence[str], *, newest: bool = True
+) -> list[RunWindow]:
     # A reader may come before this version's first writer, which adds columns.
     there = {row[1] for row in connection.execute("PRAGMA table_info(windows)")}
     figures = [name for name in figures if name in there]
-    query = f"SELECT at, seconds, {', '.join(figures)} FROM windows WHERE run = ? ORDER BY at DESC LIMIT ?"
+    order = "DESC" if newest else "ASC"
+    query = f"SELECT at, seconds, {', '.join(figures)} FROM windows WHERE run = ? ORDER BY at {order} LIMIT ?"
     found = []
     for at, seconds, *values in connection.execute(query, (run, most)):
         known = {name: value for name, value in zip(figures, values, strict=True) if value is not None}
         found.append(RunWindow(at, seconds, known))
-    return found[::-1]
+    return found[::-1] if newest else found
 
 
 def run_id(connection: sqlite3.Connection, run: RunName, at: float) -> int:

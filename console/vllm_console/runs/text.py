@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vllm_console.runs.compare import MAJOR, Comparison, Factor, Figure, Likeness, Side, Verdict
 from vllm_console.runs.store import FlagChange, Run
-from vllm_console.text import UNKNOWN, count, percent, seconds
+from vllm_console.text import UNKNOWN, clock, count, percent, seconds
 
 _HITS_APART = 0.2
 _NO_POINTS = "±0 pp"
@@ -225,6 +225,16 @@ def notes(found: Comparison) -> tuple[str, ...]:
         "The engine is simulated: figures are estimates." if "simulated" in (found.before.run.engine,
                                                                           found.after.run.engine) else "",
     )))  # fmt: skip
+
+
+def times_note(found: Comparison, now: float) -> str:
+    """Of which time the verdict is: ``Compared: 12:03–12:10 before, 12:14–12:19 after.``"""
+    ends = [(side.since, side.until) for side in (found.before, found.after)]
+    if found.verdict is Verdict.TOO_LITTLE or any(since is None or until is None for since, until in ends):
+        return ""
+    before, after = (f"{clock(since or now, now)}–{clock(until or now, now)}" for since, until in ends)
+    kept = " Later traffic does not change the verdict." if found.kept else ""
+    return f"Compared: {before} before, {after} after.{kept}"
 
 
 def _skipped_note(runs: Sequence[Run]) -> str:

@@ -9,14 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from vllm_console.cli import demo, demo_recording
-from vllm_console.cli.demo_traffic import first_phases
+from vllm_console.cli.demo_servers import SERVERS, DemoServer, traffic_on
+from vllm_console.diagnosis.finding import Finding
+from vllm_console.fleet.gpu_charts import history_path
+from vllm_console.fleet.judge import Judge
 from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.own_server import JudgeContext
+from vllm_console.fleet.snapshot import Changes, ServerView
+from vllm_console.history.gpu_history import FIVES, GpuHistoryReader, card_of
 from vllm_console.history.store import Reader
 from vllm_console.runs.compare import Recorded, Verdict, compare
 from vllm_console.runs.store import RunStore
-from vllm_launchers.keeper.records import LaunchSpec
+from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.launch.details import Details
+from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import find_preset, read_presets
 
 NOW = 1_800_000_000.0
@@ -29,7 +39,7 @@ def fleet(tmp_path: Path) -> Iterator[LocalFleet]:
     made.close()
 
 
-@pytest.mark.parametrize("server", demo.SERVERS, ids=lambda server: server.name)
+@pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
 def test_the_recording_was_made_with_the_flags_that_the_demo_runs_with(fleet: LocalFleet, server) -> None:
     """If not: python tests/tools/record_demo.py."""
     plans = [fleet.plan(request) for request in demo.runs_of(server, fleet.snapshot().host, server.place)]
@@ -38,14 +48,14 @@ def test_the_recording_was_made_with_the_flags_that_the_demo_runs_with(fleet: Lo
 
 
 def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
-    server = demo_recording.read()["chat"]
-    folder = tmp_path / "servers" / "chat"
+    server = demo_recording.read()["docs"]
+    folder = tmp_path / "servers" / "docs"
     folder.mkdir(parents=True)
     specs = [LaunchSpec((), "127.0.0.1", 8000, sidecar=("--run", key)) for key in ("one", "two")]
     spec, recording = demo_recording.enter(server, tmp_path, folder, specs, NOW)
 
     entries = Reader(folder / "history.sqlite").since(0.0)
-    assert NOW - 1505 < entries[0].at < NOW - 1490
+    assert NOW - 1510 < entries[0].at < NOW - 1490
     assert entries[-1].at == pytest.approx(NOW, abs=0.1)
     assert max(later.at - one.at for one, later in itertools.pairwise(entries)) < 10
     assert [entry.generation for entry in entries] == sorted(entry.generation for entry in entries)
@@ -67,16 +77,68 @@ def test_it_is_entered_as_25_minutes_that_end_now(tmp_path: Path) -> None:
     assert "vllm:num_preemptions_total" in Path(spec.environment["SIMULATED_TOTALS"]).read_text()
 
     store = RunStore(tmp_path / "runs.sqlite")
-    after, earlier = store.runs("chat")
+    after, earlier = store.runs("docs")
     one, other = (Recorded(run, store.windows(run.id), store.warm_up(run.id, 2)) for run in (earlier, after))
-    assert compare(one, other).verdict is Verdict.BETTER
+    found = compare(one, other)
+    assert (found.verdict, found.kept) == (Verdict.BETTER, True)
+    better = {figure.key for figure in found.judged if figure.verdict is Verdict.BETTER}
+    assert {"ttft_mean", "ttft_p99"} <= better
+    assert Verdict.WORSE not in {figure.verdict for figure in found.judged}
+
+
+def findings(plan: Plan, run: demo_recording.RecordedRun, number: int) -> tuple[Finding, ...]:
+    """The findings at the end of a recorded run."""
+    judge, started, ready = Judge("docs"), NOW + run.started_at, NOW + run.ready_at
+    for sample in run.samples:
+        judge.append(replace(sample, at=NOW + sample.at), number)
+    generation = Generation(number, LaunchSpec((), "127.0.0.1", 8000), started, ready)
+    record = ServerRecord("docs", State.READY, ready, started, (generation,))
+    presets, problems = read_presets()
+    preset = find_preset(plan.preset, presets, problems)
+    details = Details(
+        preset=plan.preset,
+        model=plan.model,
+        engine=plan.engine,
+        flags=plan.flags,
+        environment=plan.environment,
+        workload=preset.workload,
+        objectives=preset.objectives,
+    )
+    return judge.findings(record, details, JudgeContext(may_ask=False), NOW + run.samples[-1].at)
+
+
+def test_what_was_changed_is_what_the_finding_offered_and_the_next_one_offers_less(fleet: LocalFleet) -> None:
+    docs, recorded = SERVERS[0], demo_recording.read()["docs"]
+    plans = [fleet.plan(request) for request in demo.runs_of(docs, fleet.snapshot().host, docs.place)]
+    before, now = (findings(*run, at) for at, run in enumerate(zip(plans, recorded.runs, strict=True), 1))
+    assert before[0].code == "oversubscribed_sequences"
+    assert before[0].fixes[0].changes == Changes({"max-num-seqs": docs.changes.set["max-num-seqs"]})
+    assert now[0].code == "preempting"
+    offered = now[0].fixes[0].changes.set["max-num-seqs"]
+    assert 4 <= offered < docs.changes.set["max-num-seqs"] * 0.9
 
 
 def test_the_live_traffic_goes_on_with_as_many_requests_as_were_in_flight() -> None:
-    presets, problems = read_presets()
-    workload = find_preset("chatbot", presets, problems).workload
-    in_flight = demo_recording.read()["chat"].in_flight
-    first, rush, _ = first_phases(workload, 0.9, in_flight)
-    assert first.rate * first.seconds == in_flight > 50
-    assert rush.rate > 2
-    assert first_phases(workload, 0.9, 0) == ()
+    in_flight = demo_recording.read()["docs"].in_flight
+    (first,), again = traffic_on(SERVERS[0], in_flight)
+    assert first.rate * first.seconds == in_flight > 20
+    assert again == tuple(SERVERS[0].recorded[-1][-2:])
+    assert traffic_on(SERVERS[0], 0)[0] == ()
+
+
+def test_the_gpus_worked_while_requests_ran(tmp_path: Path) -> None:
+    views = [view_on(server) for server in SERVERS]
+    demo_recording.enter_gpus(demo_recording.read(), views, demo.HOST, tmp_path, NOW)
+    host = read_host(demo.HOST)
+    reader = GpuHistoryReader(history_path(tmp_path, host), card_of(host.gpus[1]))
+    (stretch,) = reader.stretches(NOW - 1500, NOW, FIVES.step)
+    rows = reader.read(stretch, 1000)
+    reader.close()
+    assert len(rows) == pytest.approx(300, abs=3)
+    used = [row.values[row.card.keys.index("utilization")] for row in rows]
+    assert {0.0, 97.0} == set(used)
+
+
+def view_on(server: DemoServer) -> ServerView:
+    """A server of the demo on its GPU."""
+    return ServerView(server.name, State.READY, NOW, gpus=(server.place,), flags=server.changes.set)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from vllm_console.load.client import LoadError
-from vllm_console.load.run import Phase, demo_phases, run_scenario
+from vllm_console.load.run import Phase, run_scenario
 from vllm_launchers.presets.model import Workload
 
 if TYPE_CHECKING:
@@ -79,10 +79,3 @@ async def test_no_phases_and_other_machines_are_refused(workload: Workload) -> N
         await run_scenario("http://127.0.0.1:1", ())
     with pytest.raises(LoadError, match="not this machine"):
         await run_scenario("http://192.0.2.1:1", phases(workload))
-
-
-def test_the_demo_rises_to_a_rush_and_calms_down(workload: Workload) -> None:
-    calm, *_, rush, after = demo_phases(workload, rate=2.0)
-    assert rush.rate > calm.rate > after.rate
-    assert rush.workload.output_tokens_p95 > calm.workload.output_tokens_p95
-    assert demo_phases(workload)[0].rate > 0

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from vllm_console.runs.bootstrap import difference, student, worth
 from vllm_console.runs.compare import FEWEST, JUDGED, Likeness, Recorded, Verdict, compare, differences
 from vllm_console.runs.document import comparison_document
-from vllm_console.runs.text import brief, change_text, notes, plain_sentence, sentence, side_text
+from vllm_console.runs.text import brief, change_text, notes, plain_sentence, sentence, side_text, times_note
 
 
 def verdicts(made, seeds, count=10, before=None, after=None):
@@ -100,13 +100,53 @@ def test_more_traffic_is_no_better_throughput(made):
         assert throughput.verdict in (Verdict.NO_DIFFERENCE, Verdict.NOT_COMPARABLE)
 
 
-def test_of_a_day_only_minutes_like_those_after_are_compared(made):
+def test_of_the_minutes_before_only_those_like_the_ones_after_are_compared(made):
     night = made.minutes(1, 60, rate=0.4)
-    day = made.minutes(2, 30, rate=2.0, begins=made.BEGAN + 180 + 60 * 60)
-    found = compare(*made.pair(night + day, made.minutes(3, 20, rate=2.0, slower=1.5)))
+    day = made.minutes(2, 7, rate=2.0, begins=made.BEGAN + 180 + 60 * 60)
+    found = compare(*made.pair(night + day, made.minutes(3, 20, rate=2.0, slower=2.0)))
     assert found.verdict is Verdict.WORSE
-    assert found.before.compared < 40
+    assert found.before.compared <= 7
     assert any("similar traffic are compared" in note for note in notes(found))
+
+
+def test_a_verdict_is_kept_whatever_traffic_comes_later(made):
+    before, minutes = made.minutes(1, 20), made.minutes(2, 10, slower=0.6)
+    first = compare(*made.pair(before, minutes))
+    assert (first.verdict, first.kept) == (Verdict.BETTER, True)
+    for seed in range(3):
+        later = made.minutes(seed, 60, rate=6.0, slower=3.0, begins=minutes[-1].end + 600 * seed)
+        again = compare(*made.pair(before, minutes + later))
+        assert again.figures == first.figures
+        assert (again.after.since, again.after.until) == (first.after.since, first.after.until)
+    assert first.after.since == minutes[0].at
+    assert first.before.since == before[10].at, "the minutes next to the change"
+    assert first.before.until == before[-1].end
+
+
+def test_a_verdict_over_few_requests_is_not_kept(made):
+    few = {"rate": 0.3}
+    before, minutes = made.minutes(1, 20, **few), made.minutes(51, 5, slower=0.3, **few)
+    first = compare(*made.pair(before, minutes))
+    assert (first.verdict, first.kept) == (Verdict.BETTER, False)
+    later = made.minutes(91, 40, slower=1.0, begins=minutes[-1].end, **few)
+    assert compare(*made.pair(before, minutes + later)).verdict is not Verdict.BETTER
+
+
+def test_what_shows_no_difference_is_judged_again_with_more_minutes_up_to_two_hours(made):
+    before, minutes = made.minutes(1, 120), made.minutes(2, 300)
+    compared = {count: compare(*made.pair(before, minutes[:count])) for count in (5, 9, 10, 39, 119, 120, 300)}
+    assert [found.verdict for found in compared.values()] == [Verdict.NO_DIFFERENCE] * len(compared)
+    assert [found.after.compared for found in compared.values()] == [5, 5, 10, 20, 80, 120, 120]
+    assert [found.kept for found in compared.values()] == [False] * 5 + [True] * 2
+
+
+def test_of_which_time_a_verdict_is(made):
+    found = compare(*made.pair(made.minutes(1, 10), made.minutes(2, 5, slower=0.5, begins=made.BEGAN + 3600)))
+    assert times_note(found, made.BEGAN) == (
+        "Compared: 10:34–10:44 before, 11:31–11:36 after. Later traffic does not change the verdict."
+    )
+    little = compare(*made.pair(made.minutes(1), made.minutes(2, 2)))
+    assert times_note(little, made.BEGAN) == ""
 
 
 def test_too_little_says_how_much_more_is_needed(made):
@@ -181,7 +221,7 @@ def test_another_model_or_engine_is_a_change_too(made):
 
 def test_some_figures_better_and_others_worse_is_mixed(made):
     after = [
-        replace(w, figures={**w.figures, **{key: w.figures[key] * 3 for key in w.figures if key.startswith("ttft")}})
+        replace(w, figures={**w.figures, **{key: w.figures[key] * 4 for key in w.figures if key.startswith("ttft")}})
         for w in made.minutes(2, slower=0.6)
     ]
     found = compare(*made.pair(made.minutes(1), after))
@@ -246,6 +286,8 @@ def test_the_document_holds_what_a_script_needs(made):
     assert document["verdict"] == "worse"
     assert document["changed"] == [{"flag": "max-num-seqs", "before": 256, "after": 64}]
     assert document["before"]["compared"] == 10
+    assert document["kept"] is True
+    assert document["after"]["since"] < document["after"]["until"]
     figure = next(figure for figure in document["figures"] if figure["name"] == "itl_mean")
     assert figure["low"] <= figure["change"] <= figure["high"]
     assert document["traffic"]["likeness"] == "similar"
@@ -307,7 +349,7 @@ def test_an_earlier_run_of_another_kind_changes_nothing(made):
         found = compare(*pair, *(Recorded(made.run(3), minutes, 0.0) for minutes in earlier))
         return [(figure.low, figure.high) for figure in found.figures if figure.unit == "s"]
 
-    heavier, longer, short = made.minutes(3, 60, rate=5.0), made.minutes(3, 60, prompt=4000), made.minutes(3, 15)
+    heavier, longer, short = made.minutes(3, 60, rate=5.0), made.minutes(3, 60, prompt=4000), made.minutes(3, 9)
     wild = made.minutes(3, 60, drift=(0.9, 3.0))
     for minutes in (heavier, longer, short, wild):
         assert bounds(minutes) == bounds()

@@ -158,6 +158,13 @@ write(path, die)
     assert len(store.runs()) == 21
 
 
+def test_the_newest_windows_of_a_run_and_the_oldest(store, path, made):
+    put(path, RunName("chat-1", "chat", 1), made.minutes(1, 6))
+    (run,) = store.runs()
+    assert [window.at for window in store.windows(run.id, 2)] == [made.BEGAN + 180 + 60 * n for n in (4, 5)]
+    assert [window.at for window in store.first_windows(run.id, 2)] == [made.BEGAN + 180 + 60 * n for n in (0, 1)]
+
+
 def test_many_writers_at_once(path, made):
     stores = [RunStore(path) for _ in range(4)]
 

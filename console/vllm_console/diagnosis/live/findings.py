@@ -121,7 +121,14 @@ def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> tuple[Finding
         if (since := holds_since(well.verdicts(judged), frames)) is not None:
             found.append(well.describe(judged, since))
     order = list(Severity)
-    return tuple(sorted(found, key=lambda one: (order.index(one.severity), one.code in LAST, one.since)))
+    return tuple(
+        # Of two that are equally severe, the one that a change of flags ends is of more use.
+        sorted(found, key=lambda one: (order.index(one.severity), one.code in LAST, not _has_flag_fix(one), one.since))
+    )
+
+
+def _has_flag_fix(finding: Finding) -> bool:
+    return any(fix.changes.set or fix.changes.unset for fix in finding.fixes)
 
 
 def _described(rule: Rule, evidence: Evidence, since: float) -> Finding:

@@ -45,7 +45,7 @@ AT_THE_LIMIT = 0.95
 WORTH_MORE = 1.1
 """A limit raised by less than a tenth would change next to nothing."""
 
-WAIT_LONGER = "More requests queue, so TTFT rises."
+WAIT_LONGER = "More requests queue, so TTFT can rise."
 
 FULL_STEPS = 8
 """Sequences change in steps of eight, like the batch sizes that CUDA graphs are captured for."""

@@ -15,7 +15,7 @@ from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import action_named, scoped
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.gpus import format_host
-from vllm_console.ui.parts.staging import Staged
+from vllm_console.ui.parts.staging import TUNED, Staged
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, PAST, SIMULATED, STRONG, WARN
@@ -170,6 +170,9 @@ def flag_text(value: FlagValue | None) -> str:
     return plain(common_flags.flag_text(value, unset="unset"))
 
 
+_SHORT_NAMES = {tuned.flag: tuned.short for tuned in TUNED}
+
+
 def staged_line(flags: Flags, staged: Staged, width: int, *, revert: bool = True) -> Strip:
     """The staged changes, and the keys for the next step; with nothing staged, the keys that stage.
 
@@ -190,8 +193,7 @@ def staged_line(flags: Flags, staged: Staged, width: int, *, revert: bool = True
     room = width - length
     parts: list[Part] = [(" staged", STRONG)]
     used = 7
-    for index, step in enumerate(staged):
-        text = f"  --{step.flag} {flag_text(flags.get(step.flag))} → {flag_text(step.value)}"
+    for index, text in enumerate(_staged_texts(flags, staged, room - used)):
         rest = len(staged) - index
         if used + cell_len(text) > room - (5 if rest > 1 else 0):
             parts.append((f"  +{rest}", ACCENT))
@@ -201,6 +203,16 @@ def staged_line(flags: Flags, staged: Staged, width: int, *, revert: bool = True
         used += cell_len(text)
     keys_at_end = [part for text, action in ends for part in ("  ", (text, clickable(action, KEY)))]
     return line(*parts, " " * max(0, width - used - length - 1), *keys_at_end)
+
+
+def _staged_texts(flags: Flags, staged: Staged, room: int) -> list[str]:
+    """Each staged change, all in the longest form in which they fit; in the shortest if none does."""
+    forms = (
+        [f"  --{step.flag} {flag_text(flags.get(step.flag))} → {flag_text(step.value)}" for step in staged],
+        [f"  --{step.flag} {flag_text(step.value)}" for step in staged],
+        [f"  {_SHORT_NAMES.get(step.flag, step.flag)} {flag_text(step.value)}" for step in staged],
+    )
+    return next((texts for texts in forms if sum(map(cell_len, texts)) <= room), forms[-1])
 
 
 def _stage_hint(ids: Sequence[str], text: str) -> KeyHint:

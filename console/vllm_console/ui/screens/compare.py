@@ -40,6 +40,7 @@ from vllm_console.runs.text import (
     short_verdict,
     side_text,
     signed,
+    times_note,
     window_text,
 )
 from vllm_console.text import clock, plain
@@ -269,7 +270,7 @@ def compare_lines(found: Comparison, width: int, *, may_revert: bool = False) ->
     style = VERDICT_STYLES.get(found.verdict, STRONG)
     lines = [line((f" {row}", style)) for row in _wrapped(plain_sentence(found), width)]
     lines += [line((f" {row}", None)) for row in _wrapped(sentence(found), width)]
-    for note in notes(found):
+    for note in filter(None, (times_note(found, time.time()), *notes(found))):
         rows = _wrapped(note, width - 2)
         lines += [line(" · " if index == 0 else "   ", (row, None)) for index, row in enumerate(rows)]
     lines += _changed(found, width, may_revert)
@@ -348,7 +349,8 @@ def _basis(found: Comparison) -> str:
         for side, when in ((found.before, "before"), (found.after, "after"))
     )
     sure = "" if found.verdict is Verdict.TOO_LITTLE else " The 95% CI covers all judged figures together."
-    return f"Medians over {compared}; the rest is warm-up or different traffic.{sure}"
+    rest = "warm-up, different traffic or later traffic" if found.kept else "warm-up or different traffic"
+    return f"Medians over {compared}; the rest is {rest}.{sure}"
 
 
 def _side(found: Comparison, *, after: bool) -> str:

@@ -59,7 +59,8 @@ class LogPager:
 
     Kept is a window of lines that pass the filter, read without gaps from ``_low`` to ``_high``. While following,
     the page is its end; else ``_top`` is the first line shown, and stays the same line however the log grows.
-    ``folds`` shows runs of access lines as one row each while following, and up to a moment that is shown.
+    ``folds`` shows runs of access lines as one row each while following, and up to a moment that is shown; not while
+    a text is searched for, since a match may be among them.
     """
 
     def __init__(self, log: LogFile, rows: int = 24, *, folds: bool = False) -> None:
@@ -112,7 +113,7 @@ class LogPager:
 
     def _shown(self) -> list[Line]:
         """The rows of the page."""
-        if self._shows_end and self._folds and self._filter is None:
+        if self._shows_end and self._folds and self._filter is None and not self._wanted:
             # A poll asks several times; folding thousands of lines takes milliseconds.
             what = (self._low, self._high, len(self._lines), self._rows, self._epoch)
             if what != self._folded_from:

@@ -293,7 +293,7 @@ class LogView(LineView):
         if self._pager is None or self._pager.log.path != path:
             if self._pager is not None:
                 self._pager.log.close()
-            self._pager = LogPager(LogFile(path, clean=self._clean or _redact()), rows, folds=self._compact)
+            self._pager = LogPager(LogFile(path, clean=self._clean or _redact()), rows, folds=True)
         page = self._pager.page()
         for command in commands:
             page = command(self._pager)

@@ -268,8 +268,13 @@ def test_the_staged_line_says_what_changes_and_how_many_more(fakes):
     assert "--max-num-seqs 256 → 128  --enable-prefix-caching on → off  --kv-cache-dtype unset → fp8" in wide
     narrow = staged_line(flags, staged, 80)
     assert narrow.cell_length <= 80
-    assert "+1" in text(narrow) or "+2" in text(narrow)
+    assert text(narrow).startswith(" staged  seqs 128  prefix off  kv fp8")
     assert text(narrow).endswith("r restart")
+    narrowest = staged_line(flags, staged, 40)
+    assert narrowest.cell_length <= 40
+    assert "seqs 128  +2" in text(narrowest)
+    two = staged_line(flags, staged[:2], 70)
+    assert "--max-num-seqs 128  --enable-prefix-caching off" in text(two)
     assert "[ ] seqs" in text(staged_line(flags, (), 80))
 
 
