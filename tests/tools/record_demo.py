@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vllm_console.cli import demo
 from vllm_console.cli.demo_recording import FILE, STAMP, RecordedRun, RecordedServer, save
-from vllm_console.cli.demo_servers import SERVERS
+from vllm_console.cli.demo_servers import MOST_IN_FLIGHT, SERVERS
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.load.run import Phase
 from vllm_console.load.shape import TrafficShape
@@ -100,8 +100,10 @@ class Virtual:
         while next_at <= seconds:
             if not core.busy:
                 now = max(now, min([next_at, *(at for at, _, _ in coming[:1])]))
-            while coming and coming[0][0] <= now:
-                core.scheduler.add(heapq.heappop(coming)[2])
+            while coming and coming[0][0] <= now and self._in_flight < MOST_IN_FLIGHT:
+                request = heapq.heappop(coming)[2]
+                request.arrival = now
+                core.scheduler.add(request)
             took = core.begin(now) if core.busy else 0.0
             while next_at <= min(now + took, seconds):
                 self._second(next_at)
@@ -115,6 +117,11 @@ class Virtual:
                 for request in report.finished:
                     port = 40000 + int(request.id) * 7 % 20000
                     self.log.uvicorn(f'127.0.0.1:{port} - "POST /v1/completions HTTP/1.1" 200 OK')
+
+    @property
+    def _in_flight(self) -> int:
+        scheduler = self.engine.core.scheduler
+        return len(scheduler.running) + len(scheduler.waiting)
 
     def _second(self, at: float) -> None:
         self.metrics.engines[0].state(self.engine.core)

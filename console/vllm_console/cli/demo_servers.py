@@ -16,6 +16,10 @@ REPORTS = Workload(input_tokens_p95=2000, output_tokens_p95=2600, prefix_reuse=0
 CODE = Workload(input_tokens_p95=12288, output_tokens_p95=1024, prefix_reuse=0.6, concurrency=16)
 
 
+MOST_IN_FLIGHT = 48
+"""Requests that clients have in flight at most; then they wait for answers."""
+
+
 class DemoServer(msgspec.Struct, frozen=True):
     """A simulated server of the demo and the traffic it gets."""
 

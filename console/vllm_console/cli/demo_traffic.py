@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import os
 
-from vllm_console.cli.demo_servers import SERVERS, traffic_on
+from vllm_console.cli.demo_servers import MOST_IN_FLIGHT, SERVERS, traffic_on
 from vllm_console.load.run import run_scenario, stop_on_signals
 
 
@@ -18,7 +18,7 @@ async def play(url: str, name: str, pid: int, in_flight: int) -> None:
     asyncio.get_running_loop().add_reader(console, stop.set)
     server = next(server for server in SERVERS if server.name == name)
     first, phases = traffic_on(server, in_flight)
-    await run_scenario(url, phases, first=first, stop=stop)
+    await run_scenario(url, phases, first=first, max_in_flight=MOST_IN_FLIGHT, stop=stop)
 
 
 def main() -> None:
