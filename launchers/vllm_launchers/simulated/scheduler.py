@@ -290,7 +290,6 @@ class Scheduler:
                 continue  # aborted, or preempted by an iteration behind this one
             request.computed += share.count
             request.under_way -= share.count
-            self._remember(request)
             if request.computed < len(request.tokens):
                 continue
             self._emit(request, now)
@@ -315,6 +314,7 @@ class Scheduler:
                     return budget
             batch.shares.append(Share(request, count, request.computed + request.under_way, request.preemptions))
             request.under_way += count
+            self._remember(request)
             budget -= count
             index += 1
         return budget
@@ -348,6 +348,7 @@ class Scheduler:
             self.running.append(request)
             batch.shares.append(Share(request, count, start, request.preemptions))
             request.under_way = count
+            self._remember(request)
             budget -= count
 
     def _find_prefix(self, request: Request) -> list[int]:
@@ -367,9 +368,10 @@ class Scheduler:
         return True
 
     def _remember(self, request: Request) -> None:
+        """Make its full blocks findable as soon as they are scheduled, so also for requests of the same iteration."""
         if not self.pool.caching:
             return
-        full = request.computed // self.limits.block_size
+        full = (request.computed + request.under_way) // self.limits.block_size
         if full > request.remembered:
             self._hash(request, full * self.limits.block_size)
             for index in range(request.remembered, full):
