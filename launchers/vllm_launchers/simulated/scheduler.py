@@ -40,7 +40,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict()
         self._references: dict[int, int] = {}
         self._hash_of: dict[int, int] = {}
-        self._by_hash: dict[int, int] = {}
+        self._by_hash: dict[int, dict[int, None]] = {}
+        """Requests that run at the same time can compute the same block: one is found until all are reused."""
 
     @property
     def capacity(self) -> int:
@@ -65,7 +66,7 @@ class BlockPool:
     @property
     def cached(self) -> int:
         """Blocks that can be found by hash, held or free."""
-        return len(self._by_hash)
+        return len(self._hash_of)
 
     def references(self, block: int) -> int:
         """How many requests hold ``block``."""
@@ -77,10 +78,10 @@ class BlockPool:
         if not self.caching:
             return found
         for value in hashes:
-            block = self._by_hash.get(value)
-            if block is None:
+            blocks = self._by_hash.get(value)
+            if blocks is None:
                 break
-            found.append(block)
+            found.append(next(iter(blocks)))
         return found
 
     def free_among(self, blocks: Iterable[int]) -> int:
@@ -115,9 +116,9 @@ class BlockPool:
         return taken
 
     def remember(self, block: int, value: int) -> None:
-        """Make the held ``block`` findable by its chain hash; the first block with a hash keeps it."""
-        if self.caching and value not in self._by_hash and block not in self._hash_of:
-            self._by_hash[value] = block
+        """Make the held ``block`` findable by its chain hash."""
+        if self.caching and block not in self._hash_of:
+            self._by_hash.setdefault(value, {})[block] = None
             self._hash_of[block] = value
 
     def forget(self) -> bool:
@@ -140,7 +141,10 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         value = self._hash_of.pop(block, None)
-        if value is not None:
+        if value is None:
+            return
+        del self._by_hash[value][block]
+        if not self._by_hash[value]:
             del self._by_hash[value]
 
 

@@ -1,0 +1,102 @@
+"""The simulated engine's scheduler against the real vLLM's own: the same tokens of each request in every iteration.
+
+So a preempted request costs what it costs in vLLM: its prompt and what it has generated are computed again, in chunks
+within the token budget, less what is left of them in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_launchers.simulated.scheduler import BlockPool, Request, Scheduler, SchedulerLimits
+
+pytestmark = pytest.mark.real
+
+PROGRAM = Path(__file__).with_name("environment") / "schedule.py"
+CASES = 12
+BLOCK = 16
+
+
+def made(dice: random.Random, model: Path, *, caching: bool) -> dict[str, Any]:
+    """Requests that fill the KV cache: prompts of up to a third of it, answers that grow beyond it."""
+    blocks = dice.choice([40, 64, 100])
+    longest = (blocks - 1) * BLOCK // 3
+    common = [dice.randrange(20, 250) for _ in range(longest)]
+    requests = []
+    for number in range(dice.randint(8, 24)):
+        prompt = dice.randint(1, longest)
+        shared = dice.choice([0, prompt // 2])
+        tokens = common[:shared] + [dice.randrange(20, 250) for _ in range(prompt - shared)]
+        output, step = dice.randint(1, longest), dice.randint(0, 60)
+        requests.append({"id": str(number), "step": step, "prompt": tokens, "output": output})
+    return {
+        "model": str(model),
+        "length": 2048,
+        "blocks": blocks,
+        "block": BLOCK,
+        "seqs": dice.choice([4, 8, 16]),
+        "budget": dice.choice([32, 64, 256]),
+        "caching": caching,
+        "requests": requests,
+    }
+
+
+def steps_of(case: Mapping[str, Any]) -> list[Any]:
+    """What our scheduler does with a case."""
+    limits = SchedulerLimits(case["seqs"], case["budget"], case["length"], case["block"])
+    scheduler = Scheduler(limits, BlockPool(case["blocks"], caching=case["caching"]))
+    waiting = [
+        (one["step"], Request(one["id"], list(one["prompt"]), one["output"], one["output"], seed=index))
+        for index, one in enumerate(case["requests"])
+    ]
+    steps: list[Any] = []
+    while waiting or scheduler.busy:
+        for step, request in list(waiting):
+            if step <= len(steps):
+                scheduler.add(request)
+                waiting.remove((step, request))
+        before = {request.id: request.preemptions for request in scheduler.running}
+        batch = scheduler.schedule(0.0)
+        counts = {share.request.id: share.count for share in batch.shares}
+        preempted = [one.id for one in scheduler.waiting if one.preemptions > before.get(one.id, one.preemptions)]
+        steps.append([counts, sorted(preempted)])
+        scheduler.complete(batch, 0.0)
+    return steps
+
+
+def recomputed(case: Mapping[str, Any], steps: list[Any]) -> int:
+    """Tokens computed more than once."""
+    whole = sum(len(one["prompt"]) + one["output"] - 1 for one in case["requests"])
+    return sum(sum(counts.values()) for counts, _ in steps) - whole
+
+
+def test_every_iteration_is_as_vllm_schedules_it(
+    real_environment: Mapping[str, str], real_env: dict[str, str], tiny_model: Path
+) -> None:
+    dice = random.Random(7)
+    cases = [made(dice, tiny_model, caching=number % 2 == 1) for number in range(CASES)]
+    done = subprocess.run(
+        [real_environment["python"], PROGRAM],
+        input="\n".join(map(json.dumps, cases)), capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, **real_env, "VLLM_LOGGING_LEVEL": "ERROR"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    assert len(answers) == CASES
+    for case, theirs in zip(cases, answers, strict=True):
+        ours = steps_of(case)
+        if case["caching"]:  # which of several free blocks is reused first may differ
+            assert recomputed(case, ours) == pytest.approx(recomputed(case, theirs), rel=0.1)
+            continue
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert one == other, f"step {number}"
+        assert sum(len(preempted) for _, preempted in ours) >= 5
+        assert recomputed(case, ours) > 0
