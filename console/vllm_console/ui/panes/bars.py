@@ -24,7 +24,7 @@ from vllm_launchers.plan import common_flags
 
 _STAGE_ACTIONS = (
     (("tune",), "tune", "tune"),
-    *((tuple(key.id for key in tuned.keys), tuned.label, tuned.short) for tuned in TUNED),
+    *((tuple(key.id for key in tuned.keys), tuned.label, tuned.hint or tuned.short) for tuned in TUNED),
     (("previous_flags",), "revert", "revert"),
 )
 """What stages: an action, or one that lowers and one that raises; what it changes, and the same in short."""

@@ -201,6 +201,8 @@ class Tuned(msgspec.Struct, frozen=True):
     label: str
     short: str
     keys: tuple[TuningKey, ...]
+    hint: str = ""
+    """What its keys change, in a word; empty: as ``short``."""
 
     @property
     def lower(self) -> TuningKey:
@@ -235,7 +237,7 @@ TUNED = (
     )),
     Tuned("kv-cache-dtype", "KV dtype", "kv", (
         TuningKey("cycle_kv_dtype", "v", "Toggle FP8 KV cache", cycle_kv_dtype),
-    )),
+    ), hint="fp8"),
 )  # fmt: skip
 """The flags that single keys change, in the order of the tuning bar."""
 
