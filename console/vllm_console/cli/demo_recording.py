@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.fleet.own_server import HISTORY
-from vllm_console.history.store import Writer
+from vllm_console.history.store import HISTORY, Writer
 from vllm_console.metrics.sample import Sample
 from vllm_console.recorder import WindowRecorder
 from vllm_console.runs.store import FILE_NAME, RunName
