@@ -26,7 +26,9 @@ SETS = 160
 
 OWN_PARSER = """
 import json, sys
-sys.argv = ["vllm", "--help"]  # without it the texts of help are not made
+from vllm.engine import arg_utils
+arg_utils.NEEDS_HELP = True  # as with --help on the command line: without it the texts of help are not made
+arg_utils._compute_kwargs.cache_clear()
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
