@@ -19,17 +19,22 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vllm_console.history.gpu_samples import GpuSampleStore
-from vllm_console.history.store import Writer
+from vllm_console.history.gpu_samples import GPU_SAMPLES, GpuSampleStore
+from vllm_console.history.store import HISTORY, Writer
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper
+from vllm_console.runs.store import FILE_NAME as RUNS
 from vllm_console.runs.store import RunName, RunStoreError, run_id, store_windows, thin, write
 from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, Windows
 from vllm_launchers.keeper.files import MOST_UNREAD, OUTPUT
 from vllm_launchers.listeners import Owner
 from vllm_launchers.private import open_file, open_standard_streams
 from vllm_launchers.procfs import stat
+
+if TYPE_CHECKING:
+    from vllm_launchers.launch.resolve import LaunchPlan
 
 _WAITING_AT_MOST = 1440
 _THIN_EVERY = 60
@@ -111,7 +116,7 @@ def stopped_within(seconds: float) -> bool:
 
 @contextlib.contextmanager
 def only_writer(history: Path) -> Iterator[bool]:
-    """Hold the lock of a history file, after its present writer has ended. Yields False when told to stop meanwhile."""
+    """Hold the lock of a history file, after its present writer has ended. Yields False if it is to stop meanwhile."""
     descriptor = open_file(history.with_name(history.name + ".lock"), os.O_RDWR)
     try:
         while True:
@@ -301,6 +306,21 @@ def _run_log(options: argparse.Namespace) -> WindowRecorder | None:
         return None
     run = RunName(options.run, options.history.resolve().parent.name, options.generation)
     return WindowRecorder(options.runs, run, options.window)
+
+
+def recorder_command(state: Path, launch: LaunchPlan, folder: Path) -> tuple[str, ...]:
+    """The command line of the recorder of a server whose records are in ``folder``, below the state folder ``state``.
+
+    The keeper fills in what is in braces.
+    """
+    return (
+        *(sys.executable, "-m", "vllm_console.recorder", "--url", launch.plan.url),
+        *("--history", str(folder / HISTORY), "--generation", "{generation}"),
+        *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
+        *("--runs", str(state / RUNS), "--run", f"{os.urandom(8).hex()}-{{generation}}"),
+        *("--window", f"{WINDOW_SECONDS:g}"),
+        *(("--gpu-samples", str(state / GPU_SAMPLES)) if launch.plan.gpus else ()),
+    )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

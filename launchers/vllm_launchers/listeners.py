@@ -26,7 +26,7 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Wildcard addresses of each family, and where this machine reaches a server that listens on them."""
 
 
-class StrangerError(ConnectionError):
+class WrongProcessError(ConnectionError):
     """A port is answered by a process other than the expected server. The message is one sentence for people."""
 
 
@@ -57,14 +57,14 @@ class Owner(Value):
         """Where its processes listen on ``port``; None if they don't.
 
         Raises:
-            StrangerError: only other processes listen there.
+            WrongProcessError: only other processes listen there.
         """
         rows = _listening(port)
         if not rows:
             return None
         found = stat(self.pid)
         if found is None or found.start_time != self.start_time:
-            raise _stranger(port)
+            raise _wrong_process(port)
         return owned(port, _tree(self.pid), rows)
 
     def require(self, port: int) -> Listener:
@@ -72,7 +72,7 @@ class Owner(Value):
 
         Raises:
             ConnectionRefusedError: nothing listens there.
-            StrangerError: only other processes listen there.
+            WrongProcessError: only other processes listen there.
         """
         found = self.listener(port)
         if found is None:
@@ -83,17 +83,17 @@ class Owner(Value):
         """Check that the socket found before connecting still listens: then it is the one connected to.
 
         Raises:
-            StrangerError: it does not.
+            WrongProcessError: it does not.
         """
         if not listens(before):
-            raise _stranger(before.port)
+            raise _wrong_process(before.port)
 
     def connect(self, port: int, timeout: float) -> socket.socket:
         """A connection to one of its processes; each wait ends after ``timeout`` seconds.
 
         Raises:
             ConnectionRefusedError: nothing listens on the port.
-            StrangerError: only other processes listen there.
+            WrongProcessError: only other processes listen there.
             OSError: no connection could be made.
         """
         return connect(lambda: self.listener(port), timeout)
@@ -110,7 +110,7 @@ def connect(lookup: Callable[[], Listener | None], timeout: float) -> socket.soc
     made = socket.create_connection((before.address.encode(), before.port), timeout=timeout)  # type: ignore[arg-type]
     try:
         if not listens(before):
-            raise _stranger(before.port)
+            raise _wrong_process(before.port)
     except OSError:
         made.close()
         raise
@@ -124,7 +124,7 @@ def owned(port: int, members: Iterable[int], rows: Collection[TcpSocket] | None 
     port published here), the socket's user decides: theirs, or root, who publishes containers' ports.
 
     Raises:
-        StrangerError: only other processes listen there.
+        WrongProcessError: only other processes listen there.
     """
     rows = _listening(port) if rows is None else rows
     if not rows:
@@ -140,14 +140,14 @@ def owned(port: int, members: Iterable[int], rows: Collection[TcpSocket] | None 
             return found
     if unseen and (found := _reached([row for row in rows if row.uid in unseen], rows)):
         return found
-    raise _stranger(port)
+    raise _wrong_process(port)
 
 
 def trusted(host: str, port: int) -> Listener | None:
     """A socket of this user, or of root, that answers here under a host's name; None if nothing listens.
 
     Raises:
-        StrangerError: only another user's process listens.
+        WrongProcessError: only another user's process listens.
         OSError: the name has no address.
     """
     import socket
@@ -164,7 +164,7 @@ def trusted(host: str, port: int) -> Listener | None:
     if not others:
         return None
     who = " and ".join(f"uid {uid}" for uid in sorted(others))
-    raise StrangerError(f"port {port} of {host} is answered by a process of another user ({who})")
+    raise WrongProcessError(f"port {port} of {host} is answered by a process of another user ({who})")
 
 
 def listens(listener: Listener) -> bool:
@@ -206,5 +206,5 @@ def _owner_of(pid: int) -> set[int]:
         return set()
 
 
-def _stranger(port: int) -> StrangerError:
-    return StrangerError(f"port {port} is answered by a process that is not this server's")
+def _wrong_process(port: int) -> WrongProcessError:
+    return WrongProcessError(f"port {port} is answered by a process that is not this server's")

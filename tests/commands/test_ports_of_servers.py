@@ -48,10 +48,10 @@ def test_a_stopped_server_whose_port_is_taken_says_so_and_moves_only_when_asked_
         assert f"port {port} belongs to another of your servers" in refused.stderr
     assert program.json("status", "first")["state"] == "stopped"
     program.json("stop", "second")
-    with socket.socket() as stranger:
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # over the last server's connections
-        stranger.bind(("127.0.0.1", int(port)))
-        stranger.listen()
+    with socket.socket() as foreign:
+        foreign.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # over the last server's connections
+        foreign.bind(("127.0.0.1", int(port)))
+        foreign.listen()
         refused = program("restart", "first")
         assert refused.returncode == 1
         assert f"port {port} is in use by" in refused.stderr

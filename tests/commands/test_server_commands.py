@@ -245,19 +245,19 @@ def test_servers_of_others_are_shown_and_refused(program, tmp_path):
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "vllm_launchers.simulated", "serve", "Qwen/Qwen3-8B-AWQ"]
     words += ["--port", str(port), "--host", "127.0.0.1"]
-    stranger = subprocess.Popen(words, env=program.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    foreign = subprocess.Popen(words, env=program.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
-        while not (seen := [s for s in program.json("list") if s["pid"] == stranger.pid and s["state"] == "ready"]):
+        while not (seen := [s for s in program.json("list") if s["pid"] == foreign.pid and s["state"] == "ready"]):
             assert time.monotonic() < deadline
         assert seen[0]["ours"] is False
         assert seen[0]["engine"] == "simulated"
         answer = program("stop", seen[0]["name"])
         assert answer.returncode == 4
-        assert stranger.poll() is None
+        assert foreign.poll() is None
     finally:
-        stranger.terminate()
-        stranger.wait(30)
+        foreign.terminate()
+        foreign.wait(30)
 
 
 def test_a_broken_record_is_named_and_hides_no_other(program):

@@ -40,6 +40,7 @@ from vllm_console.metrics.sample import EngineSample, Sample, Series, Window
 from vllm_launchers.host.board import Board
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.keeper.records import SleepStep
+from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.plan import findings as plan_findings
 from vllm_launchers.plan.budget.budget import EngineReport, GpuBudget, MemoryBudget
 from vllm_launchers.plan.choices.inputs import Choice, SeenRoom, Source
@@ -656,43 +657,16 @@ class FakeFleet:
         self._did("start", request)
         return docs(self.at)
 
-    def restart(
-        self,
-        name: str,
-        changes: Changes,
-        *,
-        force: bool = False,
-        port: int | None = None,
-        warm_up: bool | None = None,
-        prepare: bool | None = None,
-        rollback: bool | None = None,
-    ) -> ServerView:
+    def restart(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         self._did("restart", name, changes)
         view = self._view(name)
         return replace(view, generation=view.generation + 1)
 
-    def switch(
-        self,
-        name: str,
-        preset: str,
-        *,
-        force: bool = False,
-        warm_up: bool | None = None,
-        prepare: bool | None = None,
-        rollback: bool | None = None,
-    ) -> ServerView:
+    def switch(self, name: str, preset: str, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         self._did("switch", name, preset)
         return self._view(name)
 
-    def start_beside(
-        self,
-        name: str,
-        changes: Changes,
-        *,
-        force: bool = False,
-        port: int | None = None,
-        warm_up: bool | None = None,
-    ) -> ServerView:
+    def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         self._did("start_beside", name, changes)
         return replace(self._view(name), name=f"{name}-2", state=State.STARTING)
 

@@ -131,7 +131,7 @@ def test_locks_that_are_never_given_back_are_waited_for_only_so_long(tmp_path, m
         assert within(20, FindingsLog(tmp_path).mine) is False
 
 
-def test_a_stranger_that_holds_the_keepers_lock_is_said_and_nothing_is_done(bench, monkeypatch):
+def test_a_foreign_process_that_holds_the_keepers_lock_is_said_and_nothing_is_done(bench, monkeypatch):
     """Such as a backup program, or a person's own script."""
     monkeypatch.setattr(client, "RETRY_SECONDS", 0.3)
     ready = bench.ready(bench.spec())

@@ -1,4 +1,4 @@
-"""Strangers that look like a server in every way that can be forged: no verb ever signals one or touches its files."""
+"""Foreign processes with all of a server's marks that can be forged: no verb ever signals one or touches its files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vllm_launchers.keeper.spawn import LOG_BYTES, Sidecar
 from vllm_launchers.procfs import open_files
 from vllm_launchers.values import replace
 
-STRANGER = """
+FOREIGN = """
 import ctypes, os, signal, sys
 if uid := int(sys.argv[1]):
     os.setgroups([]), os.setresgid(uid, uid, uid), os.setresuid(uid, uid, uid)
@@ -40,7 +40,7 @@ NOBODY = 65534
 OTHER_BOOT = "11111111-2222-3333-4444-555555555555"
 
 
-class Stranger:
+class ForeignProcess:
     """Somebody else's process with the command line and the title of a server's."""
 
     def __init__(self, log, uid):
@@ -48,7 +48,7 @@ class Stranger:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-S", "-c", STRANGER, *words], stdout=output, start_new_session=True
+                [sys.executable, "-S", "-c", FOREIGN, *words], stdout=output, start_new_session=True
             )
         self.pid = self.process.pid
 
@@ -63,16 +63,16 @@ class Stranger:
 
 
 @pytest.fixture
-def stranger(tmp_path, wait_until):
-    """Makes strangers; each of them must be alive and unsignalled at the end of the test."""
+def foreign(tmp_path, wait_until):
+    """Makes foreign processes; each of them must be alive and unsignalled at the end of the test."""
     made = []
 
     def make(uid=0):
         if uid and os.geteuid() != 0:
             pytest.skip("only root can start another user's process")
-        one = Stranger(tmp_path / f"stranger-{len(made)}", uid)
+        one = ForeignProcess(tmp_path / f"foreign-{len(made)}", uid)
         made.append(one)
-        wait_until(lambda: one.log.read_text() == "up\n", "a stranger")
+        wait_until(lambda: one.log.read_text() == "up\n", "a foreign process")
         return one
 
     try:
@@ -105,9 +105,9 @@ LIES = {
 
 
 @pytest.mark.parametrize("uid", [0, NOBODY], ids=["same user", "another user"])
-def test_a_record_that_points_to_a_stranger_never_hurts_it(bench, stranger, uid):
+def test_a_record_that_points_to_a_foreign_process_never_hurts_it(bench, foreign, uid):
     """Every state and every verb with its exact identity, every other lie in each state: side by side in one folder."""
-    there = stranger(uid).identity
+    there = foreign(uid).identity
     cases = {}
     verbs = ("stop", "restart", "adopt")
     for at, (lie, tell) in enumerate(LIES.items()):
@@ -144,9 +144,9 @@ def client_errors():
     return contextlib.suppress(errors.KeeperError)
 
 
-def test_a_copied_state_folder_stops_nothing_of_the_original(bench, stranger, tmp_path):
+def test_a_copied_state_folder_stops_nothing_of_the_original(bench, foreign, tmp_path):
     """As from a backup: the record is right in every word, and the server runs, with another folder's output."""
-    stranger()
+    foreign()
     ready = bench.ready(bench.spec("--children", "2"))
     bench.until(lambda _: len(process_group.recorded(bench.file("")).members) >= 3)
     copy = tmp_path / "copy"
@@ -170,8 +170,8 @@ def test_a_copied_state_folder_stops_nothing_of_the_original(bench, stranger, tm
     assert bench.read().state is State.READY
 
 
-def test_links_in_the_place_of_folders_and_files_lead_nowhere(bench, stranger, tmp_path):
-    there = stranger().identity
+def test_links_in_the_place_of_folders_and_files_lead_nowhere(bench, foreign, tmp_path):
+    there = foreign().identity
     real = bench.ready(bench.spec())
     aim = tmp_path / "somebody"
     aim.mkdir()
@@ -225,8 +225,8 @@ def test_a_sidecars_log_that_became_a_link_is_not_emptied(tmp_path):
     assert (tmp_path / "sidecar.log").stat().st_size == 0
 
 
-def test_a_state_folder_of_another_user_is_refused_whole(bench, stranger, tmp_path):
-    there = stranger(NOBODY).identity
+def test_a_state_folder_of_another_user_is_refused_whole(bench, foreign, tmp_path):
+    there = foreign(NOBODY).identity
     forged(bench.root, "one", there)
     os.chown(bench.file(""), NOBODY, NOBODY)
     for verb in (client.stop, client.remove):
@@ -248,8 +248,8 @@ def test_a_state_folder_of_another_user_is_refused_whole(bench, stranger, tmp_pa
     assert list(theirs.iterdir()) == []
 
 
-def test_a_socket_of_another_user_is_told_nothing(bench, stranger, tmp_path):
-    there = stranger(NOBODY).identity
+def test_a_socket_of_another_user_is_told_nothing(bench, foreign, tmp_path):
+    there = foreign(NOBODY).identity
     forged(bench.root, "one", there, state=State.STOPPING)
     code = (
         "import os, socket, sys; os.setresgid(*3 * [65534]), os.setresuid(*3 * [65534]); "
@@ -275,9 +275,9 @@ def test_a_socket_of_another_user_is_told_nothing(bench, stranger, tmp_path):
         shutil.rmtree(place)
 
 
-def test_the_consoles_verbs_its_end_and_the_demos_end_leave_strangers_alone(bench, stranger, tmp_path):
+def test_the_consoles_verbs_its_end_and_the_demos_end_leave_foreign_processes_alone(bench, foreign, tmp_path):
     """A server of somebody else on the very port, and records that point to it."""
-    there = stranger().identity
+    there = foreign().identity
     with socket.create_server(("127.0.0.1", 0)):
         forged(bench.root, "mine", there)
         forged(bench.root, "other", there)

@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from fakes import ports
+from fakes.forked import Forked, Forks
 
 BUILDER = Path(__file__).with_name("environment") / "build.py"
 ENVIRONMENT = dict(os.environ)
@@ -68,20 +69,24 @@ def tiny_model(real_environment: Mapping[str, str]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def real_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment variables for a real server: offline, small, one thread per process, nothing in the home folder."""
+def real_env(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, str]:
+    """Environment variables for a real server: offline, small, one thread per process, nothing in the home folder.
+
+    Its engine is forked, which halves a start; a test whose subject is the start has it spawned, as vLLM does.
+    """
     caches = tmp_path_factory.mktemp("vllm-caches")
     return {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HOME": str(caches / "hf"),
-        "VLLM_CACHE_ROOT": str(caches / "vllm"),
+        "VLLM_CACHE_ROOT": str(tiny_model.parent / "vllm-cache"),  # what it found out about the model: a start's import
         "VLLM_CONFIG_ROOT": str(caches / "vllm-config"),
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
         "OMP_NUM_THREADS": "1",
     }
 
@@ -98,7 +103,7 @@ class RealServer:
 
     url: str
     port: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     log: Path
 
     def log_lines(self) -> list[str]:
@@ -143,6 +148,14 @@ StartServer = Callable[..., RealServer]
 
 
 @pytest.fixture(scope="session")
+def forks(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> Iterator[Forks]:
+    """Runs programs in real vLLM's Python, which has imported it once for all."""
+    forks = Forks(real_environment["python"], {**os.environ, **real_env})
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """Finds a port of 127.0.0.1 that nothing listens on."""
     return ports.free_port
@@ -156,30 +169,38 @@ def start_for(
     cpu_flags: Sequence[str],
     free_port: Callable[[], int],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[list[RealServer]], StartServer]:
-    """Makes a `StartServer` that notes in a list what it has started."""
+) -> Callable[[list[RealServer], Forks | None], StartServer]:
+    """Makes a `StartServer` that notes in a list what it has started, in forks if they are given."""
 
-    def make(servers: list[RealServer]) -> StartServer:
+    def make(servers: list[RealServer], forks: Forks | None) -> StartServer:
         folder = tmp_path_factory.mktemp("real-servers")
         numbers = itertools.count()
 
         def start(
-            *words: str, port: int | None = None, model: Path | str = tiny_model, env: Mapping[str, str] | None = None
+            *words: str,
+            port: int | None = None,
+            model: Path | str = tiny_model,
+            env: Mapping[str, str] | None = None,
+            titled: bool = False,
         ) -> RealServer:
             port = port or free_port()
             flags = [word for flag in cpu_flags for word in _words(flag)]
             argv = [str(real_vllm), "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
             argv += ["--port", str(port), *flags, *words]
             log = folder / f"{next(numbers)}.log"
-            with log.open("wb") as output:
-                process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **real_env, **(env or {})},
-                    start_new_session=True,
-                )
+            process: subprocess.Popen[bytes] | Forked
+            with log.open("wb") as output, Path(os.devnull).open("rb") as nothing:
+                if forks is not None and not titled:
+                    process = forks.start(argv, env or {}, nothing, output, output)
+                else:
+                    process = subprocess.Popen(
+                        argv,
+                        stdin=nothing,
+                        stdout=output,
+                        stderr=output,
+                        env={**os.environ, **real_env, **(env or {})},
+                        start_new_session=True,
+                    )
             server = RealServer(f"http://127.0.0.1:{port}", port, process, log)
             servers.append(server)
             return server
@@ -190,21 +211,24 @@ def start_for(
 
 
 @pytest.fixture(scope="module")
-def start_server(start_for: Callable[[list[RealServer]], StartServer]) -> Iterator[StartServer]:
-    """Starts ``vllm serve`` directly: ``start_server(*words, port=…, model=…, env=…)``; all end with the module.
+def start_server(
+    start_for: Callable[[list[RealServer], Forks | None], StartServer], forks: Forks
+) -> Iterator[StartServer]:
+    """Runs ``vllm serve`` in a fork: ``start_server(*words, port=…, model=…, env=…)``; all end with the module.
 
+    The processes of a fork can't give themselves titles; with ``titled=True`` it is started as usual.
     The words stand after the CPU's own flags, so that they win. Several threads may start servers.
     """
     servers: list[RealServer] = []
-    yield start_for(servers)
+    yield start_for(servers, forks)
     for server in servers:
         server.end()
 
 
 @pytest.fixture(scope="session")
-def shared_server(start_for: Callable[[list[RealServer]], StartServer]) -> Iterator[RealServer]:
-    """One server with the CPU's own flags, for every file whose tests only ask it something."""
-    server = start_for([])()
+def shared_server(start_for: Callable[[list[RealServer], Forks | None], StartServer]) -> Iterator[RealServer]:
+    """One server with the CPU's own flags, for every file whose tests only ask it something; started as usual."""
+    server = start_for([], None)()
     try:
         server.wait_ready()
         yield server

@@ -64,7 +64,7 @@ def test_a_build_that_was_broken_off_is_done_anew(builder: ModuleType, installs:
 def test_another_recipe_has_another_place(builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = builder.recipe_key()
     (tmp_path / "vllm-alias").mkdir()
-    for name in ("requirements.txt", "make_tiny_model.py", "vllm-alias/pyproject.toml"):
+    for name in ("requirements.txt", "make_tiny_model.py", "sitecustomize.py", "vllm-alias/pyproject.toml"):
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
     monkeypatch.setattr(builder, "HERE", tmp_path)
     assert builder.recipe_key() == before

@@ -1,4 +1,4 @@
-"""Findings on real vLLM: preemption named, fixed by what is offered, and gone; prefixes missed; a hung engine."""
+"""Findings on real vLLM: preemption named, fixed by what is offered, gone; prefixes missed; an engine that hangs."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def preemption(program: Any) -> None:
         load.kill()
         change = next(fix["set"] for fix in finding["fixes"] if fix["set"])
         assert set(change) == {"max-num-seqs"}  # nothing else can be done on a CPU
-        program("restart", "chat", "--set", f"max-num-seqs={change['max-num-seqs']}", "--wait")
+        program("restart", "chat", "--set", f"max-num-seqs={change['max-num-seqs']}", "--no-prepare", "--wait")
         load = program.load(*PRESSURE)
         judged = until(lambda: named(program), "anything at all is said of the new generation")
         if (finding := judged.get("preempting")) is None:
@@ -171,8 +171,17 @@ def stopped_engine(program: Any) -> None:
         assert program("status", "chat")["state"] == "ready"  # /health says nothing of it
         assert finding["severity"] == "critical"
         assert "no answer" in finding["measures"][0]["value"]
-    finally:
+    except BaseException:
         engine.resume()
+        raise
+    engine.kill()
+    status = until(lambda: (now := program("status", "chat"))["state"] == "failed" and now, "failed")
+    assert not psutil.pid_exists(server["pid"])
+    found = status["diagnosis"]
+    assert (status["exit"]["code"], found["cause"]) == (0, "engine_core_died"), "a failure though it exits with zero"
+    assert "engine" in status["reason"].lower()
+    assert "EngineDeadError" in found["evidence"]
+    assert "dmesg" in found["fixes"][0]["why"]
 
 
 def test_preemption_is_named_fixed_by_what_is_offered_and_gone(played):
@@ -183,5 +192,5 @@ def test_prefixes_that_are_computed_again_and_again_are_named(played):
     played(prefixes)
 
 
-def test_a_stopped_engine_is_named_after_a_request_has_shown_it(played):
+def test_a_stopped_engine_is_named_after_a_request_has_shown_it_and_a_killed_one_is_a_failure(played):
     played(stopped_engine)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from fakes.forked import Forks
 from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.checks.flags import flag_findings
 from vllm_launchers.plan.export import config_yaml
@@ -100,10 +99,8 @@ def flag_sets(count: int) -> list[dict[str, FlagValue]]:
 
 
 @pytest.fixture(scope="module")
-def answers(
-    real_environment: Mapping[str, str], real_env: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """What the real parser makes of all cases, in one process: its import takes seconds."""
+def answers(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the real parser makes of all cases."""
     folder = tmp_path_factory.mktemp("configs")
     plans = [plan_of(flags) for flags in flag_sets(100)]
     plans += [plan_of({"chat-template": text, "served-model-name": text}) for text in NASTY]
@@ -117,16 +114,8 @@ def answers(
     for name, line in (("false", "enable-prefix-caching: false"), ("no", "no-enable-prefix-caching: true")):
         (folder / f"{name}.yaml").write_text(f"model: m\n{line}\n")
         cases.append([["serve", "--config", str(folder / f"{name}.yaml")]])
-    done = subprocess.run(
-        [real_environment["python"], "-c", PARSE],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **real_env},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    *found, known = json.loads(done.stdout.partition("=====")[2])
+    printed = forks.run(["-c", PARSE], json.dumps(cases))
+    *found, known = json.loads(printed.partition("=====")[2])
     named = [case[0] for case in found[len(plans) : -2]]
     return {
         "plans": plans,

@@ -49,7 +49,7 @@ def failed(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) 
     """Gives a case by its name. All of them are started with the first, a few at a time, the longest first."""
     nowhere = tmp_path_factory.mktemp("models") / "nope"
     cases: Mapping[str, Callable[[], RealServer]] = {
-        "killed worker": lambda: killed(start_server(env=WITH_A_WORKER), "VLLM::Worker"),
+        "killed worker": lambda: killed(start_server(env=WITH_A_WORKER, titled=True), "VLLM::Worker"),
         "context over the KV cache": lambda: start_server("--max-model-len", "2048", "--num-gpu-blocks-override", "8"),
         "interrupted": lambda: interrupted(start_server),
         "port": lambda: on_a_taken_port(start_server),

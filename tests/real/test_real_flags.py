@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from fakes.forked import Forks
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.vllm.engines import engine_at
 from vllm_launchers.vllm.flags.changes import FlagValue
@@ -23,12 +22,13 @@ from vllm_launchers.vllm.flags.learn import learn_flags
 
 pytestmark = pytest.mark.real
 
-SECONDS = 300
 SETS = 160
 
 OWN_PARSER = """
 import json, sys
-sys.argv = ["vllm", "--help"]  # without it the texts of help are not made
+from vllm.engine import arg_utils
+arg_utils.NEEDS_HELP = True  # as with --help on the command line: without it the texts of help are not made
+arg_utils._compute_kwargs.cache_clear()
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
@@ -83,24 +83,16 @@ for argv in requests:
 """
 
 
-def run_real(environment: Mapping[str, str], env: Mapping[str, str], code: str, given: object = None) -> list[Any]:
+def run_real(forks: Forks, model: Path, code: str, given: object = None) -> list[Any]:
     """What code in real vLLM's Python prints, line by line as JSON."""
-    done = subprocess.run(
-        [environment["python"], "-c", code],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env={**os.environ, **env, "MODEL_FOLDER": environment["model"]},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", '"'))]
+    printed = forks.run(["-c", code], json.dumps(given), {"MODEL_FOLDER": str(model)})
+    return [json.loads(line) for line in printed.splitlines() if line.startswith(("{", '"'))]
 
 
 @pytest.fixture(scope="module")
-def own(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> dict[str, Any]:
+def own(forks: Forks, tiny_model: Path) -> dict[str, Any]:
     """The real parser's options, by their first long name, and the variables that real vLLM reads."""
-    answer: dict[str, Any] = run_real(real_environment, real_env, OWN_PARSER)[-1]
+    answer: dict[str, Any] = run_real(forks, tiny_model, OWN_PARSER)[-1]
     return answer
 
 
@@ -200,11 +192,9 @@ print(json.dumps(refused))
 """
 
 
-def test_values_of_variables_are_judged_as_vllm_judges_them(
-    learned: FlagTable, real_environment: Mapping[str, str], real_env: Mapping[str, str]
-) -> None:
+def test_values_of_variables_are_judged_as_vllm_judges_them(learned: FlagTable, forks: Forks, tiny_model: Path) -> None:
     """Every variable with every text: what is called wrong is refused by real vLLM, and the other way round."""
-    own = run_real(real_environment, real_env, OWN_VARIABLES.replace("TEXTS", repr(TEXTS)))[-1]
+    own = run_real(forks, tiny_model, OWN_VARIABLES.replace("TEXTS", repr(TEXTS)))[-1]
     ours = {
         name: refused
         for name, spec in learned.values.items()
@@ -383,12 +373,10 @@ CONDITIONS: list[dict[str, FlagValue]] = [
 
 
 @pytest.fixture(scope="module")
-def verdicts(
-    learned: FlagTable, real_environment: Mapping[str, str], real_env: Mapping[str, str]
-) -> tuple[list[dict[str, FlagValue]], list[str]]:
+def verdicts(learned: FlagTable, forks: Forks, tiny_model: Path) -> tuple[list[dict[str, FlagValue]], list[str]]:
     """All flag sets, those of conditions first, and real vLLM's answer to each, from one process."""
     sets = [*CONDITIONS, *generated(learned)]
-    return sets, run_real(real_environment, real_env, VERDICTS, [list(flag_words(flags)) for flags in sets])
+    return sets, run_real(forks, tiny_model, VERDICTS, [list(flag_words(flags)) for flags in sets])
 
 
 def test_our_verdict_on_conditions_is_vllms(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.forked import Forks
 from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.cache import CacheLayout, layout
 from vllm_launchers.plan.budget.memory_flags import read_settings
@@ -87,7 +86,7 @@ def question(facts: ModelFacts, flags: Mapping[str, Any], pipeline: int, ours: C
     }
 
 
-def test_blocks_and_concurrency_are_vllms_own(real_environment: Mapping[str, str], real_env: dict[str, str]) -> None:
+def test_blocks_and_concurrency_are_vllms_own(forks: Forks) -> None:
     dice = random.Random(20)
     asked, ours = [], []
     for _ in range(CASES):
@@ -101,13 +100,8 @@ def test_blocks_and_concurrency_are_vllms_own(real_environment: Mapping[str, str
         blocks = AVAILABLE // known.block_bytes()
         stages = [[stage.start, stage.stop] for stage in pipeline_stages(len(facts.layers), settings, {})]
         ours.append((known.block_bytes(), blocks / known.request_blocks(facts.max_context), stages))
-    done = subprocess.run(
-        [real_environment["python"], PROGRAM],
-        input="\n".join(asked), capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, **real_env, "VLLM_LOGGING_LEVEL": "ERROR"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    printed = forks.run([str(PROGRAM)], "\n".join(asked), {"VLLM_LOGGING_LEVEL": "ERROR"})
+    answers = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     assert len(answers) == CASES
     for case, (block_bytes, concurrency, stages), theirs in zip(asked, ours, answers, strict=True):
         assert (block_bytes, stages) == (theirs["block_bytes"], theirs["stages"]), case

@@ -170,21 +170,6 @@ def test_stop_while_it_starts_leaves_nothing(program, moment):
     assert processes_of(pid) == []
 
 
-def test_killed_engine_is_a_failure_though_it_exits_with_zero(program):
-    server = program.start("victim")
-    engine = next(
-        p for p in processes_of(server["pid"]) if "EngineCore" in p.name() or "EngineCore" in " ".join(p.cmdline())
-    )
-    engine.kill()
-    status = until(lambda: (s := program("status", "victim"))["state"] == "failed" and s, "failed")
-    assert processes_of(server["pid"]) == []
-    assert "EngineCore" in status["reason"] or "engine" in status["reason"].lower()
-    found = status["diagnosis"]
-    assert (status["exit"]["code"], found["cause"]) == (0, "engine_core_died")
-    assert "EngineDeadError" in found["evidence"]
-    assert "dmesg" in found["fixes"][0]["why"]
-
-
 def test_a_vllm_that_somebody_else_started_is_never_signaled(program, shared_server):
     port = shared_server.port
     seen = until(lambda: [s for s in program("list") if s["port"] == port and s["state"] == "ready"], "seen", 120)
@@ -212,22 +197,6 @@ def test_what_vllm_would_refuse_is_never_started(program, tiny_model, real_vllm,
     assert answer.returncode == 1
     assert f"[{code}]" in answer.stderr
     assert program("status", "refused", check=False).returncode == 3
-
-
-def test_what_is_forced_ends_with_vllms_own_line_and_is_rolled_back(program):
-    program.start("forced")
-    forced = ("--set", "max-model-len=4096", "--set", "num-gpu-blocks-override=4", "--force")
-    answer = program("restart", "forced", *forced, "--wait", check=False)
-    assert answer.returncode == 1
-    status = program("status", "forced")
-    assert (status["state"], status["generation"]) == ("ready", 3)
-    assert status["rollback"].startswith("run 2 failed, so the flags of run 1 are used again: ")
-    assert "KV cache" in status["rollback"]
-    argv = status["argv"]
-    assert argv[argv.index("--max-model-len") + 1] == "512"
-    with pytest.raises(AssertionError):
-        program.start("unfit", *forced)
-    assert "KV cache" in program("status", "unfit")["reason"]
 
 
 def test_a_folder_that_is_no_model_and_a_program_that_is_no_vllm(program, tmp_path: Path, real_vllm):
@@ -261,24 +230,35 @@ def test_a_refused_restart_leaves_the_server_alone(steady):
 
 def test_flags_that_only_vllm_refuses_leave_the_server_alone_and_are_refused_in_its_words(steady):
     program, before = steady
-    for change, words in (
-        ('kv-transfer-config={"kv_role":"none"}', "Input should be 'kv_producer', 'kv_both' or 'kv_consumer'"),
-        ('hf-overrides={"num_hidden_layers": "many"}', "many"),
-    ):
-        answer = program("restart", "steady", "--set", change, "--force", "--wait", check=False)
-        assert answer.returncode == 1
-        assert "the server was not touched" in answer.stderr
-        assert words in answer.stderr
-        after = program("status", "steady")
-        assert (after["state"], after["generation"], after["pid"]) == ("ready", 1, before["pid"])
-        assert after["restart"]["step"] == "refused"
+    change = 'kv-transfer-config={"kv_role":"none"}'
+    answer = program("restart", "steady", "--set", change, "--force", "--wait", check=False)
+    assert answer.returncode == 1
+    assert "the server was not touched" in answer.stderr
+    assert "Input should be 'kv_producer', 'kv_both' or 'kv_consumer'" in answer.stderr
+    after = program("status", "steady")
+    assert (after["state"], after["generation"], after["pid"]) == ("ready", 1, before["pid"])
+    assert after["restart"]["step"] == "refused"
     done = program("load", "steady", "--rate", "2", "--duration", "1", "--output-p95", "10", "--input-p95", "20")
     assert done["failed"] == 0
 
 
+def test_what_is_forced_ends_with_vllms_own_line_and_is_rolled_back(steady):
+    program, _ = steady
+    forced = ("--set", "max-model-len=4096", "--set", "num-gpu-blocks-override=4", "--force")
+    answer = program("restart", "steady", *forced, "--wait", check=False)
+    assert answer.returncode == 1
+    status = program("status", "steady")
+    assert (status["state"], status["generation"]) == ("ready", 3)
+    assert status["rollback"].startswith("run 2 failed, so the flags of run 1 are used again: ")
+    assert "KV cache" in status["rollback"]
+    argv = status["argv"]
+    assert argv[argv.index("--max-model-len") + 1] == "512"
+
+
 def test_keeper_and_console_killed_apart(steady):
     """The last of the tests on this server: it ends it."""
-    program, server = steady
+    program, _ = steady
+    server = program("status", "steady")
     record = json.loads((program.state / "servers" / "steady" / "record.json").read_text())
     os.kill(record["keeper"]["pid"], signal.SIGKILL)
     until(lambda: program("status", "steady")["notice"], "adoption")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.forked import Forks
 from vllm_launchers.vllm.modelfacts.config import facts_from_config
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 from vllm_launchers.vllm.modelfacts.read import model_facts
@@ -100,19 +99,10 @@ print(json.dumps({"configs": configs, "states": states}))
 
 
 @pytest.fixture(scope="module")
-def real(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> dict[str, Any]:
-    """What real vLLM reads in all configs, and the shapes of its states, from one process: its import takes seconds."""
-    done = subprocess.run(
-        [real_environment["python"], "-c", READ],
-        input=json.dumps(configs()),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env={**os.environ, **real_env, "VLLM_LOGGING_LEVEL": "ERROR"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+def real(forks: Forks) -> dict[str, Any]:
+    """What real vLLM reads in all configs, and the shapes of its states."""
+    printed = forks.run(["-c", READ], json.dumps(configs()), {"VLLM_LOGGING_LEVEL": "ERROR"})
+    answer: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     return answer
 
 

@@ -1,4 +1,4 @@
-"""Connections that reach one process, although strangers listen on the same port number."""
+"""Connections that reach one process, although other processes listen on the same port number."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from vllm_launchers.listeners import Owner, StrangerError, connect, owned, trusted
+from vllm_launchers.listeners import Owner, WrongProcessError, connect, owned, trusted
 
 NOBODY = 65534
-STRANGER = """
+FOREIGN = """
 import os, socket, sys
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
 if len(sys.argv) > 3: os.setuid(int(sys.argv[3]))
@@ -28,12 +28,12 @@ Start = Callable[..., tuple[Owner, int]]
 
 
 @pytest.fixture
-def stranger() -> Iterator[Start]:
-    """``stranger(address, port, *, user)`` is another process that listens there; its identity and the port."""
+def foreign() -> Iterator[Start]:
+    """``foreign(address, port, *, user)`` is another process that listens there; its identity and the port."""
     running: list[subprocess.Popen[str]] = []
 
     def start(address: str, port: int = 0, *, user: int | None = None) -> tuple[Owner, int]:
-        words = [sys.executable, "-c", STRANGER, address, str(port), *([str(user)] if user is not None else [])]
+        words = [sys.executable, "-c", FOREIGN, address, str(port), *([str(user)] if user is not None else [])]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         running.append(process)
         assert process.stdout is not None
@@ -77,19 +77,19 @@ def test_the_address_is_that_of_the_socket(itself: Owner, bound: str, asked: str
             assert connection.getpeername()[:2] == (asked, port)
 
 
-def test_a_stranger_under_another_address_of_the_same_name_is_not_asked(itself: Owner, stranger: Start) -> None:
+def test_another_process_under_another_address_of_the_same_name_is_not_asked(itself: Owner, foreign: Start) -> None:
     """``localhost`` may lead to ``::1`` first; our server listens at 127.0.0.1."""
     with listening("127.0.0.1") as server:
         port = server.getsockname()[1]
-        stranger("::1", port)
+        foreign("::1", port)
         with itself.connect(port, 5) as connection:
             assert connection.getpeername()[0] == "127.0.0.1"
 
 
-def test_a_port_of_a_stranger_is_not_taken_for_ones_own(stranger: Start) -> None:
-    server, _ = stranger("127.0.0.1")
-    _, port = stranger("127.0.0.1")
-    with pytest.raises(StrangerError, match=f"port {port} is answered by a process that is not this server's"):
+def test_a_port_of_another_process_is_not_taken_for_ones_own(foreign: Start) -> None:
+    server, _ = foreign("127.0.0.1")
+    _, port = foreign("127.0.0.1")
+    with pytest.raises(WrongProcessError, match=f"port {port} is answered by a process that is not this server's"):
         server.connect(port, 5)
 
 
@@ -101,21 +101,21 @@ def test_nobody_listens(itself: Owner) -> None:
         itself.connect(port, 5)
 
 
-def test_a_child_of_the_server_is_the_server(itself: Owner, stranger: Start) -> None:
-    child, port = stranger("127.0.0.1")
+def test_a_child_of_the_server_is_the_server(itself: Owner, foreign: Start) -> None:
+    child, port = foreign("127.0.0.1")
     assert itself.listener(port) == child.listener(port) == owned(port, [child.pid])
-    with pytest.raises(StrangerError):
+    with pytest.raises(WrongProcessError):
         owned(port, [os.getpid()])
 
 
-def test_a_pid_that_was_given_to_another_process_is_not_the_server(stranger: Start) -> None:
-    child, port = stranger("127.0.0.1")
-    with pytest.raises(StrangerError):
+def test_a_pid_that_was_given_to_another_process_is_not_the_server(foreign: Start) -> None:
+    child, port = foreign("127.0.0.1")
+    with pytest.raises(WrongProcessError):
         Owner(child.pid, child.start_time + 1).listener(port)
 
 
 def test_a_socket_that_is_replaced_while_the_connection_is_made_is_not_trusted(itself: Owner) -> None:
-    """A stranger who holds the port for a moment gets a connection, and no byte over it."""
+    """Another process that holds the port for a moment gets a connection, and no byte over it."""
     servers = [listening("127.0.0.1")]
     port = servers[0].getsockname()[1]
 
@@ -127,7 +127,7 @@ def test_a_socket_that_is_replaced_while_the_connection_is_made_is_not_trusted(i
 
     servers[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        with pytest.raises((StrangerError, OSError)):
+        with pytest.raises((WrongProcessError, OSError)):
             connect(lookup, 5)
     finally:
         for server in servers:
@@ -135,31 +135,31 @@ def test_a_socket_that_is_replaced_while_the_connection_is_made_is_not_trusted(i
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
-def test_of_a_process_that_cannot_be_seen_the_user_decides(stranger: Start) -> None:
+def test_of_a_process_that_cannot_be_seen_the_user_decides(foreign: Start) -> None:
     """As a user who may not read others' descriptors: the one who runs the server may answer, a third may not."""
-    server, port = stranger("127.0.0.1", user=NOBODY)
-    _, taken = stranger("127.0.0.1", user=NOBODY - 1)
-    with pytest.raises(StrangerError, match=f"another user .uid {NOBODY}."):
+    server, port = foreign("127.0.0.1", user=NOBODY)
+    _, taken = foreign("127.0.0.1", user=NOBODY - 1)
+    with pytest.raises(WrongProcessError, match=f"another user .uid {NOBODY}."):
         trusted("localhost", port)
     script = (
         "import os, socket\n"  # loaded while that user may still read Python
-        "from vllm_launchers.listeners import Owner, StrangerError\n"
+        "from vllm_launchers.listeners import Owner, WrongProcessError\n"
         "os.setuid(1234)\n"
         f"owner = Owner({server.pid}, {server.start_time})\n"
         f"print(owner.listener({port}).address)\n"
         f"try: owner.listener({taken})\n"
-        "except StrangerError: print('stranger')\n"
+        "except WrongProcessError: print('foreign')\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.split() == ["127.0.0.1", "stranger"], done.stderr
+    assert done.stdout.split() == ["127.0.0.1", "foreign"], done.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
-def test_of_several_addresses_of_a_name_the_one_of_this_user_is_taken(stranger: Start, monkeypatch) -> None:
+def test_of_several_addresses_of_a_name_the_one_of_this_user_is_taken(foreign: Start, monkeypatch) -> None:
     """As where ``/etc/hosts`` has ``::1 localhost`` and another user binds ``::1``."""
     with listening("127.0.0.1") as server:
         port = server.getsockname()[1]
-        stranger("::1", port, user=NOBODY)
+        foreign("::1", port, user=NOBODY)
         both = [(family, 1, 6, "", (address, port)) for family, address in ((10, "::1"), (2, "127.0.0.1"))]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
         found = trusted("localhost", port)

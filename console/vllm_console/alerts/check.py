@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, finding_document
 from vllm_console.diagnosis.objectives import Judged, Served, judge, served
-from vllm_console.fleet.own_server import HISTORY
 from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.history.store import TIERS, Entry, HistoryError, HistoryMissingError, Reader
+from vllm_console.history.store import HISTORY, TIERS, Entry, HistoryError, HistoryMissingError, Reader
 from vllm_console.metrics.first_requests import traffic
 from vllm_console.text import duration
 

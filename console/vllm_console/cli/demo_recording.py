@@ -18,10 +18,9 @@ from msgspec import structs
 
 from vllm_console.fleet.gpu_charts import history_path
 from vllm_console.fleet.gpus import occupied
-from vllm_console.fleet.own_server import HISTORY
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.gpu_history import FIVES, GpuHistoryWriter
-from vllm_console.history.store import Writer
+from vllm_console.history.store import HISTORY, Writer
 from vllm_console.metrics.sample import Sample, Window
 from vllm_console.recorder import WindowRecorder
 from vllm_console.runs.store import FILE_NAME, RunName

@@ -11,6 +11,7 @@ from vllm_console.cli.output import complain
 from vllm_console.cli.waiting import report_server, settled, wait_until
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
 from vllm_console.fleet.verbs import UsageError
+from vllm_launchers.launch.request import RestartOptions
 
 if TYPE_CHECKING:
     from vllm_console.fleet.verbs import Fleet
@@ -44,13 +45,16 @@ def run(args: argparse.Namespace) -> int:
     """Restart it; returns when the new generation has started, with ``--wait`` when it is ready."""
     fleet = open_fleet(args)
     before = fleet.snapshot().server(args.name)
+    options = RestartOptions(
+        force=args.force, port=args.port, warm_up=args.warm_up, prepare=args.prepare, rollback=args.rollback
+    )
     if args.rolling:
         from vllm_console.cli.rolling import run_rolling
 
-        return run_rolling(fleet, args, _changes(args, before))
+        return run_rolling(fleet, args, _changes(args, before), options)
     if args.stop_old is not None:
         raise UsageError("--stop-old and --keep-old belong to --rolling")
-    server = _switched(fleet, args) if args.preset else _restarted(fleet, args, before)
+    server = _switched(fleet, args, options) if args.preset else _restarted(fleet, args, before, options)
     generation = before.generation if before else 0
     earlier = before.restart.asked_at if before is not None and before.restart is not None else None
     asked_at = server.restart.asked_at if server.restart is not None else None
@@ -78,18 +82,12 @@ def run(args: argparse.Namespace) -> int:
     return 1 if server.rollback else code
 
 
-def _restarted(fleet: Fleet, args: argparse.Namespace, before: ServerView | None) -> ServerView:
+def _restarted(
+    fleet: Fleet, args: argparse.Namespace, before: ServerView | None, options: RestartOptions
+) -> ServerView:
     """Restart the server with the requested change of flags."""
     changes = _changes(args, before)
-    server = fleet.restart(
-        args.name,
-        changes,
-        force=args.force,
-        port=args.port,
-        warm_up=args.warm_up,
-        prepare=args.prepare,
-        rollback=args.rollback,
-    )
+    server = fleet.restart(args.name, changes, options)
     if before is not None and not args.previous:
         say_several(before.flags, changes)
     return server
@@ -139,22 +137,13 @@ def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
     return flag_difference(before.flags, before.previous_flags)
 
 
-def _switched(fleet: Fleet, args: argparse.Namespace) -> ServerView:
+def _switched(fleet: Fleet, args: argparse.Namespace, options: RestartOptions) -> ServerView:
     """Switch the server to another preset. Raises UsageError for options that can't be combined with ``--preset``."""
     if args.previous:
         raise UsageError("--previous can't be combined with --set, --unset or --preset")
     if not changes_from(args).empty:
         raise UsageError("--preset can't be combined with --set or --unset; change flags afterwards")
-    if args.port is not None:
-        raise UsageError("--preset keeps the port and can't be combined with --port")
-    return fleet.switch(
-        args.name,
-        args.preset,
-        force=args.force,
-        warm_up=args.warm_up,
-        prepare=args.prepare,
-        rollback=args.rollback,
-    )
+    return fleet.switch(args.name, args.preset, options)
 
 
 def say_several(flags: Flags, changes: Changes) -> None:

@@ -12,13 +12,14 @@ from vllm_console.cli.waiting import settled, wait_until
 from vllm_console.fleet.snapshot import Changes, ServerView, State
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import plain
+from vllm_launchers.launch.request import RestartOptions
 
 if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.verbs import Fleet
 
 
-def run_rolling(fleet: Fleet, args: argparse.Namespace, changes: Changes) -> int:
+def run_rolling(fleet: Fleet, args: argparse.Namespace, changes: Changes, options: RestartOptions) -> int:
     """Start it beside the old one, wait until it is ready, compare answers, stop the old one if that is wanted.
 
     Raises:
@@ -27,9 +28,7 @@ def run_rolling(fleet: Fleet, args: argparse.Namespace, changes: Changes) -> int
     """
     if args.preset:
         raise UsageError("--rolling keeps the preset: start another preset with 'vllm-console start'")
-    if args.prepare or args.rollback:
-        raise UsageError("--rolling needs neither --prepare nor --rollback: the old server goes on serving")
-    new = fleet.start_beside(args.name, changes, force=args.force, port=args.port, warm_up=args.warm_up)
+    new = fleet.start_beside(args.name, changes, options)
     if not args.json:
         gpus = f" on GPU {','.join(map(str, new.gpus))}" if new.gpus else ""
         print(f"{new.name} starts at {new.url}{gpus}; {args.name} goes on serving", flush=True)

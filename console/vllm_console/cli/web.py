@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to end."""
+    """Serve until it is asked to end."""
     config = settings_from(args)
     _check(args)
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:

@@ -263,7 +263,7 @@ class Judge:
             spare_gib={index: gib - reserve.get(index, 0.0) for index, gib in free.items()},
             build=details.engine.build if details.engine else None,
             compute_capability=facts.compute_capability,
-            environment={**details.inherited, **details.environment},
+            environment=details.variables,
             mla=facts.mla,
             batch_sizes=facts.batch_sizes,
             quantized=facts.quantized,

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from msgspec.structs import replace
 
-from vllm_console.fleet.restarts import diagnosed
+from vllm_console.fleet.failure import diagnosed
 from vllm_launchers.launch.engine_verdict import EngineVerdicts
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.model import EngineKind, Plan

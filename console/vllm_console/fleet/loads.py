@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 RESULT_SECONDS = 60.0
-"""How long the result of a load is told."""
+"""How long the result of a load is shown."""
 
 MOST_SPANS = 20
 """How many loads per server have their times kept."""

@@ -46,6 +46,7 @@ from vllm_launchers.keeper.errors import BadNameError, KeeperError
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord
 from vllm_launchers.launch.details import Details, Records, unpack
 from vllm_launchers.launch.errors import keeper_errors
+from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
 
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from vllm_launchers.host.board import Board
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
-    from vllm_launchers.launch.launcher import Launcher, Recorded, RestartMethod
+    from vllm_launchers.launch.launcher import Launcher, Recorded
     from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
     from vllm_launchers.vllm.flags.flag_table import FlagTable
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
@@ -270,7 +271,7 @@ class LocalFleet:
     @cached_property
     def _launcher(self) -> Launcher:
         # Imported when first needed: a good part of a command's start-up time.
-        from vllm_console.fleet.recorder_command import recorder_command
+        from vllm_console.recorder import recorder_command
         from vllm_launchers.launch.earlier_starts import report_store
         from vllm_launchers.launch.inputs import PlanInputsReader
         from vllm_launchers.launch.launcher import Launcher
@@ -297,6 +298,8 @@ class LocalFleet:
             refresh=self._refresh_gpus,
             noted=self._note,
             judged=self._judged,
+            prepare=self._prepare,
+            rollback=self._rollback,
         )
 
     def _open_gpus(self) -> None:
@@ -410,48 +413,27 @@ class LocalFleet:
         self._refuse_read_only()
         return self._launched(self._launcher.resume(name, runs, recorded))
 
-    def restart(
-        self,
-        name: str,
-        changes: Changes,
-        *,
-        force: bool = False,
-        port: int | None = None,
-        warm_up: bool | None = None,
-        prepare: bool | None = None,
-        rollback: bool | None = None,
-    ) -> ServerView:
-        """Stop and start again with changed flags: same name, port (or ``port``) and GPUs, next generation.
+    def restart(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
+        """Stop and start again with changed flags: same name, port (unless another is given) and GPUs, next generation.
 
-        A running server keeps running if its plan has errors. ``warm_up``, ``prepare``, ``rollback``: None keeps the
-        setting.
+        A running server keeps running if its plan has errors.
 
         Raises:
             UnfitError: the plan has errors that ``force`` does not or may not override.
             FleetError: the port is taken: an ended server's port may belong to another process by now.
         """
         self._ours(name)
-        how = self._method(prepare, rollback)
-        return self._launched(self._launcher.restart(name, changes, force=force, port=port, warm_up=warm_up, how=how))
+        return self._launched(self._launcher.restart(name, changes, options))
 
-    def switch(
-        self,
-        name: str,
-        preset: str,
-        *,
-        force: bool = False,
-        warm_up: bool | None = None,
-        prepare: bool | None = None,
-        rollback: bool | None = None,
-    ) -> ServerView:
+    def switch(self, name: str, preset: str, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         """Replace the server with another preset, keeping name, GPUs and port.
 
         Raises:
             UnfitError: the preset's plan has errors; a running server keeps running.
+            UsageError: the options name a port.
         """
         self._ours(name)
-        how = self._method(prepare, rollback)
-        return self._launched(self._launcher.switch(name, preset, force=force, warm_up=warm_up, how=how))
+        return self._launched(self._launcher.switch(name, preset, options))
 
     def cancel_restart(self, name: str) -> ServerView:
         """Cancel the restart that is being prepared; the server goes on serving.
@@ -499,31 +481,16 @@ class LocalFleet:
 
         return Sleeping(self._state, self._records, facts, host, self._loads.stop)
 
-    def _method(self, prepare: bool | None, rollback: bool | None) -> RestartMethod:
-        from vllm_launchers.launch.launcher import RestartMethod
-
-        return RestartMethod(
-            prepare=self._prepare if prepare is None else prepare,
-            rollback=self._rollback if rollback is None else rollback,
-        )
-
-    def start_beside(
-        self,
-        name: str,
-        changes: Changes,
-        *,
-        force: bool = False,
-        port: int | None = None,
-        warm_up: bool | None = None,
-    ) -> ServerView:
+    def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         """Launch the same server with changed flags next to a ready one, which goes on serving.
 
         Raises:
             NoPlaceError, UnfitError: there is no room for a second one.
             FleetError: the server is not ready, or no port is free.
+            UsageError: the options ask for what only a restart does.
         """
         self._ours(name)
-        return self._launched(self._launcher.start_beside(name, changes, force=force, port=port, warm_up=warm_up))
+        return self._launched(self._launcher.start_beside(name, changes, options))
 
     def compare_answers(self, old: str, new: str) -> AnswerComparison:
         """Compare the greedy answers of two of our ready servers to the golden prompts; takes seconds.

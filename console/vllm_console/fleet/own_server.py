@@ -10,12 +10,12 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, Stage, State
-from vllm_console.history.store import Entry, HistoryError, HistoryMissingError, Reader
+from vllm_console.history.store import HISTORY, Entry, HistoryError, HistoryMissingError, Reader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, newest_points
 from vllm_console.metrics.first_requests import traffic
 from vllm_console.metrics.sample import Series
-from vllm_console.text import plain, redrawn
+from vllm_console.text import plain
 from vllm_launchers.keeper.records import Generation, ServerRecord, WarmUpOutcome
 from vllm_launchers.launch.details import Details, exposed_message, unpack
 from vllm_launchers.secrets import redact, redact_argv, redact_environment
@@ -27,17 +27,14 @@ if TYPE_CHECKING:
     from vllm_console.fleet.chart_history import ChartHistory
     from vllm_console.fleet.gpus import GpuSource
     from vllm_console.fleet.judge import Judge
+    from vllm_console.fleet.last_restart import LastRestart
     from vllm_console.fleet.markers import MarkerBook
     from vllm_console.fleet.moment import Moment
-    from vllm_console.fleet.restarts import LastRestart
     from vllm_console.fleet.startup_progress import StartupProgress
     from vllm_console.load.spans import LoadSpan
     from vllm_console.logs.startup import Startup
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
-
-HISTORY = "history.sqlite"
-"""The recorder's file in a server's folder."""
 
 CHART_STEP_SECONDS = 5.0
 CHART_POINTS = 180
@@ -355,19 +352,10 @@ class WatchedServer:
             return None
         key = (record.current.number, record.attempt)
         if self._failure is None or self._failure[0] != key:
-            from vllm_console.diagnosis.failure.diagnose import diagnose
-            from vllm_console.logs.file import last_lines
+            from vllm_console.fleet.failure import diagnosed_part
 
-            code = record.exit.status if record.exit else None
-            skipped, tail = last_lines(self._folder / "server.log", record.log_inode, record.log_offset)
-            lines = [redact(redrawn(line)) for line in tail]
-            known = lines or (code or 0) < 0
-            found = None
-            if known:
-                variables = {**details.inherited, **details.environment}
-                found = diagnose(lines, code, details.flags, details.gpu_name, mla=details.mla, environment=variables)
-                if found.line is not None:
-                    found = replace(found, line=found.line + skipped)
+            log, code = self._folder / "server.log", record.exit.status if record.exit else None
+            found = diagnosed_part(log, code, details, record.log_inode, record.log_offset)
             self._failure = (key, found)
         return self._failure[1]
 
@@ -383,7 +371,7 @@ class WatchedServer:
 
     def _last_restart(self) -> LastRestart:
         if self._restart is None:
-            from vllm_console.fleet.restarts import LastRestart
+            from vllm_console.fleet.last_restart import LastRestart
 
             self._restart = LastRestart(self._folder / "server.log")
         return self._restart

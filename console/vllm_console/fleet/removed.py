@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from vllm_console.fleet.own_server import HISTORY
+from vllm_console.history.store import HISTORY
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.private import REMOVED, lock, make_folder, not_ours, open_file, own_folder

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from vllm_console.fleet.chart_history import ChartHistory, ChartSource
 from vllm_console.fleet.markers import Marker, replay_markers
 from vllm_console.fleet.moment import Moment, read_moment, state_at
-from vllm_console.fleet.own_server import HISTORY, JudgeContext
+from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
 from vllm_console.fleet.snapshot import ServerView, Stage
 from vllm_console.fleet.verbs import FleetError, Replay, UsageError
-from vllm_console.history.store import Entry, HistoryError, Reader
+from vllm_console.history.store import HISTORY, Entry, HistoryError, Reader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, newest_points
 from vllm_console.load.spans import read_spans

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.metrics.sample import Sample, Series, Stage, Window
+from vllm_console.text import plain
 from vllm_launchers.addresses import base_url
 from vllm_launchers.keeper.records import Exit, PreparationStep, SleepStep, State, WarmUpReport
 from vllm_launchers.launch.request import LaunchRequest
@@ -224,6 +225,11 @@ class ServerView(msgspec.Struct, frozen=True):
     def simulated(self) -> bool:
         """Whether the engine is simulated; every place that shows it must say so."""
         return self.engine is not None and self.engine.kind == "simulated"
+
+    @property
+    def marked_name(self) -> str:
+        """Its name as titles show it: with a mark where its engine is simulated."""
+        return plain(self.name) + (" sim" if self.simulated else "")
 
     def missed(self, objective: str) -> bool:
         """Whether an objective is missed now; marks and colors follow it."""

@@ -12,13 +12,14 @@ from vllm_console.logs.startup import Durations, Progress, Startup, StartupWatch
 from vllm_console.metrics.sample import Stage
 from vllm_console.text import percent, size
 from vllm_launchers.keeper.records import ServerRecord, State
-from vllm_launchers.launch.details import Details, open_log, unpack
+from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.launch.earlier_starts import (
     BLOCKS,
     START_LOG_BYTES,
     launch_settings,
     start_of_log,
 )
+from vllm_launchers.private import open_regular
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.startup_reports import StartupReportStore
 
@@ -82,7 +83,7 @@ class StartupProgress:
 
     def _feed(self) -> None:
         try:
-            with open_log(self._path) as file:
+            with open_regular(self._path) as file:
                 status = os.fstat(file.fileno())
                 if self._inode is None or status.st_ino == self._inode:
                     file.seek(self._offset)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_console.diagnosis.live.rule import DEFAULT_OBJECTIVES
-from vllm_console.fleet.own_server import HISTORY
-from vllm_console.history.store import HistoryError, HistoryMissingError, Reader
+from vllm_console.history.store import HISTORY, HistoryError, HistoryMissingError, Reader
 from vllm_console.history.workload import WINDOW_SECONDS, SeenWorkload, seen_workload
 from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import unpack

@@ -26,6 +26,7 @@ from vllm_launchers.launch.errors import (
     UnfitError,
     UsageError,
 )
+from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.plan.model import Plan, same_value
 
 if TYPE_CHECKING:
@@ -159,35 +160,14 @@ class Fleet(Protocol):
         A launch whose plan has errors is refused with `UnfitError`, unless ``force`` is given and allowed.
         """
 
-    def restart(
-        self,
-        name: str,
-        changes: Changes,
-        *,
-        force: bool = False,
-        port: int | None = None,
-        warm_up: bool | None = None,
-        prepare: bool | None = None,
-        rollback: bool | None = None,
-    ) -> ServerView:
-        """Stop and start again with changed flags: same name, port (or ``port``) and GPUs, next generation.
+    def restart(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
+        """Stop and start again with changed flags: same name, port (unless another is given) and GPUs, next generation.
 
-        Refused with `UnfitError` like a start; the server then keeps running unchanged. ``warm_up``: whether the keeper
-        sends a warm-up request before it is ready again. ``prepare``: whether the next generation's process is prepared
-        while the server serves; the view's ``restart`` says how far that is. ``rollback``: whether the flags return if
-        it fails before it is ready. None keeps each setting.
+        Refused with `UnfitError` like a start; the server then keeps running unchanged. If the restart is prepared, the
+        view's ``restart`` says how far that is.
         """
 
-    def switch(
-        self,
-        name: str,
-        preset: str,
-        *,
-        force: bool = False,
-        warm_up: bool | None = None,
-        prepare: bool | None = None,
-        rollback: bool | None = None,
-    ) -> ServerView:
+    def switch(self, name: str, preset: str, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         """Replace the server with another preset, keeping name, GPUs and port; refused like a restart."""
 
     def cancel_restart(self, name: str) -> ServerView:
@@ -212,15 +192,7 @@ class Fleet(Protocol):
         The other server of its pair is put to sleep first, at ``level``, and its memory must be free.
         """
 
-    def start_beside(
-        self,
-        name: str,
-        changes: Changes,
-        *,
-        force: bool = False,
-        port: int | None = None,
-        warm_up: bool | None = None,
-    ) -> ServerView:
+    def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
         """Launch the same server with changed flags next to a ready one, which goes on serving.
 
         It has a name, a port and GPUs of its own. Refused with `NoPlaceError` or `UnfitError` if there is no room.

@@ -36,6 +36,8 @@ _Answer = TypeVar("_Answer")
 
 APPLICATION_ID = 0x764C4C68
 SCHEMA_VERSION = 1
+HISTORY = "history.sqlite"
+"""The name of this file in a server's folder."""
 
 
 class Tier(NamedTuple):

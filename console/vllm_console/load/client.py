@@ -18,7 +18,7 @@ from vllm_console.load.shape import LoadRequest
 from vllm_console.load.transport import LeanTransport
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback, reachable, tls_to_own
-from vllm_launchers.listeners import Listener, StrangerError, trusted
+from vllm_launchers.listeners import Listener, WrongProcessError, trusted
 from vllm_launchers.typed_decoding import decode_json, json_decoder
 
 LARGEST_EVENT = 1024 * 1024
@@ -276,7 +276,7 @@ async def find_target(client: httpx.AsyncClient, model: str | None) -> LoadTarge
         async with asyncio.timeout(CONNECT_SECONDS):
             status, body = await _body(client, "GET", "/v1/models")
     except httpx.ConnectError as error:
-        if isinstance(error.__cause__, StrangerError):
+        if isinstance(error.__cause__, WrongProcessError):
             raise LoadError(f"{error}: it is sent nothing; --remote says that it may be") from error
         raise LoadError(f"nothing answers at {base}: no connection; is the server up?") from error
     except (httpx.TimeoutException, TimeoutError) as error:

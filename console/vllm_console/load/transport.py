@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from vllm_launchers.listeners import Listener, StrangerError, listens
+from vllm_launchers.listeners import Listener, WrongProcessError, listens
 
 LARGEST_HEAD = 64 * 1024
 LARGEST_LINE = 1024
@@ -97,7 +97,7 @@ class _Reach:
         known = self._listener is not None
         try:
             return await self._attempt(make)
-        except (ConnectionRefusedError, StrangerError):
+        except (ConnectionRefusedError, WrongProcessError):
             if not known:
                 raise
         return await self._attempt(make)  # the server was restarted: it has a new socket
@@ -118,7 +118,7 @@ class _Reach:
             return made
         made.close()
         self._forget(listener)
-        raise StrangerError(f"port {listener.port} was taken over by another process")
+        raise WrongProcessError(f"port {listener.port} was taken over by another process")
 
     async def _still(self, listener: Listener) -> bool:
         """Whether it still listened after a connection was made."""

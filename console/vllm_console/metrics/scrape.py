@@ -16,7 +16,7 @@ from vllm_console.metrics.parse import NotMetricsError, Parser
 from vllm_console.metrics.sample import Sample
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback, tls_to_own
-from vllm_launchers.listeners import Owner, StrangerError
+from vllm_launchers.listeners import Owner, WrongProcessError
 
 TIMEOUT_SECONDS = 2.0
 BODY_LIMIT = 4 * 1024 * 1024
@@ -26,7 +26,7 @@ BODY_LIMIT = 4 * 1024 * 1024
 class ScrapeError(Exception):
     """A server could not be scraped, or its response is unusable. The message is one sentence for people.
 
-    ``kind`` is one of ``refused``, ``stranger``, ``timeout``, ``network``, ``status``, ``redirect``, ``html``,
+    ``kind`` is one of ``refused``, ``wrong process``, ``timeout``, ``network``, ``status``, ``redirect``, ``html``,
     ``empty``, ``cut off``, ``too large``, ``garbage`` and ``url``.
     """
 
@@ -77,7 +77,7 @@ class _Connection(http.client.HTTPConnection):
         self._tls, self._owner = tls, owner
 
     def connect(self) -> None:
-        """Connect; raises OSError, `StrangerError` if the port is not the owner's."""
+        """Connect; raises OSError, `WrongProcessError` if the port is not the owner's."""
         if self._owner is None:
             self._connect_to(self.host)
             return
@@ -85,7 +85,7 @@ class _Connection(http.client.HTTPConnection):
         self._connect_to(listener.address)
         try:
             self._owner.confirm(listener)
-        except StrangerError:
+        except WrongProcessError:
             self.close()
             raise
 
@@ -240,8 +240,8 @@ class Scraper:
         if isinstance(error, TimeoutError):
             message = f"{place} did not answer {path} within {self._timeout:g}s: it is hung, overloaded or unreachable."
             return ScrapeError("timeout", message)
-        if isinstance(error, StrangerError):
-            return ScrapeError("stranger", f"{error}: its metrics are ignored.")
+        if isinstance(error, WrongProcessError):
+            return ScrapeError("wrong process", f"{error}: its metrics are ignored.")
         if isinstance(error, ConnectionRefusedError):
             return ScrapeError("refused", f"{place} refused the connection: no server listens there (yet).")
         if isinstance(error, (http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionResetError)):

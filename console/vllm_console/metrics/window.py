@@ -134,7 +134,7 @@ def window(before: Sample, after: Sample) -> Window:
     total = combine(parts)
     usages = [part.kv_cache_usage for part in parts if part.kv_cache_usage is not None]
     finished, preempted = total.requests_finished_total, total.preemptions_total
-    preemptions_per_second = _rate(preempted, seconds)
+    preemptions_per_second = rate(preempted, seconds)
     latencies = {key: quantiles(histogram) for key, histogram in total.histograms.items() if key in LATENCIES}
     return Window(
         start=min(before.at, after.at),
@@ -146,10 +146,10 @@ def window(before: Sample, after: Sample) -> Window:
         kv_cache_tokens=after.kv_cache_tokens,
         preemptions_per_minute=None if preemptions_per_second is None else preemptions_per_second * 60,
         preemption_share=preemptions_per_request(preempted, finished, total.requests_running) if seconds > 0 else None,
-        prefix_hit_rate=_share(total.prefix_cache_hits_total, total.prefix_cache_queries_total),
-        prompt_tokens_per_second=_rate(total.prompt_tokens_total, seconds),
-        generation_tokens_per_second=_rate(total.generation_tokens_total, seconds),
-        requests_per_second=_rate(finished, seconds),
+        prefix_hit_rate=share(total.prefix_cache_hits_total, total.prefix_cache_queries_total),
+        prompt_tokens_per_second=rate(total.prompt_tokens_total, seconds),
+        generation_tokens_per_second=rate(total.generation_tokens_total, seconds),
+        requests_per_second=rate(finished, seconds),
         latencies=agreeing(latencies),
     )
 
@@ -186,11 +186,13 @@ def highest(one: float | None, other: float | None) -> float | None:
     return other if one is None else one if other is None else max(one, other)
 
 
-def _rate(amount: float | None, seconds: float) -> float | None:
+def rate(amount: float | None, seconds: float) -> float | None:
+    """Per second; None if unknown."""
     return amount / seconds if amount is not None and seconds > 0 else None
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
+def share(part: float | None, whole: float | None) -> float | None:
+    """A part of a whole; None if unknown, or if there is nothing of it."""
     return part / whole if part is not None and whole else None
 
 

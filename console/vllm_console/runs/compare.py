@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.metrics.quantile import PARTS, Quantile, middle
-from vllm_console.runs.bootstrap import difference, median
+from vllm_console.runs.confidence import difference, median
 from vllm_console.runs.store import FlagChange, Run, changes
 from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow
 

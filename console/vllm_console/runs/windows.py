@@ -13,7 +13,7 @@ import msgspec
 from vllm_console.metrics.first_requests import FirstRequests
 from vllm_console.metrics.quantile import PARTS, Quantile, agreeing, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
-from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles
+from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles, rate, share
 
 WINDOW_SECONDS = 60.0
 
@@ -145,17 +145,17 @@ def _window(before: Sample, after: Sample, gauges: list[_Gauges]) -> RunWindow |
     usages = [one.usage for one in gauges]
     figures: dict[str, float | None] = {
         "requests": ended,
-        "requests_per_second": _rate(came, seconds),
+        "requests_per_second": rate(came, seconds),
         "in_flight": flying,
         "running": _mean([one.running for one in gauges]),
         "waiting": _mean([one.waiting for one in gauges]),
-        "prompt_tokens_per_second": _rate(grown.prompt_tokens_total, seconds),
-        "generation_tokens_per_second": _rate(grown.generation_tokens_total, seconds),
-        "preemptions_per_minute": _rate(grown.preemptions_total, seconds / 60),
+        "prompt_tokens_per_second": rate(grown.prompt_tokens_total, seconds),
+        "generation_tokens_per_second": rate(grown.generation_tokens_total, seconds),
+        "preemptions_per_minute": rate(grown.preemptions_total, seconds / 60),
         "preemption_share": preemptions_per_request(grown.preemptions_total, ended, gauges[-1].running),
         "kv_cache_usage": _mean(usages),
         "kv_cache_usage_max": max((usage for usage in usages if usage is not None), default=None),
-        "hit_rate": _share(grown.prefix_cache_hits_total, grown.prefix_cache_queries_total),
+        "hit_rate": share(grown.prefix_cache_hits_total, grown.prefix_cache_queries_total),
         **_distributions(grown),
     }
     return RunWindow(before.at, seconds, {name: value for name, value in figures.items() if value is not None})
@@ -191,11 +191,3 @@ def _came(ended: float | None, before: float | None, after: float | None) -> flo
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _rate(amount: float | None, seconds: float) -> float | None:
-    return amount / seconds if amount is not None and seconds > 0 else None
-
-
-def _share(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 from textual.binding import Binding
 
+from vllm_console.ui.parts.staging import TUNING_KEYS
+
 
 class Action(msgspec.Struct, frozen=True):
     """Something a person can do with a key.
@@ -153,24 +155,10 @@ _ACTIONS: tuple[Action, ...] = (
     _action("time_live", "end", "Back to live; leave a replay", "operations", _TIME, "live"),
     _action("replay", "O", "Replay a run that has ended, also of a removed server", "operations", _TIME),
     _action("log_scale", "Y", "Latencies on a logarithmic or linear scale", "operations", _TIME),
-    _action("halve_sequences", "left_square_bracket", "Halve --max-num-seqs", "operations", _STAGE,
-            changes=True, call="stage('halve_sequences')"),
-    _action("double_sequences", "right_square_bracket", "Double --max-num-seqs", "operations", _STAGE,
-            changes=True, call="stage('double_sequences')"),
-    _action("halve_context", "left_curly_bracket", "Halve --max-model-len", "operations", _STAGE,
-            changes=True, call="stage('halve_context')"),
-    _action("double_context", "right_curly_bracket", "Double --max-model-len", "operations", _STAGE,
-            changes=True, call="stage('double_context')"),
-    _action("lower_utilization", "less_than_sign", "Lower --gpu-memory-utilization by 0.02", "operations", _STAGE,
-            changes=True, call="stage('lower_utilization')"),
-    _action("raise_utilization", "greater_than_sign", "Raise --gpu-memory-utilization by 0.02", "operations", _STAGE,
-            changes=True, call="stage('raise_utilization')"),
-    _action("toggle_prefix_caching", "p", "Toggle prefix caching", "operations", _STAGE,
-            changes=True, call="stage('toggle_prefix_caching')"),
-    _action("toggle_chunked_prefill", "P", "Toggle chunked prefill", "operations", _STAGE,
-            changes=True, call="stage('toggle_chunked_prefill')"),
-    _action("cycle_kv_dtype", "v", "Toggle FP8 KV cache", "operations", _STAGE,
-            changes=True, call="stage('cycle_kv_dtype')"),
+    *(
+        _action(one.id, one.key, one.title, "operations", _STAGE, changes=True, call=f"stage('{one.id}')")
+        for one in TUNING_KEYS.values()
+    ),
     _action("stage_traffic", "t", "Suggest flags from measured traffic", "operations", _STAGE, changes=True),
     _action("previous_flags", "z", "Stage a revert to the previous run's flags", "operations", _STAGE,
             "revert", changes=True),

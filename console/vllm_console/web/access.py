@@ -5,7 +5,7 @@ so that a page of another user's server on this machine would be sent it too: it
 everything is served, and to which nobody else can lead the browser.
 
 A page elsewhere can have a name of its own lead to this machine (DNS rebinding), or connect to it from its script. The
-first is told by the ``Host`` header, the second by ``Origin``.
+first is recognized by the ``Host`` header, the second by ``Origin``.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _static_files() -> Path:
 
 
 async def _harden(request: web.Request, answer: web.StreamResponse) -> None:
-    """Nothing is loaded from elsewhere, framed, cached or told to others, whatever the page's scripts would like."""
+    """Nothing is loaded from elsewhere, framed, cached or sent to others, whatever the page's scripts would like."""
     socket_too = f" ws://{request.host}" if names_this_machine(request.host) else ""
     answer.headers["Content-Security-Policy"] = (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; "

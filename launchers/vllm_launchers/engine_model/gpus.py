@@ -198,7 +198,7 @@ def near_names(name: str) -> list[str]:
     shared = [known for known in names if words & (_words(known) - {"nvidia", "rtx", "geforce"})]
     if shared:
         return shared[:3]
-    import difflib  # only for a name that nobody knows
+    import difflib  # only for an unknown name
 
     return difflib.get_close_matches(name, names, 3, 0.4)
 

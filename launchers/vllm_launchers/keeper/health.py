@@ -19,7 +19,7 @@ from vllm_launchers.keeper.context import Tuning
 from vllm_launchers.keeper.lifecycle import HelperFailed, Post, Probed, Transition, WarmedUp
 from vllm_launchers.keeper.records import GoldenAnswer, State, WarmUp, WarmUpOutcome, WarmUpReport
 from vllm_launchers.keeper.server_client import RequestTimeoutError, Response, ServerClient, base_model, over_tls
-from vllm_launchers.listeners import Owner, StrangerError
+from vllm_launchers.listeners import Owner, WrongProcessError
 from vllm_launchers.values import Value
 
 DEADLINE_SECONDS = 10.0
@@ -81,8 +81,8 @@ class Prober(threading.Thread):
 def _probed(target: ProbeTarget) -> Probed:
     try:
         problem = probe(target.owner, target.host, target.port, tls=target.tls)
-    except StrangerError as error:
-        return Probed(target.epoch, healthy=False, detail=str(error), stranger=True)
+    except WrongProcessError as error:
+        return Probed(target.epoch, healthy=False, detail=str(error), foreign=True)
     return Probed(target.epoch, healthy=not problem, detail=problem)
 
 
@@ -90,7 +90,7 @@ def probe(owner: Owner, host: str, port: int, deadline_seconds: float = DEADLINE
     """Probe once; returns what went wrong as a clause, empty on a 200.
 
     Raises:
-        StrangerError: a process that is not the owner's listens on the port. Nothing is sent to it.
+        WrongProcessError: a process that is not the owner's listens on the port. Nothing is sent to it.
     """
     ends = time.monotonic() + deadline_seconds
     try:
@@ -109,7 +109,7 @@ def probe(owner: Owner, host: str, port: int, deadline_seconds: float = DEADLINE
                 if not chunk:
                     break
                 response += chunk
-    except StrangerError:
+    except WrongProcessError:
         raise
     except TimeoutError:
         return f"no response within {deadline_seconds:g}s"
@@ -142,11 +142,11 @@ class Health:
         """The transition that a probe causes in this state, if any."""
         if not probed.healthy:
             self._failed += 1
-            if probed.stranger:
+            if probed.foreign:
                 self.reason = probed.detail
             if state is not State.READY or self._failed < self._limit:
                 return None
-            if not probed.stranger:
+            if not probed.foreign:
                 self.reason = f"/health on port {port}: {probed.detail} ({self._failed} times in a row)"
             self.since = time.monotonic()
             return Transition.UNANSWERED
@@ -233,7 +233,7 @@ class WarmUpRun(threading.Thread):
                 break
             try:
                 outcome, detail = self._attempt()
-            except StrangerError as error:
+            except WrongProcessError as error:
                 return WarmUpOutcome.REFUSED, str(error)
             except RequestTimeoutError as error:
                 if error.taken:

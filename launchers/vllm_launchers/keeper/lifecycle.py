@@ -8,13 +8,13 @@
     UNFIT          starting → stopping                               /health answers, but no request can be served
     UNANSWERED     ready → unresponsive                              several probes in a row failed
     RECOVERED      unresponsive → ready                              /health answers again
-    SUSPENDED      ready, unresponsive → asleep                      it is told to sleep; no request is left
+    SUSPENDED      ready, unresponsive → asleep                      it is put to sleep; no request is left
     WOKEN          asleep → ready                                    it is awake and answers as before
     STOP_REQUESTED starting, ready, unresponsive, asleep → stopping  a console requested a stop or a restart
     ENDED          starting, ready, unresponsive, asleep → stopping  it ended by itself; its leftovers are being ended
     GONE           stopping → stopped                                nothing is left, as requested
     LOST           starting, stopping → failed                       nothing is left, and nobody requested that
-    CANCELLED      failed → stopped                                  a stop while it waited for a restart
+    CANCELED       failed → stopped                                  a stop while it waited for a restart
 
 Races, and how they are resolved (all in `Supervisor`, which alone changes the state):
 
@@ -60,7 +60,7 @@ class Transition(StrEnum):
     ENDED = "ended"
     GONE = "gone"
     LOST = "lost"
-    CANCELLED = "cancelled"
+    CANCELED = "canceled"
 
 
 TRANSITIONS: dict[Transition, tuple[frozenset[State], State]] = {
@@ -75,7 +75,7 @@ TRANSITIONS: dict[Transition, tuple[frozenset[State], State]] = {
     Transition.ENDED: (LIVE, State.STOPPING),
     Transition.GONE: (frozenset({State.STOPPING}), State.STOPPED),
     Transition.LOST: (frozenset({State.STARTING, State.STOPPING}), State.FAILED),
-    Transition.CANCELLED: (frozenset({State.FAILED}), State.STOPPED),
+    Transition.CANCELED: (frozenset({State.FAILED}), State.STOPPED),
 }
 
 
@@ -124,7 +124,7 @@ class Probed(Value):
     epoch: int
     healthy: bool
     detail: str = ""
-    stranger: bool = False
+    foreign: bool = False
     """True if it was not probed, because a foreign process listens on its port."""
 
 

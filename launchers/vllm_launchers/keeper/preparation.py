@@ -60,7 +60,7 @@ class RestartPreparation:
 
     @property
     def waits(self) -> bool:
-        """Whether there is a prepared process that was not told to go on as the server."""
+        """Whether there is a prepared process that was not yet asked to become the server."""
         return self._process is not None and self._process.went_at is None
 
     @property

@@ -55,7 +55,7 @@ class PreparedProcess:
         self.accepted = False
         """Whether it has accepted the flags."""
         self.went_at: float | None = None
-        """When it was told to go on; None before."""
+        """When it was asked to become the server; None before."""
         self.why_not = ""
         """Why it did not go on then, if that is known."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -94,7 +94,7 @@ class PreparedProcess:
         return self._last
 
     def overdue(self, now: float) -> bool:
-        """Whether it was told to go on long ago; whoever asks has not heard that it did."""
+        """Whether it was asked long ago to become the server and has not reported that it did."""
         return self.went_at is not None and now - self.went_at >= GO_SECONDS
 
     def end(self) -> None:

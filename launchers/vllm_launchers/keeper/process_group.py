@@ -108,7 +108,7 @@ class ProcessGroup:
         return cls(output, server, known=known, shared_memory=dict(before.shared_memory))
 
     @property
-    def stranger(self) -> bool:
+    def foreign(self) -> bool:
         """Whether a process with the server's pid and start time runs but is not the server."""
         return processes.alive(self.server) and not self.proven
 

@@ -80,7 +80,7 @@ class ServerClient:
         """One request over a connection of its own; ``seconds`` is how long all of it may take, else `ASK_SECONDS`.
 
         ``engine``: the data-parallel rank that shall serve it. Raises OSError, including `RequestTimeoutError` and
-        `StrangerError`.
+        `WrongProcessError`.
         """
         sent, since = False, time.monotonic()
         content = b"" if body is None else json.dumps(body).encode()

@@ -20,7 +20,7 @@ from vllm_launchers.keeper.lifecycle import HelperFailed, Post, SleepProgress, T
 from vllm_launchers.keeper.record_writer import RecordWriter
 from vllm_launchers.keeper.records import GoldenAnswer, ProcessIdentity, ServerRecord, Sleep, SleepStep, State
 from vllm_launchers.keeper.server_client import RequestTimeoutError, Response, ServerClient
-from vllm_launchers.listeners import StrangerError
+from vllm_launchers.listeners import WrongProcessError
 from vllm_launchers.values import Value, replace
 
 SUSPEND_SECONDS = 600.0
@@ -85,7 +85,7 @@ class SleepRun(threading.Thread):
             else:
                 self._sleep()
         except OSError as error:
-            message = str(error) if isinstance(error, StrangerError | RefusedError | RequestTimeoutError) else (
+            message = str(error) if isinstance(error, WrongProcessError | RefusedError | RequestTimeoutError) else (
                 (error.strerror or str(error)).lower() or "connection cut"
             )  # fmt: skip
             self._tell(SleepStep.FAILED if self._in_doubt else SleepStep.CANCELED, message)

@@ -88,10 +88,10 @@ class MissedExit(Value):
     retry: bool
 
 
-def missed_exit(record: ServerRecord, ended_with: str, now: float, *, stranger: bool = False) -> MissedExit:
+def missed_exit(record: ServerRecord, ended_with: str, now: float, *, foreign: bool = False) -> MissedExit:
     """How a server ended (or was never started) while no keeper watched. ``now`` in Unix seconds.
 
-    ``ended_with``: as `location.ended_with` says. ``stranger``: the process that the record names runs but is not this
+    ``ended_with``: as `location.ended_with` says. ``foreign``: the process that the record names runs but is not this
     server's.
     """
     why, next_spec, start_pending = "no keeper was watching", record.next_spec, record.start_pending
@@ -102,11 +102,11 @@ def missed_exit(record: ServerRecord, ended_with: str, now: float, *, stranger: 
             why, next_spec, start_pending = f"{why}; its pending restart{other} was dropped", None, False
     elif record.server is None:
         why = "its keeper died before starting it"
-    elif stranger:
+    elif foreign:
         pid = record.server.pid
         why = f"pid {pid} is not this server's process (it does not have its output open) and was left alone"
     exit_ = record.current.exit or exit_unknown(record.state is State.STOPPING, why, now)
-    # The policy applies only to an exit that a keeper saw: else nobody knows whether it was requested.
+    # The policy applies only to an exit that a keeper saw: otherwise it is unknown whether it was requested.
     return MissedExit(exit_, next_spec, start_pending, retry=record.current.exit is not None and not exit_.requested)
 
 
@@ -250,8 +250,8 @@ class Supervisor:
 
     def _adopt_dead(self) -> None:
         """It ended (or was never started) while no keeper watched: record that, and end its leftovers."""
-        stranger = self._group is not None and self._group.stranger
-        found = missed_exit(self.record, location.ended_with(self.record), time.time(), stranger=stranger)
+        foreign = self._group is not None and self._group.foreign
+        found = missed_exit(self.record, location.ended_with(self.record), time.time(), foreign=foreign)
         self._ended = True
         self._adopt_sidecar()
         self._sidecar.want(None)
@@ -408,7 +408,7 @@ class Supervisor:
                 self.record_writer.move(transition, standing)
             case Transition.UNANSWERED:
                 self.record_writer.move(transition, self._health.reason)
-            case _ if event.stranger and self._health.reason != record.reason:
+            case _ if event.foreign and self._health.reason != record.reason:
                 self.note(self._health.reason)
                 self.record_writer.change(reason=self._health.reason)
             case _ if event.healthy and before and record.reason == before:  # it is our process that answers again
@@ -582,7 +582,7 @@ class Supervisor:
             self._retry_at = None
             self._reservation.release()
             reason = "stopped as requested while it waited for a restart"
-            self.record_writer.move(Transition.CANCELLED, reason, next_attempt_at=None, keeper=None)
+            self.record_writer.move(Transition.CANCELED, reason, next_attempt_at=None, keeper=None)
             self.over = True
 
     def _learn_secrets(self, spec: LaunchSpec, secrets: Mapping[str, str] | None) -> None:

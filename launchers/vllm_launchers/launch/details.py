@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
@@ -61,14 +60,18 @@ class Details(msgspec.Struct, frozen=True):
         return self.gpu_kind
 
     @property
+    def variables(self) -> Mapping[str, str]:
+        """The variables that it is known to run with."""
+        return {**self.inherited, **self.environment}
+
+    @property
     def fp8_cache_problem(self) -> str:
         """Why vLLM cannot keep its KV cache in FP8 there; empty if it can, or if unknown."""
         model = find_model(self.gpu_name)
         if model is None or self.engine is None or self.engine.build == "cpu":
             return ""
-        variables = {**self.inherited, **self.environment}
         able = float(model.compute_capability)
-        verdict = fp8_cache(self.flags, variables, self.engine.release, able, mla=self.mla)
+        verdict = fp8_cache(self.flags, self.variables, self.engine.release, able, mla=self.mla)
         return f"{model.name}: {verdict.why}" if verdict.works is False else ""
 
     @classmethod
@@ -195,11 +198,6 @@ class Records:
             number += 1
             name = f"{wanted}-{number}"
         return name
-
-
-def open_log(path: Path) -> BinaryIO:
-    """Open a log for reading without blocking, even if a pipe is in its place. Raises OSError."""
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 def exposed_message(record: ServerRecord) -> str:

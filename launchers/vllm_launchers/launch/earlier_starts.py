@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.keeper.records import ServerRecord
-from vllm_launchers.launch.details import open_log, unpack
+from vllm_launchers.launch.details import unpack
 from vllm_launchers.plan.budget.engine_report import learned_from, read_report, report_figures
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.inputs import Learned
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
+from vllm_launchers.private import open_regular
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore, flags_digest, remembered
 
@@ -127,7 +128,7 @@ def launch_settings(flags: Flags, environment: Mapping[str, str]) -> dict[str, o
 def start_of_log(path: Path, record: ServerRecord) -> list[str]:
     """The present generation's log from its beginning; empty if it was rotated meanwhile."""
     try:
-        with open_log(path) as file:
+        with open_regular(path) as file:
             if record.log_inode not in (None, os.fstat(file.fileno()).st_ino):
                 return []
             file.seek(record.log_offset)

@@ -22,7 +22,7 @@ from vllm_launchers.launch.errors import FleetError, UsageError, keeper_errors
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.prepared_start import prepared_argv
 from vllm_launchers.launch.refusal import refuse_unfit
-from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.launch.standby import beside, find_other, one_switch, refuse_awake, refuse_beside_partner
 from vllm_launchers.plan.model import Changes, Plan
@@ -126,24 +126,14 @@ def _as_it_is(record: ServerRecord) -> ServerRecord:
     return record
 
 
-class RestartMethod(msgspec.Struct, frozen=True):
-    """How a server is restarted.
-
-    ``prepare``: the next generation's process loads its code and judges its flags while the server still serves, where
-    that is possible. ``rollback``: if it fails before it is ready, the flags before it return.
-    """
-
-    prepare: bool = True
-    rollback: bool = True
-
-
 class Launcher:
     """Starts and restarts servers below the state folder ``state``.
 
     ``refresh`` is called before planning, so that the planner's GPUs are up to date. ``noted`` gets the record of each
     server after its launch, and before a restart. ``judged`` adds the engine's own verdict to the plan of a launch, if
     that is known. ``not_retryable`` are log lines that show that another automatic
-    start would fail the same way; requested only if a keeper may restart a server.
+    start would fail the same way; requested only if a keeper may restart a server. ``prepare`` and ``rollback`` hold
+    for restarts whose options leave them out.
     """
 
     def __init__(
@@ -157,11 +147,14 @@ class Launcher:
         refresh: Callable[[], None] = _nothing,
         noted: Callable[[ServerRecord], ServerRecord] = _as_it_is,
         judged: Callable[[Plan], Plan] = _unjudged,
+        prepare: bool = True,
+        rollback: bool = True,
     ) -> None:
         self.planner = planner
         self._state, self._records = state, records
         self._sidecar, self._not_retryable = sidecar, not_retryable
         self._refresh, self._noted, self._judged = refresh, noted, judged
+        self._prepare, self._rollback = prepare, rollback
         self._own_reports: dict[str, tuple[float, Remembered | None]] = {}
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
@@ -176,13 +169,13 @@ class Launcher:
         return msgspec.structs.replace(launch, plan=self._judged(launch.plan))
 
     def plan_restart(
-        self, record: ServerRecord, changes: Changes, *, port: int | None = None, warm_up: bool | None = None
+        self, record: ServerRecord, changes: Changes, options: RestartOptions = AS_CONFIGURED
     ) -> LaunchPlan:
         """Plan a restart with changed flags without doing it."""
         with keeper_errors():
             self._refresh()
             own, starting = self._own_report(record), self._records.starting()
-        return self.planner.plan_restart(record, changes, starting, port=port, own=own, warm_up=warm_up)
+        return self.planner.plan_restart(record, changes, options, starting, own)
 
     def start(self, request: LaunchRequest, planned: Callable[[Plan], None] | None = None) -> ServerRecord:
         """Launch; returns as soon as a keeper has the server. ``planned`` gets the plan before it is executed.
@@ -210,22 +203,17 @@ class Launcher:
                 refuse_awake(client.read(self._state, request.standby_of))
                 return self._launch(name, launch)
 
-    def start_beside(
-        self,
-        name: str,
-        changes: Changes,
-        *,
-        force: bool = False,
-        port: int | None = None,
-        warm_up: bool | None = None,
-    ) -> ServerRecord:
+    def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerRecord:
         """Launch the same server with changed flags next to a ready one, which goes on serving: the first half of a
         rolling update. It has another port and a name of its own: ``NAME-2``, or ``NAME`` again if that has ended.
 
         Raises:
             NoPlaceError, UnfitError: there is no room for a second one.
             FleetError: the server is not ready, or no port is free.
+            UsageError: the options ask for what only a restart does.
         """
+        if options.prepare or options.rollback:
+            raise UsageError("--rolling needs neither --prepare nor --rollback: the old server goes on serving")
         with self._one_at_a_time():
             record = client.read(self._state, name)
             if record.state is not State.READY:
@@ -233,9 +221,9 @@ class Launcher:
             self._refuse_second(name)
             self._refresh()
             taken, starting = self._records.taken_ports(), self._records.starting()
-            launch = self.planner.plan_beside(record, changes, taken, starting, port=port, warm_up=warm_up)
+            launch = self.planner.plan_beside(record, changes, options, taken, starting)
             self.planner.refuse_elsewhere(launch.plan)
-            refuse_unfit(launch.plan, force=force)
+            refuse_unfit(launch.plan, force=options.force)
             return self._launch(self._name_beside(record), launch)
 
     def _name_beside(self, record: ServerRecord) -> str:
@@ -283,20 +271,10 @@ class Launcher:
             secrets = launches[-1].secrets
             return self._noted(client.launch(self._state, name, spec, secrets, recording=recording))
 
-    def restart(
-        self,
-        name: str,
-        changes: Changes,
-        *,
-        force: bool = False,
-        port: int | None = None,
-        warm_up: bool | None = None,
-        how: RestartMethod | None = None,
-    ) -> ServerRecord:
-        """Stop and start again with changed flags: same name, port (or ``port``) and GPUs, next generation.
+    def restart(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerRecord:
+        """Stop and start again with changed flags: same name, port (unless another is given) and GPUs, next generation.
 
-        A running server keeps running if its plan has errors. ``warm_up``: None keeps the setting. Without ``how``, it
-        is neither prepared nor rolled back.
+        A running server keeps running if its plan has errors.
 
         Raises:
             UnfitError: the plan has errors that ``force`` does not or may not override.
@@ -305,31 +283,26 @@ class Launcher:
         with self._one_at_a_time():
             record = client.read(self._state, name)
             with self._alone(record):
-                launch = self.plan_restart(record, changes, port=port, warm_up=warm_up)
-                refuse_unfit(launch.plan, force=force)
-                return self._again(name, launch, how)
+                launch = self.plan_restart(record, changes, options)
+                refuse_unfit(launch.plan, force=options.force)
+                return self._again(name, launch, options)
 
-    def switch(
-        self,
-        name: str,
-        preset: str,
-        *,
-        force: bool = False,
-        warm_up: bool | None = None,
-        how: RestartMethod | None = None,
-    ) -> ServerRecord:
+    def switch(self, name: str, preset: str, options: RestartOptions = AS_CONFIGURED) -> ServerRecord:
         """Replace the server with another preset, keeping name, GPUs and port.
 
         Raises:
             UnfitError: the preset's plan has errors; a running server keeps running.
+            UsageError: the options name a port.
         """
+        if options.port is not None:
+            raise UsageError("--preset keeps the port and can't be combined with --port")
         with self._one_at_a_time():
             self._refresh()
             record = client.read(self._state, name)
             with self._alone(record):
-                launch = self.planner.plan_switch(record, preset, self._records.starting(), warm_up=warm_up)
-                refuse_unfit(launch.plan, force=force)
-                return self._again(name, launch, how)
+                launch = self.planner.plan_switch(record, preset, options, self._records.starting())
+                refuse_unfit(launch.plan, force=options.force)
+                return self._again(name, launch, options)
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -344,11 +317,13 @@ class Launcher:
             refuse_beside_partner(self._records.read()[0], record)
             yield
 
-    def _again(self, name: str, launch: LaunchPlan, how: RestartMethod | None = None) -> ServerRecord:
+    def _again(self, name: str, launch: LaunchPlan, options: RestartOptions | None = None) -> ServerRecord:
+        """The next generation. Without options it is a launch, which is neither prepared nor rolled back."""
         spec = self._spec(name, launch)
-        if how is not None:
-            words = prepared_argv(launch.plan) if how.prepare else ()
-            spec = values.replace(spec, prepared_argv=words, rollback=how.rollback)
+        if options is not None:
+            prepare = self._prepare if options.prepare is None else options.prepare
+            rollback = self._rollback if options.rollback is None else options.rollback
+            spec = values.replace(spec, prepared_argv=prepared_argv(launch.plan) if prepare else (), rollback=rollback)
         record = self._noted(client.read(self._state, name))
         if not record.needs_keeper or record.current.spec.port != spec.port:
             self.planner.claim(spec.host, spec.port, self._records.taken_ports(name))

@@ -30,7 +30,7 @@ from vllm_launchers.launch.placement import (
     find_place_again,
     kept_slice,
 )
-from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.launch.request import LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve, suggestions, without_server
 from vllm_launchers.plan.checks.environment import engine_missing
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
@@ -190,15 +190,13 @@ class Planner:
         self,
         record: ServerRecord,
         changes: Changes,
+        options: RestartOptions,
         starting: Sequence[str] = (),
-        *,
-        port: int | None = None,
         own: Remembered | None = None,
-        warm_up: bool | None = None,
     ) -> LaunchPlan:
-        """Plan a restart with changed flags: same model, engine, address (except for ``port``) and GPUs.
+        """Plan a restart with changed flags: same model, engine, address (unless another port is given) and GPUs.
 
-        ``own`` is the server's own memory report; ``warm_up`` None keeps the setting.
+        ``own`` is the server's own memory report.
 
         Raises:
             FleetError: its record lacks data.
@@ -208,17 +206,17 @@ class Planner:
             preset = details.as_preset()
         except ValueError as error:
             raise FleetError(f"cannot be restarted: {error}. Stop it, then start it again") from error
-        resolved = self._in_place_of(record, details, preset, changes, details.environment, warm_up)
-        resolved = replace(resolved, port=port or resolved.port, sources=details.sources)
+        resolved = self._in_place_of(record, details, preset, changes, details.environment, options.warm_up)
+        resolved = replace(resolved, port=options.port or resolved.port, sources=details.sources)
         return resolve(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
 
     def plan_switch(
-        self, record: ServerRecord, preset: str, starting: Sequence[str] = (), *, warm_up: bool | None = None
+        self, record: ServerRecord, preset: str, options: RestartOptions, starting: Sequence[str] = ()
     ) -> LaunchPlan:
         """Plan another preset in the place of a server: its engine, address and GPUs."""
         details = unpack(record.current.spec.details)
         environment = kept_slice(details.environment)
-        resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, warm_up)
+        resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options.warm_up)
         resolved = replace(resolved, beside="")  # it serves something else now
         return resolve(resolved, self._restart_inputs(record.name, resolved, starting), self._reports)
 
@@ -226,11 +224,9 @@ class Planner:
         self,
         record: ServerRecord,
         changes: Changes,
+        options: RestartOptions,
         taken: Collection[int],
         starting: Sequence[str] = (),
-        *,
-        port: int | None = None,
-        warm_up: bool | None = None,
     ) -> LaunchPlan:
         """Plan another server next to a running one: the same with changed flags, on another port, on GPUs with room.
 
@@ -246,7 +242,8 @@ class Planner:
         except ValueError as error:
             raise FleetError(f"cannot be planned: {error}") from error
         environment = {name: value for name, value in details.environment.items() if name != VISIBLE}
-        resolved = self._in_place_of(record, details, preset, changes, environment, warm_up)
+        resolved = self._in_place_of(record, details, preset, changes, environment, options.warm_up)
+        port = options.port
         if port is not None:
             self.claim(resolved.host, port, taken)
         real = resolved.engine.kind is EngineKind.VLLM

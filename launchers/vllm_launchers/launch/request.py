@@ -1,4 +1,4 @@
-"""A user's launch request."""
+"""A user's requests: to launch a server, and to start one again."""
 
 from __future__ import annotations
 
@@ -39,3 +39,24 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     """Query the Hugging Face hub for facts of a model that is not on this machine."""
     warm_up: bool | None = None
     """Whether the keeper sends a warm-up request before the server is ready; None: as configured."""
+
+
+class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server is started again: restarted, switched to another preset, or started next to itself.
+
+    None keeps the server's port, and what is configured for the rest.
+    """
+
+    force: bool = False
+    """Restart despite errors that rest on an estimate or may pass; never those that vLLM ends on."""
+    port: int | None = None
+    warm_up: bool | None = None
+    """Whether the keeper sends a warm-up request before the server is ready."""
+    prepare: bool | None = None
+    """Whether the next generation's process loads its code and judges its flags while the server serves, where that is
+    possible."""
+    rollback: bool | None = None
+    """Whether the flags before it return if it fails before it is ready."""
+
+
+AS_CONFIGURED = RestartOptions()

@@ -10,7 +10,6 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers import values
-from vllm_launchers.addresses import TLS_FLAGS, base_url
 from vllm_launchers.engine_model.gpus import DEFAULT_GPU, UnknownGpuError, find_gpu
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.mig_slices import best_slice, on_slice
@@ -92,16 +91,6 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     model_here: bool = False
     """Whether the model's configuration is on this machine."""
 
-    @property
-    def url(self) -> str:
-        """Base URL of the server's API, as this machine will reach it."""
-        return base_url(self.plan.host, self.plan.port, tls=self.tls)
-
-    @property
-    def tls(self) -> bool:
-        """Whether the server will use TLS."""
-        return any(self.plan.flags.get(name) for name in TLS_FLAGS)
-
     def spec(self, sidecar: Sequence[str] = (), not_retryable: Sequence[NotRetryable] = ()) -> LaunchSpec:
         """What the keeper runs: the plan's command with the sidecar.
 
@@ -119,7 +108,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             restart=values.replace(self.restart, not_retryable=tuple(not_retryable)),
             drain_seconds=_drain_seconds(plan),
             sidecar=tuple(sidecar),
-            tls=self.tls,
+            tls=plan.tls,
             # A server that sleeps needs it: its golden prompts are asked with it.
             warm_up=_warm_up(plan) if self.details.warm_up or sleeps(plan.flags) else None,
             reuse_port=_reuses_port(plan),

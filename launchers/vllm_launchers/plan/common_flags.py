@@ -65,7 +65,7 @@ COMMON_FLAGS: tuple[CommonFlag, ...] = (
        "auto bfloat16 float16 fp8 fp8_e4m3 fp8_e5m2 fp8_inc fp8_ds_mla nvfp4 …"),
     _f("kv-cache-memory-bytes", _I, "by utilization", "Size of the KV cache per GPU in bytes, not a share", low=1),
     _f("enable-prefix-caching", _B, "by model", "Keep the KV cache of prompt beginnings and use it again"),
-    _f("prefix-caching-hash-algo", _T, "sha256", "How prompt blocks are told apart in the prefix cache",
+    _f("prefix-caching-hash-algo", _T, "sha256", "Hash function that identifies prompt blocks in the prefix cache",
        "sha256 sha256_cbor xxhash xxhash_cbor"),
     _f("block-size", _I, "by backend", "Tokens per block of the KV cache", low=1),
     _f("num-gpu-blocks-override", _I, "by memory", "Number of KV cache blocks, whatever memory there is; for tests",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from vllm_launchers.addresses import TLS_FLAGS, base_url
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
 
@@ -58,3 +59,13 @@ class Plan(msgspec.Struct, frozen=True):
     """What blocks it, will hurt it or could be better, worst first."""
     verdict: Verdict | None = None
     """The engine's own verdict on the flags; None if it was not asked."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether the server will use TLS."""
+        return any(self.flags.get(name) for name in TLS_FLAGS)
+
+    @property
+    def url(self) -> str:
+        """Base URL of the server's API, as this machine will reach it."""
+        return base_url(self.host, self.port, tls=self.tls)

@@ -1,4 +1,4 @@
-"""Starts vLLM in two steps: everything that needs no GPU now, and the server once it is told to.
+"""Starts vLLM in two steps: everything that needs no GPU now, and the server once it is asked to.
 
     PYTHON bootstrap.py VLLM_SCRIPT serve MODEL --flags…
 
@@ -135,7 +135,7 @@ class Keeper:
             os._exit(0)
 
     def wait(self) -> int:
-        """Wait until told to go; returns the descriptor of the server's output file. Ends the process otherwise."""
+        """Wait for the request to go on, or end; returns the descriptor of the server's output file."""
         try:
             word, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError:
@@ -701,7 +701,7 @@ def become_server(keeper: Keeper) -> NoReturn:
 
 
 def has_safe_path() -> bool:
-    """Whether Python was told not to import from the script's folder."""
+    """Whether Python was started not to import from the script's folder."""
     return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
 
 

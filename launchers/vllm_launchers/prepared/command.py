@@ -21,7 +21,7 @@ _CALLS = {"main", "re.sub", "sys.argv[0].endswith", "sys.exit"}
 def prepared_command(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[str, ...] | None:
     """What to run instead of ``argv``, which is ``…/vllm serve …`` or ``PYTHON -m vllm.entrypoints.cli.main serve …``.
 
-    None where the interpreter can't be told or the command does more than to run vLLM: wrappers, containers, other
+    None where the interpreter is not known or the command does more than to run vLLM: wrappers, containers, other
     modules. ``environ`` is the server's; its ``PATH`` counts for ``#!/usr/bin/env python3``.
     """
     environ = os.environ if environ is None else environ

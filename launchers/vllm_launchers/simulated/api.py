@@ -119,7 +119,7 @@ class Running:
         return [output for output, _engine, _stream in self.parts]
 
     async def read(self, sent: set[int]) -> list[tuple[Answer, int, int]]:
-        """Wait for news; yields each sequence with new tokens, from and to. Ended ones are added to ``told``."""
+        """Wait for news; yields each sequence with new tokens, from and to. Ended ones are added to ``sent``."""
         while True:
             self.news.clear()
             found = []

@@ -263,7 +263,7 @@ def count_tokens(body: Any, served: Served) -> dict[str, Any]:
 
 
 class AnthropicError(Exception):
-    """An error to be told in Anthropic's format."""
+    """An error that is sent in Anthropic's format."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(str(error))
@@ -419,7 +419,7 @@ class MessageWriter:
         }
 
     def _usage(self, generated: int, *, ended: bool) -> dict[str, Any]:
-        """Token counts. What was in the cache is not among the input tokens, where it is told."""
+        """Token counts. What was in the cache is not among the input tokens where it is reported."""
         request = self.output.request
         if not ended or not self.style.usage_details:
             return {"input_tokens": request.prompt_length, "output_tokens": generated}

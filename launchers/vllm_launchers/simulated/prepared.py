@@ -1,6 +1,6 @@
 """``python -m vllm_launchers.simulated.prepared serve MODEL [flags]``: the simulated engine, started in two steps.
 
-It speaks the protocol of `vllm_launchers.prepared.bootstrap`: it judges its flags, waits, and serves when told to.
+It speaks the protocol of `vllm_launchers.prepared.bootstrap`: it judges its flags, waits, and serves when asked to.
 """
 
 from __future__ import annotations

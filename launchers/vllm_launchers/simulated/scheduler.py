@@ -68,10 +68,6 @@ class BlockPool:
         """Blocks that can be found by hash, held or free."""
         return len(self._hash_of)
 
-    def references(self, block: int) -> int:
-        """How many requests hold ``block``."""
-        return self._references.get(block, 0)
-
     def match(self, hashes: Iterable[int]) -> list[int]:
         """Return the blocks of the longest cached prefix of ``hashes``, without taking them."""
         found: list[int] = []
@@ -415,8 +411,3 @@ class Scheduler:
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_size)
-
-
-def held_blocks(requests: Sequence[Request]) -> list[int]:
-    """Every block that ``requests`` hold, once per holder."""
-    return [block for request in requests for block in request.blocks]

@@ -49,7 +49,7 @@ async def run(
     totals: str = "",
     host_bytes: int | None = None,
 ) -> None:
-    """Put engines, metrics and API together on ``sock``, and serve until told to stop.
+    """Put engines, metrics and API together on ``sock``, and serve until asked to stop.
 
     ``totals`` is a body of ``/metrics`` to count on from; ``host_bytes`` is what the host has for weights that sleep.
     """

@@ -26,7 +26,7 @@ FAST_LOADERS: Mapping[str, str] = {
 
 _USUAL = (None, "auto", "safetensors", "hf")
 _TENSORIZER_SINCE = (0, 11, 0)
-"""From here on vLLM looks for ``model.tensors`` in the model's folder without being told."""
+"""From here on vLLM looks for ``model.tensors`` in the model's folder without a flag."""
 
 
 class FastLoader(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def fast_loaders(
 
 def _reads(name: str, files: set[str], model: str, flags: Flags, engine: Engine) -> bool:
     """Whether a format can read a model of these files."""
-    if name == "tensorizer":  # sharded files have other names, and vLLM must be told where they are
+    if name == "tensorizer":  # sharded files have other names, and vLLM needs a flag that says where they are
         alone = flags.get("tensor-parallel-size", 1) == 1 and os.path.isabs(model)  # noqa: PTH117 - it is text
         return alone and "model.tensors" in files and (engine.release or (0, 0, 0)) >= _TENSORIZER_SINCE
     if name == "fastsafetensors" and engine.build != "cuda":

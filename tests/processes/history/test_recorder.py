@@ -130,7 +130,7 @@ def test_refused_is_silent(sleeper, recorder, tmp_path, until):
     assert process.communicate(timeout=20)[1] == ""
 
 
-def test_the_figures_of_a_stranger_on_the_port_are_not_recorded(server, body, sleeper, recorder, tmp_path, until):
+def test_the_figures_of_another_process_on_the_port_are_not_recorded(server, body, sleeper, recorder, tmp_path, until):
     """As after an end of the server, or before it listens: whoever answers there may forge what he likes."""
     server.serve_text(body())
     process = recorder(sleeper(listening=False))

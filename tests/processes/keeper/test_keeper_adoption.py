@@ -107,9 +107,9 @@ def test_two_consoles_adopt_at_once_and_one_wins(bench):
 
 
 def test_a_pid_that_was_given_to_somebody_else_is_never_signalled(bench):
-    stranger = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+    foreign = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
-        there = processes.identity(stranger.pid)
+        there = processes.identity(foreign.pid)
         for name, lie in {
             "earlier": replace(there, start_time=there.start_time - 1),
             "other-boot": replace(there, boot_id="11111111-2222-3333-4444-555555555555"),
@@ -122,20 +122,20 @@ def test_a_pid_that_was_given_to_somebody_else_is_never_signalled(bench):
             folders.write_record(client.folder(bench.root, name), stale)
             assert bench.adopt() == [name]
             assert "exit code unknown" in bench.wait(State.FAILED, name).reason
-        assert stranger.poll() is None
+        assert foreign.poll() is None
         assert processes.alive(there)
     finally:
-        stranger.kill()
-        stranger.wait()
+        foreign.kill()
+        foreign.wait()
 
 
 def test_a_session_whose_leader_is_gone_is_only_touched_where_it_holds_our_pipe(bench, wait_until, session_of):
-    """The number of a dead server's session may have been a stranger's session since."""
+    """The number of a dead server's session may have been a foreign session since."""
     code = "import os, subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])"
     leader = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
     start = processes.stat(leader.pid).start_time
     leader.wait()
-    (stranger,) = wait_until(lambda: session_of(leader.pid))
+    (foreign,) = wait_until(lambda: session_of(leader.pid))
     try:
         bench.launch(bench.spec("--never-ready", "--exit-after", "0"))
         record = bench.wait(State.FAILED)
@@ -146,9 +146,9 @@ def test_a_session_whose_leader_is_gone_is_only_touched_where_it_holds_our_pipe(
         folders.write_record(client.folder(bench.root, "one"), stale)
         bench.adopt()
         bench.wait(State.FAILED)
-        assert processes.alive(stranger)
+        assert processes.alive(foreign)
     finally:
-        processes.send(stranger, signal.SIGKILL)
+        processes.send(foreign, signal.SIGKILL)
 
 
 def test_a_wait_for_the_next_start_goes_on_under_the_next_keeper(bench):

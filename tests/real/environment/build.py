@@ -41,7 +41,7 @@ def default_cache() -> Path:
 def recipe_key() -> str:
     """A short hash over everything that decides what is built."""
     digest = hashlib.sha256(repr(PYTHON).encode())
-    for name in ("requirements.txt", "make_tiny_model.py", "vllm-alias/pyproject.toml"):
+    for name in ("requirements.txt", "make_tiny_model.py", "sitecustomize.py", "vllm-alias/pyproject.toml"):
         digest.update((HERE / name).read_bytes())
     return digest.hexdigest()[:16]
 
@@ -106,6 +106,8 @@ def _install(interpreter: str, root: Path, log: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:  # a build leaves files beside its source
         alias = shutil.copytree(HERE / "vllm-alias", Path(scratch) / "vllm-alias")
         _run([*pip, "--no-build-isolation", str(alias)], log, "the package that lends vLLM its name")
+    packages = root / f"venv/lib/python{PYTHON[0]}.{PYTHON[1]}/site-packages"
+    shutil.copy(HERE / "sitecustomize.py", packages)
 
 
 def _run(command: Sequence[str], log: Path, what: str) -> None:

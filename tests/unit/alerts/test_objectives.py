@@ -14,10 +14,9 @@ from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.diagnosis.objectives import judge, judge_window, served
-from vllm_console.fleet.own_server import HISTORY
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.history.frames import Frames
-from vllm_console.history.store import Entry, Writer
+from vllm_console.history.store import HISTORY, Entry, Writer
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample, Window
 from vllm_console.metrics.window import window
 from vllm_console.runs.windows import Windows

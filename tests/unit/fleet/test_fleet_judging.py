@@ -21,9 +21,9 @@ from vllm_console.fleet import judge
 from vllm_console.fleet.board import SharedBoard
 from vllm_console.fleet.gpus import GpuSource
 from vllm_console.fleet.judge import Judge, OneToken, _facts, slowest_link
-from vllm_console.fleet.own_server import HISTORY, JudgeContext, WatchedServer
+from vllm_console.fleet.own_server import JudgeContext, WatchedServer
 from vllm_console.history.gpu_samples import GPU_SAMPLES
-from vllm_console.history.store import Writer
+from vllm_console.history.store import HISTORY, Writer
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_console.settings import Config, ConfigError, gpu_reserves, read_settings
 from vllm_console.ui.screens.describe import describe_lines

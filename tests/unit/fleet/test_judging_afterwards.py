@@ -15,10 +15,9 @@ from msgspec.structs import replace
 from vllm_console.cli import check, restart
 from vllm_console.cli.runs_text import run_lines
 from vllm_console.fleet.backfill import judge_past
-from vllm_console.fleet.own_server import HISTORY
 from vllm_console.fleet.runs import RunRecorder
 from vllm_console.fleet.snapshot import Changes, FleetSnapshot
-from vllm_console.history.store import Writer
+from vllm_console.history.store import HISTORY, Writer
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State

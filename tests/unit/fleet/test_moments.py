@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.fleet.markers import MarkerBook, MarkerKind, finding_markers, load_markers, record_markers
 from vllm_console.fleet.moment import read_moment, state_at
-from vllm_console.fleet.own_server import HISTORY, JudgeContext, WatchedServer
+from vllm_console.fleet.own_server import JudgeContext, WatchedServer
 from vllm_console.fleet.runs import RunRecorder
 from vllm_console.fleet.snapshot import ServerView, StateThen
-from vllm_console.history.store import Reader, Writer
+from vllm_console.history.store import HISTORY, Reader, Writer
 from vllm_console.history.time_view import CHART_RANGES, LIVE, TimeView
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_console.load.spans import LoadSpan, noted, read_spans

@@ -14,8 +14,8 @@ import pytest
 from fakes.made_runs import run
 from vllm_console import sqlite_files
 from vllm_console.fleet import removed
-from vllm_console.fleet.removed import HISTORY, KEPT_SECONDS, RemovedServers
-from vllm_console.history.store import Reader, Writer
+from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers
+from vllm_console.history.store import HISTORY, Reader, Writer
 from vllm_console.load.spans import FILE_NAME as LOADS
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_launchers.keeper.errors import KeeperError

@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.live.fixes import fewer_sequences, more_sequences
 from vllm_console.diagnosis.live.rule import Evidence
-from vllm_console.fleet.own_server import HISTORY
 from vllm_console.fleet.traffic import seen_traffic
 from vllm_console.history.frames import Frame, Frames
-from vllm_console.history.store import Reader, Writer
+from vllm_console.history.store import HISTORY, Reader, Writer
 from vllm_console.history.workload import FEWEST, SeenWorkload, seen_room, seen_workload
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State

@@ -26,7 +26,7 @@ from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
 from vllm_launchers.keeper.retry import retry_delay
 from vllm_launchers.keeper.stop_sequence import StopSequence
 from vllm_launchers.keeper.supervisor import Supervisor
-from vllm_launchers.listeners import Owner, StrangerError
+from vllm_launchers.listeners import Owner, WrongProcessError
 from vllm_launchers.values import replace
 
 TIMEOUTS = StopTimeouts(interrupt=10, terminate=8, rest=5, kill=3)
@@ -154,11 +154,11 @@ def test_a_probe_of_a_closed_port(port):
     assert health.probe(itself(), "127.0.0.1", port) == "connection refused"
 
 
-def test_a_stranger_on_the_port_is_sent_nothing(wait_until):
+def test_a_foreign_process_on_the_port_is_sent_nothing(wait_until):
     server = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     try:
-        with socket.create_server(("127.0.0.1", 0)) as stranger, pytest.raises(StrangerError):
-            health.probe(Owner.of(server.pid), "localhost", stranger.getsockname()[1])
+        with socket.create_server(("127.0.0.1", 0)) as foreign, pytest.raises(WrongProcessError):
+            health.probe(Owner.of(server.pid), "localhost", foreign.getsockname()[1])
     finally:
         server.kill()
         server.wait()
@@ -327,7 +327,7 @@ def test_the_warning_of_another_process_on_the_port_goes_when_the_server_answers
     )  # fmt: skip
     for event in (
         Probed(1, healthy=True),
-        Probed(1, healthy=False, detail="pid 7 answers at port 8000", stranger=True),
+        Probed(1, healthy=False, detail="pid 7 answers at port 8000", foreign=True),
         Probed(1, healthy=True),
         Probed(1, healthy=True),
     ):

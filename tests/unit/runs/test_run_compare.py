@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.runs.bootstrap import difference, student, worth
 from vllm_console.runs.compare import FEWEST, JUDGED, Likeness, Recorded, Verdict, compare, differences
+from vllm_console.runs.confidence import difference, student, worth
 from vllm_console.runs.document import comparison_document
 from vllm_console.runs.text import brief, change_text, notes, plain_sentence, sentence, side_text, times_note
 

@@ -45,7 +45,7 @@ def test_a_shared_block_outlives_its_first_holder() -> None:
     pool.remember(blocks[0], 7)
     pool.share(pool.match([7]))
     pool.release(blocks)
-    assert pool.references(blocks[0]) == 1
+    assert pool._references[blocks[0]] == 1
     assert pool.used == 1
 
 
@@ -84,7 +84,7 @@ def test_blocks_never_leak_and_are_never_handed_out_twice(total: int, steps: lis
         assert pool.used == len(held)
         assert pool.free == pool.capacity - len(held)
         for block in held:
-            assert pool.references(block) == sum(holder.count(block) for holder in holders)
+            assert pool._references[block] == sum(holder.count(block) for holder in holders)
     for holder in holders:
         pool.release(holder)
     assert pool.free == pool.capacity

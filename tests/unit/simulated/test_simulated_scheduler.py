@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_launchers.simulated.scheduler import BlockPool, FinishReason, Request, Scheduler, SchedulerLimits, held_blocks
+from vllm_launchers.simulated.scheduler import BlockPool, FinishReason, Request, Scheduler, SchedulerLimits
 
 
 def scheduler(
@@ -174,10 +174,10 @@ def test_every_request_finishes_within_budget_and_no_block_leaks(
 
 
 def check_blocks(target: Scheduler, caching: bool) -> None:
-    holders = Counter(held_blocks(target.running))
+    holders = Counter(block for request in target.running for block in request.blocks)
     assert target.pool.used == len(holders)
     for block, count in holders.items():
-        assert target.pool.references(block) == count
+        assert target.pool._references[block] == count
     if not caching:
         assert all(count == 1 for count in holders.values())
     # A block in two places holds the same prefix in both.

@@ -18,8 +18,8 @@ def fleet(fakes):
             self.now = {}
             super().__init__(lambda at: replace(fakes.chat(at), findings=(), **{"state": State.READY, **self.now}))
 
-        def restart(self, name, changes, *, force=False):
-            super().restart(name, changes, force=force)
+        def restart(self, name, changes, options):
+            super().restart(name, changes, options)
             self.now = {"restart": prepared(self.at, PreparationStep.IMPORTING)}
             return self._view(name)
 

@@ -30,7 +30,7 @@ def fleet(fakes):
         def number(self):
             return 1 if self.second is None else 2
 
-        def start_beside(self, name, changes, *, force=False):
+        def start_beside(self, name, changes, options):
             self._did("start_beside", name, changes)
             self.second = State.STARTING
             return self.new(self.at)

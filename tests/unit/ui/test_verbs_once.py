@@ -23,9 +23,9 @@ def fleet(fakes):
             self.now, self.go = now, threading.Event()
             super().__init__(lambda at: replace(fakes.stopped(at), name="chat", **{"generation": 3, **self.now}))
 
-        def restart(self, name, changes, *, force=False):
+        def restart(self, name, changes, options):
             assert self.go.wait(20)
-            return super().restart(name, changes, force=force)
+            return super().restart(name, changes, options)
 
     return Fleet()
 

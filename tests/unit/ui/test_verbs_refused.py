@@ -27,11 +27,11 @@ def fleet(fakes):
             self._did(*call)
             return self._view("old")
 
-        def restart(self, name, changes, *, force=False):
-            return self._refuse(("restart", name, force), force)
+        def restart(self, name, changes, options):
+            return self._refuse(("restart", name, options.force), options.force)
 
-        def switch(self, name, preset, *, force=False):
-            return self._refuse(("switch", name, preset, force), force)
+        def switch(self, name, preset, options):
+            return self._refuse(("switch", name, preset, options.force), options.force)
 
     return Fleet(fakes.stopped)
 

@@ -19,17 +19,12 @@ from vllm_console.ui.parts.staging import TUNED, Staged
 from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, PAST, SIMULATED, STRONG, WARN
-from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line
+from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, parts_length
 from vllm_launchers.plan import common_flags
 
 _STAGE_ACTIONS = (
     (("tune",), "tune", "tune"),
-    (("halve_sequences", "double_sequences"), "sequences", "seqs"),
-    (("halve_context", "double_context"), "context", "context"),
-    (("lower_utilization", "raise_utilization"), "GPU memory", "memory"),
-    (("toggle_prefix_caching",), "prefix cache", "prefix"),
-    (("toggle_chunked_prefill",), "chunked prefill", "chunks"),
-    (("cycle_kv_dtype",), "KV dtype", "fp8"),
+    *((tuple(key.id for key in tuned.keys), tuned.label, tuned.hint or tuned.short) for tuned in TUNED),
     (("previous_flags",), "revert", "revert"),
 )
 """What stages: an action, or one that lowers and one that raises; what it changes, and the same in short."""
@@ -72,16 +67,16 @@ def header_line(snapshot: FleetSnapshot | None, polling: Polling, width: int, sh
     elif polling.hanging is not None:
         right.append((f" data {duration(polling.hanging)} old ", BAD))
     times = _time_parts(snapshot, polling, shown)
-    if shown.replay and _length([*left[:1], *right, *times]) > width:
+    if shown.replay and parts_length([*left[:1], *right, *times]) > width:
         times = _time_parts(snapshot, polling, shown, age=False)
     right += times
-    fitting = _fitting(left, width - _length(right))
+    fitting = _fitting(left, width - parts_length(right))
     named = any("simulated" in part[0] for part in fitting)
     if snapshot and any(server.simulated for server in _all(snapshot)) and not named:
         marked: list[Part] = [(" simulated ", SIMULATED), *right]
-        if _length(left[:1]) + _length(marked) <= width:
-            right, fitting = marked, _fitting(left, width - _length(marked))
-    return line(*fitting, " " * max(0, width - _length(fitting) - _length(right)), *right)
+        if parts_length(left[:1]) + parts_length(marked) <= width:
+            right, fitting = marked, _fitting(left, width - parts_length(marked))
+    return line(*fitting, " " * max(0, width - parts_length(fitting) - parts_length(right)), *right)
 
 
 def _time_parts(snapshot: FleetSnapshot | None, polling: Polling, shown: ShownTime, *, age: bool = True) -> list[Part]:
@@ -105,14 +100,10 @@ def _engines(servers: Sequence[ServerView]) -> list[str]:
     return list(dict.fromkeys(server.engine.label for server in servers if server.engine))[:3]
 
 
-def _length(parts: Sequence[Part]) -> int:
-    return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
-
-
 def _fitting(parts: Sequence[Part], width: int) -> list[Part]:
     """The first parts, as many as fit, one at least."""
     kept = list(parts)
-    while len(kept) > 1 and _length(kept) > width:
+    while len(kept) > 1 and parts_length(kept) > width:
         kept.pop()
     return kept
 

@@ -22,7 +22,7 @@ from vllm_console.ui.parts.staging import Staged
 from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit
+from vllm_console.ui.widgets.draw import Part, fit, parts_length
 from vllm_launchers.keeper.records import SleepStep
 
 WIDE = 100
@@ -160,7 +160,7 @@ def _verdict_lines(server: ServerView, verdict: PlanVerdict | None, width: int, 
 def _one_line(top: ServerFinding, parts: Sequence[Part], width: int, key: str) -> str:
     """The symptom, with as many of its figures as fit behind the heading; empty where it does not fit itself."""
     text_so_far = top.symptom
-    room = width - _length(parts) - len(key) - 6
+    room = width - parts_length(parts) - len(key) - 6
     if cell_len(text_so_far) > room:
         return ""
     for measure in top.measures:
@@ -175,7 +175,7 @@ def _with_figure(top: ServerFinding, parts: list[Part], width: int, key: str) ->
     without_time = parts[:-1] if top.since is not None else parts
     for figures in (_figures(top), _bare_figures(top)):
         for heading_parts in (parts, without_time):
-            room = width - _length(heading_parts) - len(key) - 6
+            room = width - parts_length(heading_parts) - len(key) - 6
             fitting = next((text for text in figures if cell_len(text) <= room), None)
             if fitting is not None:
                 return [*heading_parts, f": {fitting}"]
@@ -240,7 +240,7 @@ def heading(found: ServerFinding, name: str, now: float) -> list[Part]:
 
 def _good_line(top: ServerFinding, parts: list[Part], width: int, key: str) -> Strip:
     text_so_far = ""
-    room = width - _length(parts) - len(key) - len(WINDOW) - 8
+    room = width - parts_length(parts) - len(key) - len(WINDOW) - 8
     for measure in top.measures:
         text = measure_text(measure)
         if cell_len(text_so_far) + cell_len(text) + 3 <= room:
@@ -276,10 +276,6 @@ def _short_keys(fix: str, top: ServerFinding, others: int) -> str:
     good = top.severity is Severity.GOOD and not others
     why = "" if good else f"{key_of('findings')} findings{f' +{others}' if others else ''}"
     return "  ".join(filter(None, (fix, why)))
-
-
-def _length(parts: Sequence[Part]) -> int:
-    return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
 
 
 def _with_key(parts: list[Part], key: str, width: int) -> Strip:

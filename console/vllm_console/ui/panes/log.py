@@ -9,7 +9,6 @@ from textual.containers import Vertical
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.server_name import marked_name
 from vllm_console.ui.terminal.lines import LineView, clickable, clickable_line, line
 from vllm_console.ui.theme import DIM, KEY
 from vllm_console.ui.widgets.draw import Part, rule
@@ -61,7 +60,7 @@ class LogPane(Vertical):
             keys = ()
         elif server.moment is not None:
             keys = (("up to the moment shown", DIM),)
-        title = rule(f"{key_of('pane_5')} Log · {marked_name(server)}", width, keys)
+        title = rule(f"{key_of('pane_5')} Log · {server.marked_name}", width, keys)
         self._title.show([clickable_line(title, "screen.pane(5)")])
         if server.log_path != self._path or (not server.log_path and server.removed != self._removed):
             self._path, self._removed = server.log_path, server.removed

@@ -12,7 +12,6 @@ from vllm_console.logs.startup import Progress, Startup, share_of
 from vllm_console.text import count, duration, plain, took
 from vllm_console.ui.findings import findings_of, fix_text
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.server_name import marked_name
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, progress, rule
@@ -25,7 +24,7 @@ def state_lines(server: ServerView, now: float, width: int, height: int) -> list
     age = duration(now - server.state_since)
     right: tuple[Part, ...] = ((f"{server.state} {age}", _STYLE.get(server.state, STRONG)),)
     what = "Start-up of " if server.state is State.STARTING else ""
-    lines = [rule(f"{what}{marked_name(server)} · run {server.generation}", width, right)]
+    lines = [rule(f"{what}{server.marked_name} · run {server.generation}", width, right)]
     lines += _why(server, width)
     advice = _advice(server)
     if server.state is State.FAILED:

@@ -20,6 +20,7 @@ from vllm_console.ui.parts.verdict import Verdicts
 from vllm_console.ui.screens.dialogs import Answer, Choose, Confirm
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import Part
+from vllm_launchers.launch.request import RestartOptions
 from vllm_launchers.plan.checks.sleep import SLEEP_MODE
 from vllm_launchers.plan.findings import Finding
 
@@ -151,7 +152,7 @@ class RollingUpdates:
                 return False
             return self._verbs.refused(server, error, "start", edits_flags(), again)
 
-        call = partial(fleet.start_beside, name, changes_of(staged), force=force)
+        call = partial(fleet.start_beside, name, changes_of(staged), RestartOptions(force=force))
         self._console.act(f"Starting a second {name}…", call, started, failed)
 
     def observe(self, servers: Sequence[ServerView]) -> None:
@@ -275,7 +276,7 @@ class ServerVerbs:
             server,
             Verb.RESTART,
             f"Restarting {name}…",
-            lambda: fleet.restart(name, changes_of(staged), force=force),
+            lambda: fleet.restart(name, changes_of(staged), RestartOptions(force=force)),
             done,
             lambda error: self.refused(
                 server, error, "restart", edits_flags(), lambda: self._restart(server, staged, True)
@@ -423,7 +424,7 @@ class ServerVerbs:
             server,
             Verb.SWITCH,
             f"Switching {name} to {preset}…",
-            lambda: fleet.switch(name, preset, force=force),
+            lambda: fleet.switch(name, preset, RestartOptions(force=force)),
             done,
             lambda error: self.refused(
                 server,

@@ -182,39 +182,67 @@ def refused(server: ServerView, step: Step) -> str:
     return ""
 
 
-STEPS: dict[str, Callable[[ServerView, Flags], Step]] = {
-    "halve_sequences": halve_sequences,
-    "double_sequences": double_sequences,
-    "halve_context": halve_context,
-    "double_context": double_context,
-    "lower_utilization": lower_utilization,
-    "raise_utilization": raise_utilization,
-    "toggle_prefix_caching": toggle_prefix_caching,
-    "toggle_chunked_prefill": toggle_chunked_prefill,
-    "cycle_kv_dtype": cycle_kv_dtype,
-}
-"""By the action's id: the next step, from the server and the flags it would have with what is staged already."""
+class TuningKey(msgspec.Struct, frozen=True):
+    """A key that stages a step: the id of its action, the key, what it does, and the step itself.
+
+    A step is made from the server and the flags it would have with what is staged already.
+    """
+
+    id: str
+    key: str
+    title: str
+    step: Callable[[ServerView, Flags], Step]
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """A flag of the tuning bar: its names there, and the steps that lower and raise it."""
+    """A flag that single keys change: its names on the screen, and the keys that lower and raise it, or switch it."""
 
     flag: str
     label: str
     short: str
-    lower: str
-    raise_: str
+    keys: tuple[TuningKey, ...]
+    hint: str = ""
+    """What its keys change, in a word; empty: as ``short``."""
+
+    @property
+    def lower(self) -> TuningKey:
+        """The key that lowers or switches it."""
+        return self.keys[0]
+
+    @property
+    def raise_(self) -> TuningKey:
+        """The key that raises or switches it."""
+        return self.keys[-1]
 
 
 TUNED = (
-    Tuned("max-num-seqs", "sequences", "seqs", "halve_sequences", "double_sequences"),
-    Tuned("max-model-len", "context", "context", "halve_context", "double_context"),
-    Tuned("gpu-memory-utilization", "GPU memory", "memory", "lower_utilization", "raise_utilization"),
-    Tuned("enable-prefix-caching", "prefix cache", "prefix", "toggle_prefix_caching", "toggle_prefix_caching"),
-    Tuned("enable-chunked-prefill", "chunked prefill", "chunks", "toggle_chunked_prefill", "toggle_chunked_prefill"),
-    Tuned("kv-cache-dtype", "KV dtype", "kv", "cycle_kv_dtype", "cycle_kv_dtype"),
-)
-"""The flags that are changed by single keys, in the order of the tuning bar."""
+    Tuned("max-num-seqs", "sequences", "seqs", (
+        TuningKey("halve_sequences", "left_square_bracket", "Halve --max-num-seqs", halve_sequences),
+        TuningKey("double_sequences", "right_square_bracket", "Double --max-num-seqs", double_sequences),
+    )),
+    Tuned("max-model-len", "context", "context", (
+        TuningKey("halve_context", "left_curly_bracket", "Halve --max-model-len", halve_context),
+        TuningKey("double_context", "right_curly_bracket", "Double --max-model-len", double_context),
+    )),
+    Tuned("gpu-memory-utilization", "GPU memory", "memory", (
+        TuningKey("lower_utilization", "less_than_sign", "Lower --gpu-memory-utilization by 0.02", lower_utilization),
+        TuningKey("raise_utilization", "greater_than_sign", "Raise --gpu-memory-utilization by 0.02",
+                  raise_utilization),
+    )),
+    Tuned("enable-prefix-caching", "prefix cache", "prefix", (
+        TuningKey("toggle_prefix_caching", "p", "Toggle prefix caching", toggle_prefix_caching),
+    )),
+    Tuned("enable-chunked-prefill", "chunked prefill", "chunks", (
+        TuningKey("toggle_chunked_prefill", "P", "Toggle chunked prefill", toggle_chunked_prefill),
+    )),
+    Tuned("kv-cache-dtype", "KV dtype", "kv", (
+        TuningKey("cycle_kv_dtype", "v", "Toggle FP8 KV cache", cycle_kv_dtype),
+    ), hint="fp8"),
+)  # fmt: skip
+"""The flags that single keys change, in the order of the tuning bar."""
+
+TUNING_KEYS = {key.id: key for tuned in TUNED for key in tuned.keys}
+"""Their keys, by the action's id."""
 
 
 def _sequences(flags: Flags) -> tuple[int, str]:

@@ -20,7 +20,6 @@ from vllm_console.text import count, duration, percent, took
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import flag_text, now_lines
-from vllm_console.ui.panes.server_name import marked_name
 from vllm_console.ui.panes.state import memory_lines, stage_lines
 from vllm_console.ui.screens.compare import RecordedRuns
 from vllm_console.ui.terminal.clipboard import copy
@@ -52,7 +51,7 @@ class DescribeScreen(Screen[None]):
         self._server, self._now, self._moment, self._recorded = server, now, moment, recorded
         self._runs: Sequence[Run] = ()
         self._reader = Reader(
-            lambda: marked_name(self._server),
+            lambda: self._server.marked_name,
             lambda width: [
                 *now_lines(self._moment, self._now, width),
                 *describe_lines(self._server, self._now, width, self._runs),

@@ -22,7 +22,6 @@ from vllm_console.ui.actions import bindings
 from vllm_console.ui.findings import SIGNS, ServerFinding, change_text, findings_of, unjudged
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.finding import clock
-from vllm_console.ui.panes.server_name import marked_name
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, STRONG
 from vllm_console.ui.widgets.draw import KeyHint, Part, fit
@@ -56,7 +55,7 @@ class FindingsScreen(Screen[None]):
         self._picked = 0
         pickable = any(found.flag_fixes for found in findings_of(server)) if stage is not None else False
         self._reader = Reader(
-            lambda: f"Findings · {marked_name(server)}",
+            lambda: f"Findings · {server.marked_name}",
             lambda width: self._page(width).lines,
             _picking_hints if pickable else lambda: (scroll_hint(),),
         )

@@ -21,7 +21,6 @@ from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer, note_lines
-from vllm_console.ui.panes.server_name import marked_name
 from vllm_console.ui.parts.flag_book import FlagBook
 from vllm_console.ui.parts.flag_edits import FlagEdits
 from vllm_console.ui.parts.traffic import MeasuredTraffic, measured_traffic
@@ -132,7 +131,7 @@ class FlagsScreen(Screen[Changes | None]):
 
     def _draw(self) -> None:
         width = self.app.size.width
-        title = f"Flags · {marked_name(self._server)}"
+        title = f"Flags · {self._server.marked_name}"
         count = len(self._edits.edits)
         right: list[Part] = [(f"{count} staged" if count else "nothing staged", ACCENT if count else DIM)]
         if width >= WIDE:

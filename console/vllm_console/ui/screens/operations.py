@@ -830,13 +830,13 @@ class OperationsScreen(PartialRepaintScreen):
 
     # -- staging ---------------------------------------------------------------------------------------------------
 
-    def action_stage(self, key: str) -> None:
+    def action_stage(self, id: str) -> None:
         """Stage what a single key changes."""
         server = self.verbs.own(self.live)
         if server is None:
             return
         staged = self.staging.of(server.name)
-        step = staging.STEPS[key](server, staging.staged_flags(server.flags, staged))
+        step = staging.TUNING_KEYS[id].step(server, staging.staged_flags(server.flags, staged))
         if problem := staging.refused(server, step):
             self.console.say(problem, WARN)
             return

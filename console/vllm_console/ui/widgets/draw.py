@@ -27,9 +27,14 @@ def fit(text: str, width: int, align: str = "<") -> str:
     return text + " " * (width - length) if align == "<" else " " * (width - length) + text
 
 
+def parts_length(parts: Sequence[Part]) -> int:
+    """How many cells these pieces take."""
+    return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
+
+
 def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRONG) -> Strip:
     """A pane's top line: ``── title ─────── right ──``. What is at the right gives way to the title."""
-    length = sum(cell_len(part if isinstance(part, str) else part[0]) for part in right)
+    length = parts_length(right)
     title = fit(title, max(0, min(cell_len(title), width - 4)))
     room = width - cell_len(title) - 5
     tail: list[Part] = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
@@ -16,7 +15,7 @@ from vllm_console.text import UNKNOWN, count
 from vllm_console.text import size as size_text
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, DIM, WARN
-from vllm_console.ui.widgets.draw import Part, fit
+from vllm_console.ui.widgets.draw import Part, fit, parts_length
 from vllm_launchers.host.gpu.topology import spans
 from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
 from vllm_launchers.units import GIB
@@ -172,11 +171,6 @@ def _concurrency(memory: MemoryBudget, short: bool) -> list[Part]:
         enough = memory.concurrency_p95 >= 1
         parts.append((f" · {times(memory.concurrency_p95)} {named}", None if enough else WARN))
     return parts
-
-
-def parts_length(parts: Sequence[Part]) -> int:
-    """How many cells these pieces take."""
-    return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
 
 
 def times(value: float) -> str:

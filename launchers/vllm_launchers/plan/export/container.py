@@ -90,7 +90,7 @@ def container(plan: Plan) -> Container:
         environment=environment,
         mounts=tuple(dict.fromkeys(_mounts(plan))),
         gpus=len(plan.gpus) or _world(plan),
-        tls="ssl-certfile" in plan.flags,
+        tls=plan.tls,
         notes=notes,
     )
 

@@ -9,7 +9,6 @@ from enum import StrEnum
 
 import msgspec
 
-from vllm_launchers.addresses import TLS_FLAGS, base_url
 from vllm_launchers.plan.export.container import STARTUP_SECONDS
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
 from vllm_launchers.plan.flags import flag_words
@@ -39,16 +38,6 @@ class ProxiedServer(msgspec.Struct, frozen=True):
     plan: Plan
 
     @property
-    def tls(self) -> bool:
-        """Whether it speaks TLS."""
-        return any(self.plan.flags.get(flag) for flag in TLS_FLAGS)
-
-    @property
-    def url(self) -> str:
-        """Base URL of its API, as this machine reaches it."""
-        return base_url(self.plan.host, self.plan.port, tls=self.tls)
-
-    @property
     def model(self) -> str:
         """The name by which its clients ask for its model."""
         served = str(self.plan.flags.get("served-model-name", "")).split()
@@ -76,9 +65,9 @@ def nginx(servers: Sequence[ProxiedServer]) -> str:
         ExportError: one of them uses TLS and another does not.
     """
     first = servers[0]
-    if len({server.tls for server in servers}) > 1:
+    if len({server.plan.tls for server in servers}) > 1:
         raise ExportError("one of these servers uses TLS and another does not: an upstream of nginx needs them alike")
-    places = [server.url.partition("://")[2] for server in servers]
+    places = [server.plan.url.partition("://")[2] for server in servers]
     if not all(map(_NGINX_HOST.fullmatch, places)):
         raise ExportError("the address of a server can't be written for nginx")
     upstream = label(first.name).replace("-", "_")
@@ -95,7 +84,7 @@ def nginx(servers: Sequence[ProxiedServer]) -> str:
         f"    listen {NGINX_ADDRESS};",
         "    client_max_body_size 64m;  # prompts with images are long",
         "    location / {",
-        f"        proxy_pass {'https' if first.tls else 'http'}://{upstream};",
+        f"        proxy_pass {'https' if first.plan.tls else 'http'}://{upstream};",
         "        proxy_http_version 1.1;",
         '        proxy_set_header Connection "";',
         "        proxy_set_header Host $host;",
@@ -146,7 +135,7 @@ def _swapped_model(server: ProxiedServer) -> dict[str, Yaml]:
         raise ExportError(f"{server.name}: llama-swap can't take a command with ${{ or a line break in it")
     model: dict[str, Yaml] = {
         "cmd": f"{shlex.join(words)} --port ${{PORT}}",
-        "proxy": f"{'https' if server.tls else 'http'}://127.0.0.1:${{PORT}}",
+        "proxy": f"{'https' if server.plan.tls else 'http'}://127.0.0.1:${{PORT}}",
         "checkEndpoint": "/health",
         "ttl": 0,
         "useModelName": server.model,
@@ -166,7 +155,7 @@ def litellm(servers: Sequence[ProxiedServer]) -> str:
     """One deployment per server; of those with the same model the first is tried first."""
     models: list[Yaml] = []
     for number, server in enumerate(servers, 1):
-        parameters: dict[str, Yaml] = {"model": f"hosted_vllm/{server.model}", "api_base": f"{server.url}/v1"}
+        parameters: dict[str, Yaml] = {"model": f"hosted_vllm/{server.model}", "api_base": f"{server.plan.url}/v1"}
         if API_KEY in server.plan.secrets:
             parameters["api_key"] = f"os.environ/{API_KEY}"
         if len(servers) > 1:

@@ -331,9 +331,9 @@ class Evaluator:
         default = keywords.get("default") or (node.args[0] if node.args else None)
         if default is not None:
             value = self.value(module, default, scope)
-            return FieldValue(value, value is not Ellipsis, init, bounds)
+            return FieldValue(value, init, bounds)
         if (factory := keywords.get("default_factory")) is not None:
-            return FieldValue(self._made(self.value(module, factory, scope)), True, init, bounds)
+            return FieldValue(self._made(self.value(module, factory, scope)), init, bounds)
         return FieldValue(init=init, bounds=bounds)
 
     def _made(self, factory: object) -> object:

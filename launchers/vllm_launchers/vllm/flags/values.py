@@ -40,10 +40,9 @@ class Optional(msgspec.Struct, frozen=True):
 
 
 class FieldValue(msgspec.Struct, frozen=True):
-    """``field(…)`` or ``Field(…)``: its default, if it has one, and the bounds that pydantic checks."""
+    """``field(…)`` or ``Field(…)``: its default, `UNKNOWN` without one, and the bounds that pydantic checks."""
 
     default: object = UNKNOWN
-    has_default: bool = False
     init: bool = True
     bounds: dict[str, float] = msgspec.field(default_factory=dict)
 

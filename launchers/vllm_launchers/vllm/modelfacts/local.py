@@ -136,7 +136,7 @@ def _model(name: str, place: str, path: Path, cache: Path, environ: Mapping[str,
     size = stored_bytes(name, cache) if place == "cache" else _stored(path)
     found = LocalModel(name, place, str(path), size)
     try:
-        # The listing is of the cache itself, whatever a server would be told to use in its place.
+        # The listing is of the cache itself, whatever a server would use in its place.
         facts = model_facts(name, environ={key: environ[key] for key in environ if key != "VLLM_USE_MODELSCOPE"})
     except ModelFactsError as error:
         return msgspec.structs.replace(found, problem=str(error))
@@ -144,7 +144,7 @@ def _model(name: str, place: str, path: Path, cache: Path, environ: Mapping[str,
         return msgspec.structs.replace(found, problem="no config.json in the cache: vLLM would download it")
     try:
         broken = broken_file(Path(facts.folder)) if facts.folder and path.is_dir() else ""
-    except (ModelFactsError, OSError):  # what cannot be read has been told of
+    except (ModelFactsError, OSError):  # what cannot be read was reported before
         broken = ""
     if broken:
         return msgspec.structs.replace(found, problem=f"{broken} is no safetensors file; fetch it again")

@@ -1,16 +1,15 @@
-"""A restart that is being prepared, or that vLLM refused, as a console shows it."""
+"""The last restart of a server as a console shows it: being prepared, refused by vLLM, or rolled back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_console.diagnosis.finding import Diagnosis
+from vllm_console.fleet.failure import diagnosed, diagnosed_part
 from vllm_console.fleet.snapshot import PreparedRestart
 from vllm_console.fleet.verbs import flag_difference
-from vllm_console.logs.file import last_lines
-from vllm_console.text import plain, redrawn
+from vllm_console.text import plain
 from vllm_launchers.keeper.records import Preparation, PreparationStep, ServerRecord
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.procfs import resident_mib
@@ -49,9 +48,8 @@ class LastRestart:
         if preparation.step is not PreparationStep.REFUSED:
             return None
         if self._refused is None or self._refused[0] != preparation.asked_at:
-            wanted = unpack(preparation.spec.details)
-            lines = [redact(redrawn(line)) for line in f"{preparation.output}\n{preparation.message}".splitlines()]
-            self._refused = (preparation.asked_at, diagnosed(lines, None, wanted))
+            lines = f"{preparation.output}\n{preparation.message}".splitlines()
+            self._refused = (preparation.asked_at, diagnosed(lines, None, unpack(preparation.spec.details)))
         return self._refused[1]
 
     def rolled_back(self, record: ServerRecord) -> str:
@@ -61,24 +59,16 @@ class LastRestart:
             return ""
         if self._rolled_back is None or self._rolled_back[0] != record.current.number:
             failed = next((one for one in record.generations if one.number == back.failed), None)
-            part = (back.log_inode, back.log_offset, back.log_end)
-            lines = last_lines(self._log, *part)[1] if failed is not None else []
-            why = redact(plain(back.reason))
-            if failed is not None and lines:
+            why, found = redact(plain(back.reason)), None
+            if failed is not None:
                 code = failed.exit.status if failed.exit is not None else None
-                found = diagnosed([redact(redrawn(line)) for line in lines], code, unpack(failed.spec.details))
+                wanted, part = unpack(failed.spec.details), (back.log_inode, back.log_offset, back.log_end)
+                found = diagnosed_part(self._log, code, wanted, *part)
+            if found is not None:
                 why = "; ".join(filter(None, (found.explanation.removesuffix("."), plain(found.evidence), why)))
             text = f"run {back.failed} failed, so the flags of run {back.to} are used again: {why}"
             self._rolled_back = (record.current.number, text)
         return self._rolled_back[1]
-
-
-def diagnosed(lines: Sequence[str], code: int | None, details: Details) -> Diagnosis:
-    """Why a generation with these details failed."""
-    from vllm_console.diagnosis.failure.diagnose import diagnose
-
-    variables = {**details.inherited, **details.environment}
-    return diagnose(lines, code, details.flags, details.gpu_name, mla=details.mla, environment=variables)
 
 
 def _changes(before: Details, after: Details) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 NOBODY = 65534
-KEY = "sk-not-for-strangers-42"
+KEY = "sk-not-for-others-42"
 
 RESOLVER = """
 import socket
@@ -28,7 +28,7 @@ socket.getaddrinfo = getaddrinfo
 """
 """As on a machine whose ``/etc/hosts`` has ``::1 localhost`` before ``127.0.0.1 localhost``."""
 
-STRANGER = """
+FOREIGN = """
 import encodings.idna, http.server, os, socket, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -62,7 +62,7 @@ def confused(program, tmp_path: Path):
 
 
 @pytest.fixture
-def stranger() -> Iterator[list[subprocess.Popen[str]]]:
+def foreign() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes of another user; each prints the requests that it gets."""
     running: list[subprocess.Popen[str]] = []
     yield running
@@ -74,14 +74,14 @@ def stranger() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
-def test_a_stranger_at_another_address_of_the_name_gets_nothing_and_forges_nothing(confused, stranger) -> None:
+def test_a_foreign_process_at_another_address_of_the_name_gets_nothing_and_forges_nothing(confused, foreign) -> None:
     started = confused.json(
         "start", "batch", "--engine", "simulated", "--name", "mine", "--host", "localhost", "--wait"
     )
     assert started["state"] == "ready"
-    words = [sys.executable, "-c", STRANGER, str(started["port"]), str(NOBODY)]
+    words = [sys.executable, "-c", FOREIGN, str(started["port"]), str(NOBODY)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    stranger.append(process)
+    foreign.append(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
 
@@ -94,7 +94,7 @@ def test_a_stranger_at_another_address_of_the_name_gets_nothing_and_forges_nothi
     deadline = time.monotonic() + 60
     while (seen := confused.json("status", "mine")["metrics"]) is None:
         assert time.monotonic() < deadline, "no recorded history"
-    assert seen["requests_running"] == 0, "not the 666 of the stranger"
+    assert seen["requests_running"] == 0, "not the 666 of the foreign process"
 
     url = f"http://localhost:{started['port']}"
     direct = confused.json(

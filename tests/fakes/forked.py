@@ -1,0 +1,113 @@
+"""Short runs of vLLM in forks of one process that has imported it (``real/environment/forks.py``)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+SERVER = Path(__file__).parents[1] / "real/environment/forks.py"
+
+
+class Forked:
+    """A process that is no child of this one, with what is used of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._ended = threading.Event()
+
+    def ended(self, code: int) -> None:
+        """Its parent says so."""
+        self.returncode = code
+        self._ended.set()
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended."""
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal it while it runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+
+class Forks:
+    """The process that has imported vLLM, in an environment that its forks share but for single variables."""
+
+    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        number = theirs.fileno()
+        self._process = subprocess.Popen(
+            [python, str(SERVER), str(number)], env=self._environment, pass_fds=[number], stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        self._starting = threading.Lock()
+        self._started: list[Forked] = []
+        self._answered = threading.Condition()
+        self._running: dict[int, Forked] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *streams: IO[bytes] | int) -> Forked:
+        """Run ``python ARGV`` with these variables on top, and these standard streams; from any thread."""
+        request = json.dumps({"argv": list(argv), "env": {**self._environment, **env}}).encode()
+        files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
+        with self._starting:
+            socket.send_fds(self._socket, [request], files)
+            with self._answered:
+                while not self._started:
+                    assert self._answered.wait(600), "vLLM was not imported in time"
+                return self._started.pop()
+
+    def run(self, argv: Sequence[str], given: str, env: Mapping[str, str] | None = None) -> str:
+        """Run ``python ARGV`` with this input to its end; returns its output."""
+        with TemporaryFile() as read, TemporaryFile() as written, TemporaryFile() as errors:
+            read.write(given.encode())
+            read.seek(0)
+            code = self.start(argv, env or {}, read, written, errors).wait(600)
+            for file in (written, errors):
+                file.seek(0)
+            assert code == 0, errors.read().decode(errors="replace")[-3000:]
+            return written.read().decode()
+
+    def close(self) -> None:
+        """End it. Its forks are ended by who started them."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._socket.recv(1 << 16):
+                answer = json.loads(data)
+                with self._answered:
+                    if "code" in answer:
+                        self._running.pop(answer["pid"]).ended(answer["code"])
+                    else:
+                        self._running[answer["pid"]] = forked = Forked(answer["pid"])
+                        self._started.append(forked)
+                        self._answered.notify_all()
+        with self._answered:
+            for forked in self._running.values():
+                forked.ended(-signal.SIGKILL)  # nobody will say
