@@ -22,6 +22,8 @@ from typing import Any
 
 TICK = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+WAIT_SECONDS = 600
+"""For a command: where the server and its successor share two cores, a prepared restart takes minutes."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -110,7 +112,7 @@ class Bench:
 
     def __call__(self, *words: str) -> Any:
         answer = subprocess.run(
-            self.words(*words, "--json"), env=self.env, capture_output=True, text=True, timeout=120, check=False
+            self.words(*words, "--json"), env=self.env, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
         )
         if answer.returncode:
             raise SystemExit(f"{' '.join(words)}: {answer.stderr}")

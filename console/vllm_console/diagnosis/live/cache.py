@@ -237,7 +237,13 @@ class ContextUnused:
         longest, answered = _longest(prompt, answer), min(prompt.count, answer.count)
         if longest is None or answered < self.REQUESTS:
             return Judgement.BETWEEN
+        if self._fitting(longest) >= context:
+            return Judgement.GOOD  # there is nothing to shorten
         return above(-longest / context, -self.SHARE, -self.ENOUGH)
+
+    def _fitting(self, longest: float) -> int:
+        """The context to suggest for requests of at most that many tokens."""
+        return -(-int(longest * 1.25) // self.ROUND) * self.ROUND
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """Actual lengths against the limit."""
@@ -245,7 +251,7 @@ class ContextUnused:
         prompt, answer = merged(frames, "prompt_tokens"), merged(frames, "generation_tokens")
         longest = (_longest(prompt, answer) if prompt and answer else None) or 0.0
         requests = min(prompt.count, answer.count) if prompt and answer else 0.0
-        fitting = -(-int(longest * 1.25) // self.ROUND) * self.ROUND
+        fitting = self._fitting(longest)
         amount = f"{longest:,.0f} tokens in {requests:,.0f} requests"
         measures = [Measure("prompt + output p99", amount, f"{context:,}", "max-model-len")]
         cause = "One long request can take much of the KV cache from the others."

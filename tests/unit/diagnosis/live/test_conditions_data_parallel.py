@@ -121,6 +121,12 @@ def test_a_context_that_no_engine_can_hold() -> None:
     assert finding.fixes[-1].changes.set == {"max-model-len": 50_000}
 
 
+def test_a_context_is_not_called_unused_where_none_that_is_shorter_could_be_offered() -> None:
+    short = {"prompt": 50.0, "answer": 50.0, "cache": 4000}  # 200 tokens at most, as far as their buckets say
+    assert found(BUSY, max_model_len=2048, **short)["context_unused"].fixes[0].changes.set == {"max-model-len": 1024}
+    assert "context_unused" not in found(BUSY, max_model_len=1024, **short)
+
+
 def test_one_full_context_takes_its_share_of_one_engine() -> None:
     (measure,) = found(BUSY, max_model_len=25_000)["context_unused"].measures[1:]
     assert measure.value == "50% of the KV cache in each engine"
