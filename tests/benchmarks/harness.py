@@ -112,7 +112,12 @@ class Bench:
 
     def __call__(self, *words: str) -> Any:
         answer = subprocess.run(
-            self.words(*words, "--json"), env=self.env, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False
+            self.words(*words, "--json"),
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS,
+            check=False,
         )
         if answer.returncode:
             raise SystemExit(f"{' '.join(words)}: {answer.stderr}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from vllm_console.logs.startup import Durations, Progress, Startup, StartupWatch, durations, progress, stages, too_quiet
+from vllm_console.logs.startup_facts import FactReader
 from vllm_console.metrics.sample import Stage
 from vllm_console.text import percent, size
 from vllm_launchers.keeper.records import ServerRecord, State
@@ -159,7 +160,11 @@ def remember_times(times: StartupReportStore, folder: Path, record: ServerRecord
         return False
     warm_up = record.current.warm_up
     first = warm_up.at if warm_up is not None else None
-    took = durations(stages(lines, record.current.started_at, ready_at, ready_at, ended=False, first_request_at=first))
+    done = stages(lines, record.current.started_at, ready_at, ready_at, ended=False, first_request_at=first)
+    reader = FactReader()
+    for text in lines:
+        reader.line("", text, record.current.started_at)
+    took = durations(done, reader.facts.prepared_seconds)
     settings = launch_settings(details.flags, details.environment)
     return times.remember(details.model, _place(details), details.engine.label, settings, reported=took, predicted={})
 

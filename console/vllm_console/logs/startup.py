@@ -152,9 +152,15 @@ def too_quiet(stages: Sequence[Stage], earlier: Durations, silent_seconds: float
     return silent_seconds if silent_seconds > limit else None
 
 
-def durations(stages: Sequence[Stage]) -> Durations:
-    """What to store of a finished start, to estimate the next one by."""
-    return {stage.name: stage.seconds for stage in stages if stage.seconds is not None and stage.name != DOWNLOAD}
+def durations(stages: Sequence[Stage], prepared_seconds: float | None) -> Durations:
+    """What to store of a finished start, to estimate the next one by.
+
+    ``prepared_seconds`` were spent on the imports before the start, which the next start may have to do itself.
+    """
+    took = {stage.name: stage.seconds for stage in stages if stage.seconds is not None and stage.name != DOWNLOAD}
+    if prepared_seconds:
+        took[FIRST] = took.get(FIRST, 0.0) + prepared_seconds
+    return took
 
 
 __all__ = ["STAGES", "Stage", "StartupWatch", "stages"]

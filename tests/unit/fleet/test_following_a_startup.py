@@ -147,6 +147,18 @@ def test_a_start_is_measured_by_the_one_before(tmp_path, log):
     assert earlier_times(tmp_path, replace(of, engine=replace(ENGINE, version="0.8.0"))) == {}
 
 
+def test_a_prepared_start_counts_with_its_preparation(tmp_path, log):
+    """The next one may have to import vLLM itself."""
+    of = details()
+    assert remember_times(times_store(tmp_path), tmp_path, record(of, ready_at=BEGUN + 60))
+    plain = earlier_times(tmp_path, of)
+    log.write_text("prepared for a restart in 8.5 s\n" + log.read_text())
+    assert remember_times(times_store(tmp_path), tmp_path, record(of, ready_at=BEGUN + 60))
+    kept = earlier_times(tmp_path, of)
+    assert kept["imports"] == pytest.approx(plain["imports"] + 8.5)
+    assert sum(kept.values()) == pytest.approx(68.5)
+
+
 def test_a_start_whose_log_is_gone_is_not_kept(tmp_path):
     assert not remember_times(times_store(tmp_path), tmp_path, record(details(), ready_at=BEGUN + 60))
 

@@ -74,7 +74,7 @@ def test_silence_before_the_first_line_of_log_is_measured_by_the_imports_too():
 
 def test_a_download_is_not_kept_and_measures_no_way():
     stages = [Stage("process", 0.0, 1.0), Stage("download", 1.0, 600.0), Stage("weights", 601.0, 9.0)]
-    assert durations(stages) == {"process": 1.0, "weights": 9.0}
+    assert durations(stages, None) == {"process": 1.0, "weights": 9.0}
     found = way(("process", 0.0), now=0.5, earlier={"process": 1.0, "download": 600.0, "weights": 9.0})
     assert found is not None
     assert found.usual == 10
