@@ -659,6 +659,58 @@ def available_memory() -> int:
     return min(found)
 
 
+# -- memory of the server before --------------------------------------------------------------------------------------
+
+FREED_SECONDS = 8.0
+"""How long to wait for it; the keeper expects a sign of life within ten seconds."""
+POLL_SECONDS = 0.05
+
+
+class Holders:
+    """Processes that hold memory of NVIDIA GPUs, by the driver, which takes no memory for that.
+
+    In a container the driver may name processes by other numbers; those are not waited for.
+    """
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._noted: set[int] = set()
+        if getattr(sys.modules["torch"].version, "cuda", None):
+            with contextlib.suppress(Exception):  # without a driver, or another layout: the server finds out
+                self._nvml = importlib.import_module("vllm.third_party.pynvml")
+                self._noted = {pid for pid in self._listed() if runs(pid)}
+
+    def wait(self) -> str:
+        """Wait until the driver lists none of those that have ended since; returns what there is to log."""
+        began = time.monotonic()
+        try:
+            while held := {pid for pid in self._noted & self._listed() if not runs(pid)}:
+                if time.monotonic() - began >= FREED_SECONDS:
+                    return f"GPU memory of ended processes is still held: {', '.join(map(str, sorted(held)))}"
+                time.sleep(POLL_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the driver's library raises anything; the server finds out
+            return f"whether GPU memory was freed is not known: {describe(error)}"
+        return f"GPU memory was free after {time.monotonic() - began:.1f} s" if self._noted else ""
+
+    def _listed(self) -> set[int]:
+        if self._nvml is None:
+            return set()
+        self._nvml.nvmlInit()
+        try:
+            handles = map(self._nvml.nvmlDeviceGetHandleByIndex, range(self._nvml.nvmlDeviceGetCount()))
+            return {one.pid for each in handles for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(each)}
+        finally:
+            self._nvml.nvmlShutdown()
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 # -- becoming the server ----------------------------------------------------------------------------------------------
 
 
@@ -785,6 +837,7 @@ def main() -> NoReturn:
     initialized = bool(sys.modules["torch"].cuda.is_initialized())
     checked = configuration is not None
     del configuration
+    holders = None if start.verdict_only else Holders()
     keeper.say("accepted", seconds=keeper.seconds, cuda_initialized=initialized, config_checked=checked)
     if start.verdict_only:
         sys.exit()
@@ -793,6 +846,8 @@ def main() -> NoReturn:
         give_up(keeper, "its files were replaced after it was imported")
     repeat_messages()
     take_output(output)
+    if holders is not None and (freed := holders.wait()):
+        print(freed)
     if spare is not None:
         spare.lend()
     become_server(keeper)

@@ -118,6 +118,27 @@ if os.environ.get('FAKE_CUDA'):
 """,
     "vllm/engine/hangs.py": "import time\nprint('spare hangs', flush=True)\ntime.sleep(600)\n",
     "vllm/engine/late.py": "import os\nprint('spare is late', flush=True)\nopen(os.environ['FAKE_GATE']).read()\n",
+    "vllm/third_party/__init__.py": "",
+    "vllm/third_party/pynvml.py": """
+import os
+from pathlib import Path
+from types import SimpleNamespace
+opened = 0
+def nvmlInit():
+    global opened
+    opened += 1
+def nvmlShutdown():
+    global opened
+    opened -= 1
+def nvmlDeviceGetCount():
+    assert opened
+    return 2
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    listed = Path(os.environ['FAKE_HOLDERS']).read_text().splitlines()
+    return [SimpleNamespace(pid=int(pid)) for pid in listed[handle].split()]
+""",
     "vllm/model_executor/__init__.py": "",
     "vllm/model_executor/models/__init__.py": "",
     "vllm/model_executor/models/registry.py": "class ModelRegistry:\n    models = {}\n",

@@ -7,6 +7,8 @@ import os
 import re
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,9 +135,9 @@ def test_a_process_that_has_to_import_by_itself_does(start: Start, environment: 
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Path:
-    """The bootstrap, without patience for its spare."""
-    text, changes = re.subn(r"(?m)^SPARE_SECONDS = .*", "SPARE_SECONDS = 0.001", BOOTSTRAP.read_text())
-    assert changes == 1
+    """The bootstrap, without patience for its spare and for the driver."""
+    text, changes = re.subn(r"(?m)^(SPARE|FREED)_SECONDS = .*", r"\1_SECONDS = 0.001", BOOTSTRAP.read_text())
+    assert changes == 2
     path = tmp_path / "bootstrap.py"
     path.write_text(text)
     return path
@@ -345,6 +347,62 @@ def test_where_the_configuration_needs_the_gpu_only_the_parser_judges(start: Sta
 def test_a_refusal_by_the_parser_stands_there_too(start: Start) -> None:
     prepared = start("serve", "m", "--gpu", "--no-such-flag", FAKE_CUDA="12.9")
     assert "--no-such-flag" in prepared.until("refused")["message"]
+
+
+@pytest.fixture
+def holder() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that can be ended."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_it_begins_once_the_driver_says_that_the_ended_servers_memory_is_free(
+    start: Start, tmp_path: Path, holder: subprocess.Popen[bytes]
+) -> None:
+    """A neighbor keeps its memory and is not waited for, nor is a process that this machine does not have."""
+    listed = tmp_path / "listed"
+    listed.write_text(f"{os.getpid()} 4194305\n{holder.pid}\n")
+    prepared = start(FAKE_CUDA="12.9", FAKE_HOLDERS=str(listed))
+    prepared.until("accepted")
+    holder.kill()
+    holder.wait()
+    prepared.go()
+    assert not select.select([prepared.socket], [], [], 0.5)[0], "the driver still lists it"
+    new = tmp_path / "new"
+    new.write_text(f"{os.getpid()} 4194305\n\n")
+    new.replace(listed)
+    assert prepared.step() == {"step": "started"}
+    assert prepared.wait() == 7
+    assert "GPU memory was free after" in prepared.server_output.read_text()
+
+
+def test_memory_that_is_not_freed_is_logged_and_left_to_the_server(
+    start: Start, tmp_path: Path, holder: subprocess.Popen[bytes], impatient: Path
+) -> None:
+    listed = tmp_path / "listed"
+    listed.write_text(f"{holder.pid}\n\n")
+    prepared = start(FAKE_CUDA="12.9", FAKE_HOLDERS=str(listed), bootstrap=impatient)
+    prepared.until("accepted")
+    holder.kill()
+    holder.wait()
+    prepared.go()
+    assert prepared.step() == {"step": "started"}
+    assert prepared.wait() == 7
+    assert f"GPU memory of ended processes is still held: {holder.pid}" in prepared.server_output.read_text()
+
+
+def test_a_driver_that_fails_stops_no_restart(start: Start, tmp_path: Path) -> None:
+    listed = tmp_path / "listed"
+    listed.write_text(f"{os.getpid()}\n\n")
+    prepared = start(FAKE_CUDA="12.9", FAKE_HOLDERS=str(listed))
+    prepared.until("accepted")
+    listed.unlink()
+    prepared.go()
+    assert prepared.step() == {"step": "started"}
+    assert prepared.wait() == 7
+    assert "whether GPU memory was freed is not known" in prepared.server_output.read_text()
 
 
 def test_a_vllm_that_initializes_the_gpu_when_imported_is_not_prepared(start: Start, fake_vllm: Path) -> None:
