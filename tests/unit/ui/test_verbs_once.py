@@ -12,6 +12,7 @@ from vllm_console.fleet.verbs import FleetError
 from vllm_console.runs.compare import compare
 from vllm_console.ui.parts.server_verbs import Verb, VerbsInProgress
 from vllm_console.ui.screens.compare import CompareScreen
+from vllm_console.ui.theme import BAD
 
 
 @pytest.fixture
@@ -139,3 +140,17 @@ async def test_the_way_back_of_a_server_that_is_gone_says_so(console, compared):
         await c.sees("chat is gone.")
         assert [call[0] for call in compared.calls] == ["compare"]
         assert c.app.operations.staging.by_server == {}
+
+
+async def test_an_error_is_out_of_date_once_the_next_verb_is_accepted(console, fleet):
+    """Of the same server: what went wrong with another one is still to be seen."""
+    fleet.go.set()
+    async with console(fleet=fleet) as c:
+        c.app.say("chat was not switched.", BAD)
+        await c.sees("chat was not switched.")
+        await c.press("r")
+        await c.sees("is restarting as run 4")
+        assert not c.app.messages.unseen_error
+        c.app.say("coder has failed.", BAD, "coder")
+        c.app.messages.accepted("chat")
+        assert c.app.messages.unseen_error

@@ -515,6 +515,7 @@ class ServerVerbs:
 
         def accepted(result: T) -> str:
             self.in_progress.accept(server.name)
+            self._console.messages.accepted(server.name)
             return done(result)
 
         def failed(error: Exception) -> bool:
