@@ -1,7 +1,7 @@
 """Connects to one process and no other, although another user may listen on the same port number.
 
 A name such as ``localhost`` has several addresses, and another user can bind the one that our server left free. So the
-address comes from the kernel (``/proc/net/tcp``), not from the name: it is where a socket of the server's own processes
+address comes from the kernel, not from the name: it is where a socket of the server's own processes
 listens. The socket is looked up before connecting, and again afterwards. If it still listens then, it did all the time,
 and Linux lets no other user bind its address meanwhile. Nothing is sent before that.
 
@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_launchers.procfs import PROC, TcpSocket, open_files, other_network, pids, stat, tcp_sockets
+from vllm_launchers.procfs import PROC, open_files, other_network, pids, stat
+from vllm_launchers.tcp_sockets import TcpSocket, listening_sockets
 from vllm_launchers.values import Value
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def listens(listener: Listener) -> bool:
 
 
 def _listening(port: int) -> list[TcpSocket]:
-    return [row for row in tcp_sockets() if row.listening and row.port == port]
+    return [row for row in listening_sockets() if row.port == port]
 
 
 def _reached(candidates: Iterable[TcpSocket], rows: Collection[TcpSocket]) -> Listener | None:

@@ -1,13 +1,11 @@
-"""Parses ``/proc`` data of processes and sockets. Standard library only: every package may use it."""
+"""Parses ``/proc`` data of processes. Standard library only: every package may use it."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_launchers.values import Value
@@ -15,9 +13,6 @@ from vllm_launchers.values import Value
 PROC = "/proc"
 SHARED_MEMORY = "/dev/shm"
 _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_LISTEN = "0A"
-_MAPPED = bytes(10) + b"\xff\xff"
-_LOOPBACK_6 = bytes(15) + b"\x01"
 
 
 class ProcessStat(Value):
@@ -33,49 +28,6 @@ class ProcessStat(Value):
     def running(self) -> bool:
         """Whether it runs: it is not a zombie."""
         return self.state not in "ZXx"
-
-
-class TcpSocket(Value):
-    """A line of ``/proc/net/tcp``: local port, state, owner, inode and local address.
-
-    State and address are as written there: two hexadecimal digits, and words of four bytes, hexadecimal, each in the
-    machine's byte order.
-    """
-
-    port: int
-    state: str
-    uid: int
-    inode: str
-    address: str = ""
-
-    @property
-    def listening(self) -> bool:
-        """Whether it listens."""
-        return self.state == _LISTEN
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine can reach it."""
-        data = self._bytes
-        return data[-4:-3] == b"\x7f" if data[:-4] in (b"", _MAPPED) else data == _LOOPBACK_6
-
-    @property
-    def ip(self) -> str:
-        """The local address in standard notation; an IPv4 address in an IPv6 socket as IPv4."""
-        import socket  # see `addresses.family_of`
-
-        data = self._bytes.removeprefix(_MAPPED) if len(self._bytes) == 16 else self._bytes
-        return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
-
-    @property
-    def _bytes(self) -> bytes:
-        words = bytes.fromhex(self.address)
-        return b"".join(int.from_bytes(words[at : at + 4], sys.byteorder).to_bytes(4) for at in range(0, len(words), 4))
-
-    @property
-    def link(self) -> str:
-        """The link text of a descriptor for it, as in `open_files`."""
-        return f"socket:[{self.inode}]"
 
 
 def stat(pid: int, proc: str = PROC, *, sure: bool = False) -> ProcessStat | None:
@@ -198,14 +150,3 @@ def other_network(pid: int) -> bool:
             return os.stat(f"{PROC}/{pid}/net/tcp").st_ino != os.stat(f"{PROC}/self/net/tcp").st_ino  # noqa: PTH116
         except OSError:
             return False
-
-
-def tcp_sockets() -> Iterator[TcpSocket]:
-    """Every TCP socket in this network namespace, over IPv4 and IPv6."""
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            text = Path(f"{PROC}/net/{name}").read_text(encoding="utf-8", errors="replace")
-            for words in map(str.split, text.splitlines()[1:]):
-                if len(words) > 9:
-                    address, _, port = words[1].rpartition(":")
-                    yield TcpSocket(int(port, 16), words[3], int(words[7]), words[9], address)

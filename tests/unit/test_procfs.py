@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -45,14 +44,3 @@ def test_a_look_for_which_no_descriptor_is_left_is_no_end_to_who_must_be_sure(mo
     assert procfs.stat(os.getpid()) is None
     with pytest.raises(OSError, match="Too many open files"):
         procfs.stat(os.getpid(), sure=True)
-
-
-def test_a_listening_socket_and_who_holds_it() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        port = server.getsockname()[1]
-        (found,) = [entry for entry in procfs.tcp_sockets() if entry.port == port and entry.listening]
-        assert found.uid == os.getuid()
-        assert found.link in (procfs.open_files(os.getpid()) or ())
-    assert not [entry for entry in procfs.tcp_sockets() if entry.port == port and entry.listening]

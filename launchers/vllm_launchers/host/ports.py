@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from vllm_launchers.addresses import family_of
-from vllm_launchers.procfs import open_files, pids, tcp_sockets
+from vllm_launchers.procfs import open_files, pids
+from vllm_launchers.tcp_sockets import listening_sockets, tcp_sockets
 
 LAST_PORT = 65535
-_GONE = frozenset({"04", "05", "06", "08", "09", "0B"})
+_GONE = frozenset({4, 5, 6, 8, 9, 11})
 """States of connections that outlive their server: FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING."""
 
 
@@ -113,12 +114,12 @@ def listening_ports(pid: int) -> tuple[int, ...]:
     files = set(open_files(pid) or ())
     if not files:
         return ()
-    return tuple(sorted({row.port for row in tcp_sockets() if row.listening and row.link in files}))
+    return tuple(sorted({row.port for row in listening_sockets() if row.link in files}))
 
 
 def listens_to_itself(port: int, user: str) -> bool:
     """Whether this user's process listens on a port, at local addresses only. False if that cannot be seen."""
-    rows = [row for row in tcp_sockets() if row.port == port and row.listening]
+    rows = [row for row in listening_sockets() if row.port == port]
     return bool(rows) and all(row.loopback and user_name(row.uid) == user for row in rows)
 
 
