@@ -42,7 +42,8 @@ PACKAGES = {
 """Each package, whole, and what must not be loaded with it."""
 
 FOUNDATION = {
-    f"vllm_launchers.{name}" for name in ("addresses", "folders", "listeners", "private", "procfs", "secrets", "values")
+    f"vllm_launchers.{name}"
+    for name in ("addresses", "folders", "listeners", "private", "procfs", "secrets", "tcp_sockets", "values")
 }
 """What stands below all packages and needs the standard library only."""
 
