@@ -104,9 +104,8 @@ def test_a_keeper_needs_nothing_of_what_started_it(bench, session_of, tmp_path):
     for folder in (run, cwd):
         folder.mkdir(parents=True)
     shutil.copytree(package / "keeper", site / "vllm_launchers" / "keeper", ignore=shutil.ignore_patterns("*.pyc"))
-    names = ("__init__.py", "addresses.py", "listeners.py", "private.py", "procfs.py", "secrets.py", "values.py")
-    for name in names:
-        shutil.copy(package / name, site / "vllm_launchers" / name)
+    for name in ("__init__", "addresses", "listeners", "private", "procfs", "secrets", "tcp_sockets", "values"):
+        shutil.copy(package / f"{name}.py", site / "vllm_launchers" / f"{name}.py")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     quiet = tmp_path / "quiet"
     policy = RestartPolicy(RestartMode.ON_FAILURE, backoff_seconds=0.05)
