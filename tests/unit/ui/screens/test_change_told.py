@@ -13,8 +13,8 @@ from vllm_console.ui.parts import change_report
 from vllm_console.ui.screens.compare import CompareScreen
 
 CASES = {
-    "better": ({"slower": 0.6}, "✓ ", "Better: TTFT p99 −44%"),
-    "worse": ({"slower": 1.6}, "✗ ", "Worse: ITL mean +59%"),
+    "better": ({"slower": 0.6}, "✓ ", "Better: end-to-end p99 −48%"),
+    "worse": ({"slower": 1.6}, "✗ ", "Worse: ITL mean +58%"),
     "nothing": ({}, "= ", "No significant difference"),
     "roughly alike": ({"slower": 0.4, "rate": 1.7}, "– ", "Not comparable: traffic may be the cause"),
     "unlike": ({"rate": 3.4}, "– ", "Not comparable: traffic differs"),
@@ -71,7 +71,7 @@ def test_nothing_is_told_where_nothing_was_changed_or_can_be_known(made):
 def test_a_mixed_verdict_names_both_sides(made):
     one, other = made.minutes(1), made.minutes(2, slower=0.6)
     slow = [replace(window, figures={**window.figures, "itl_mean": 0.09, "itl_p99": 0.3}) for window in other]
-    assert brief(compare(*made.pair(one, slow))) == "Mixed: TTFT p99 −44%, ITL mean +238%"
+    assert brief(compare(*made.pair(one, slow))) == "Mixed: end-to-end p99 −48%, ITL mean +238%"
 
 
 async def test_it_stands_below_the_finding_until_the_comparison_was_opened(console, fleet, made, soon):
@@ -79,7 +79,7 @@ async def test_it_stands_below_the_finding_until_the_comparison_was_opened(conso
     async with console(fleet=fleet, size=(120, 40)) as run:
         await run.sees("needs 2 min more traffic")
         fleet.last_changes["chat"] = fleet.comparison = changed(made, slower=0.6)
-        await run.sees("run 3: Better: TTFT p99 −44%")
+        await run.sees("run 3: Better: end-to-end p99 −48%")
         lines = run.text.splitlines()
         finding = next(at for at, line in enumerate(lines) if "preempting" in line)
         told = next(at for at, line in enumerate(lines) if "run 3" in line)
@@ -99,7 +99,7 @@ async def test_where_rows_are_scarce_a_verdict_takes_the_place_of_the_fix_which_
         await run.until(lambda: fleet.looks > 5, "some looks")
         assert "--kv-cache-dtype unset" in run.text, "too little to tell displaces nothing"
         fleet.last_changes["chat"] = changed(made, slower=0.6)
-        await run.sees("run 3: Better: TTFT p99 −44%")
+        await run.sees("run 3: Better: end-to-end p99 −48%")
         assert "f fix" in run.text
         assert "--kv-cache-dtype unset" not in run.text
 
@@ -112,7 +112,7 @@ async def test_looking_too_early_does_not_take_the_verdict_away(console, fleet, 
         await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
         await run.press("escape")
         fleet.last_changes["chat"] = changed(made, slower=1.6)
-        await run.sees("Worse: ITL mean +59%")
+        await run.sees("Worse: ITL mean +58%")
 
 
 async def test_an_old_change_and_an_earlier_generation_are_no_news(console, fakes, made, soon):
