@@ -95,7 +95,7 @@ async def test_each_server_keeps_its_own_staged_changes(console):
         await c.press("p", "j")
         assert "staged" not in c.text
         await c.press("k")
-        await c.sees("--enable-prefix-caching off")
+        await c.sees("--enable-prefix-caching on → off")
 
 
 async def test_a_restart_of_an_idle_server_does_not_ask(console, fakes):
@@ -321,7 +321,7 @@ async def test_the_palette_runs_actions_of_the_registry(console):
         await c.press(*"prefix")
         await c.sees("Toggle prefix caching")
         await c.press("enter")
-        await c.sees("--enable-prefix-caching off")
+        await c.sees("--enable-prefix-caching on → off")
 
 
 async def test_quitting_says_what_still_runs(console):
