@@ -279,15 +279,22 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
 
 
 def paired(servers: Sequence[ServerView]) -> list[ServerView]:
-    """The servers, each with the name of its partner: a standby knows its own, and the other learns it here."""
+    """The servers, each with the name of its partner: a standby knows its own, and the other learns it here.
+
+    Of a pair that sleeps both say so: neither serves, as after a switch whose command was killed.
+    """
     standbys = {server.partner: server.name for server in servers if server.partner and server.state.alive}
-    if not standbys:
-        return [replace(server, partner="") if server.partner else server for server in servers]
-    names = {server.name for server in servers}
-    return [
-        replace(server, partner=server.partner if server.partner in names else standbys.get(server.name, ""))
-        for server in servers
-    ]
+    named = {server.name: server for server in servers}
+    found = []
+    for server in servers:
+        partner = server.partner if server.partner in named else standbys.get(server.name, "")
+        if partner != server.partner:
+            server = replace(server, partner=partner)
+        if partner and server.state is State.ASLEEP and named[partner].state is State.ASLEEP:
+            neither = f"{partner} is asleep, too: neither of the pair serves"
+            server = replace(server, notice="; ".join(filter(None, (server.notice, neither))))
+        found.append(server)
+    return found
 
 
 __all__ = [

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.fleet.snapshot import SleepView
+from vllm_console.fleet.snapshot import ServerView, SleepView
 from vllm_console.fleet.verbs import FleetError, RefusedError, Say
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import ServerRecord, Sleep, SleepStep, State
 from vllm_launchers.launch.details import Details, Records, unpack
 from vllm_launchers.launch.errors import keeper_errors
 from vllm_launchers.launch.standby import one_switch, partner_of
+from vllm_launchers.plan.checks.sleep import SLEEP_MODE
 
 if TYPE_CHECKING:
     from vllm_launchers.host.gpu.host import Host
@@ -24,6 +25,16 @@ STEP_SECONDS = 3600.0
 """The longest that a step is waited for: reading all weights from a slow disk."""
 SLACK_GIB = 0.5
 """A driver keeps a little for itself."""
+
+
+def possible_partners(servers: Sequence[ServerView]) -> list[str]:
+    """The servers of this user that run with sleep mode and have no partner: a new one can share their GPUs."""
+    return [
+        server.name
+        for server in servers
+        if server.ours and not server.elsewhere and server.state.alive and not server.partner
+        and server.flags.get(SLEEP_MODE) is True
+    ]  # fmt: skip
 
 
 def sleep_view(sleep: Sleep | None, details: Details) -> SleepView | None:

@@ -185,6 +185,16 @@ def test_both_of_a_pair_name_each_other() -> None:
     assert [one.partner for one in paired(views[1:])] == ["", ""]
 
 
+def test_a_pair_of_which_both_sleep_says_that_neither_serves() -> None:
+    views = [ServerView(name, State.ASLEEP, 0.0, partner=other) for name, other in (("chat", ""), ("coder", "chat"))]
+    assert [one.notice for one in paired(views)] == [
+        "coder is asleep, too: neither of the pair serves",
+        "chat is asleep, too: neither of the pair serves",
+    ]
+    views[0] = changed(views[0], state=State.READY)
+    assert not any(one.notice for one in paired(views))
+
+
 def test_wrong_answers_are_a_critical_finding_for_a_while() -> None:
     sleep = Sleep(2, 0.0, SleepStep.MISMATCH, 100.0, checked=4, differing=("a", "b"))
     found = after_sleep(sleep, 200.0)

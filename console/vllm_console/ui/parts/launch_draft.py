@@ -17,15 +17,18 @@ from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.model import Changes, EngineKind, Flags, FlagValue, Plan
 from vllm_launchers.plan.placement import Placement
 
-FIELDS = ("model", "engine", "name", "host", "port", "gpus")
-"""What is chosen besides flags, in the order shown; GPUs only where some are known."""
+FIELDS = ("model", "engine", "name", "host", "port", "gpus", "standby of")
+"""What is chosen besides flags, in the order shown; GPUs only where some are known, the last only where a server can
+have a standby.
+"""
 
-CYCLED = ("engine", "gpus")
+CYCLED = ("engine", "gpus", "standby of")
 """Fields whose choices are gone through instead of typed."""
 
 NO_GPUS = "none"
 
-CHOSEN = {"engine": "auto", "name": "preset name", "host": "127.0.0.1", "port": "first free", "gpus": "auto"}
+CHOSEN = {"engine": "auto", "name": "preset name", "host": "127.0.0.1", "port": "first free", "gpus": "auto",
+          "standby of": "none"}  # fmt: skip
 """What holds for a field that is left empty."""
 
 ABOUT = {
@@ -35,6 +38,7 @@ ABOUT = {
     "host": "0.0.0.0 accepts other machines: then set VLLM_API_KEY",
     "port": "where clients connect",
     "gpus": "space: next set, best first; auto takes the best; none leaves it to vLLM",
+    "standby of": "space: next server with sleep mode; the new one shares its GPUs, and one of the two sleeps",
 }
 
 
@@ -50,6 +54,8 @@ class LaunchDraft:
     """The sets of GPUs to choose from, the best first; none where GPUs are not known."""
     chosen_set: Placement | str | None = None
     """The chosen set, or `NO_GPUS`; None is ``auto``."""
+    partners: Sequence[str] = ()
+    """Servers that the new one could be the standby of."""
     fields: dict[str, str] = field(default_factory=dict)
     planned_flags: Flags = field(default_factory=dict)
     """All flags of the newest plan."""
@@ -87,7 +93,8 @@ class LaunchDraft:
     @property
     def shown(self) -> Sequence[str]:
         """The fields there are to fill in."""
-        return FIELDS if self.sets or self.chosen_set is not None else FIELDS[:-1]
+        hidden = {"gpus"} if self.text("standby of") or not (self.sets or self.chosen_set) else set()
+        return [name for name in FIELDS if name not in hidden and (name != "standby of" or self.partners)]
 
     @property
     def names(self) -> list[str]:
@@ -186,6 +193,9 @@ class LaunchDraft:
             titles = [set_title(choice) for choice in choices]
             at = titles.index(self.text(name)) if self.text(name) in titles else 0
             self.chosen_set = choices[(at + 1) % len(choices)]
+        elif name == "standby of":
+            names = ["", *self.partners]
+            self.fields[name] = names[(names.index(self.text(name)) + 1) % len(names)]
         elif self.engines:
             after = 0 if self.engine is None else self.engine + 1
             self.engine = after if after < len(self.engines) else None
@@ -218,7 +228,9 @@ class LaunchDraft:
             changes=self.edits.changes,
             force=force,
         )
-        if self.chosen_set is None:
+        if standby := self.text("standby of"):
+            request = replace(request, standby_of=standby)
+        elif self.chosen_set is None:
             request = replace(request, place="offered")
         elif not isinstance(self.chosen_set, str):
             slice_ = self.chosen_set.mig

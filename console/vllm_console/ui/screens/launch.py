@@ -68,10 +68,14 @@ class LaunchScreen(Screen[ServerView | None]):
     SCOPE = "launch"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("launch")]
 
-    def __init__(self, fleet: Fleet, preset: str | None = None, *, choose_model: bool = False) -> None:
+    def __init__(
+        self, fleet: Fleet, preset: str | None = None, *, choose_model: bool = False, partners: Sequence[str] = ()
+    ) -> None:
+        """``partners``: servers that the new one could be the standby of."""
         super().__init__()
         self._fleet = fleet
         self._wanted = preset
+        self._partners = partners
         self._presets: Sequence[Preset] = ()
         self._problems: Sequence[PresetProblem] = ()
         self._section = "presets"
@@ -118,7 +122,7 @@ class LaunchScreen(Screen[ServerView | None]):
             self._presets, self._problems = await answer_for(self, self._presets_by_use, "presets")
             if self._presets:
                 chosen = next((preset for preset in self._presets if preset.name == self._wanted), self._presets[0])
-                self.planner.draft = draft = LaunchDraft(chosen)
+                self.planner.draft = draft = LaunchDraft(chosen, partners=self._partners)
                 self.planner.plan_soon()
                 draft.found(await answer_for(self, self._fleet.engines, "engines"))
                 if draft.engine is not None:

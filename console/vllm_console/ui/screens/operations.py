@@ -1045,6 +1045,7 @@ class OperationsScreen(PartialRepaintScreen):
 
     def launch(self, preset: str | None, *, choose_model: bool = False) -> None:
         """Open the launch screen at a preset, or at the first."""
+        from vllm_console.fleet.standby import possible_partners
         from vllm_console.ui.screens.launch import LaunchScreen
 
         def launched(result: ServerView | None) -> None:
@@ -1052,7 +1053,10 @@ class OperationsScreen(PartialRepaintScreen):
                 self.select(result.name)
             self.console.poll_once()
 
-        self.app.push_screen(LaunchScreen(self.console.fleet, preset, choose_model=choose_model), launched)
+        snapshot = self.console.snapshot
+        partners = possible_partners(snapshot.servers) if snapshot is not None else ()
+        screen = LaunchScreen(self.console.fleet, preset, choose_model=choose_model, partners=partners)
+        self.app.push_screen(screen, launched)
 
     def action_copy_command(self) -> None:
         """Copy the server's command line."""
