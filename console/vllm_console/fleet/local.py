@@ -49,6 +49,7 @@ from vllm_launchers.launch.errors import keeper_errors
 from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.probe import ProbeWish
 
 if TYPE_CHECKING:
     from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts
@@ -99,6 +100,7 @@ class LocalFleet:
         notices: Sequence[str] = (),
         board: str = "",
         warm_up: bool = True,
+        probe: ProbeWish = "auto",
         prepare: bool = True,
         rollback: bool = True,
         leftovers: bool = True,
@@ -110,7 +112,7 @@ class LocalFleet:
         self._notices = tuple(notices)
         self._state = state or client.default_root()
         self._hostname = os.uname().nodename
-        self._warm_up, self._vllm_paths = warm_up, tuple(vllm_paths)
+        self._warm_up, self._probe, self._vllm_paths = warm_up, probe, tuple(vllm_paths)
         self._prepare, self._rollback = prepare, rollback
         self._model_folders = tuple(model_folders)
         self._shares, self._reserves = tuple(shares), tuple(reserves)
@@ -288,6 +290,7 @@ class LocalFleet:
             self._gpus,
             self._shares,
             warm_up=self._warm_up,
+            probe=self._probe,
         )
         return Launcher(
             self._state,
