@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
     from vllm_console.fleet.verbs import Replay
+    from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.store import Run
@@ -609,6 +610,23 @@ class LocalFleet:
         found, notices = self._history.runs(name)
         self._prune_removed()
         return self._removed.marked(found, self._records.read()[0]), notices
+
+    def requests(self, name: str, since: float | None = None) -> Sequence[FinishedRequest]:
+        """A server's finished requests as its probe recorded them, oldest first: those of its present or last run, or
+        of all runs ``since`` then.
+
+        Raises:
+            FleetError: it has no probe, or its records cannot be read.
+            NotFoundError, RefusedError: there is no such server, or it is somebody else's.
+        """
+        from vllm_console.fleet.requests import finished_requests
+
+        with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
+            if client.exists(self._state, name):
+                return finished_requests(self._state, client.read(self._state, name), since)
+        if self.snapshot().server(name) is not None:
+            raise RefusedError(f"{name} was not started by vllm-console, so nothing records its requests")
+        raise NotFoundError(f"no server is called '{name}'; see 'vllm-console list'")
 
     def replay(self, word: str, at: float | None = None) -> Replay:
         """The finished run of that number, ``NAME@GENERATION`` or ``NAME`` (its newest, or that of the moment ``at``).

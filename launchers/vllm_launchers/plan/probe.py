@@ -17,7 +17,7 @@ ProbeWish = Literal["auto", "on", "off"]
 TESTED = frozenset({(0, 32, 0)})
 """The releases of vLLM with which the probe was really run."""
 
-FIRST = (0, 10, 2)
+FIRST = (0, 11, 1)
 """The first release that loads plugins for its statistics."""
 
 
