@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from vllm_launchers.probe.plugin.vllm_console_probe import FOLDER
-
 PLUGIN = Path(__file__).parent / "plugin"
 NAME = "vllm_console_probe"
 """The name of the entry point."""
 PROBE = "probe"
 """The folder of the records, in a server's folder."""
+FOLDER = "VLLMCONSOLE_PROBE"
+"""The variable that names it, as in the plugin, which the keeper need not load."""
 SEARCHED, CHOSEN = "PYTHONPATH", "VLLM_PLUGINS"
 
 

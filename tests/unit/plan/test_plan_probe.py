@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vllm_launchers.plan.probe import ProbePlan, plan_probe
-from vllm_launchers.probe.environment import PLUGIN, probe_variables, with_probe
+from vllm_launchers.probe.environment import FOLDER, PLUGIN, probe_variables, with_probe
+from vllm_launchers.probe.plugin import vllm_console_probe
 from vllm_launchers.vllm.engines import Engine, EngineKind, simulated_engine
 
 NAME = "vllm_console_probe"
@@ -61,6 +62,10 @@ def test_what_the_environment_has_already_stays() -> None:
     once = with_probe({"PYTHONPATH": "/mine", "VLLM_PLUGINS": "mine"}, Path("/server"))
     assert with_probe(once, Path("/server")) == once
     assert once["VLLMCONSOLE_PROBE"] == "/server/probe"
+
+
+def test_the_plugin_reads_the_variable_that_the_keeper_sets() -> None:
+    assert vllm_console_probe.FOLDER == FOLDER
 
 
 def test_the_folder_holds_what_vllm_looks_for() -> None:
