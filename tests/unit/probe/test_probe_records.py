@@ -181,8 +181,9 @@ def test_a_full_queue_drops_and_counts(recorder: Recorder, tmp_path: Path, monke
     assert steps[0].dropped == 4
 
 
-def test_files_and_folder_are_private(recorder: Recorder, tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("mask", [0, 0o777])
+def test_files_and_folder_are_private(recorder: Recorder, tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
     try:
         Probe(recorder).record(scheduler_stats(), iteration_stats(finished()))
         written(recorder, tmp_path / "probe")

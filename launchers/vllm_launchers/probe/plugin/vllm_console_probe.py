@@ -126,7 +126,9 @@ class Segments:
         if time.monotonic() < self._retry_at:
             return False
         self.close()
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._folder.is_dir():
+            self._folder.mkdir(mode=0o700, parents=True)
+            self._folder.chmod(0o700)  # whatever the umask
         self._prune()
         path = self._folder / f"{self._kind}-{time.time_ns():020d}-{os.getpid()}.bin"
         wall, monotonic = time.time(), time.monotonic()
@@ -137,6 +139,7 @@ class Segments:
         text = json.dumps(header).encode()[: HEADER_BYTES - 1].ljust(HEADER_BYTES - 1) + b"\n"
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
+            os.fchmod(file, 0o600)
             complete = os.pwrite(file, text, 0) == len(text)
         except OSError:
             complete = False
