@@ -14,7 +14,7 @@ from vllm_launchers.vllm.flags.changes import Flags
 ProbeWish = Literal["auto", "on", "off"]
 """``auto``: with the simulated engine and the releases in `TESTED`; ``on``: with any release that takes plugins."""
 
-TESTED = frozenset({(0, 32, 0)})
+TESTED = frozenset({(0, 27, 1), (0, 29, 0), (0, 31, 0), (0, 32, 0)})
 """The releases of vLLM with which the probe was really run."""
 
 FIRST = (0, 11, 1)

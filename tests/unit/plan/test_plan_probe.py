@@ -24,12 +24,12 @@ def planned(engine: Engine, wish: str = "auto", *, asked: bool = False, **flags:
     return plan_probe(engine, named, {}, wish, asked=asked)
 
 
-@pytest.mark.parametrize("engine", [simulated_engine(), vllm("0.32.0"), vllm("0.32.0+cpu")])
+@pytest.mark.parametrize("engine", [simulated_engine(), vllm("0.27.1"), vllm("0.32.0+cpu")])
 def test_the_simulated_engine_and_tested_releases_get_it(engine: Engine) -> None:
     assert planned(engine) == ProbePlan({"PYTHONPATH": str(PLUGIN)})
 
 
-@pytest.mark.parametrize("version", ["0.11.1", "0.31.0", "0.33.0", None])
+@pytest.mark.parametrize("version", ["0.11.1", "0.32.1", "0.33.0", None])
 def test_others_get_it_only_if_it_is_asked_for(version: str | None) -> None:
     assert "was not tested with vLLM" in planned(vllm(version)).why_not
     assert not planned(vllm(version)).variables
