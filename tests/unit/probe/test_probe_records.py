@@ -219,8 +219,9 @@ def segments_in(folder: Path) -> plugin.Segments:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of ten records, three of them."""
-    monkeypatch.setattr(plugin, "SEGMENT_BYTES", HEADER_BYTES + 10 * plugin.STEP.size)
-    monkeypatch.setattr(plugin, "KEPT", {"steps": 3, "requests": 1})
+    size = HEADER_BYTES + 10 * plugin.STEP.size
+    monkeypatch.setattr(plugin, "SEGMENT_BYTES", size)
+    monkeypatch.setattr(plugin, "KEPT", {"steps": 3 * size, "requests": size})
 
 
 @pytest.mark.usefixtures("small")
@@ -238,7 +239,20 @@ def test_the_ring_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
 
 
 def test_by_default_the_ring_has_64_mib() -> None:
-    assert sum(plugin.KEPT.values()) * plugin.SEGMENT_BYTES == 64 << 20
+    assert sum(plugin.KEPT.values()) == 64 << 20
+
+
+@pytest.mark.usefixtures("small")
+def test_short_runs_do_not_push_out_long_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "MOST_SEGMENTS", 6)
+    monkeypatch.setattr(plugin, "KEPT", {"steps": 8 * plugin.SEGMENT_BYTES, "requests": 0})
+    segments_in(tmp_path).write([step_bytes(float(at)) for at in range(1, 11)])
+    for run in range(4):
+        segments_in(tmp_path).write([step_bytes(20.0 + run)])
+    assert len(ProbeReader(tmp_path).steps()) == 14
+    for run in range(4):
+        segments_in(tmp_path).write([step_bytes(30.0 + run)])
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 @pytest.mark.usefixtures("small")

@@ -8,7 +8,7 @@ writes the queue every quarter of a second to the folder that the variable `FOLD
 reaches vLLM; fields that a release does not have are recorded as unknown.
 
 The folder holds *segments*, of steps and of requests: a header in JSON, then records of one size. A full segment is
-followed by a new one, and the oldest is deleted, so the folder is bounded (`SEGMENT_BYTES` times `KEPT`). Each process
+followed by a new one, and the oldest are deleted, so the folder is bounded (`KEPT`). Each process
 writes segments of its own; a restart therefore continues in new ones. A reader ignores what follows the last whole
 record. Times are seconds of the monotonic clock: ``wall`` minus ``monotonic`` in the header turns them into Unix time.
 When somebody sets the machine's clock, a new segment begins.
@@ -36,8 +36,10 @@ FOLDER = "VLLMCONSOLE_PROBE"
 FORMAT = 1
 HEADER_BYTES = 512
 SEGMENT_BYTES = 4 << 20
-KEPT = {"steps": 12, "requests": 4}
-"""Segments of each kind in a folder: 64 MiB in all."""
+KEPT = {"steps": 48 << 20, "requests": 16 << 20}
+"""Bytes of each kind in a folder."""
+MOST_SEGMENTS = 200
+"""Of each kind: a server that restarts often begins many."""
 
 STEP_FIELDS = (
     "at", "engine", "running", "waiting", "kv_usage", "evictions", "cache_queries", "cache_hits", "prompt_tokens",
@@ -152,14 +154,18 @@ class Segments:
         return True
 
     def _prune(self) -> None:
-        """Leave room for one more segment: delete those that were written to longest ago."""
+        """Make room for one more segment: of those that are too much, delete the ones written to longest ago."""
         found = []
         for path in self._folder.glob(self._kind + "-*.bin"):
             with contextlib.suppress(OSError):
-                found.append((path.stat().st_mtime_ns, path.name, path))
-        for _, _, path in sorted(found)[: max(0, len(found) + 1 - KEPT[self._kind])]:
-            with contextlib.suppress(OSError):
-                path.unlink()
+                status = path.stat()
+                found.append((status.st_mtime_ns, path.name, status.st_size, path))
+        room = KEPT[self._kind] - SEGMENT_BYTES
+        for number, (_, _, size, path) in enumerate(sorted(found, reverse=True), 1):
+            room -= size
+            if room < 0 or number >= MOST_SEGMENTS:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 class Recorder:
