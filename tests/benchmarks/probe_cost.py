@@ -10,6 +10,7 @@ rounds, with the smallest and the largest:
 - tokens per second with the probe, of those without (objective: at least 0.99)
 - CPU time of the API server's process, in which the probe runs, with and without
 - both again for two loads of the server without it
+- apart from that, how long a step's record takes in vLLM's thread and in the writing one, with so many requests at once
 - how many records were written, and how many were lost
 """
 
@@ -18,9 +19,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -28,10 +31,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness import Bench, bench, cpu_seconds, median
 
 from vllm_console.history.probe_records import ProbeReader
+from vllm_launchers.probe.plugin.vllm_console_probe import Probe, Recorder
 
 WITH, WITHOUT = "with", "without"
 PORTS = {WITH: 8491, WITHOUT: 8492}
 PROMPT_TOKENS = 64
+RECORDS, REPEATS = 10_000, 5
 
 
 class Load(NamedTuple):
@@ -50,6 +55,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="requests at once")
     parser.add_argument("--tokens", type=int, default=300, help="tokens that each generates")
     args = parser.parse_args()
+    isolated()
     with bench() as box:
         box.env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
         settings = ("max-model-len=512", "block-size=32", f"num-gpu-blocks-override={args.batch * 16}",
@@ -65,6 +71,40 @@ def main() -> None:
         rounds = [one_round(args, number, pids) for number in range(args.rounds)]
         time.sleep(1.0)
         show(args, box, rounds)
+
+
+def isolated() -> None:
+    """Print what a record of a step costs, the best of several times."""
+    scheduler = SimpleNamespace(
+        num_running_reqs=1, num_waiting_reqs=0, num_skipped_waiting_reqs=0, kv_cache_usage=0.5, iteration_details=None,
+        kv_cache_eviction_events=[], prefix_cache_stats=SimpleNamespace(queries=0, hits=0),
+    )  # fmt: skip
+    for batch in (4, 64, 256):
+        iteration = SimpleNamespace(
+            num_prompt_tokens=0, num_generation_tokens=batch, num_preempted_reqs=0, finished_requests=[],
+            inter_token_latencies_iter=[0.01 + at * 1e-6 for at in range(batch)],
+        )  # fmt: skip
+        recorded, written = [], []
+        for _ in range(REPEATS):
+            with tempfile.TemporaryDirectory() as folder:
+                recorder = Recorder(Path(folder), {})
+                probe = Probe(recorder)
+                began = time.thread_time()
+                for _ in range(RECORDS):
+                    probe.record(scheduler, iteration)
+                recorded.append(time.thread_time() - began)
+                recorder.close()
+                recorder = Recorder(Path(folder), {})
+                recorder.close()  # without a thread: it is written here
+                for _ in range(RECORDS):
+                    Probe(recorder).record(scheduler, iteration)
+                began = time.thread_time()
+                recorder.flush()
+                written.append(time.thread_time() - began)
+        ours, thread = (min(values) / RECORDS * 1e6 for values in (recorded, written))
+        print(
+            f"{batch:>4} requests at once: {ours:.1f} µs per step in vLLM's thread, {thread:.1f} µs in the writing one"
+        )
 
 
 def one_round(args: argparse.Namespace, number: int, pids: dict[str, int]) -> tuple[Load, Load, Load]:

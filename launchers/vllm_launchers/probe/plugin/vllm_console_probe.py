@@ -210,7 +210,7 @@ class Recorder:
         while True:
             ended = self._end.wait(FLUSH_SECONDS)
             try:
-                self._flush()
+                self.flush()
             except Exception:  # noqa: BLE001 - a thread that ended would never write again
                 self._lost += 1
             if ended:
@@ -218,7 +218,8 @@ class Recorder:
                     segments.close()
                 return
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what waits, as the thread does."""
         records: dict[str, list[bytes]] = {kind: [] for kind in LAYOUTS}
         for _ in range(len(self._waiting)):
             kind, row = self._waiting.popleft()
