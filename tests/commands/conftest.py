@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from fakes.keeper_bench import end_servers
+
 
 class Program:
     """Runs ``vllm-console`` and reads its answers."""
@@ -49,8 +51,7 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """``vllm-console`` with a home of its own; its servers are stopped at the end."""
+    """``vllm-console`` with a home of its own; its servers are ended with the test."""
     runner = Program(tmp_path)
     yield runner
-    for server in json.loads(runner("list", "--ours", "--json").stdout or "[]"):
-        runner("stop", server["name"])
+    end_servers(tmp_path / "state" / "vllm-console")

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,18 @@ def session(pid: int) -> list[ProcessIdentity]:
     """The living processes of a session."""
     table = processes.table()
     return [processes.identity_of(process) for process in table.values() if process.session == pid and process.running]
+
+
+def end_servers(root: Path, also: Iterable[ProcessIdentity] = ()) -> None:
+    """End what the records of a root name: keepers first, then servers and sidecars, each with its session."""
+    ends: dict[ProcessIdentity, None] = {}
+    with contextlib.suppress(client.KeeperError):
+        records = client.list_records(root)[0]
+        found = [record.keeper for record in records] + [one for r in records for one in (r.server, r.sidecar)]
+        ends = dict.fromkeys(process for process in found if process is not None)
+    for process in filter(processes.alive, {**ends, **dict.fromkeys(also)}):
+        for member in (process, *session(process.pid)):
+            processes.send(member, signal.SIGKILL)
 
 
 @dataclass
@@ -124,12 +136,7 @@ class Bench:
 
     def end(self) -> None:
         """End every process that was seen, with its session."""
-        with contextlib.suppress(client.KeeperError):
-            for record in client.list_records(self.root)[0]:
-                self.see(record)
-        for process in filter(processes.alive, self.seen):
-            for member in (process, *session(process.pid)):
-                processes.send(member, signal.SIGKILL)
+        end_servers(self.root, self.seen)
 
     def close(self) -> None:
         self.end()

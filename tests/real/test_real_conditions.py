@@ -21,6 +21,12 @@ pytestmark = pytest.mark.real
 LOOK_SECONDS = 150.0
 """A finding takes 30 to 50 s of bad frames, and a busy machine takes its time for each look."""
 
+PACED = Path(__file__).parent / "environment" / "paced"
+"""A plugin of vLLM's that gives its engine the pace of a larger model: these tests load it for minutes."""
+
+SHORT = ("max-model-len=256", "num-gpu-blocks-override=20")
+"""Half of the context and of the cache: answers end sooner."""
+
 SIDE_BY_SIDE = 2
 """Scenes that play at once: each waits much more than it computes."""
 
@@ -39,7 +45,7 @@ def played(
             scene(one)
 
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        futures = {scene: pool.submit(play, scene) for scene in (preemption, stopped_engine, prefixes)}
+        futures = {scene: pool.submit(play, scene) for scene in (preemption, prefixes_and_a_stopped_engine)}
         yield lambda scene: futures[scene].result()
         for future in futures.values():
             future.cancel()
@@ -47,7 +53,8 @@ def played(
 
 def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port) -> Iterator[Any]:
     """``vllm-console`` with a home of its own on the real engine; ends its servers and its loads afterwards."""
-    env = {**os.environ, **real_env, "HOME": str(home)}
+    paths = os.pathsep.join(filter(None, (str(PACED), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, **real_env, "HOME": str(home), "PYTHONPATH": paths, "PACED_STEP_SECONDS": "0.05"}
     env |= {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("STATE", "CONFIG", "CACHE")}
     env.pop("VLLM_API_KEY", None)
     console = [sys.executable, "-m", "vllm_console"]
@@ -62,7 +69,7 @@ def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port
         return json.loads(answer.stdout)
 
     def start(*sets: str) -> Any:
-        flags = [word for flag in (*cpu_flags, *sets) for word in ("--set", flag)]
+        flags = [word for flag in (*cpu_flags, *SHORT, *sets) for word in ("--set", flag)]
         words = ["start", "chatbot", "--model", str(tiny_model), "--vllm", str(real_vllm), "--name", "chat"]
         return run(*words, "--port", str(free_port()), *flags, "--wait")
 
@@ -135,13 +142,13 @@ PRESSURE = ("--rate", "6", "--concurrency", "12", "--duration", "150", "--input-
 
 
 def preemption(program: Any) -> None:
-    program.start("max-num-seqs=16")
+    program.start("max-num-seqs=6")
     load = program.load(*PRESSURE)
     assert find(program, "preempting")["severity"] == "critical"
     # The fix is the better the more answers have ended: at first it only knows how many ran at once.
     finding = until(lambda: learned(named(program).get("preempting")), "a fix by the lengths of answers")
     before = program("status", "chat")["metrics"]["preemptions_total"]
-    for _ in range(4):  # 16 sequences can be halved four times
+    for _ in range(3):  # until one runs at a time
         load.kill()
         change = next(fix["set"] for fix in finding["fixes"] if fix["set"])
         assert set(change) == {"max-num-seqs"}  # nothing else can be done on a CPU
@@ -154,15 +161,14 @@ def preemption(program: Any) -> None:
     assert program("status", "chat")["metrics"]["preemptions_total"] < before
 
 
-def prefixes(program: Any) -> None:
-    program.start("enable-prefix-caching=false", "max-num-seqs=4")
-    program.load("--rate", "4", "--concurrency", "4", "--duration", "80", "--input-p95", "100", "--output-p95", "4")
+def prefixes_and_a_stopped_engine(program: Any) -> None:
+    server = program.start("enable-prefix-caching=false", "max-num-seqs=4")
+    load = program.load("--rate", "4", "--concurrency", "4", "--duration", "80", "--input-p95", "100",
+                        "--output-p95", "4")  # fmt: skip
     finding = find(program, "prefix_cache_missed")
     assert finding["fixes"][0]["set"] == {"enable-prefix-caching": True}
+    load.kill()
 
-
-def stopped_engine(program: Any) -> None:
-    server = program.start("max-num-seqs=4")
     engine = next(
         child
         for child in psutil.Process(server["pid"]).children(recursive=True)
@@ -192,9 +198,5 @@ def test_preemption_is_named_fixed_by_what_is_offered_and_gone(played):
     played(preemption)
 
 
-def test_prefixes_that_are_computed_again_and_again_are_named(played):
-    played(prefixes)
-
-
-def test_a_stopped_engine_is_named_after_a_request_has_shown_it_and_a_killed_one_is_a_failure(played):
-    played(stopped_engine)
+def test_prefixes_computed_again_and_again_and_a_stopped_engine_are_named_and_a_killed_engine_is_a_failure(played):
+    played(prefixes_and_a_stopped_engine)

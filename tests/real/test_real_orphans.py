@@ -74,8 +74,6 @@ def spec_of(real_env, real_vllm, tiny_model, cpu_flags, free_port):
             name, value = flag.split("=")
             argv += [f"--{name}"] if value == "true" else [f"--{name}", value]
         environment = {**real_env, "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if case.workers else "0"}
-        if case.moment == "starting":
-            environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # takes long enough to be interrupted
         if case.workers == 2:
             argv += ["--tensor-parallel-size", "2"]
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"

@@ -31,15 +31,18 @@ Start = Callable[..., Prepared]
 def start(
     real_vllm: Path, tiny_model: Path, real_env: Mapping[str, str], cpu_flags: Sequence[str], tmp_path: Path
 ) -> Iterator[Start]:
-    """Starts the bootstrap of the real vLLM with the CPU's own flags and more: ``start("--port", "81")``."""
+    """Starts the bootstrap of the real vLLM with the CPU's own flags and more: ``start("--port", "81")``.
+
+    Variables are given by name.
+    """
     begun: list[Prepared] = []
 
-    def begin(*words: str) -> Prepared:
+    def begin(*words: str, **variables: str) -> Prepared:
         flags = [word for flag in cpu_flags for word in f"--{flag.removesuffix('=true')}".split("=")]
         argv = [str(real_vllm), "serve", str(tiny_model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
         command = prepared_command([*argv, *flags, *words])
         assert command is not None
-        begun.append(Prepared(command, {**os.environ, **real_env, **SPAWNED}, tmp_path))
+        begun.append(Prepared(command, {**os.environ, **real_env, **variables}, tmp_path))
         return begun[-1]
 
     yield begin
@@ -61,7 +64,7 @@ def completion(prepared: Prepared, port: int) -> str:
 
 def test_it_waits_with_nothing_and_then_serves(start: Start, free_port: Callable[[], int]) -> None:
     port = free_port()
-    prepared = start("--port", str(port))
+    prepared = start("--port", str(port), **SPAWNED)
     accepted = prepared.until("accepted")
     assert (accepted["cuda_initialized"], accepted["config_checked"]) == (False, True)
     process = Path(f"/proc/{prepared.process.pid}")
@@ -114,7 +117,7 @@ def test_it_is_asked_before_the_first_launch(
     def verdict(*more: str) -> dict[str, str | None]:
         words = [word for flag in (*cpu_flags, *more) for word in ("--set", flag)]
         plan = ["plan", "chatbot", "--vllm", str(real_vllm), "--model", str(tiny_model), "--ask-vllm", "--json"]
-        environment = {**os.environ, **real_env, **SPAWNED, "VLLMCONSOLE_STATE": str(tmp_path)}
+        environment = {**os.environ, **real_env, "VLLMCONSOLE_STATE": str(tmp_path)}
         command = [sys.executable, "-m", "vllm_console", *plan, *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=READY_SECONDS)
         found: dict[str, str | None] = json.loads(done.stdout)["vllm_verdict"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from fakes.keeper_bench import end_servers
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def terminal(home: dict[str, str], terminal_module: ModuleType) -> Iterator[Call
 
 @pytest.fixture
 def command(home: dict[str, str]) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Runs ``vllm-console`` with some words; stops every server it started at the end of the test."""
+    """Runs ``vllm-console`` with some words; every server that it started ends with the test."""
 
     def run(*words: str, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -57,5 +58,4 @@ def command(home: dict[str, str]) -> Iterator[Callable[..., subprocess.Completed
         )
 
     yield run
-    for server in json.loads(run("list", "--ours", "--json").stdout or "[]"):
-        run("stop", server["name"])
+    end_servers(Path(home["XDG_STATE_HOME"]) / "vllm-console")
