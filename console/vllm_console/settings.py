@@ -113,6 +113,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alerts: Annotated[Alerts, Meta(description="Where findings are sent; see the keys `alerts.…`.")] = Alerts()
     board: Annotated[str, Meta(description="The folder of the GPU board that the users of this machine share.")] = ""
     warm_up: Annotated[bool, Meta(description="Send a server one request before it is called ready.")] = True
+    probe: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="Record each request and engine step of a server; `auto`: with the tested releases of vLLM."),
+    ] = "auto"
     prepare_restarts: Annotated[
         bool, Meta(description="Load vLLM and check the flags of a restart while the server still serves.")
     ] = True

@@ -28,6 +28,7 @@ PACKAGES = {
     "vllm_launchers.prepared": SCREEN | WEB | CONSOLE | {"psutil", "pynvml", "asyncio"},
     "vllm_launchers.simulated": SCREEN | CONSOLE,
     "vllm_launchers.engine_model": SCREEN | WEB | CONSOLE | {"psutil", "pynvml", "asyncio"},
+    "vllm_launchers.probe": SCREEN | WEB | CONSOLE | {"psutil", "pynvml", "asyncio", "msgspec"},
     "vllm_console.metrics": SCREEN | WEB,
     "vllm_console.history": SCREEN | WEB,
     "vllm_console.runs": SCREEN | WEB,
@@ -43,7 +44,10 @@ PACKAGES = {
 
 FOUNDATION = {
     f"vllm_launchers.{name}"
-    for name in ("addresses", "folders", "listeners", "private", "procfs", "secrets", "tcp_sockets", "values")
+    for name in (
+        *("addresses", "folders", "listeners", "private", "probe", "probe.environment", "procfs", "secrets"),
+        *("tcp_sockets", "values"),
+    )
 }
 """What stands below all packages and needs the standard library only."""
 

@@ -33,6 +33,7 @@ from vllm_console.fleet.snapshot import (
 )
 from vllm_console.fleet.verbs import FleetError, NotFoundError, NothingToCompareError, PresetProblem, Replay
 from vllm_console.history.gpu_history import card_of
+from vllm_console.history.probe_records import FinishedRequest
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.logs.startup import Progress, Startup
 from vllm_console.metrics.quantile import Quantile, Quantiles
@@ -530,6 +531,8 @@ class FakeFleet:
         """Of which restarts the plan was asked for."""
         self.plan_error: Exception | None = None
         """Raised by the plan of a restart."""
+        self.finished: dict[str, Sequence[FinishedRequest]] = {}
+        """What `requests` gives, by server."""
         self.known_runs: Sequence[Run] = ()
         """What `runs` gives."""
         self.replays: dict[str, Replay] = {}
@@ -714,6 +717,9 @@ class FakeFleet:
     def remove_leftovers(self, wanted: Leftovers) -> Removed:
         self._did("remove_leftovers", wanted)
         return Removed(wanted.processes, wanted.files)
+
+    def requests(self, name: str, since: float | None = None) -> Sequence[FinishedRequest]:
+        return [request for request in self.finished.get(name, ()) if since is None or request.finished_at >= since]
 
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         return self.known_runs, ()

@@ -103,7 +103,8 @@ def test_a_keeper_needs_nothing_of_what_started_it(bench, session_of, tmp_path):
     site, run, cwd, venv = (place / name for name in ("site", "run", "cwd", "venv"))
     for folder in (run, cwd):
         folder.mkdir(parents=True)
-    shutil.copytree(package / "keeper", site / "vllm_launchers" / "keeper", ignore=shutil.ignore_patterns("*.pyc"))
+    for name in ("keeper", "probe"):
+        shutil.copytree(package / name, site / "vllm_launchers" / name, ignore=shutil.ignore_patterns("*.pyc"))
     for name in ("__init__", "addresses", "listeners", "private", "procfs", "secrets", "tcp_sockets", "values"):
         shutil.copy(package / f"{name}.py", site / "vllm_launchers" / f"{name}.py")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)

@@ -37,6 +37,7 @@ WORK = Workload(input_tokens_p95=1500, output_tokens_p95=400, prefix_reuse=0.6, 
 READING = {
     "presets": [], "plan": ["chatbot", "--engine", "simulated"], "list": [], "status": ["ordered"],
     "check": ["ordered", "--allow-idle"], "watch": [], "export": ["prometheus"], "logs": ["ordered"], "runs": [],
+    "requests": ["ordered"],
     "replay": ["gone"],
     "compare": ["ordered"], "metrics": ["URL"], "diagnose": ["LOG"], "host": [], "topology": [],
     "gpus": ["--free", "1", "--host", "4xa6000"], "engines": [], "models": [], "board": [],
@@ -52,7 +53,7 @@ REFUSED = {
 
 READING_VERBS = {
     "snapshot", "presets", "used_presets",
-    "engines", "models", "flags", "seen_workload", "plan", "runs", "compare", "board", "close",
+    "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
     "leftovers", "last_change", "compare_again", "judge_past", "listener", "replay", "removed_at",
     "stop_judging",
 }  # fmt: skip

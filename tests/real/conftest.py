@@ -22,6 +22,7 @@ import pytest
 
 from fakes import ports
 from fakes.forked import Forked, Forks
+from vllm_launchers.probe.environment import with_probe
 
 BUILDER = Path(__file__).with_name("environment") / "build.py"
 ENVIRONMENT = dict(os.environ)
@@ -226,9 +227,17 @@ def start_server(
 
 
 @pytest.fixture(scope="session")
-def shared_server(start_for: Callable[[list[RealServer], Forks | None], StartServer]) -> Iterator[RealServer]:
+def probed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `shared_server`, as a keeper would have it: its probe records there."""
+    return tmp_path_factory.mktemp("probed")
+
+
+@pytest.fixture(scope="session")
+def shared_server(
+    start_for: Callable[[list[RealServer], Forks | None], StartServer], probed_folder: Path
+) -> Iterator[RealServer]:
     """One server with the CPU's own flags, for every file whose tests only ask it something; started as usual."""
-    server = start_for([], None)()
+    server = start_for([], None)(env=with_probe(os.environ, probed_folder))
     try:
         server.wait_ready()
         yield server

@@ -219,6 +219,17 @@ def test_what_a_start_reported_is_what_the_next_plan_says(steady, tiny_model, re
     assert memory["kv_tokens"] > 0
 
 
+def test_a_server_that_the_keeper_starts_has_the_probe(steady):
+    program, _ = steady
+    known = {request["id"] for request in program("requests", "steady")}
+    done = program("load", "steady", "--requests", "3", "--output-p95", "10", "--input-p95", "20")
+    deadline = time.monotonic() + 30
+    while len(new := [one for one in program("requests", "steady") if one["id"] not in known]) < 3:
+        assert time.monotonic() < deadline
+    assert len(new) == done["completed"] == 3
+    assert sum(one["output_tokens"] for one in new) == done["output_tokens"]
+
+
 def test_a_refused_restart_leaves_the_server_alone(steady):
     program, before = steady
     answer = program("restart", "steady", "--set", "no-such-flag=1", "--force", check=False)

@@ -85,6 +85,7 @@ def open_fleet(
         shares=gpu_shares(config),
         reserves=gpu_reserves(config),
         warm_up=config.warm_up,
+        probe=config.probe,
         prepare=config.prepare_restarts,
         rollback=config.rollback,
         judge_launches=config.prepares_launches,

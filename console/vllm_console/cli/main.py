@@ -35,6 +35,7 @@ COMMANDS = {
     "leftovers": "list or remove what ended servers left: processes, files in /dev/shm",
     "logs": "print or follow a server's log",
     "load": "send load to a server and measure it",
+    "requests": "list a server's finished requests, with the time spent in each stage",
     "runs": "list past and present runs, with flags and figures",
     "replay": "open the console on a run that has ended, also of a removed server",
     "compare": "compare two runs: did the change help?",

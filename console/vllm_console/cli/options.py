@@ -47,6 +47,15 @@ def add_warm_up(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_probe(parser: argparse.ArgumentParser) -> None:
+    """``--probe`` and ``--no-probe``, for commands that launch."""
+    parser.add_argument(
+        "--probe",
+        action=argparse.BooleanOptionalAction,
+        help="record each request and each engine step, without any text (default: probe in config.toml)",
+    )
+
+
 def add_restart_method(parser: argparse.ArgumentParser) -> None:
     """``--no-prepare`` and ``--no-rollback``, for commands that restart."""
     parser.add_argument(

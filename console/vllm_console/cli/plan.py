@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.host_source import add_host
 from vllm_console.cli.launch_arguments import add_request, gpus_from, pairs_from
-from vllm_console.cli.options import add_changes, add_json, changes_from, text_from
+from vllm_console.cli.options import add_changes, add_json, add_probe, changes_from, text_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import Fleet, FleetError, NoPlaceError
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vllm-version", metavar="V", help="plan for this vLLM release (need not be installed)")
     add_host(parser)
     add_changes(parser)
+    add_probe(parser)
     parser.add_argument(
         "--ask-vllm", action="store_true", help="let the installed vLLM itself judge the flags, which takes some 10s"
     )
@@ -94,6 +95,7 @@ def _request(args: argparse.Namespace) -> LaunchRequest:
         place={None: "offered", "auto": "auto", "none": "none"}.get(args.gpus, ""),
         standby_of=args.standby_of or "",
         vllm_version=args.vllm_version,
+        probe=args.probe,
         from_hub=args.hub,
     )
 

@@ -13,7 +13,7 @@ from vllm_launchers.launch.refusal import format_fix
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.secrets import command_line, redact_argv, redact_environment
-from vllm_launchers.plan.shell_quoting import line_word
+from vllm_launchers.plan.shell_quoting import assignments, line_word
 from vllm_launchers.plan.verdict import format_verdict
 from vllm_launchers.units import counted
 
@@ -43,7 +43,8 @@ def plan_document(plan: Plan) -> Document:
         "engine_version": plan.engine.version,
         "host": plan.host,
         "argv": list(redact_argv(plan.argv)),
-        "env": redact_environment(plan.environment),
+        "env": redact_environment({**plan.environment, **plan.probe.variables}),
+        "probe": {"added": bool(plan.probe.variables), "why_not": plan.probe.why_not or None},
         "secrets": list(plan.secrets),
         "gpus": list(plan.gpus),
         "placement": plan.placement or None,
@@ -198,7 +199,16 @@ def plan_lines(plan: Plan, *, ascii_only: bool = False) -> Iterator[str]:
         yield from _wrapped(f"  {finding.level:<8}", plain(f"{finding.message} [{finding.code}]{fix}"))
     if plan.findings:
         yield ""
+    yield from _wrapped("", plain(_probe(plan)))
     yield plain(command_line(plan))
+
+
+def _probe(plan: Plan) -> str:
+    """Whether the probe is added, with what else the server gets for that: it is not in the command line below."""
+    if not plan.probe.variables:
+        return f"No probe: {plan.probe.why_not}."
+    variables = " ".join(assignments(plan.probe.variables))
+    return f"Probe: each request and engine step is recorded, without any text ({variables})."
 
 
 def _verdict(plan: Plan) -> str:

@@ -6,7 +6,15 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.cli.options import add_changes, add_json, add_restart_method, add_warm_up, changes_from, seconds_from
+from vllm_console.cli.options import (
+    add_changes,
+    add_json,
+    add_probe,
+    add_restart_method,
+    add_warm_up,
+    changes_from,
+    seconds_from,
+)
 from vllm_console.cli.output import complain
 from vllm_console.cli.waiting import report_server, settled, wait_until
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
@@ -26,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, metavar="P", help="move it to another port")
     parser.add_argument("--force", action="store_true", help="restart despite errors that are estimates or may pass")
     add_warm_up(parser)
+    add_probe(parser)
     add_restart_method(parser)
     parser.add_argument("--rolling", action="store_true", help="start the new run next to the old one, on another port")
     old = parser.add_mutually_exclusive_group()
@@ -46,7 +55,12 @@ def run(args: argparse.Namespace) -> int:
     fleet = open_fleet(args)
     before = fleet.snapshot().server(args.name)
     options = RestartOptions(
-        force=args.force, port=args.port, warm_up=args.warm_up, prepare=args.prepare, rollback=args.rollback
+        force=args.force,
+        port=args.port,
+        warm_up=args.warm_up,
+        probe=args.probe,
+        prepare=args.prepare,
+        rollback=args.rollback,
     )
     if args.rolling:
         from vllm_console.cli.rolling import run_rolling

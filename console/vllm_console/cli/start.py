@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.launch_arguments import add_request, gpus_from, pairs_from
-from vllm_console.cli.options import add_changes, add_json, add_warm_up, changes_from, seconds_from, text_from
+from vllm_console.cli.options import (
+    add_changes,
+    add_json,
+    add_probe,
+    add_warm_up,
+    changes_from,
+    seconds_from,
+    text_from,
+)
 from vllm_console.cli.waiting import report_server, settled, wait_until
 from vllm_console.fleet.snapshot import LaunchRequest, State
 from vllm_console.text import plain
@@ -34,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--restart", choices=["never", "on-failure"], default="never", help="restart automatically?")
     parser.add_argument("--force", action="store_true", help="start despite errors that are estimates or may pass")
     add_warm_up(parser)
+    add_probe(parser)
     parser.add_argument("--wait", action="store_true", help="wait until it is ready or has failed")
     parser.add_argument("--timeout", type=seconds_from, default=1800, metavar="S", help="timeout of --wait in seconds")
     add_json(parser)
@@ -58,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         standby_of=args.standby_of or "",
         force=args.force,
         warm_up=args.warm_up,
+        probe=args.probe,
     )
     server = fleet.start(request, _warn)
     _say_what_ends_it()

@@ -49,6 +49,7 @@ from vllm_launchers.launch.errors import keeper_errors
 from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.probe import ProbeWish
 
 if TYPE_CHECKING:
     from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
     from vllm_console.fleet.verbs import Replay
+    from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.store import Run
@@ -99,6 +101,7 @@ class LocalFleet:
         notices: Sequence[str] = (),
         board: str = "",
         warm_up: bool = True,
+        probe: ProbeWish = "auto",
         prepare: bool = True,
         rollback: bool = True,
         leftovers: bool = True,
@@ -110,7 +113,7 @@ class LocalFleet:
         self._notices = tuple(notices)
         self._state = state or client.default_root()
         self._hostname = os.uname().nodename
-        self._warm_up, self._vllm_paths = warm_up, tuple(vllm_paths)
+        self._warm_up, self._probe, self._vllm_paths = warm_up, probe, tuple(vllm_paths)
         self._prepare, self._rollback = prepare, rollback
         self._model_folders = tuple(model_folders)
         self._shares, self._reserves = tuple(shares), tuple(reserves)
@@ -288,6 +291,7 @@ class LocalFleet:
             self._gpus,
             self._shares,
             warm_up=self._warm_up,
+            probe=self._probe,
         )
         return Launcher(
             self._state,
@@ -606,6 +610,23 @@ class LocalFleet:
         found, notices = self._history.runs(name)
         self._prune_removed()
         return self._removed.marked(found, self._records.read()[0]), notices
+
+    def requests(self, name: str, since: float | None = None) -> Sequence[FinishedRequest]:
+        """A server's finished requests as its probe recorded them, oldest first: those of its present or last run, or
+        of all runs ``since`` then.
+
+        Raises:
+            FleetError: it has no probe, or its records cannot be read.
+            NotFoundError, RefusedError: there is no such server, or it is somebody else's.
+        """
+        from vllm_console.fleet.requests import finished_requests
+
+        with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
+            if client.exists(self._state, name):
+                return finished_requests(self._state, client.read(self._state, name), since)
+        if self.snapshot().server(name) is not None:
+            raise RefusedError(f"{name} was not started by vllm-console, so nothing records its requests")
+        raise NotFoundError(f"no server is called '{name}'; see 'vllm-console list'")
 
     def replay(self, word: str, at: float | None = None) -> Replay:
         """The finished run of that number, ``NAME@GENERATION`` or ``NAME`` (its newest, or that of the moment ``at``).

@@ -32,6 +32,7 @@ from vllm_launchers.plan.model import Plan, same_value
 if TYPE_CHECKING:
     from vllm_console.fleet.leftovers import Leftovers, Removed
     from vllm_console.fleet.rolling import AnswerComparison
+    from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.store import Run
@@ -222,6 +223,11 @@ class Fleet(Protocol):
 
     def stop_load(self, name: str) -> None:
         """End this console's load."""
+
+    def requests(self, name: str, since: float | None = None) -> Sequence[FinishedRequest]:
+        """A server's finished requests as its probe recorded them, oldest first: those of its present or last run, or
+        of all runs ``since`` then (Unix seconds).
+        """
 
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         """The newest runs of one server or of all, newest first, including removed servers; and notices."""

@@ -6,6 +6,7 @@ interpolated in it would be invented, so such a quantile is just "below 0.3 s". 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,17 @@ class Quantile(msgspec.Struct, frozen=True):
         if self.low > 0 and other.high is not None and self.low > other.high:
             return f"over {self.nearest / other.high:.1f}×"
         return ""
+
+
+def exact_quantile(values: Sequence[float], q: float) -> float:
+    """A quantile of the values themselves: the smallest of them that at least ``q`` of them do not exceed.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not values:
+        raise ValueError("no values")
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def quantile(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> Quantile | None:

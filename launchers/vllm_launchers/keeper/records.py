@@ -146,6 +146,8 @@ class LaunchSpec(Value):
     log_bytes: int = 64 * 1024 * 1024
     log_files: int = 4
     sidecar: tuple[str, ...] = ()
+    probe: bool = False
+    """Whether it gets the probe, which records in the folder ``probe`` beside its record."""
     tls: bool = False
     """Whether it serves TLS (https) instead of plain HTTP."""
     warm_up: WarmUp | None = None

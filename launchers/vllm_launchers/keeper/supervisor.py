@@ -58,6 +58,7 @@ from vllm_launchers.keeper.sleeper import Sleeper, SleepOrder
 from vllm_launchers.keeper.spawn import Sidecar, SidecarCommand, fill
 from vllm_launchers.keeper.stop_sequence import Stop, StopSequence
 from vllm_launchers.listeners import Owner
+from vllm_launchers.probe.environment import with_probe
 from vllm_launchers.values import Value, replace
 
 START_PENDING = "started by a new keeper; the old one died before it could"
@@ -331,6 +332,8 @@ class Supervisor:
         """A command with the environment of the server. Raises `SecretMissingError`."""
         secrets = complete_secrets(spec, self._secrets, self._context.environment)
         environment = {**self._context.environment, **spec.environment, **secrets}
+        if spec.probe:
+            environment = with_probe(environment, self._context.folder.resolve())
         return spawn.Command(argv, environment, spec.cwd, output, self._context.umask)
 
     def _sidecar_command(self) -> SidecarCommand | None:

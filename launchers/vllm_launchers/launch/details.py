@@ -43,6 +43,10 @@ class Details(msgspec.Struct, frozen=True):
     """Its memory estimate before the start, uncorrected, to compare with the engine's report."""
     warm_up: bool = True
     """Whether its keeper sends a warm-up request before it is called ready."""
+    probe_asked: bool | None = None
+    """Whether an option asked for the probe, or for none; None: as configured."""
+    no_probe: str = "it was started by a vllm-console that had none"
+    """Why it has no probe, a clause; empty if it has one."""
     standby_of: str = ""
     """The server with which it shares its GPUs: one of the two sleeps while the other serves."""
     beside: str = ""
@@ -84,6 +88,7 @@ class Details(msgspec.Struct, frozen=True):
         gpus_chosen: bool = False,
         predicted: Mapping[str, float] | None = None,
         warm_up: bool = True,
+        probe_asked: bool | None = None,
         mla: bool = False,
         standby_of: str = "",
         beside: str = "",
@@ -105,6 +110,8 @@ class Details(msgspec.Struct, frozen=True):
             gpus_chosen=gpus_chosen,
             predicted=dict(predicted or {}),
             warm_up=warm_up,
+            probe_asked=probe_asked,
+            no_probe=plan.probe.why_not,
             mla=mla,
             standby_of=standby_of,
             beside=beside,

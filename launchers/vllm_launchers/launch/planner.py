@@ -38,6 +38,7 @@ from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.plan.probe import ProbeWish
 from vllm_launchers.plan.secrets import inherited_secrets, split_secrets
 from vllm_launchers.presets.load import PresetError, find_preset, read_presets
 from vllm_launchers.presets.model import Preset, Workload
@@ -62,9 +63,10 @@ class Planner:
         shares: Sequence[GpuShare] = (),
         *,
         warm_up: bool = True,
+        probe: ProbeWish = "auto",
     ) -> None:
         self._config_folder = config_folder
-        self._warm_up = warm_up
+        self._warm_up, self._probe = warm_up, probe
         self._gpus, self._shares = gpus, tuple(shares)
         self._vllm_paths = tuple(vllm_paths)
         self.inputs, self._reports = inputs, reports
@@ -179,6 +181,8 @@ class Planner:
             found=tuple(found),
             restart=RestartPolicy(RestartMode(request.restart)),
             warm_up=self._warm_up if request.warm_up is None else request.warm_up,
+            probe=self._probe,
+            probe_asked=request.probe,
             standby_of=request.standby_of,
         )
         inputs = self.inputs.gather(resolved, port_to_check, starting, place=place, from_hub=request.from_hub)
@@ -206,7 +210,7 @@ class Planner:
             preset = details.as_preset()
         except ValueError as error:
             raise FleetError(f"cannot be restarted: {error}. Stop it, then start it again") from error
-        resolved = self._in_place_of(record, details, preset, changes, details.environment, options.warm_up)
+        resolved = self._in_place_of(record, details, preset, changes, details.environment, options)
         resolved = replace(resolved, port=options.port or resolved.port, sources=details.sources)
         return resolve(resolved, self._restart_inputs(record.name, resolved, starting), self._reports, own)
 
@@ -216,7 +220,7 @@ class Planner:
         """Plan another preset in the place of a server: its engine, address and GPUs."""
         details = unpack(record.current.spec.details)
         environment = kept_slice(details.environment)
-        resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options.warm_up)
+        resolved = self._in_place_of(record, details, self.preset(preset), Changes(), environment, options)
         resolved = replace(resolved, beside="")  # it serves something else now
         return resolve(resolved, self._restart_inputs(record.name, resolved, starting), self._reports)
 
@@ -242,7 +246,7 @@ class Planner:
         except ValueError as error:
             raise FleetError(f"cannot be planned: {error}") from error
         environment = {name: value for name, value in details.environment.items() if name != VISIBLE}
-        resolved = self._in_place_of(record, details, preset, changes, environment, options.warm_up)
+        resolved = self._in_place_of(record, details, preset, changes, environment, options)
         port = options.port
         if port is not None:
             self.claim(resolved.host, port, taken)
@@ -271,7 +275,7 @@ class Planner:
             preset = details.as_preset()
         except ValueError as error:
             raise FleetError(f"its record cannot be read: {error}") from error
-        resolved = self._in_place_of(record, details, preset, Changes(), details.environment, None)
+        resolved = self._in_place_of(record, details, preset, Changes(), details.environment, RestartOptions())
         inputs = self._restart_inputs(record.name, resolved, ())
         return suggestions(replace(resolved, workload=workload), inputs, room)
 
@@ -282,7 +286,7 @@ class Planner:
         preset: Preset,
         changes: Changes,
         environment: Mapping[str, str],
-        warm_up: bool | None,
+        options: RestartOptions,
     ) -> ResolvedRequest:
         """A launch in the place of a server: its engine, address and GPUs."""
         spec = record.current.spec
@@ -305,7 +309,9 @@ class Planner:
             inherited=os.environ,
             find=partial(self._find_place_again, gpus=details.gpus, chosen=details.gpus_chosen),
             restart=spec.restart,
-            warm_up=self._warm_up and details.warm_up if warm_up is None else warm_up,
+            warm_up=self._warm_up and details.warm_up if options.warm_up is None else options.warm_up,
+            probe=self._probe,
+            probe_asked=details.probe_asked if options.probe is None else options.probe,
             standby_of=details.standby_of,
             beside=details.beside,
         )

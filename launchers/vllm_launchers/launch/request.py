@@ -39,6 +39,8 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     """Query the Hugging Face hub for facts of a model that is not on this machine."""
     warm_up: bool | None = None
     """Whether the keeper sends a warm-up request before the server is ready; None: as configured."""
+    probe: bool | None = None
+    """Whether it gets the probe, with any release that takes it; None: as configured."""
 
 
 class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +54,8 @@ class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = None
     warm_up: bool | None = None
     """Whether the keeper sends a warm-up request before the server is ready."""
+    probe: bool | None = None
+    """Whether it gets the probe; None: as when it was started."""
     prepare: bool | None = None
     """Whether the next generation's process loads its code and judges its flags while the server serves, where that is
     possible."""

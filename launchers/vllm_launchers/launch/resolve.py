@@ -37,6 +37,7 @@ from vllm_launchers.plan.findings import Finding, Level, PlanError
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
 from vllm_launchers.plan.pace import timing_of
+from vllm_launchers.plan.probe import ProbeWish, plan_probe
 from vllm_launchers.presets.model import Preset, Workload
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
@@ -76,6 +77,9 @@ class ResolvedRequest(msgspec.Struct, frozen=True):
     found: tuple[Finding, ...] = ()
     restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)
     warm_up: bool = True
+    probe: ProbeWish = "auto"
+    probe_asked: bool | None = None
+    """What an option says instead of ``probe``."""
     standby_of: str = ""
     beside: str = ""
     """The server that a rolling update starts, or started, it next to."""
@@ -103,6 +107,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             port=plan.port,
             # Without it, tracebacks and prints wait in a buffer, since the output is a file.
             environment={"PYTHONUNBUFFERED": "1", **plan.environment},
+            probe=bool(plan.probe.variables),
             secret_names=plan.secrets,
             cwd=str(Path.home()) if os.path.isdir(Path.home()) else "/",  # noqa: PTH112 - False for a name too long too
             restart=values.replace(self.restart, not_retryable=tuple(not_retryable)),
@@ -188,7 +193,11 @@ def resolve(
     mla = inputs.facts is not None and inputs.facts.mla
     around = inputs.environment.variables
     inherited = {BACKEND_VARIABLE: around[BACKEND_VARIABLE]} if BACKEND_VARIABLE in around else {}
-    plan = replace(plan, findings=findings)
+    wish: ProbeWish = request.probe if request.probe_asked is None else "on" if request.probe_asked else "off"
+    probe = plan_probe(
+        plan.engine, plan.flags, {**around, **plan.environment}, wish, asked=request.probe_asked is not None
+    )
+    plan = replace(plan, findings=findings, probe=probe)
     details = Details.of(
         plan,
         request.preset,
@@ -196,6 +205,7 @@ def resolve(
         gpus_chosen=chosen,
         predicted=budget_figures(estimated) if estimated is not None else {},
         warm_up=request.warm_up,
+        probe_asked=request.probe_asked,
         mla=mla,
         standby_of=request.standby_of,
         beside=request.beside,

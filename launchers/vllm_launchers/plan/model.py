@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vllm_launchers.addresses import TLS_FLAGS, base_url
+from vllm_launchers.plan.probe import ProbePlan
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
 
@@ -57,6 +58,8 @@ class Plan(msgspec.Struct, frozen=True):
     """It and other ways to launch the model here, itself first; empty if there is only one way."""
     findings: tuple[Finding, ...] = ()
     """What blocks it, will hurt it or could be better, worst first."""
+    probe: ProbePlan = ProbePlan()
+    """The variables that add the probe, or why it has none."""
     verdict: Verdict | None = None
     """The engine's own verdict on the flags; None if it was not asked."""
 

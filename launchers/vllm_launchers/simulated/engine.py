@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vllm_launchers.probe.plugin.vllm_console_probe import Probe
 from vllm_launchers.simulated.core import Core, StepReport
 from vllm_launchers.simulated.metrics import EngineMetrics
+from vllm_launchers.simulated.probe import record_step
 from vllm_launchers.simulated.scheduler import FinishReason, Request
 
 CACHE_WINDOW = 1000
@@ -74,8 +76,11 @@ class Throughput:
 class SimulatedEngine:
     """One data-parallel rank in real time. ``speed`` 2 makes every iteration take half its time."""
 
-    def __init__(self, core: Core, metrics: EngineMetrics | None, *, speed: float = 1.0) -> None:
+    def __init__(
+        self, core: Core, metrics: EngineMetrics | None, *, speed: float = 1.0, probe: Probe | None = None
+    ) -> None:
         self.core = core
+        self._probe = probe
         self.throughput = Throughput()
         self._metrics = metrics
         core.speed = speed
@@ -170,6 +175,8 @@ class SimulatedEngine:
         self.throughput.take(report)
         if self._metrics is not None:
             self._metrics.step(report)
+        if self._probe is not None:
+            record_step(self._probe, self.core, report)
         self._publish()
 
     def _publish(self) -> None:

@@ -27,6 +27,7 @@ from vllm_launchers.simulated.core import Core
 from vllm_launchers.simulated.engine import Engines, SimulatedEngine
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
+from vllm_launchers.simulated.probe import probe_of
 from vllm_launchers.simulated.requests import Served
 from vllm_launchers.simulated.settings import SIMULATED_VERSION, EngineSettings
 from vllm_launchers.simulated.sleep import SleepMode
@@ -56,7 +57,12 @@ async def run(
     statistics = not args.disable_log_stats
     metrics = Metrics(settings, plan, statistics=statistics, totals=totals)
     ranks = [
-        SimulatedEngine(build_core(settings, plan), metrics.engines[rank] if statistics else None, speed=speed)
+        SimulatedEngine(
+            build_core(settings, plan),
+            metrics.engines[rank] if statistics else None,
+            speed=speed,
+            probe=probe_of(rank) if statistics else None,
+        )
         for rank in range(settings.data_parallel)
     ]
     engines = Engines(ranks)

@@ -8,7 +8,16 @@ import random
 
 import pytest
 
-from vllm_console.metrics.quantile import Quantile, Quantiles, agreeing, contradicting, middle, quantile, text_of
+from vllm_console.metrics.quantile import (
+    Quantile,
+    Quantiles,
+    agreeing,
+    contradicting,
+    exact_quantile,
+    middle,
+    quantile,
+    text_of,
+)
 
 INF = math.inf
 BOUNDS = (0.3, 0.5, 0.8, 2.0, INF)
@@ -123,3 +132,11 @@ def test_the_median_of_windows_is_a_bound_where_most_of_them_are() -> None:
     assert between is not None
     assert between.value == pytest.approx(0.42)
     assert middle([]) is None
+
+
+def test_an_exact_quantile_is_one_of_the_values() -> None:
+    values = [float(value) for value in range(100, 0, -1)]
+    assert [exact_quantile(values, q) for q in (0.0, 0.5, 0.9, 0.99, 1.0)] == [1.0, 50.0, 90.0, 99.0, 100.0]
+    assert exact_quantile([0.25], 0.99) == 0.25
+    with pytest.raises(ValueError, match="no values"):
+        exact_quantile([], 0.5)

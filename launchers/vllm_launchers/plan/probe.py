@@ -1,0 +1,53 @@
+"""Whether a server gets the probe, which records each engine step and each request. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from vllm_launchers.probe.environment import probe_variables
+from vllm_launchers.vllm.engines import Engine, EngineKind
+from vllm_launchers.vllm.flags.changes import Flags
+
+ProbeWish = Literal["auto", "on", "off"]
+"""``auto``: with the simulated engine and the releases in `TESTED`; ``on``: with any release that takes plugins."""
+
+TESTED = frozenset({(0, 27, 1), (0, 29, 0), (0, 31, 0), (0, 32, 0)})
+"""The releases of vLLM with which the probe was really run."""
+
+FIRST = (0, 11, 1)
+"""The first release that loads plugins for its statistics."""
+
+
+class ProbePlan(msgspec.Struct, frozen=True):
+    """The probe of a planned server: the variables that add it, or why it has none (a clause)."""
+
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
+    why_not: str = ""
+
+
+def plan_probe(engine: Engine, flags: Flags, environment: Mapping[str, str], wish: ProbeWish, asked: bool) -> ProbePlan:
+    """Decide it. ``environment`` is the server's whole one; ``asked``: the wish is an option's, not the settings'."""
+    if wish == "off":
+        return ProbePlan(why_not="--no-probe was given" if asked else 'the settings have probe = "off"')
+    if why_not := _impossible(engine, flags) or (_untested(engine) if wish == "auto" else ""):
+        return ProbePlan(why_not=why_not)
+    return ProbePlan(probe_variables(environment))
+
+
+def _impossible(engine: Engine, flags: Flags) -> str:
+    if flags.get("disable-log-stats") is True:
+        return "--disable-log-stats turns vLLM's statistics off"
+    if engine.kind is EngineKind.SIMULATED:
+        return ""
+    if engine.release is not None and engine.release < FIRST:
+        return f"{engine.label} takes no plugins for its statistics; {'.'.join(map(str, FIRST))} is the first to"
+    return ""
+
+
+def _untested(engine: Engine) -> str:
+    if engine.kind is EngineKind.SIMULATED or engine.release in TESTED:
+        return ""
+    return f"it was not tested with {engine.label}; --probe adds it anyway"

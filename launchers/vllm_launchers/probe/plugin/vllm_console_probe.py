@@ -1,0 +1,346 @@
+"""Records each engine step and each finished request of a vLLM server: numbers only, no text and no token.
+
+vLLM loads `StatLogger` itself, by the entry point in the folder beside this file, into the process that serves the API.
+This file needs the standard library only (Python 3.9 or later), and nothing else of this program.
+
+What vLLM calls does next to nothing: it appends a tuple to a bounded queue, and counts what does not fit. A thread
+writes the queue every quarter of a second to the folder that the variable `FOLDER` names. Nothing that goes wrong here
+reaches vLLM; fields that a release does not have are recorded as unknown.
+
+The folder holds *segments*, of steps and of requests: a header in JSON, then records of one size. A full segment is
+followed by a new one, and the oldest are deleted, so the folder is bounded (`KEPT`). Each process
+writes segments of its own; a restart therefore continues in new ones. A reader ignores what follows the last whole
+record. Times are seconds of the monotonic clock: ``wall`` minus ``monotonic`` in the header turns them into Unix time.
+When somebody sets the machine's clock, a new segment begins.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import errno
+import importlib
+import json
+import os
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = "VLLMCONSOLE_PROBE"
+"""The variable that names the folder to write to; without it, nothing is recorded."""
+
+FORMAT = 1
+HEADER_BYTES = 512
+SEGMENT_BYTES = 4 << 20
+KEPT = {"steps": 48 << 20, "requests": 16 << 20}
+"""Bytes of each kind in a folder."""
+MOST_SEGMENTS = 200
+"""Of each kind: a server that restarts often begins many."""
+
+STEP_FIELDS = (
+    "at", "engine", "running", "waiting", "kv_usage", "evictions", "cache_queries", "cache_hits", "prompt_tokens",
+    "generation_tokens", "preempted", "intervals", "shortest_interval", "longest_interval", "context_requests",
+    "context_tokens", "generation_requests", "dropped",
+)  # fmt: skip
+STEP = struct.Struct("<dhiifiqqiiiiffiiiq")
+"""One engine step. -1 is unknown. ``intervals`` counts the inter-token intervals that ended in it. ``dropped`` is how
+many records this process has lost so far."""
+
+REQUEST_FIELDS = (
+    "id", "arrived_at", "finished_at", "engine", "prompt_tokens", "output_tokens", "cached_tokens", "queue_seconds",
+    "prefill_seconds", "decode_seconds", "e2e_seconds", "preemptions", "finish_reason", "dropped",
+)  # fmt: skip
+REQUEST = struct.Struct("<64sddhiiiddddi12sq")
+"""One finished request, with the times that vLLM reports."""
+
+LAYOUTS = {"steps": STEP, "requests": REQUEST}
+
+FLUSH_SECONDS = 0.25
+RETRY_SECONDS = 1.0
+"""How long to wait after an error before another segment is begun."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors after which the segment is continued."""
+CLOCK_SECONDS = 0.1
+"""The clock was set if it has moved by more than this against the monotonic one."""
+MOST_WAITING = 20_000
+"""Records in memory, more than a minute of them at full load."""
+
+Row = tuple[Any, ...]
+"""The fields of a record, without ``dropped``."""
+
+
+class Segments:
+    """The segments of one kind that this process writes. Raises nothing: what can't be written is lost, and counted."""
+
+    def __init__(self, folder: Path, kind: str, about: dict[str, Any]) -> None:
+        self._folder, self._kind, self._about = folder, kind, about
+        self._size = LAYOUTS[kind].size
+        self._file = -1
+        self._end = 0
+        self._offset = 0.0
+        self._retry_at = 0.0
+
+    def write(self, records: Sequence[bytes]) -> int:
+        """Append records; returns how many were written."""
+        written = 0
+        try:
+            while written < len(records):
+                if not self._usable() and not self._open():
+                    break
+                room = max(1, (SEGMENT_BYTES - self._end) // self._size)
+                part = b"".join(records[written : written + room])
+                # At a position: half a record that a full disk left behind is written over.
+                whole = os.pwrite(self._file, part, self._end) // self._size
+                self._end += whole * self._size
+                written += whole
+                if whole * self._size < len(part):
+                    self._fail()
+                    break
+        except OSError as error:
+            self._fail()
+            if error.errno not in FULL:
+                self.close()
+        return written
+
+    def close(self) -> None:
+        """Close the segment."""
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+        self._file = -1
+
+    def _usable(self) -> bool:
+        """Whether the open segment has room, is still in the folder, and has the clock that it was begun with."""
+        if self._file < 0 or self._end + self._size > SEGMENT_BYTES:
+            return False
+        moved = abs(time.time() - time.monotonic() - self._offset)
+        return moved < CLOCK_SECONDS and os.fstat(self._file).st_nlink > 0
+
+    def _fail(self) -> None:
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+
+    def _open(self) -> bool:
+        """Begin a segment, and delete the oldest ones that are too many; False while it is too early to try again."""
+        if time.monotonic() < self._retry_at:
+            return False
+        self.close()
+        if not self._folder.is_dir():
+            self._folder.mkdir(mode=0o700, parents=True)
+            self._folder.chmod(0o700)  # whatever the umask
+        self._prune()
+        path = self._folder / f"{self._kind}-{time.time_ns():020d}-{os.getpid()}.bin"
+        wall, monotonic = time.time(), time.monotonic()
+        header = {
+            "format": FORMAT, "kind": self._kind, "record_bytes": self._size, "pid": os.getpid(), "wall": wall,
+            "monotonic": monotonic, **self._about,
+        }  # fmt: skip
+        text = json.dumps(header).encode()[: HEADER_BYTES - 1].ljust(HEADER_BYTES - 1) + b"\n"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(file, 0o600)
+            complete = os.pwrite(file, text, 0) == len(text)
+        except OSError:
+            complete = False
+        if not complete:
+            os.close(file)
+            path.unlink()
+            self._fail()
+            return False
+        self._file, self._end, self._offset = file, HEADER_BYTES, wall - monotonic
+        return True
+
+    def _prune(self) -> None:
+        """Make room for one more segment: of those that are too much, delete the ones written to longest ago."""
+        found = []
+        for path in self._folder.glob(self._kind + "-*.bin"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, path.name, status.st_size, path))
+        room = KEPT[self._kind] - SEGMENT_BYTES
+        for number, (_, _, size, path) in enumerate(sorted(found, reverse=True), 1):
+            room -= size
+            if room < 0 or number >= MOST_SEGMENTS:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+class Recorder:
+    """A bounded queue of records, and the thread that writes them. `add` may be called from one thread."""
+
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        self._waiting: collections.deque[tuple[str, Row]] = collections.deque()
+        self._segments = {kind: Segments(folder, kind, about) for kind in LAYOUTS}
+        self._refused = 0
+        self._lost = 0
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def dropped(self) -> int:
+        """How many records were lost: the queue was full, the disk was, or a value did not fit."""
+        return self._refused + self._lost
+
+    def drop(self) -> None:
+        """Count a record that could not be made."""
+        self._refused += 1
+
+    def add(self, kind: str, row: Row) -> None:
+        """Queue the fields of a record, ``dropped`` left out."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._refused += 1
+            return
+        self._waiting.append((kind, row))
+        if self._thread is None and not self._end.is_set():
+            thread = threading.Thread(target=self._run, name="vllm-console-probe", daemon=True)
+            thread.start()
+            self._thread = thread
+            atexit.register(self.close)
+
+    def close(self) -> None:
+        """Write what waits, and end the thread."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while True:
+            ended = self._end.wait(FLUSH_SECONDS)
+            try:
+                self.flush()
+            except Exception:  # noqa: BLE001 - a thread that ended would never write again
+                self._lost += 1
+            if ended:
+                for segments in self._segments.values():
+                    segments.close()
+                return
+
+    def flush(self) -> None:
+        """Write what waits, as the thread does."""
+        records: dict[str, list[bytes]] = {kind: [] for kind in LAYOUTS}
+        for _ in range(len(self._waiting)):
+            kind, row = self._waiting.popleft()
+            try:
+                records[kind].append(LAYOUTS[kind].pack(*row, self.dropped))
+            except (struct.error, TypeError, ValueError, OverflowError):
+                self._lost += 1
+        for kind, packed in records.items():
+            if packed:
+                self._lost += len(packed) - self._segments[kind].write(packed)
+
+
+class Probe:
+    """Makes records of what vLLM reports of one engine."""
+
+    def __init__(self, recorder: Recorder, engine: int = 0, *, evictions: bool = False) -> None:
+        self._recorder, self._engine, self._evictions = recorder, engine, evictions
+
+    def record(self, scheduler: Any, iteration: Any) -> None:
+        """Queue a step and the requests that ended in it. Raises nothing."""
+        try:
+            now = time.monotonic()
+            self._recorder.add("steps", self._step(now, scheduler, iteration))
+            if finished := getattr(iteration, "finished_requests", None):
+                delay = time.time() - getattr(iteration, "iteration_timestamp", time.time())
+                for request in finished:
+                    self._recorder.add("requests", self._request(now - delay, request))
+        except Exception:  # noqa: BLE001 - nothing that goes wrong here may reach vLLM
+            self._recorder.drop()
+
+    def _step(self, now: float, scheduler: Any, iteration: Any) -> Row:
+        waiting = getattr(scheduler, "num_waiting_reqs", -1)
+        cache = getattr(scheduler, "prefix_cache_stats", None)
+        details = getattr(scheduler, "iteration_details", None)
+        intervals = getattr(iteration, "inter_token_latencies_iter", None) or ()
+        return (
+            now,
+            self._engine,
+            getattr(scheduler, "num_running_reqs", -1),
+            waiting + getattr(scheduler, "num_skipped_waiting_reqs", 0),
+            getattr(scheduler, "kv_cache_usage", -1.0),
+            len(getattr(scheduler, "kv_cache_eviction_events", ())) if self._evictions else -1,
+            getattr(cache, "queries", -1),
+            getattr(cache, "hits", -1),
+            # None is a step without any output, such as one of prefill alone.
+            0 if iteration is None else getattr(iteration, "num_prompt_tokens", -1),
+            0 if iteration is None else getattr(iteration, "num_generation_tokens", -1),
+            0 if iteration is None else getattr(iteration, "num_preempted_reqs", -1),
+            len(intervals),
+            min(intervals) if intervals else -1.0,
+            max(intervals) if intervals else -1.0,
+            getattr(details, "num_ctx_requests", -1),
+            getattr(details, "num_ctx_tokens", -1),
+            getattr(details, "num_generation_requests", -1),
+        )
+
+    def _request(self, finished: float, request: Any) -> Row:
+        e2e, reason = getattr(request, "e2e_latency", -1.0), getattr(request, "finish_reason", None)
+        return (
+            (getattr(request, "request_id", None) or "").encode("utf-8", "replace")[:64],
+            finished - max(0.0, e2e),
+            finished,
+            self._engine,
+            getattr(request, "num_prompt_tokens", -1),
+            getattr(request, "num_generation_tokens", -1),
+            getattr(request, "num_cached_tokens", -1),
+            getattr(request, "queued_time", -1.0),
+            getattr(request, "prefill_time", -1.0),
+            getattr(request, "decode_time", -1.0),
+            e2e,
+            getattr(request, "num_preemptions", -1),
+            b"" if reason is None else str(reason).encode("ascii", "replace")[:12],
+        )
+
+
+_recorders: dict[str, Recorder] = {}
+
+
+def recorder_for(folder: str, version: str) -> Recorder:
+    """This process's recorder of a folder: several engines share it, so that the folder stays bounded."""
+    if folder not in _recorders:
+        _recorders[folder] = Recorder(Path(folder), {"vllm": version})
+    return _recorders[folder]
+
+
+def _probe(config: Any, engine: Any) -> Probe | None:
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        return None
+    version = str(getattr(importlib.import_module("vllm"), "__version__", ""))[:40]
+    sampled = bool(getattr(getattr(config, "observability_config", None), "kv_cache_metrics", False))
+    return Probe(recorder_for(folder, version), engine if isinstance(engine, int) else 0, evictions=sampled)
+
+
+def _made_for(base: type) -> type:
+    """The class that vLLM asks for: it must be a subclass of vLLM's own, or vLLM does not start."""
+
+    class StatLogger(base):  # type: ignore[misc]
+        """What vLLM calls after each step of an engine."""
+
+        def __init__(self, vllm_config: Any = None, engine_index: Any = 0, *_: Any, **__: Any) -> None:
+            self._probe: Probe | None = None
+            try:
+                self._probe = _probe(vllm_config, engine_index)
+            except Exception:  # noqa: BLE001 - nothing that goes wrong here may reach vLLM
+                return
+
+        def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
+            if self._probe is not None:
+                self._probe.record(scheduler_stats, iteration_stats)
+
+        def log_engine_initialized(self, *_: Any, **__: Any) -> None:
+            """Nothing to do."""
+
+    StatLogger.__abstractmethods__ = frozenset()  # a method that a later release wants is none that is needed here
+    return StatLogger
+
+
+def __getattr__(name: str) -> Any:
+    """`StatLogger`, made when vLLM asks for it: importing this file must not import vLLM."""
+    if name == "StatLogger":
+        made = globals()[name] = _made_for(importlib.import_module("vllm.v1.metrics.loggers").StatLoggerBase)
+        return made
+    raise AttributeError(name)

@@ -1,0 +1,111 @@
+"""requests: what a server finished, read from what its probe recorded. The JSON is a contract."""
+
+from __future__ import annotations
+
+import stat
+import time
+
+KEYS = [
+    "id", "arrived_at", "prompt_tokens", "output_tokens", "cached_tokens", "queue_seconds", "prefill_seconds",
+    "decode_seconds", "ttft_seconds", "e2e_seconds", "preemptions", "finish_reason",
+]  # fmt: skip
+
+
+def start(program, *words, name="chat"):
+    return program.json("start", "chatbot", "--engine", "simulated", "--name", name, "--wait", *words)
+
+
+def recorded(program, count, *words):
+    """The requests, once so many are on disk: the probe writes four times a second."""
+    deadline = time.monotonic() + 30
+    while len(found := program.json("requests", "chat", *words)) < count:
+        assert time.monotonic() < deadline
+    return found
+
+
+def send(program, count):
+    return program.json("load", "chat", "--requests", str(count), "--rate", "20")
+
+
+def test_each_request_with_its_tokens_and_times(program):
+    began = time.time()
+    start(program, "--env", "SIMULATED_SPEED=20")
+    report = send(program, 5)
+    found = recorded(program, 5)
+    assert len(found) == 5, "the keeper's own first request is not among them"
+    assert {tuple(one) for one in found} == {tuple(KEYS)}
+    assert sum(one["output_tokens"] for one in found) == report["output_tokens"]
+    for one in found:
+        assert one["id"].startswith("cmpl-")
+        assert began < one["arrived_at"] < time.time()
+        assert one["prompt_tokens"] > 0
+        assert one["preemptions"] == 0
+        assert one["finish_reason"] in ("stop", "length")
+        parts = one["queue_seconds"] + one["prefill_seconds"] + one["decode_seconds"]
+        assert abs(parts - one["e2e_seconds"]) < 0.05
+        assert 0 < one["ttft_seconds"] <= one["e2e_seconds"]
+    ends = [one["arrived_at"] + one["e2e_seconds"] for one in found]
+    assert ends == sorted(ends, reverse=True), "the newest first"
+    assert program.json("requests", "chat", "--last", "2") == found[:2]
+    slowest = [one["e2e_seconds"] for one in program.json("requests", "chat", "--slowest")]
+    assert slowest == sorted(slowest, reverse=True)
+
+    text = program("requests", "chat", "--last", "3").stdout
+    assert text.startswith("5 finished requests since ")
+    assert "exact quantiles" in text
+    assert "the 3 newest; --last N shows more" in text
+
+
+def test_a_run_has_its_own_requests_and_a_moment_has_those_of_all_runs(program):
+    start(program, "--env", "SIMULATED_SPEED=20")
+    began = time.localtime(time.time() - 60)
+    send(program, 3)
+    recorded(program, 3)
+    program.json("restart", "chat", "--wait")
+    assert program.json("requests", "chat") == []
+    assert "has finished no request yet" in program("requests", "chat").stdout
+    send(program, 2)
+    recorded(program, 2)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", began)
+    assert len([one for one in recorded(program, 5, "--since", since) if one["output_tokens"] > 2]) == 5
+    folder = program.home / "state/vllm-console/servers/chat/probe"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert len(list(folder.glob("requests-*"))) == 2, "a process writes files of its own"
+
+
+def test_without_a_probe_the_answer_says_why(program):
+    start(program, "--no-probe")
+    answer = program("requests", "chat")
+    assert answer.returncode == 1
+    assert answer.stderr == (
+        "vllm-console: chat has no probe, so its requests are not recorded: --no-probe was given\n"
+    )
+    program.json("restart", "chat", "--wait")
+    assert "--no-probe was given" in program("requests", "chat").stderr, "a restart keeps it so"
+    program.json("restart", "chat", "--probe", "--set", "disable-log-stats=true", "--wait")
+    assert "--disable-log-stats turns vLLM's statistics off" in program("requests", "chat").stderr
+    program.json("restart", "chat", "--unset", "disable-log-stats", "--wait")
+    assert program.json("requests", "chat") == []
+
+
+def test_no_such_server_and_no_such_moment(program):
+    assert program("requests", "nobody").stderr == (
+        "vllm-console: no server is called 'nobody'; see 'vllm-console list'\n"
+    )
+    answer = program("requests", "nobody", "--since", "tomorrow")
+    assert answer.returncode == 2
+    assert "--since tomorrow" in answer.stderr
+
+
+def test_a_setting_turns_it_off_and_the_plan_says_so(program):
+    plan = program.json("plan", "chatbot", "--engine", "simulated", env={"PYTHONPATH": "/mine"})
+    assert plan["probe"] == {"added": True, "why_not": None}
+    assert plan["env"]["PYTHONPATH"].endswith(":/mine")
+    folder = program.home / "config" / "vllm-console"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('probe = "off"\n')
+    plan = program.json("plan", "chatbot", "--engine", "simulated")
+    assert plan["probe"] == {"added": False, "why_not": 'the settings have probe = "off"'}
+    assert "PYTHONPATH" not in plan["env"]
+    assert program.json("plan", "chatbot", "--engine", "simulated", "--probe")["probe"]["added"]
