@@ -237,12 +237,22 @@ def shared_server(
     start_for: Callable[[list[RealServer], Forks | None], StartServer], probed_folder: Path
 ) -> Iterator[RealServer]:
     """One server with the CPU's own flags, for every file whose tests only ask it something; started as usual."""
-    server = start_for([], None)(env=with_probe(os.environ, probed_folder))
+    server = start_for(_shared, None)(env=with_probe(os.environ, probed_folder))
     try:
         server.wait_ready()
         yield server
     finally:
         server.end()
+
+
+_shared: list[RealServer] = []
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the shared server with the last test here, not with the session: every console elsewhere would look at it."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        for server in _shared:
+            server.end()
 
 
 def _words(flag: str) -> list[str]:
