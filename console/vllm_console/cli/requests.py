@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{plain(args.name)} has finished no request yet.")
     if lost := found[-1].dropped if found else 0:
-        complain(f"note: its process lost {lost:,} records of steps and requests: its disk was full or too slow")
+        complain(f"note: its process lost {lost:,} records of steps and requests: they are missing here")
     return 0
 
 
