@@ -207,11 +207,7 @@ def _servers(state: Path, problems: list[Document]) -> list[Document]:
         elif silence := client.keeper_silence(record):
             _problem(problems, silence, "find out why it was stopped; a keeper that continues loses nothing")
         elif record.needs_keeper and not kept:
-            _problem(
-                problems,
-                f"{record.name}: its keeper is gone",
-                "the next command or console starts a new keeper",
-            )
+            _problem(problems, f"{record.name}: its keeper is gone", "the next command or console starts a new keeper")
         for what in _deleted(client.folder(state, record.name), kept):
             do = "leave the files of a server to its keeper; 'vllm-console remove' deletes those of one that has ended"
             _problem(problems, f"{record.name}: {what}", do)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from vllm_console.text import UNKNOWN, duration, temperature
+from vllm_console.text import UNKNOWN, duration, figure, gib, temperature
 from vllm_launchers.host.gpu.hardware_warnings import ERROR_NAMES, hardware_warnings
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, NvLink
 from vllm_launchers.host.gpu.topology import nvlinks_in, spans
@@ -24,7 +24,7 @@ def describe(host: Host, *, wrong_first: bool = False) -> Iterator[str]:
     cores = f", {host.cpu_cores} cores" if host.cpu_cores else ""
     busy = f", {host.cpu_percent:.0f}% busy" if host.cpu_percent is not None else ""
     yield f"  CPU     {host.cpu or UNKNOWN}{cores}{busy}"
-    yield f"  memory  {_gib(host.memory_free_gib)} free of {_gib(host.memory_gib)}{_swap(host)}"
+    yield f"  memory  {gib(host.memory_free_gib)} free of {gib(host.memory_gib)}{_swap(host)}"
     if host.problem:
         yield f"  GPUs    {host.problem}"
     wrong = [f"! {text}" for text in hardware_warnings(host)]
@@ -49,18 +49,18 @@ def format_gpu(gpu: Gpu, at: float | None) -> Iterator[str]:
         yield f"  lost    {gpu.lost}"
         return
     yield (
-        f"  memory  {_gib(gpu.free_gib)} free of {_gib(gpu.memory_gib)}   util {_percent(gpu.utilization)}, "
-        f"mem-bandwidth {_percent(gpu.memory_utilization)}"
+        f"  memory  {gib(gpu.free_gib)} free of {gib(gpu.memory_gib)}   "
+        f"util {figure(gpu.utilization, 0, '%')}, mem-bandwidth {figure(gpu.memory_utilization, 0, '%')}"
     )
     yield (
-        f"  power   {_whole(gpu.power_w)} of {_whole(gpu.power_limit_w)} W   "
+        f"  power   {figure(gpu.power_w)} of {figure(gpu.power_limit_w)} W   "
         f"{temperature(gpu.temperature_c)}{_slowdown(gpu)}   "
-        f"{_whole(gpu.clock_mhz)} of {_whole(gpu.clock_max_mhz)} MHz"
+        f"{figure(gpu.clock_mhz)} of {figure(gpu.clock_max_mhz)} MHz"
         + (f"   {', '.join(gpu.throttle)}" if gpu.throttle else "")
     )
     yield (
-        f"  PCIe    generation {_whole(gpu.pcie_generation)} of {_whole(gpu.pcie_generation_max)}, "
-        f"×{_whole(gpu.pcie_width)} of ×{_whole(gpu.pcie_width_max)}, {_whole(gpu.pcie_replays)} replays"
+        f"  PCIe    generation {figure(gpu.pcie_generation)} of {figure(gpu.pcie_generation_max)}, "
+        f"×{figure(gpu.pcie_width)} of ×{figure(gpu.pcie_width_max)}, {figure(gpu.pcie_replays)} replays"
         f"{_pcie_traffic(gpu)}"
     )
     if health := _health(gpu):
@@ -69,7 +69,7 @@ def format_gpu(gpu: Gpu, at: float | None) -> Iterator[str]:
         yield f"  NVLink  {_nvlinks(gpu)}"
         yield from _ports(gpu)
     for part in gpu.mig:
-        free = f"{_gib(part.free_gib)} free of {_gib(part.memory_gib)}"
+        free = f"{gib(part.free_gib)} free of {gib(part.memory_gib)}"
         yield f"  MIG     {part.profile or UNKNOWN:<10} {free}  {part.uuid}"
     for holder in gpu.holders:
         yield f"  held    {_holder(holder, at)}"
@@ -119,14 +119,14 @@ def _slowdown(gpu: Gpu) -> str:
 def _pcie_traffic(gpu: Gpu) -> str:
     if gpu.pcie_sent_gbs is None and gpu.pcie_received_gbs is None:
         return ""
-    return f", ↑{_rate(gpu.pcie_sent_gbs)} ↓{_rate(gpu.pcie_received_gbs)} GB/s"
+    return f", ↑{figure(gpu.pcie_sent_gbs, 1)} ↓{figure(gpu.pcie_received_gbs, 1)} GB/s"
 
 
 def _health(gpu: Gpu) -> str:
     """Memory errors, the newest Xid, persistence: as far as reported."""
     parts = []
     if gpu.ecc is not None:
-        counts = f", {_whole(gpu.ecc_corrected)} corrected and {_whole(gpu.ecc_uncorrected)} uncorrectable errors"
+        counts = f", {figure(gpu.ecc_corrected)} corrected and {figure(gpu.ecc_uncorrected)} uncorrectable errors"
         parts.append(f"ECC on{counts}" if gpu.ecc else "ECC off")
     if gpu.xid is not None:
         parts.append(f"Xid {gpu.xid}")
@@ -143,7 +143,7 @@ def _nvlinks(gpu: Gpu) -> str:
     where += [f"to GPU {','.join(map(str, ends))}"] if ends else []
     words = [f"{len(up)} of {len(gpu.nvlinks)} up", *(["version " + version] if version else []), *where]
     if gpu.nvlink_sent_gbs is not None or gpu.nvlink_received_gbs is not None:
-        words.append(f"↑{_rate(gpu.nvlink_sent_gbs)} ↓{_rate(gpu.nvlink_received_gbs)} GB/s")
+        words.append(f"↑{figure(gpu.nvlink_sent_gbs, 1)} ↓{figure(gpu.nvlink_received_gbs, 1)} GB/s")
     return " ".join(words)
 
 
@@ -163,12 +163,8 @@ def _port(link: NvLink) -> str:
         return "down"
     words = [f"{number} {ERROR_NAMES.get(name, name)}" for name, number in link.errors.items() if number]
     if link.sent_gbs or link.received_gbs:
-        words.insert(0, f"↑{_rate(link.sent_gbs)} ↓{_rate(link.received_gbs)}")
+        words.insert(0, f"↑{figure(link.sent_gbs, 1)} ↓{figure(link.received_gbs, 1)}")
     return ", ".join(words)
-
-
-def _rate(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f}"
 
 
 def _named(name: str, value: object) -> list[str]:
@@ -178,16 +174,4 @@ def _named(name: str, value: object) -> list[str]:
 def _swap(host: Host) -> str:
     if not host.swap_gib:
         return ""
-    return f", swap {_gib(host.swap_used_gib)} used of {_gib(host.swap_gib)}"
-
-
-def _gib(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f} GiB"
-
-
-def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}%"
-
-
-def _whole(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}"
+    return f", swap {gib(host.swap_used_gib)} used of {gib(host.swap_gib)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm_console.text import UNKNOWN, count, size
 
 if TYPE_CHECKING:
-    from vllm_launchers.plan.fit import Fit
+    from vllm_launchers.plan.model import Fit
     from vllm_launchers.vllm.modelfacts.local import LocalModel
 
 COLUMNS = (("ON DISK", 11), ("WEIGHTS", 14), ("PARAMS", 8), ("CONTEXT", 9))

@@ -21,20 +21,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_console.history.gpu_samples import GPU_SAMPLES, GpuSampleStore
-from vllm_console.history.store import HISTORY, Writer
+from vllm_console.history.exact import BOUNDARY_SECONDS, Records, exact_latencies, read_records
+from vllm_console.history.gpu_samples import GpuSampleStore
+from vllm_console.history.probe_records import SETTLED_SECONDS
+from vllm_console.history.store import Writer
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper
-from vllm_console.runs.store import FILE_NAME as RUNS
 from vllm_console.runs.store import RunName, RunStoreError, run_id, store_windows, thin, write
-from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, Windows
+from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, Windows, with_exact
 from vllm_launchers.keeper.files import MOST_UNREAD, OUTPUT
 from vllm_launchers.listeners import Owner
 from vllm_launchers.private import open_file, open_standard_streams
+from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.procfs import stat
 
 if TYPE_CHECKING:
-    from vllm_launchers.launch.resolve import LaunchPlan
+    pass
 
 _WAITING_AT_MOST = 1440
 _THIN_EVERY = 60
@@ -46,23 +48,42 @@ class WindowRecorder:
     a damaged file that was set aside.
     """
 
-    def __init__(self, path: Path, run: RunName, seconds: float = WINDOW_SECONDS) -> None:
+    def __init__(self, path: Path, run: RunName, seconds: float = WINDOW_SECONDS, probe: Path | None = None) -> None:
         self.trouble = ""
         self.notice = ""
         self._path, self._run = path, run
         self._windows = Windows(seconds)
         self._waiting: deque[RunWindow] = deque(maxlen=_WAITING_AT_MOST)
         self._stored = 0
+        self._probe = probe
+        self._newest: RunWindow | None = None
+        """The last window, as long as the probe may not have written all of its records."""
 
     def append(self, sample: Sample) -> None:
         """Take in the next sample."""
+        if self._newest is not None and sample.at - self._newest.end >= SETTLED_SECONDS + BOUNDARY_SECONDS:
+            self.flush()
         window = self._windows.append(sample)
         if window is not None:
-            self._waiting.append(window)
             self.flush()
+            self._newest = window
+
+    def _settle(self) -> None:
+        """Add to the last window what the probe has recorded of it."""
+        window, self._newest = self._newest, None
+        if window is None:
+            return
+        if self._probe is not None and self._probe.is_dir():
+            try:
+                records = read_records(self._probe, window.at, window.end)
+            except OSError:
+                records = Records()  # what can't be read is missing: the estimates stay
+            window = with_exact(window, exact_latencies(records, window.at, window.end, window.counted))
+        self._waiting.append(window)
 
     def flush(self) -> None:
         """Store what waits."""
+        self._settle()
         if not self._waiting:
             return
         try:
@@ -305,22 +326,7 @@ def _run_log(options: argparse.Namespace) -> WindowRecorder | None:
     if options.runs is None or options.run is None:
         return None
     run = RunName(options.run, options.history.resolve().parent.name, options.generation)
-    return WindowRecorder(options.runs, run, options.window)
-
-
-def recorder_command(state: Path, launch: LaunchPlan, folder: Path) -> tuple[str, ...]:
-    """The command line of the recorder of a server whose records are in ``folder``, below the state folder ``state``.
-
-    The keeper fills in what is in braces.
-    """
-    return (
-        *(sys.executable, "-m", "vllm_console.recorder", "--url", launch.plan.url),
-        *("--history", str(folder / HISTORY), "--generation", "{generation}"),
-        *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
-        *("--runs", str(state / RUNS), "--run", f"{os.urandom(8).hex()}-{{generation}}"),
-        *("--window", f"{WINDOW_SECONDS:g}"),
-        *(("--gpu-samples", str(state / GPU_SAMPLES)) if launch.plan.gpus else ()),
-    )
+    return WindowRecorder(options.runs, run, options.window, options.history.resolve().parent / PROBE)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -69,8 +69,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``config.toml``, key by key. The descriptions make the table in ``docs/settings.md``."""
 
     vllm: Annotated[
-        tuple[str, ...],
-        Meta(description="More vLLM installations: paths of executables or virtual environments."),
+        tuple[str, ...], Meta(description="More vLLM installations: paths of executables or virtual environments.")
     ] = ()
     models: Annotated[
         tuple[str, ...],
@@ -98,8 +97,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="Columns of the table of servers, in this order, as many as fit; by default what fits best."),
     ] = ()  # fmt: skip
     keymap: Annotated[
-        Literal["default", "vim", "arrows"],
-        Meta(description="A preset of keys; `keys` changes single ones of it."),
+        Literal["default", "vim", "arrows"], Meta(description="A preset of keys; `keys` changes single ones of it.")
     ] = "default"
     keys: Annotated[Mapping[str, str], Meta(description="Your own keys: an action's id → a key.")] = {}
     shares: Annotated[
@@ -122,7 +120,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = True
     prepare_launches: Annotated[
         Literal["auto", "on", "off"],
-        Meta(description="Let vLLM itself judge a launch while you read its plan; `auto`: not on a shared machine."),
+        Meta(
+            description="Prepare a launch while its plan is read, with vLLM's verdict; `auto`: not on a shared machine."
+        ),
     ] = "auto"
     rollback: Annotated[
         bool, Meta(description="Return to the flags before a restart if the server fails before it is ready.")

@@ -106,6 +106,16 @@ def percent(value: float | None, digits: int = 0) -> str:
     return UNKNOWN if value is None else f"{value * 100:.{digits}f}%"
 
 
+def figure(value: float | None, digits: int = 0, unit: str = "") -> str:
+    """A number with so many decimals: ``26``, ``97%``."""
+    return UNKNOWN if value is None else f"{value:.{digits}f}{unit}"
+
+
+def gib(value: float | None) -> str:
+    """Memory in GiB: ``23.6 GiB``."""
+    return figure(value, 1, " GiB")
+
+
 def duration(value: float | None) -> str:
     """A duration: ``42s``, ``7m12s``, ``2h10m``, ``3d4h``."""
     if value is None:

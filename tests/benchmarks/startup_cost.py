@@ -1,11 +1,12 @@
 """What it costs to start: ``--help``, ``list``, the console's first paint, and a plan, each beside its floor.
 
-    python tests/benchmarks/startup_cost.py [--rounds 10] [--vllm PATH --model FOLDER]
+    python tests/benchmarks/startup_cost.py [--rounds 10] [--before CHECKOUT] [--vllm PATH --model FOLDER]
 
 CPU time in milliseconds, medians over the rounds; a target and its floor take turns within a round, so that a busy
 machine slows down both. The floor of a command is a Python that does nothing, that of the console an empty Textual app.
 With ``--vllm`` and ``--model``, ``plan --json`` is timed against ``vllm serve`` refusing the same wrong flag (elapsed
-time). The exit code is 1 where a target is missed.
+time). With ``--before`` each short command also takes turns with the same one of another checkout. The exit code is 1
+where a target is missed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--vllm", help="a real vLLM's executable, to time a plan against")
     parser.add_argument("--model", help="a model's folder, for the plan")
+    parser.add_argument(
+        "--before", type=Path, metavar="CHECKOUT", help="another checkout, to compare short commands with"
+    )
     args = parser.parse_args()
     met = []
     with bench() as box:
@@ -42,6 +46,8 @@ def main() -> int:
         met.append(command_cost(box, "--help", ["--help"], args.rounds, HELP_MS))
         box.start("chat")
         met.append(command_cost(box, "list --json, one server", ["list", "--json"], args.rounds, LIST_MS))
+        if args.before:
+            compare_commands(box, args.before, args.rounds)
         met.append(first_paint(box, args.rounds))
         if args.vllm and args.model:
             met.append(plan_verdict(box, args.vllm, args.model, args.rounds))
@@ -63,6 +69,31 @@ def command_cost(box: Bench, title: str, words: list[str], rounds: int, target: 
     ours, floor = (1000 * median(column) for column in zip(*pairs, strict=True))
     print(f"{title:<26} {ours:4.0f} ms   empty Python {floor:4.0f} ms   ratio {ours / floor:4.1f}   target {target} ms")
     return ours <= target
+
+
+COMMANDS = (
+    ("--help",), ("list", "--ours", "--json"), ("status", "chat", "--json"),
+    ("plan", "chatbot", "--engine", "simulated", "--json"),
+    ("start", "chatbot", "--engine", "simulated", "--name", "other"), ("stop", "other"), ("remove", "other", "--purge"),
+)  # fmt: skip
+"""In this order: one starts what the next ones stop and remove."""
+
+
+def compare_commands(box: Bench, before: Path, rounds: int) -> None:
+    """CPU of short commands, beside those of another checkout."""
+    here = Path(__file__).parents[2]
+    spent: dict[tuple[str, Path], list[float]] = {}
+    for number in range(rounds + 1):
+        for tree in (before, here):
+            env = {**box.env, "PYTHONPATH": f"{tree / 'console'}:{tree / 'launchers'}"}
+            for words in COMMANDS:
+                cost = _cpu(box.words(*words), env)
+                if number:  # the first one may compile
+                    spent.setdefault((" ".join(words[:1]), tree), []).append(1000 * cost)
+    print("against another checkout:")
+    for words in COMMANDS:
+        old, new = (median(spent[words[0], tree]) for tree in (before, here))
+        print(f"  {words[0]:<24} {new:4.0f} ms   before       {old:4.0f} ms   {new / old - 1:+.0%}")
 
 
 def first_paint(box: Bench, rounds: int) -> bool:

@@ -51,7 +51,7 @@ def test_each_request_with_its_tokens_and_times(program):
     assert slowest == sorted(slowest, reverse=True)
 
     text = program("requests", "chat", "--last", "3").stdout
-    assert text.startswith("5 finished requests since ")
+    assert text.startswith("5 finished requests are recorded since ")
     assert "exact quantiles" in text
     assert "the 3 newest; --last N shows more" in text
 
@@ -63,7 +63,7 @@ def test_a_run_has_its_own_requests_and_a_moment_has_those_of_all_runs(program):
     recorded(program, 3)
     program.json("restart", "chat", "--wait")
     assert program.json("requests", "chat") == []
-    assert "has finished no request yet" in program("requests", "chat").stdout
+    assert "No finished request of chat is recorded yet." in program("requests", "chat").stdout
     send(program, 2)
     recorded(program, 2)
     since = time.strftime("%Y-%m-%d %H:%M:%S", began)
@@ -79,12 +79,13 @@ def test_without_a_probe_the_answer_says_why(program):
     answer = program("requests", "chat")
     assert answer.returncode == 1
     assert answer.stderr == (
-        "vllm-console: chat has no probe, so its requests are not recorded: --no-probe was given\n"
+        "vllm-console: chat has no probe, so its requests are not recorded: --no-probe was given; "
+        "'vllm-console restart chat --probe' adds it\n"
     )
     program.json("restart", "chat", "--wait")
     assert "--no-probe was given" in program("requests", "chat").stderr, "a restart keeps it so"
     program.json("restart", "chat", "--probe", "--set", "disable-log-stats=true", "--wait")
-    assert "--disable-log-stats turns vLLM's statistics off" in program("requests", "chat").stderr
+    assert program("requests", "chat").stderr.endswith("--disable-log-stats turns vLLM's statistics off\n")
     program.json("restart", "chat", "--unset", "disable-log-stats", "--wait")
     assert program.json("requests", "chat") == []
 

@@ -23,6 +23,11 @@ def test_the_new_generation_serves_next_to_the_old_one_until_that_is_stopped(pro
     argv = servers["chat-2"]["argv"]
     assert argv[argv.index("--max-num-seqs") + 1] == "7"
 
+    for name, other in (("chat", "chat-2"), ("chat-2", "chat")):
+        third = program(*host, "restart", name, "--rolling")
+        assert third.returncode == 1
+        assert f"not finished: {other} is ready next to {name}; stop one of them" in third.stderr
+
     # Back again: the stopped one of the two gets its name, history and generation numbers back.
     program.json("stop", "chat")
     document = program.json(*host, "restart", "chat-2", "--rolling", "--stop-old")
@@ -73,6 +78,7 @@ def test_a_pair_is_exported_for_proxies(program):
     document = program.json("export", "litellm", "chat-2", "chat")
     assert (document["form"], document["servers"]) == ("litellm", ["chat-2", "chat"])
     assert f"api_base: http://127.0.0.1:{new['port']}/v1" in document["text"]
+    assert document["warning"] is None
     assert program("export", "llama-swap").returncode == 2
     assert program("export", "nginx", "nobody").returncode == 3
     assert program("export", "grafana", "chat", "chat-2").returncode == 2

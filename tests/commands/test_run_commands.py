@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from vllm_console import recorder
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.snapshot import Changes, LaunchRequest, State
 from vllm_console.load.run import run_load_sync
+from vllm_console.runs import windows
 from vllm_launchers.presets.model import Workload
 
 WINDOW = 1.0
@@ -29,7 +29,7 @@ def until(found, what):
 def fleet(tmp_path, monkeypatch):
     monkeypatch.setenv("SIMULATED_STARTUP_SECONDS", "0")
     monkeypatch.setenv("SIMULATED_SPEED", "4")
-    monkeypatch.setattr(recorder, "WINDOW_SECONDS", WINDOW)
+    monkeypatch.setattr(windows, "WINDOW_SECONDS", WINDOW)
     fleet = LocalFleet(tmp_path / "state" / "vllm-console", observe=False, gpus=False)
     yield fleet
     if fleet.snapshot().server("chat") is not None:

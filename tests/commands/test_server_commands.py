@@ -315,7 +315,7 @@ def test_a_generation_that_fails_is_rolled_back_and_the_exit_code_says_so(progra
     after = program.json("status", "chat")
     assert after["state"] == "ready"
     assert after["generation"] == 3
-    assert after["rollback"].startswith("run 2 failed, so the flags of run 1 are used again: ")
+    assert after["rollback"].startswith("run 2 failed, back to run 1's flags: ")
     assert "kv-cache-memory-bytes" not in " ".join(after["argv"])
 
 

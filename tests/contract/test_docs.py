@@ -6,10 +6,12 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from guides.table import TOPICS
 from tools import generate_docs
 from vllm_console.cli.main import COMMANDS
 from vllm_console.diagnosis.finding import Cause
@@ -79,7 +81,12 @@ def test_files_of_the_project_that_are_named_exist(path: Path) -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def with_runs(path: Path) -> Any:
+    """A page to check; the one with runs of the model where ``test_guides.py`` has run them already."""
+    return pytest.param(path, marks=pytest.mark.xdist_group("guides") if path.name == "guides.md" else ())
+
+
+@pytest.mark.parametrize("path", map(with_runs, PAGES), ids=[path.name for path in PAGES])
 def test_generated_parts_are_current(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert generate_docs.generated(text) == text, "run: python tests/tools/generate_docs.py"
@@ -93,6 +100,7 @@ def test_an_unknown_generated_part_is_an_error() -> None:
 def test_each_page_has_its_generated_parts() -> None:
     assert generate_docs.names(page("keys.md")) == ["keys", "keymaps"]
     assert generate_docs.names(page("settings.md")) == ["settings"]
+    assert generate_docs.names(page("guides.md")) == [f"claims {topic}" for topic in TOPICS]
     assert sorted(generate_docs.names(page("commands.md"))) == sorted(f"options {name}" for name in COMMANDS)
 
 

@@ -31,6 +31,7 @@ PACKAGES = {
     "vllm_launchers.probe": SCREEN | WEB | CONSOLE | {"psutil", "pynvml", "asyncio", "msgspec"},
     "vllm_console.metrics": SCREEN | WEB,
     "vllm_console.history": SCREEN | WEB,
+    "vllm_console.prediction": SCREEN | WEB,
     "vllm_console.runs": SCREEN | WEB,
     "vllm_console.logs": SCREEN | WEB,
     "vllm_console.diagnosis": SCREEN | WEB | {"asyncio"},

@@ -15,6 +15,7 @@ import pytest
 from fakes import made_runs
 from vllm_console.alerts.check import Report, report_document
 from vllm_console.cli.models import model_document
+from vllm_console.cli.predict import prediction_document
 from vllm_console.cli.server_table import status_document
 from vllm_console.diagnosis.finding import (
     Cause,
@@ -27,14 +28,17 @@ from vllm_console.diagnosis.finding import (
     finding_document,
 )
 from vllm_console.diagnosis.objectives import Judged
+from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.load.report import Latency, LoadReport
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.metrics.window import metrics_document
+from vllm_console.prediction.predict import Estimates, Prediction
+from vllm_console.prediction.score import TrackRecord
 from vllm_console.runs.compare import compare
 from vllm_console.runs.document import comparison_document, run_document
-from vllm_launchers.plan.fit import Fit
-from vllm_launchers.plan.model import Changes
+from vllm_console.runs.store import FlagChange
+from vllm_launchers.plan.model import Changes, Fit
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 from vllm_launchers.vllm.modelfacts.local import LocalModel
 
@@ -108,6 +112,11 @@ def test_a_server_and_its_findings() -> None:
 def test_models() -> None:
     one = LocalModel("org/name", "cache", "/cache", 1, ModelFacts("org/name"))
     assert not undescribed([model_document(one, {"org/name": Fit(True, "", 7)})])
+
+
+def test_a_prediction() -> None:
+    found = PredictedChange((FlagChange("max-num-seqs", 64, 12),), Prediction(Estimates()), 1, 1.0, "", TrackRecord())
+    assert not undescribed(prediction_document(found))
 
 
 def test_figures() -> None:

@@ -18,8 +18,10 @@ SENDS = {"kill", "killpg", "pidfd_send_signal", "tgkill", "sigqueue", "pthread_k
 """Functions and methods that signal whatever has a number; ``kill`` and ``terminate`` are methods of children too."""
 OWN_CHILDREN = {
     "console/vllm_console/fleet/loads.py": {"terminate", "kill"},
+    "console/vllm_console/fleet/ramps.py": {"terminate", "kill"},
+    "console/vllm_console/fleet/staged_predictions.py": {"kill"},
     "console/vllm_console/cli/demo.py": {"terminate"},
-    "console/vllm_console/web/process.py": {"terminate", "kill"},
+    "console/vllm_console/web/server.py": {"terminate", "kill"},
 }
 """Where a child is ended by the object that started it, which keeps its pid until it is reaped."""
 

@@ -19,6 +19,8 @@ from vllm_console.diagnosis.objectives import judge_window
 from vllm_console.fleet.gpu_charts import GpuChart
 from vllm_console.fleet.leftovers import Leftovers, Removed
 from vllm_console.fleet.markers import Marker, MarkerKind
+from vllm_console.fleet.probe import ProbeView, RequestsSeen, listed
+from vllm_console.fleet.ramps import RampView
 from vllm_console.fleet.rolling import AnswerComparison
 from vllm_console.fleet.snapshot import (
     Changes,
@@ -33,7 +35,7 @@ from vllm_console.fleet.snapshot import (
 )
 from vllm_console.fleet.verbs import FleetError, NotFoundError, NothingToCompareError, PresetProblem, Replay
 from vllm_console.history.gpu_history import card_of
-from vllm_console.history.probe_records import FinishedRequest
+from vllm_console.history.probe_records import FinishedRequest, Step
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.logs.startup import Progress, Startup
 from vllm_console.metrics.quantile import Quantile, Quantiles
@@ -53,6 +55,7 @@ from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.modelfacts.local import LocalModels
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.store import Run
@@ -161,6 +164,39 @@ def series_at(at: float, pressure: float, step: float = 5.0, count: int = 180) -
             "itl_p99": tuple(wave(t, 0.03, 0.08, 50) * r for t, r in zip(times, rise, strict=True)),
         },
     )
+
+
+def requests_at(at: float, count: int = 240, span: float = 900.0) -> RequestsSeen:
+    """A quarter of an hour of finished requests: long ones, preempted ones, and a few that were aborted."""
+    found = []
+    for number in range(count):
+        end = at - span * (1 - (number + 1) / count)
+        prompt, output = round(wave(number, 60, 3400, 3.7)), round(wave(number, 20, 900, 5.3))
+        preemptions = (number % 9 == 0) + (number % 27 == 0)
+        queue, prefill = wave(number, 0.01, 4.0, 11) * (1 + preemptions), prompt / 4000 + 0.05
+        decode = output * 0.024 * (1 + preemptions / 2)
+        reason = "abort" if number % 60 == 7 else "length" if number % 4 else "stop"
+        whole = queue + prefill + decode + 0.02
+        found.append(FinishedRequest(f"chatcmpl-{number:08x}", end - whole, end, 0, prompt, output, prompt // 3, queue,
+                                     prefill, decode, whole, preemptions, reason, 0))  # fmt: skip
+    return listed(found, at - span, at)
+
+
+def probe_at(at: float, step: float = 5.0, count: int = 180) -> ProbeView:
+    """What a probe has recorded: batches that grow, and a burst of prompts."""
+    end = at - at % step
+    times = [end - step * (count - 1 - index) for index in range(count)]
+    burst = [1.0 + 6 * (100 <= index < 112) for index in range(count)]
+    values = {
+        "running": tuple(wave(t, 40, 64, 90) for t in times),
+        "waiting": tuple(12.0 if b > 1 else 0.0 for b in burst),
+        "decode_tokens": tuple(wave(t, 40, 64, 90) for t in times),
+        "prompt_tokens": tuple(wave(t, 120, 220, 35) * b for t, b in zip(times, burst, strict=True)),
+        "step_p50": tuple(wave(t, 0.021, 0.026, 90) for t in times),
+        "step_p99": tuple(0.03 * b for b in burst),
+    }
+    last = Step(at - 0.5, 0, 62, 12, 0.93, None, 0, 0, 0, 62, 0, 62, 0.024, 0.024, None, None, None, 0)
+    return ProbeView(Series(end, step, values), last, requests_at(at))
 
 
 def ready(name: str, at: float, pressure: float, **more: object) -> ServerView:
@@ -487,13 +523,14 @@ def gpu_chart_at(gpu: Gpu, at: float, step: float = 5.0, count: int = 180) -> Gp
 
 
 class FakeFleet:
-    """Implements `vllm_console.fleet.verbs.Fleet` over a list of functions from the clock to a server."""
+    """Implements `vllm_console.fleet.local.LocalFleet` over a list of functions from the clock to a server."""
 
     def __init__(self, *servers: object, step: float = 0.0) -> None:
         self.read_only = False
         self.read_only_by = ""
         self.judge_launches = False
         self.judging_mib: int | None = None
+        self.unused_preparation = ""
         self.makers = list(servers)
         self.at = NOW
         self.step = step
@@ -529,6 +566,8 @@ class FakeFleet:
         """What the plan of a restart with changes finds besides."""
         self.planned: list[tuple[str, Changes]] = []
         """Of which restarts the plan was asked for."""
+        self.predictions: dict[tuple[object, ...], PredictedChange | Exception] = {}
+        """What `predict_staged` gives or raises, by the values that are staged; None for others."""
         self.plan_error: Exception | None = None
         """Raised by the plan of a restart."""
         self.finished: dict[str, Sequence[FinishedRequest]] = {}
@@ -537,6 +576,8 @@ class FakeFleet:
         """What `runs` gives."""
         self.replays: dict[str, Replay] = {}
         """What `replay` gives, by name; the run is shown as `ended_run` says."""
+        self.ramps: dict[str, RampView] = {}
+        """What `ramp` gives, by server."""
         self.left = Leftovers()
         """What `leftovers` gives."""
         self.comparison: Comparison | None = None
@@ -591,7 +632,8 @@ class FakeFleet:
         """The selected server with its charts."""
         pressure = {"chat": 1.0, "coder": 0.2, "vision": 0.9}.get(view.name, 0.5)
         series = series_at(time.end or self.at, pressure, time.range.step, time.range.points)
-        return replace(view, series=replace(series, recorded_from=self.at - 86_400), markers=self.markers)
+        probe = probe_at(time.end or self.at) if view.ours else None
+        return replace(view, series=replace(series, recorded_from=self.at - 86_400), markers=self.markers, probe=probe)
 
     def _did(self, *call: object) -> None:
         self.calls.append(call)
@@ -656,6 +698,19 @@ class FakeFleet:
             memory=memory_of(flags) if isinstance(self.memory, str) else self.memory,
         )  # fmt: skip
 
+    def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:
+        self.calls.append(("predict_staged", name, changes))
+        found = self.predictions.get(tuple(changes.set.values()))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def cancel_prediction(self) -> None:
+        return
+
+    def keep_prediction(self, name: str, generation: int, prediction: PredictedChange) -> None:
+        self.calls.append(("keep_prediction", name, generation, prediction))
+
     def start(self, request: LaunchRequest) -> ServerView:
         self._did("start", request)
         return docs(self.at)
@@ -709,6 +764,15 @@ class FakeFleet:
 
     def stop_load(self, name: str) -> None:
         self._did("stop_load", name)
+
+    def start_ramp(self, name: str, *, others_allowed: bool = False) -> None:
+        self._did("start_ramp", name, *(["others"] if others_allowed else []))
+
+    def ramp(self, name: str) -> RampView | None:
+        return self.ramps.get(name)
+
+    def cancel_ramp(self, name: str) -> None:
+        self._did("cancel_ramp", name)
 
     def leftovers(self) -> Leftovers:
         self._did("leftovers")

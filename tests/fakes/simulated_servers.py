@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from fakes.ports import free_port
-from vllm_launchers.simulated.core import Core, StepReport
+from vllm_launchers.engine_model.core import Core, StepReport
+from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import MemoryPlan, plan_memory
-from vllm_launchers.simulated.scheduler import Request
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve
 

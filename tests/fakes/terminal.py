@@ -13,6 +13,7 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pyte
 
@@ -20,9 +21,11 @@ DEADLINE = 60.0
 
 
 class Terminal:
-    """A program in a pty of a given size. ``screen`` is what a person would see."""
+    """A program in a pty of a given size, in ``folder``. ``screen`` is what a person would see."""
 
-    def __init__(self, words: Sequence[str], columns: int, rows: int, env: dict[str, str]) -> None:
+    def __init__(
+        self, words: Sequence[str], columns: int, rows: int, env: dict[str, str], folder: Path | None = None
+    ) -> None:
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = bytearray()
@@ -37,6 +40,7 @@ class Terminal:
             stdin=child,
             stdout=child,
             stderr=child,
+            cwd=folder,
             env={**around, "TERM": env.get("TERM", "xterm-256color"), "COLORTERM": "truecolor"},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),

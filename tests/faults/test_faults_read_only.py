@@ -24,7 +24,7 @@ import pytest
 from vllm_console.cli.main import CHANGING, COMMANDS
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.snapshot import Changes, LaunchRequest, Workload
-from vllm_console.fleet.verbs import Fleet, RefusedError
+from vllm_console.fleet.verbs import RefusedError
 from vllm_console.ui.actions import SCREENS, actions
 from vllm_launchers.keeper import client, folders, processes
 from vllm_launchers.keeper.records import LaunchSpec, State
@@ -41,39 +41,44 @@ READING = {
     "replay": ["gone"],
     "compare": ["ordered"], "metrics": ["URL"], "diagnose": ["LOG"], "host": [], "topology": [],
     "gpus": ["--free", "1", "--host", "4xa6000"], "engines": [], "models": [], "board": [],
-    "doctor": [], "leftovers": [], "web": ["--port", "70000"],
+    "doctor": [], "leftovers": [], "web": ["--port", "70000"], "predict": ["ordered", "--set", "max-num-seqs=8"],
 }  # fmt: skip
 """Commands that change nothing, with words for them. A new command stands here, or is refused."""
 
 REFUSED = {
     "start": ["chatbot", "--engine", "simulated"], "restart": ["ordered", "--set", "max-num-seqs=8"],
-    "stop": ["ordered"], "remove": ["gone"], "load": ["URL", "--duration", "1"], "claim": ["0", "--until", "2h"],
+    "stop": ["ordered"], "remove": ["gone"], "load": ["URL", "--duration", "1"], "ramp": ["ordered"],
+    "bench": ["ordered"], "claim": ["0", "--until", "2h"],
     "sleep": ["ordered"], "wake": ["ordered"], "release": [], "demo": ["--picture", "x.svg", "--after", "1"],
 }  # fmt: skip
 
 READING_VERBS = {
+    "ramp",
     "snapshot", "presets", "used_presets",
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
     "leftovers", "last_change", "compare_again", "judge_past", "listener", "replay", "removed_at",
-    "stop_judging",
+    "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests",
 }  # fmt: skip
 REFUSED_VERBS = {
+    "start_ramp": ("ordered",), "cancel_ramp": ("ordered",),
     "suggest": ("ordered", WORK), "plan_restart": ("ordered", Changes()),
     "start": (LaunchRequest("chatbot", engine="simulated"),), "restart": ("ordered", Changes()),
     "judged_plan": (LaunchRequest("chatbot", engine="simulated"),), "start_beside": ("ordered", Changes()),
     "compare_answers": ("ordered", "orphan"),
     "switch": ("ordered", "batch"), "cancel_restart": ("ordered",), "sleep": ("ordered",), "wake": ("ordered",),
-    "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
+    "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
     "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
+    "keep_measurement": ("ordered", None), "keep_prediction": ("ordered", 1, None),
 }  # fmt: skip
 
 READING_ACTIONS = {
     "findings", "open_log", "describe", "compare", "filter", "copy_command", "cursor_down", "cursor_up", "cursor_first",
-    "cursor_last", "pane_1", "pane_2", "pane_3", "pane_4", "pane_5", "pane_6", "describe_gpus", "next_pane",
+    "cursor_last", "pane_1", "pane_2", "pane_3", "pane_4", "pane_5", "pane_6", "pane_7", "pane_8", "next_pane",
     "previous_pane", "next_layout", "messages", "sort", "range_shorter", "range_longer", "time_back", "time_forward",
     "time_page_back", "time_page_forward", "marker_back", "marker_forward", "time_first", "time_live", "log_scale",
     "clear", "pause", "refresh_faster", "refresh_slower", "commands", "help", "quit",
-    "gpu_charts_next", "gpu_charts_previous", "gpu_history", "next_theme", "picture", "replay",
+    "gpu_charts_next", "gpu_charts_previous", "gpu_history", "next_theme", "picture", "replay", "requests_order",
+    "describe_gpus",
 }  # fmt: skip
 
 CHANGING_KEYS = {"findings": {"findings_stage"}, "compare": {"compare_revert"}, "help": set(), "describe": set()}
@@ -291,7 +296,7 @@ def test_an_administrators_file_counts_only_when_nobody_else_could_have_written_
 
 
 def test_every_verb_of_the_fleet_is_refused_or_only_reads(box, tmp_path):
-    verbs = {name for name, value in vars(Fleet).items() if callable(value) and not name.startswith("_")}
+    verbs = {name for name, value in vars(LocalFleet).items() if callable(value) and not name.startswith("_")}
     assert verbs == READING_VERBS | REFUSED_VERBS.keys()
     before = box.tree()
     fleet = LocalFleet(box.root, read_only=True, read_only_by="a test", board=str(tmp_path / "board"), interactive=True)
@@ -330,7 +335,7 @@ def test_a_console_in_which_every_key_is_pressed_changes_nothing(box, tmp_path, 
     watched.touch()
     words = [sys.executable, str(FAKES / "watched_program.py"), str(watched)]
     env = {**box.env, "WORDS": "--read-only --refresh 0.25"}
-    terminal = terminal_module.Terminal(words, 120, 40, env)
+    terminal = terminal_module.Terminal(words, 120, 40, env, tmp_path)  # a picture is saved where it is opened
     try:
         terminal.wait_for("ordered")
         terminal.wait_for("read-only (--read-only): nothing can be changed here")

@@ -48,7 +48,7 @@ class Console:
         self.folder = folder
         words = [sys.executable, "-c", PROGRAM, str(FAKES), str(folder)]
         self.terminal: Any = terminal_module.Terminal(words, 120, 40, {"LANG": "C.UTF-8"})
-        self.terminal.wait_for("4 Requests")
+        self.terminal.wait_for("4 Throughput")
 
     def looks(self) -> int:
         return int((self.folder / "looks").read_text() or 0)
@@ -101,7 +101,7 @@ def test_a_terminal_that_stalls_stops_nothing_and_shows_all_afterwards(console: 
     console.looks_on()
 
     terminal.resize(120, 40)
-    terminal.wait_for(lambda text: "▸ coder" in text and "coder" in text.partition("4 Requests")[2])
+    terminal.wait_for(lambda text: "▸ coder" in text and "coder" in text.partition("4 Throughput")[2])
     terminal.press(" ")
     terminal.wait_for("paused")
     settled = ""

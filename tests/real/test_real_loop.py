@@ -260,7 +260,7 @@ def test_what_is_forced_ends_with_vllms_own_line_and_is_rolled_back(steady):
     assert answer.returncode == 1
     status = program("status", "steady")
     assert (status["state"], status["generation"]) == ("ready", 3)
-    assert status["rollback"].startswith("run 2 failed, so the flags of run 1 are used again: ")
+    assert status["rollback"].startswith("run 2 failed, back to run 1's flags: ")
     assert "KV cache" in status["rollback"]
     argv = status["argv"]
     assert argv[argv.index("--max-model-len") + 1] == "512"

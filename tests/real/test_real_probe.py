@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from vllm_console.history.probe_records import FinishedRequest, ProbeReader, Step
+from vllm_console.history.probe_records import FinishedRequest, FirstToken, ProbeReader, Step
 from vllm_launchers.probe.environment import PROBE
 
 if TYPE_CHECKING:
@@ -50,7 +50,12 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._reader = ProbeReader(folder / PROBE)
         self._reader.steps()
+        self._reader.first_tokens()
         self._reader.requests()
+
+    def first_tokens(self) -> list[FirstToken]:
+        """New first tokens: written after the steps, and before the requests."""
+        return self._reader.first_tokens()
 
     def after(self, count: int) -> tuple[list[Step], list[FinishedRequest]]:
         """New steps, and so many new requests once they are on disk. Steps are written first."""
@@ -94,10 +99,11 @@ def counter(server: RealServer, name: str) -> float:
 
 
 def test_records_agree_with_the_client(shared_server: RealServer, records: Records) -> None:
-    names = ("prefix_cache_queries_total", "prefix_cache_hits_total", "generation_tokens_total", "prompt_tokens_total")
+    names = ("prefix_cache_queries_total", "prefix_cache_hits_total", "generation_tokens_total", "prompt_tokens_total",
+             "time_to_first_token_seconds_sum", "inter_token_latency_seconds_count")  # fmt: skip
     before = [counter(shared_server, name) for name in names]
     sent = [send(shared_server, [5 + at % 300 for at in range(prompt)], length) for prompt, length in LENGTHS]
-    queries, hits, generated, prompts = (
+    queries, hits, generated, prompts, first_seconds, intervals = (
         counter(shared_server, name) - value for name, value in zip(names, before, strict=True)
     )
     steps, requests = records.after(len(LENGTHS))
@@ -117,6 +123,9 @@ def test_records_agree_with_the_client(shared_server: RealServer, records: Recor
         parts = (request.queue_seconds, request.prefill_seconds, request.decode_seconds)
         assert all(part is not None and part >= 0 for part in parts)
         assert sum(part or 0.0 for part in parts) <= request.e2e_seconds
+    first_tokens = [one.seconds for one in records.first_tokens()]
+    assert (len(first_tokens), sum(first_tokens)) == (len(sent), pytest.approx(first_seconds, abs=1e-6))
+    assert sum(step.intervals for step in steps) == intervals
     assert [request.cached_tokens for request in requests] == [0, 32, 192, 32], "whole blocks of 32 tokens"
 
     assert (

@@ -1,4 +1,5 @@
-"""The simulated engine's scheduler against the real vLLM's own: the same tokens of each request in every iteration.
+"""The model of vLLM's scheduler against the real one: the same requests and tokens in every iteration, the same
+preemptions, with and without prefix caching and chunked prefill.
 
 So a preempted request costs what it costs in vLLM: its prompt and what it has generated are computed again, in chunks
 within the token budget, less what is left of them in the prefix cache.
@@ -16,19 +17,20 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.simulated.scheduler import BlockPool, Request, Scheduler, SchedulerLimits
+from vllm_launchers.engine_model.scheduler import BlockPool, Request, Scheduler, SchedulerLimits
 
 pytestmark = pytest.mark.real
 
 PROGRAM = Path(__file__).with_name("environment") / "schedule.py"
-CASES = 12
+CASES = 24
 BLOCK = 16
 
 
-def made(dice: random.Random, model: Path, *, caching: bool) -> dict[str, Any]:
+def made(dice: random.Random, model: Path, *, caching: bool, chunked: bool) -> dict[str, Any]:
     """Requests that fill the KV cache: prompts of up to a third of it, answers that grow beyond it."""
     blocks = dice.choice([40, 64, 100])
     longest = (blocks - 1) * BLOCK // 3
+    length = 2048 if chunked else dice.choice([2 * longest, 3 * longest])  # whole prompts must fit in the budget
     common = [dice.randrange(20, 250) for _ in range(longest)]
     requests = []
     for number in range(dice.randint(8, 24)):
@@ -39,11 +41,12 @@ def made(dice: random.Random, model: Path, *, caching: bool) -> dict[str, Any]:
         requests.append({"id": str(number), "step": step, "prompt": tokens, "output": output})
     return {
         "model": str(model),
-        "length": 2048,
+        "length": length,
         "blocks": blocks,
         "block": BLOCK,
         "seqs": dice.choice([4, 8, 16]),
-        "budget": dice.choice([32, 64, 256]),
+        "budget": dice.choice([32, 64, 256]) if chunked else length,
+        "chunked": chunked,
         "caching": caching,
         "requests": requests,
     }
@@ -51,7 +54,7 @@ def made(dice: random.Random, model: Path, *, caching: bool) -> dict[str, Any]:
 
 def steps_of(case: Mapping[str, Any]) -> list[Any]:
     """What our scheduler does with a case."""
-    limits = SchedulerLimits(case["seqs"], case["budget"], case["length"], case["block"])
+    limits = SchedulerLimits(case["seqs"], case["budget"], case["length"], case["block"], case["chunked"])
     scheduler = Scheduler(limits, BlockPool(case["blocks"], caching=case["caching"]))
     waiting = [
         (one["step"], Request(one["id"], list(one["prompt"]), one["output"], one["output"], seed=index))
@@ -82,7 +85,7 @@ def test_every_iteration_is_as_vllm_schedules_it(
     real_environment: Mapping[str, str], real_env: dict[str, str], tiny_model: Path
 ) -> None:
     dice = random.Random(7)
-    cases = [made(dice, tiny_model, caching=number % 2 == 1) for number in range(CASES)]
+    cases = [made(dice, tiny_model, caching=number % 2 == 1, chunked=number % 4 < 2) for number in range(CASES)]
     done = subprocess.run(
         [real_environment["python"], PROGRAM],
         input="\n".join(map(json.dumps, cases)), capture_output=True, text=True, timeout=300, check=False,
@@ -91,12 +94,9 @@ def test_every_iteration_is_as_vllm_schedules_it(
     assert done.returncode == 0, done.stderr[-2000:]
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
     assert len(answers) == CASES
-    for case, theirs in zip(cases, answers, strict=True):
+    for number, (case, theirs) in enumerate(zip(cases, answers, strict=True)):
         ours = steps_of(case)
-        if case["caching"]:  # which of several free blocks is reused first may differ
-            assert recomputed(case, ours) == pytest.approx(recomputed(case, theirs), rel=0.1)
-            continue
-        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert one == other, f"step {number}"
-        assert sum(len(preempted) for _, preempted in ours) >= 5
-        assert recomputed(case, ours) > 0
+        for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert one == other, f"case {number}, step {step}"
+        assert sum(len(preempted) for _, preempted in ours) >= 1
+        assert recomputed(case, ours) > 0 or case["caching"]

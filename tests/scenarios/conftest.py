@@ -17,13 +17,13 @@ from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frames
 from vllm_console.load.shape import TrafficShape
 from vllm_console.metrics.parse import Parser
+from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Changes, Flags
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics
-from vllm_launchers.simulated.scheduler import Request
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import Simulated, resolve
 

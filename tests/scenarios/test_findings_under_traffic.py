@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from vllm_console.diagnosis.finding import Finding, Fix, Severity
+from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.presets.load import read_presets
 from vllm_launchers.presets.model import Objectives, Workload
-from vllm_launchers.simulated.scheduler import Request
 
 OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
 KNOWN = {"preset_objectives": OBJECTIVES, "preset": "chatbot"}

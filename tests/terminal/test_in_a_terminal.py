@@ -30,7 +30,7 @@ def terminal(terminal_module: ModuleType) -> Iterator[Any]:
     """The app on two servers, at 120×40."""
     terminal = terminal_module.Terminal([sys.executable, "-c", PROGRAM, str(FAKES)], 120, 40, {"LANG": "C.UTF-8"})
     try:
-        terminal.wait_for("4 Requests")
+        terminal.wait_for("4 Throughput")
         yield terminal
     finally:
         terminal.close()

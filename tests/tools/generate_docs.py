@@ -1,9 +1,10 @@
-"""Writes the generated parts of the documents: tables of keys, of settings and of each command's options.
+"""Writes the generated parts of the documents: tables of keys, settings, each command's options, and guides' claims.
 
     python tests/tools/generate_docs.py            # rewrites docs/*.md in place
 
 A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- /generated -->``. NAME is ``keys``,
-``keymaps``, ``settings`` or ``options COMMAND``. ``tests/contract/test_docs.py`` checks that every part is current.
+``keymaps``, ``settings``, ``options COMMAND`` or ``claims TOPIC``. ``tests/contract/test_docs.py`` checks that every
+part is current.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from guides.table import TOPICS
 from vllm_console.cli.main import COMMANDS
 from vllm_console.settings import Config
 from vllm_console.ui.actions import Action, action_named, grouped
@@ -45,8 +50,15 @@ def names(text: str) -> list[str]:
 
 
 def _content(name: str) -> str:
-    kind, _, command = name.partition(" ")
-    return {"keys": keys, "keymaps": keymaps, "settings": settings, "options": lambda: options(command)}[kind]()
+    kind, _, of = name.partition(" ")
+    parts = {
+        "keys": keys,
+        "keymaps": keymaps,
+        "settings": settings,
+        "options": lambda: options(of),
+        "claims": lambda: claims(of),
+    }
+    return parts[kind]()
 
 
 def keys() -> str:
@@ -168,6 +180,22 @@ def _option(action: argparse.Action) -> str:
         return f"`{_cell(_value(action))}`"
     value = "" if action.nargs == 0 else f" {_value(action)}"
     return ", ".join(f"`{name}{_cell(value)}`" for name in action.option_strings)
+
+
+def claims(topic: str) -> str:
+    """What operating guides claim on a topic, what the model gives, and the verdict.
+
+    Raises:
+        KeyError: there is no such topic.
+    """
+    rows = []
+    for claim in TOPICS[topic]:
+        says, setup, gives, why = map(claim.filled, (claim.says, claim.setup, claim.gives, claim.reason))
+        cells = (says, claim.source, setup, gives, f"**{claim.outcome.verdict}**", why)
+        rows.append(f"| {' | '.join(map(_cell, cells))} |")
+    titles = ("claim", "kind", "what is run", "what the model gives", "verdict", "why")
+    head = f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|"
+    return "\n".join(["", head, *rows, "", ""])
 
 
 def _cell(text: str) -> str:

@@ -23,12 +23,12 @@ from vllm_console.load.run import Phase
 from vllm_console.load.shape import TrafficShape
 from vllm_console.metrics.parse import Parser
 from vllm_console.metrics.sample import Sample
+from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.simulated.engine import SimulatedEngine
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
-from vllm_launchers.simulated.scheduler import Request
 from vllm_launchers.simulated.server import STATS_INTERVAL, Engines, _shut_down, build_core, stats_line
 from vllm_launchers.simulated.settings import EngineSettings, Simulated, resolve
 from vllm_launchers.simulated.startup import Log, Process, Startup, announce

@@ -6,7 +6,7 @@ import pytest
 
 from vllm_console.model_text import fit_text, model_cells, parameters_text, weights_text
 from vllm_console.text import size
-from vllm_launchers.plan.fit import Fit
+from vllm_launchers.plan.model import Fit
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
 from vllm_launchers.vllm.modelfacts.local import LocalModel
 

@@ -175,7 +175,5 @@ def _finding(one: Mapping[str, Any]) -> OpenFinding | None:
 def gravest(alerts: Iterable[Alert]) -> Alert | None:
     """The alert to show if there is room for one: beginnings before ends, then the most severe."""
     return min(
-        alerts,
-        key=lambda one: (one.event is Event.ENDED, _ORDER.index(one.finding.finding.severity)),
-        default=None,
+        alerts, key=lambda one: (one.event is Event.ENDED, _ORDER.index(one.finding.finding.severity)), default=None
     )

@@ -172,10 +172,7 @@ def _lengths() -> tuple[Panel, ...]:
         _spread("Input Token Size", PROMPT_LENGTH, unit="short"),
         _spread("Output Token Size", ANSWER_LENGTH, unit="short"),
         Panel(
-            "Max Generation Token in Sequence Group",
-            (Query(_mean(MOST_GENERATED), SERVER_LEGEND),),
-            "short",
-            width=24,
+            "Max Generation Token in Sequence Group", (Query(_mean(MOST_GENERATED), SERVER_LEGEND),), "short", width=24
         ),
     )
 

@@ -240,10 +240,7 @@ class Webhook:
             self._tls = http.create_ssl_context()  # reads all certificates: done once
         client: httpx.AsyncClient
         async with http.AsyncClient(
-            timeout=http.Timeout(self._deadline),
-            verify=self._tls,
-            follow_redirects=False,
-            trust_env=not self._local,
+            timeout=http.Timeout(self._deadline), verify=self._tls, follow_redirects=False, trust_env=not self._local
         ) as client:
             async with client.stream("POST", self._url, json=dict(document), headers=self._headers) as answer:
                 return int(answer.status_code)

@@ -267,11 +267,7 @@ def job_of(match: str) -> str:
 
 def scrape_document(scrape: Scrape) -> dict[str, Any]:
     """The section of Prometheus's configuration. vLLM needs no key for ``/metrics``."""
-    job: dict[str, Any] = {
-        "job_name": scrape.job,
-        "metrics_path": "/metrics",
-        "scrape_interval": _INTERVAL,
-    }
+    job: dict[str, Any] = {"job_name": scrape.job, "metrics_path": "/metrics", "scrape_interval": _INTERVAL}
     if scrape.tls:
         job["scheme"] = "https"
     return {"scrape_configs": [{**job, "static_configs": [{"targets": [scrape.target]}]}]}

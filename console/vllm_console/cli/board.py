@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
-from vllm_console.cli.output import Document, print_json
+from vllm_console.cli.output import Document, fields, print_json
 from vllm_console.text import UNKNOWN, duration, plain
 
 if TYPE_CHECKING:
@@ -57,32 +57,12 @@ def board_document(board: Board) -> Document:
 
 
 def _claim(one: Claim) -> Document:
-    return {
-        "gpus": list(one.gpus),
-        "user": one.user,
-        "uid": one.uid,
-        "since": one.since,
-        "until": one.until,
-        "why": one.why or None,
-        "mine": one.uid == os.getuid(),
-    }
+    return {**fields(one, "gpus user uid since until why"), "mine": one.uid == os.getuid()}
 
 
 def _server(one: Announced) -> Document:
-    return {
-        "name": one.name,
-        "preset": one.preset or None,
-        "model": one.model or None,
-        "engine": one.engine or None,
-        "gpus": list(one.gpus),
-        "port": one.port or None,
-        "since": one.since,
-        "user": one.user,
-        "uid": one.uid,
-        "mine": one.uid == os.getuid(),
-        "seen": one.seen,
-        "open": one.open,
-    }
+    document = fields(one, "name preset model engine gpus since user uid seen open")
+    return {**document, "port": one.port or None, "mine": one.uid == os.getuid()}
 
 
 def _claim_line(one: Claim, now: float) -> str:

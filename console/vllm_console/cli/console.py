@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from
 from vllm_console.cli.picture_options import save
-from vllm_console.fleet.verbs import Fleet, NotFoundError, Replay, UsageError
+from vllm_console.fleet.verbs import NotFoundError, Replay, UsageError
 from vllm_console.settings import Config, Settings
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
+    from vllm_console.fleet.local import LocalFleet
     from vllm_console.ui.terminal.cast import Cast
 
 
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     return open_on(args, lambda fleet: _replay_of(fleet, args))
 
 
-def open_on(args: argparse.Namespace, wanted: Callable[[Fleet], Replay | None]) -> int:
+def open_on(args: argparse.Namespace, wanted: Callable[[LocalFleet], Replay | None]) -> int:
     """Open the console, or save a picture of it; on the run that is ``wanted``, if one is."""
     config = settings_from(args)
     if args.picture is None:
@@ -45,7 +46,7 @@ def open_on(args: argparse.Namespace, wanted: Callable[[Fleet], Replay | None]) 
         fleet.close()
 
 
-def _replay_of(fleet: Fleet, args: argparse.Namespace) -> Replay | None:
+def _replay_of(fleet: LocalFleet, args: argparse.Namespace) -> Replay | None:
     """The run that shows ``--server`` at ``--at``, where that server was removed.
 
     Raises:
@@ -90,7 +91,7 @@ def _open_demo() -> int:
 
 
 def show(
-    fleet: Fleet,
+    fleet: LocalFleet,
     config: Config,
     args: argparse.Namespace,
     *,

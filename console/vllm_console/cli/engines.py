@@ -6,7 +6,7 @@ import argparse
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from
 from vllm_console.cli.options import add_json
-from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.output import complain, fields, print_json
 from vllm_console.text import plain
 
 
@@ -24,12 +24,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in engine_problems(config.vllm):
         complain(problem)
     if args.json:
-        print_json(
-            [
-                {"kind": str(engine.kind), "version": engine.version, "build": engine.build, "path": engine.path}
-                for engine in engines
-            ]
-        )
+        print_json([fields(engine, "kind version build path") for engine in engines])
         return 0
     for engine in engines:
         print(plain(f"{engine.label:<28} {engine.path}"))

@@ -8,7 +8,7 @@ import sys
 from vllm_console.alerts.prometheus import AlertTarget, MatchError, Scrape, checked_match, job_of, model_match
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
-from vllm_console.cli.output import print_json
+from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.snapshot import Changes, ServerView
 from vllm_console.fleet.verbs import FleetError, NotFoundError, UsageError
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _export_for_proxy(args: argparse.Namespace) -> int:
     """Print servers as configuration of a proxy; stopped ones, too, as they ran last."""
-    from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy
+    from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy, proxy_warning
     from vllm_launchers.plan.export.quoting import ExportError
 
     if not args.name:
@@ -79,8 +79,11 @@ def _export_for_proxy(args: argparse.Namespace) -> int:
         text = export_for_proxy(servers, ProxyForm(args.form))
     except ExportError as error:
         raise FleetError(f"export {args.form}: {error}") from error
+    if warning := proxy_warning(servers, ProxyForm(args.form)):
+        complain(warning)
     if args.json:
-        print_json({"form": args.form, "servers": [server.name for server in servers], "text": text})
+        names = [server.name for server in servers]
+        print_json({"form": args.form, "servers": names, "warning": warning or None, "text": text})
     else:
         sys.stdout.write(text)
     return 0

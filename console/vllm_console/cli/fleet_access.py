@@ -6,10 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.output import complain
-from vllm_console.fleet.verbs import Fleet, RefusedError, UsageError
+from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
+from vllm_launchers.launch.errors import read_only_error
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
     from vllm_console.settings import Settings
 
 
@@ -38,10 +40,8 @@ def refuse_read_only(args: argparse.Namespace) -> None:
     Raises:
         RefusedError: the command line or a config file says read-only.
     """
-    from vllm_launchers.launch.refusal import read_only_message
-
     if why := read_only_by(args, settings_from(args)):
-        raise RefusedError(read_only_message(why))
+        raise read_only_error(why)
 
 
 def _ends_at_logout() -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def open_fleet(
     interactive: bool = False,
     observe: bool = True,
     check: bool = True,
-) -> Fleet:
+) -> LocalFleet:
     """The user's servers, per the global options; ``observe`` also looks for other users' servers, ``check`` verifies
     that the state folder is private.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from statistics import fmean
 
-from vllm_console.cli.output import Document
+from vllm_console.cli.output import Document, fields
 from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts, cards, history_path
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.history.gpu_history import FIGURES
@@ -80,24 +80,14 @@ def _gpu(chart: GpuChart) -> Document:
     known = {name: column for name, column in series.values.items() if any(value is not None for value in column)}
     links = [
         {
-            "number": link.number,
-            "remote": link.remote,
-            "switch": link.switch,
+            **fields(link, "number remote switch"),
             **{name: list(known[key]) for name in ("sent_gbs", "received_gbs") if (key := link.key(name)) in known},
         }
         for link in card.links
     ]
     return {
-        "index": card.index,
-        "uuid": card.uuid,
-        "name": card.name,
-        "memory_gib": card.memory_gib,
-        "power_limit_w": card.power_limit_w,
-        "temperature_slowdown_c": card.temperature_slowdown_c,
-        "start": series.start,
-        "end": series.end,
-        "step": series.step,
-        "recorded_from": series.recorded_from,
+        **fields(card, "index uuid name memory_gib power_limit_w temperature_slowdown_c"),
+        **fields(series, "start end step recorded_from"),
         "values": {name: list(column) for name, column in known.items() if name in _NAMES},
         "nvlinks": links,
     }

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from vllm_console.cli.fleet_access import settings_from
 from vllm_console.cli.host_source import add_host, load_host
 from vllm_console.cli.options import add_json
-from vllm_console.cli.output import Document, print_json
+from vllm_console.cli.output import Document, fields, print_json
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import plain
 from vllm_launchers.host.gpu.host import Host
@@ -70,13 +70,5 @@ def _shares(host: Host, shares: Iterable[GpuShare]) -> list[Document]:
 
 
 def _document(found: Placement) -> Document:
-    return {
-        "gpus": list(found.gpus),
-        "uuids": list(found.uuids),
-        "fits": found.fits,
-        "free_gib": found.free_gib,
-        "bandwidth_gbs": found.bandwidth_gbs,
-        "reason": found.reason,
-        "warnings": list(found.warnings),
-        "cuda_visible_devices": found.visible_devices(),
-    }
+    document = fields(found, "gpus uuids fits free_gib bandwidth_gbs reason warnings")
+    return {**document, "cuda_visible_devices": found.visible_devices()}

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.cli.options import add_json, count_from
+from vllm_console.cli.load_target import add_shape, find_target, shaped
+from vllm_console.cli.options import add_json, count_from, share_from
 from vllm_console.cli.output import complain, print_json
-from vllm_console.fleet.snapshot import State, Workload
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import duration, plain
 
 if TYPE_CHECKING:
-    from vllm_console.fleet.verbs import Fleet
-    from vllm_console.load.client import Lookup
+    from vllm_console.fleet.local import LocalFleet
+    from vllm_console.load.recorded import RecordedTraffic
     from vllm_console.load.run import LoadProgress
 
 MOST_SECONDS = 86_400
@@ -49,33 +44,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds of arrivals (default 30); not with --requests",
     )
     many.add_argument("--requests", type=count_from, metavar="N", help="send N requests in total; not with --duration")
-    parser.add_argument("--preset", help="use this preset's workload")
-    prompt, output = parser.add_mutually_exclusive_group(), parser.add_mutually_exclusive_group()
-    prompt.add_argument("--input-tokens", type=count_from, metavar="N", help="every prompt has exactly N tokens")
-    prompt.add_argument("--input-p95", type=count_from, metavar="N", help="95th percentile of prompt tokens")
-    output.add_argument("--output-tokens", type=count_from, metavar="N", help="every answer has exactly N tokens")
-    output.add_argument("--output-p95", type=count_from, metavar="N", help="95th percentile of output tokens")
+    add_shape(parser)
     parser.add_argument(
-        "--prefix-reuse", type=_share, metavar="SHARE", help="share of each prompt that is a common prefix"
+        "--from-requests", metavar="RUN",
+        help="send the recorded requests of a run again, NAME@RUN or NAME for its newest: arrivals and lengths, "
+        "synthetic tokens",
+    )  # fmt: skip
+    parser.add_argument(
+        "--speed", type=_speed, default=1.0, metavar="X", help="with --from-requests: X times as fast (default 1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     parser.add_argument(
-        "--max-failed", type=_share, default=0.01, metavar="SHARE",
+        "--max-failed", type=share_from, default=0.01, metavar="SHARE",
         help="exit code 1 above this failed share: 0.05 or 5%% (default 1%%)",
     )  # fmt: skip
     parser.add_argument("--remote", action="store_true", help="allow another user's server, or another machine")
     add_json(parser)
 
 
-def _share(text: str) -> float:
-    """A share from 0 to 1, also as a percentage."""
+def _speed(text: str) -> float:
+    """A factor, for argparse."""
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        value = float(text)
     except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a share from 0 to 1 (or 0% to 100%)")
-    return share
+        value = 0.0
+    if not 0.01 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a factor from 0.01 to 1000")
+    return value
+
+
+def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | None:
+    """The recorded requests that ``--from-requests`` names.
+
+    Raises:
+        UsageError: it is combined with another shape.
+        FleetError: none were recorded.
+    """
+    if args.from_requests is None:
+        if args.speed != 1.0:
+            raise UsageError("--speed belongs to --from-requests")
+        return None
+    others = (args.rate, args.requests, args.preset, args.input_tokens, args.input_p95, args.output_tokens,
+              args.output_p95, args.prefix_reuse)  # fmt: skip
+    if any(one is not None for one in others):
+        raise UsageError("--from-requests has its own arrivals and lengths; only --concurrency goes with it")
+    from vllm_console.load.recorded import RecordedRequest, RecordedTraffic
+
+    found = [
+        RecordedRequest(one.arrived_at, one.prompt_tokens, one.output_tokens, one.cached_tokens)
+        for one in fleet.run_requests(args.from_requests)
+        if one.prompt_tokens and one.output_tokens
+    ]
+    if not found:
+        raise FleetError(f"no finished request of {args.from_requests} is recorded")
+    return RecordedTraffic(found, speed=args.speed, seed=args.seed)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,29 +110,33 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.load.shape import Exact
     from vllm_console.load.spans import noted
 
-    url, workload, lookup, folder = _target(args)
+    target = find_target(args, "--remote", others_allowed=args.remote)
+    workload, recorded = shaped(args, target.workload), _recorded(args, target.fleet)
+    if recorded is not None:
+        args.requests, rate = len(recorded.due), None
     seen = sys.stderr.isatty() and not args.json
     try:
-        with noted(folder, rate, MOST_SECONDS if args.requests else args.duration):
+        with noted(target.folder, rate, MOST_SECONDS if args.requests else args.duration):
             report = run_load_sync(
-                url,
+                target.url,
                 None,
                 workload,
                 rate,
                 MOST_SECONDS if args.requests else args.duration,
                 requests=args.requests,
+                recorded=recorded,
                 exact=Exact(args.input_tokens, args.output_tokens),
                 api_key=os.environ.get("VLLM_API_KEY"),
                 max_in_flight=args.concurrency or max(4 * workload.concurrency, 64),
                 seed=args.seed,
                 allow_remote=args.remote,
-                lookup=lookup,
+                lookup=target.lookup,
                 on_progress=_tell if seen else None,
             )
     except LoadError as error:
         raise FleetError(str(error)) from error
     finally:
-        if seen and _waited_for():
+        if seen and waited_for():
             print(WIPE, end="", file=sys.stderr, flush=True)
     if args.json:
         print_json(report.document())
@@ -121,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.completed and report.failed_share <= args.max_failed else 1
 
 
-def _waited_for() -> bool:
+def waited_for() -> bool:
     """Whether somebody waits at the terminal for this: in the background its line would go over other programs."""
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
@@ -131,59 +157,8 @@ def _waited_for() -> bool:
 
 def _tell(progress: LoadProgress) -> None:
     """Overwrite one line again and again, on a terminal where this runs in the foreground."""
-    if not _waited_for():
+    if not waited_for():
         return
     counts = f"{progress.sent:,} sent, {progress.in_flight:,} under way, {progress.completed:,} answered"
     failed = f", {progress.failed} failed" if progress.failed else ""
     print(f"{WIPE}{duration(progress.elapsed)}: {counts}{failed}", end="", file=sys.stderr, flush=True)
-
-
-def _refuse_others(fleet: Fleet, url: str, *, remote: bool) -> None:
-    """Refuse another user's server on this machine; one that this user started by hand may be measured.
-
-    Raises:
-        RefusedError: the port belongs to another user's server, and ``remote`` is not set.
-    """
-    from vllm_launchers.addresses import is_loopback
-    from vllm_launchers.host.ports import user_name
-
-    with contextlib.suppress(ValueError):  # the client reports an invalid URL
-        parts = urlsplit(url)
-        if remote or not is_loopback(parts.hostname or ""):
-            return
-        for server in fleet.snapshot().servers:
-            if server.port == parts.port and not server.ours and server.owner not in (None, user_name(os.getuid())):
-                raise RefusedError(f"{plain(url)} is a server of {server.owner}: not sending load; --remote allows it")
-
-
-def _target(args: argparse.Namespace) -> tuple[str, Workload, Lookup | None, Path | None]:
-    """Where to send, what (the server's preset unless overridden), and our own server's listener and folder."""
-    fleet = open_fleet(args)
-    workload: Workload | None = None
-    url, lookup, folder = args.server, None, None
-    if url.startswith(("http://", "https://")):
-        _refuse_others(fleet, url, remote=args.remote)
-    else:
-        server = fleet.snapshot().server(args.server)
-        if server is None:
-            raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list', or give a URL")
-        if not server.ours:
-            owner = server.owner or "another user"
-            raise RefusedError(f"{server.name} was started by {owner} outside this console: not sending load")
-        if server.state not in (State.READY, State.UNRESPONSIVE):
-            raise FleetError(f"{server.name} is {server.state}, not ready. {server.reason or 'Try again when it is.'}")
-        url, workload, lookup = server.url, server.workload, partial(fleet.listener, server.name)
-        folder = Path(server.log_path).parent if server.log_path else None
-    if args.preset or workload is None:
-        wanted = args.preset or "chatbot"
-        chosen = next((preset for preset in fleet.presets()[0] if preset.name == wanted), None)
-        if chosen is None:
-            raise NotFoundError(f"no preset is called '{wanted}'; see 'vllm-console presets'")
-        workload = chosen.workload
-    wanted_shape = Workload(
-        input_tokens_p95=args.input_p95 or workload.input_tokens_p95,
-        output_tokens_p95=args.output_p95 or workload.output_tokens_p95,
-        prefix_reuse=workload.prefix_reuse if args.prefix_reuse is None else args.prefix_reuse,
-        concurrency=args.concurrency or workload.concurrency,
-    )
-    return url, wanted_shape, lookup, folder

@@ -35,7 +35,10 @@ COMMANDS = {
     "leftovers": "list or remove what ended servers left: processes, files in /dev/shm",
     "logs": "print or follow a server's log",
     "load": "send load to a server and measure it",
+    "ramp": "find the highest request rate at which a server's objectives hold",
+    "bench": "run 'vllm bench serve' on a server with its preset's traffic, and keep the result",
     "requests": "list a server's finished requests, with the time spent in each stage",
+    "predict": "predict what changed flags, or more traffic, would do to a server",
     "runs": "list past and present runs, with flags and figures",
     "replay": "open the console on a run that has ended, also of a removed server",
     "compare": "compare two runs: did the change help?",
@@ -55,7 +58,9 @@ COMMANDS = {
 }
 """Each command with its line of help; the module of that name in this package implements it."""
 
-CHANGING = frozenset({"start", "restart", "sleep", "wake", "stop", "remove", "load", "claim", "release", "demo"})
+CHANGING = frozenset(
+    {"start", "restart", "sleep", "wake", "stop", "remove", "load", "ramp", "bench", "claim", "release", "demo"}
+)
 """Commands that change something or send load: refused entirely in read-only mode."""
 
 OBJECTS_BETWEEN_COLLECTIONS = 150_000

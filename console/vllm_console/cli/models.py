@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.launch_arguments import gpus_from
 from vllm_console.cli.options import add_json
-from vllm_console.cli.output import Document, complain, print_json
+from vllm_console.cli.output import Document, complain, fields, print_json
 from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import Fleet, FleetError, NotFoundError
+from vllm_console.fleet.verbs import FleetError, NotFoundError
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
-    from vllm_launchers.plan.fit import Fit
+    from vllm_console.fleet.local import LocalFleet
+    from vllm_launchers.plan.model import Fit
     from vllm_launchers.vllm.modelfacts.local import LocalModel
 
 
@@ -53,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fits(fleet: Fleet, args: argparse.Namespace, models: list[str]) -> dict[str, Fit]:
+def _fits(fleet: LocalFleet, args: argparse.Namespace, models: list[str]) -> dict[str, Fit]:
     """The plan's verdict by model.
 
     Raises:
         NotFoundError: there is no such preset.
     """
-    from vllm_launchers.plan.fit import Fit, fit_of
+    from vllm_launchers.plan.model import Fit, fit_of
 
     presets = [preset.name for preset in fleet.presets()[0]]
     if args.fits not in presets:
@@ -77,24 +78,17 @@ def _fits(fleet: Fleet, args: argparse.Namespace, models: list[str]) -> dict[str
 
 def model_document(one: LocalModel, fits: Mapping[str, Fit] | None) -> Document:
     """A model as JSON; ``fits`` maps the planned models, None if no plan was requested."""
+    from vllm_launchers.plan.model import Fit
+
     facts = one.facts
     quantization = facts.quantization if facts is not None else None
     document: Document = {
-        "model": one.model,
-        "place": one.place,
-        "folder": one.folder,
-        "disk_bytes": one.disk_bytes,
-        "architecture": facts.architecture if facts is not None else None,
-        "parameters": facts.parameters if facts is not None else None,
-        "dtype": facts.dtype if facts is not None else None,
+        **fields(one, "model place folder disk_bytes problem"),
+        **{name: getattr(facts, name, None) for name in ("architecture", "parameters", "dtype", "max_context")},
         "quantization": quantization.method if quantization is not None else None,
         "quantization_bits": quantization.bits if quantization is not None else None,
-        "max_context": facts.max_context if facts is not None else None,
-        "problem": one.problem or None,
     }
     if fits is not None:
-        fit = fits.get(one.model)
-        document["fits"] = fit.fits if fit is not None else None
-        document["fits_error"] = fit.error or None if fit is not None else None
-        document["kv_tokens"] = fit.kv_tokens if fit is not None else None
+        fit = fits.get(one.model, Fit())
+        document |= {"fits": fit.fits, "fits_error": fit.error or None, "kv_tokens": fit.kv_tokens}
     return document

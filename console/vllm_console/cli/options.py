@@ -101,3 +101,14 @@ def count_from(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(MOST_COUNT)) and int(text)):
         raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a whole number from 1 to {MOST_COUNT:,}")
     return int(text)
+
+
+def share_from(text: str) -> float:
+    """A share from 0 to 1, for argparse; also as a percentage."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a share from 0 to 1 (or 0% to 100%)")
+    return share

@@ -102,6 +102,14 @@ def complain(sentence: str) -> None:
     print(f"vllm-console: {plain(sentence)}", file=sys.stderr)
 
 
+def fields(value: object, names: str) -> Document:
+    """Attributes of a value as JSON: ``names`` are separated by spaces. An empty text is null, as what is unknown."""
+    from msgspec import to_builtins
+
+    found = {name: getattr(value, name) for name in names.split()}
+    return {name: None if one == "" else to_builtins(one) for name, one in found.items()}
+
+
 def print_json(document: object) -> None:
     """Write one JSON document to standard output."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")

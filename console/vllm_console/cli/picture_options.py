@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from vllm_console.ui.screen_names import SCREENS
 
 if TYPE_CHECKING:
-    from vllm_console.fleet.verbs import Fleet, Replay
+    from vllm_console.fleet.local import LocalFleet
+    from vllm_console.fleet.verbs import Replay
 
 
 SIZE = "120x40"
@@ -40,7 +41,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def save(
-    fleet: Fleet, args: argparse.Namespace, *, demo: bool = False, after: float = 0.0, replay: Replay | None = None
+    fleet: LocalFleet, args: argparse.Namespace, *, demo: bool = False, after: float = 0.0, replay: Replay | None = None
 ) -> int:
     """Take the picture that the options ask for, and say where it is."""
     from vllm_console.ui.screenshot import Shot, take_picture

@@ -18,10 +18,11 @@ from vllm_console.cli.launch_arguments import add_request, gpus_from, pairs_from
 from vllm_console.cli.options import add_changes, add_json, add_probe, changes_from, text_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import Fleet, FleetError, NoPlaceError
+from vllm_console.fleet.verbs import FleetError, NoPlaceError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
     from vllm_launchers.plan.model import Plan
 
 FORMS = ("shell", "config", "systemd", "systemd-user", "compose", "kubernetes")
@@ -100,7 +101,7 @@ def _request(args: argparse.Namespace) -> LaunchRequest:
     )
 
 
-def _plan(fleet: Fleet, request: LaunchRequest, *, ask: bool) -> Plan:
+def _plan(fleet: LocalFleet, request: LaunchRequest, *, ask: bool) -> Plan:
     """The plan, with vLLM's own verdict if it is to be asked.
 
     If no GPUs are suitable, it is made for the best set, and its findings say what is wrong with them.
@@ -118,7 +119,7 @@ def _plan(fleet: Fleet, request: LaunchRequest, *, ask: bool) -> Plan:
         return replace(plan, findings=by_weight((finding, *plan.findings)))
 
 
-def _judged(fleet: Fleet, request: LaunchRequest) -> Plan:
+def _judged(fleet: LocalFleet, request: LaunchRequest) -> Plan:
     judged = fleet.judged_plan(request)
     assert judged is not None, "nothing else is asked here"
     return judged

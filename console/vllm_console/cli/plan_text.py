@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vllm_console.alternatives_text import format_full, format_legend, format_pace, sentence, table
-from vllm_console.cli.output import Document
+from vllm_console.cli.output import Document, fields
 from vllm_console.text import UNKNOWN, plain, size, sourced
 from vllm_launchers.launch.refusal import format_fix
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.findings import Level
-from vllm_launchers.plan.secrets import command_line, redact_argv, redact_environment
+from vllm_launchers.plan.secrets import command_line
 from vllm_launchers.plan.shell_quoting import assignments, line_word
 from vllm_launchers.plan.verdict import format_verdict
+from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
@@ -37,45 +38,25 @@ ASCII_MARKS = "#=+x."
 def plan_document(plan: Plan) -> Document:
     """A plan as ``plan --json`` prints it. Sizes in GiB (2**30 bytes); null means unknown."""
     return {
-        "preset": plan.preset,
-        "model": plan.model,
+        **fields(plan, "preset model host secrets gpus placement port"),
         "engine": str(plan.engine.kind),
         "engine_version": plan.engine.version,
-        "host": plan.host,
         "argv": list(redact_argv(plan.argv)),
         "env": redact_environment({**plan.environment, **plan.probe.variables}),
         "probe": {"added": bool(plan.probe.variables), "why_not": plan.probe.why_not or None},
-        "secrets": list(plan.secrets),
-        "gpus": list(plan.gpus),
-        "placement": plan.placement or None,
-        "port": plan.port,
         "flags": dict(plan.flags),
         "memory": _memory(plan.memory) if plan.memory is not None else None,
         "pace": _paces(plan.paces),
         "alternatives": [_alternative(one) for one in plan.alternatives],
         "estimated": _memory(plan.estimated) if plan.estimated is not None else None,
-        "choices": [
-            {
-                "flag": choice.flag,
-                "value": choice.value,
-                "reason": choice.reason,
-                "source": str(choice.source),
-                "tradeoff": choice.tradeoff or None,
-            }
-            for choice in plan.choices
-        ],
+        "choices": [fields(one, "flag reason source tradeoff") | {"value": one.value} for one in plan.choices],
         "findings": [_finding(finding) for finding in plan.findings],
         "vllm_verdict": _vllm_verdict(plan.verdict) if plan.verdict is not None else None,
     }
 
 
 def _vllm_verdict(verdict: Verdict) -> Document:
-    return {
-        "verdict": str(verdict.answer),
-        "message": verdict.message or None,
-        "version": verdict.version or None,
-        "parser_only": verdict.parser_only,
-    }
+    return {"verdict": str(verdict.answer), **fields(verdict, "message version parser_only")}
 
 
 def _paces(paces: Paces | None) -> Document | None:
@@ -103,48 +84,28 @@ def _alternative(one: Alternative) -> Document:
         "data_parallel": layout.data,
         "expert_parallel": one.expert_parallel,
         "gpus": layout.total,
-        "kv_cache_dtype": one.kv_cache_dtype,
-        "quantization": one.quantization,
-        "model": one.model,
+        **fields(one, "kv_cache_dtype quantization model kv_tokens fits tradeoff chosen reason"),
         "weights_gib_per_gpu": _gib(one.weights_gib),
         "kv_gib_per_gpu": _gib(one.kv_gib),
-        "kv_tokens": one.kv_tokens,
         "concurrent_requests": _round(one.concurrent_requests),
-        "fits": one.fits,
         "holds_workload": one.serves,
         "pace": _paces(one.paces),
-        "tradeoff": one.tradeoff or None,
-        "chosen": one.chosen,
-        "reason": one.reason or None,
         "changes": {"set": dict(one.changes.set), "unset": list(one.changes.unset)},
     }
 
 
+_PARTS = ("weights_gib", "overhead_gib", "graphs_gib", "kv_gib")
+_PARTS_OF_GPU = ("others_gib", "free_gib", "total_gib")
+
+
 def _memory(memory: MemoryBudget) -> Document:
     return {
-        "weights_gib": _gib(memory.weights_gib),
-        "overhead_gib": _gib(memory.overhead_gib),
-        "graphs_gib": _gib(memory.graphs_gib),
-        "kv_gib": _gib(memory.kv_gib),
-        "kv_bytes_per_token": memory.kv_bytes_per_token,
-        "kv_tokens": memory.kv_tokens,
-        "max_model_len": memory.max_model_len,
+        **{name: _gib(getattr(memory, name)) for name in _PARTS},
+        **fields(memory, "kv_bytes_per_token kv_tokens max_model_len fits source assumed"),
         "max_concurrency": _round(memory.max_concurrency),
         "concurrency_p95": _round(memory.concurrency_p95),
-        "fits": memory.fits,
-        "source": memory.source,
-        "assumed": list(memory.assumed),
         "per_gpu": [
-            {
-                "index": gpu.index,
-                "total_gib": _gib(gpu.total_gib),
-                "weights_gib": _gib(gpu.weights_gib),
-                "overhead_gib": _gib(gpu.overhead_gib),
-                "graphs_gib": _gib(gpu.graphs_gib),
-                "kv_gib": _gib(gpu.kv_gib),
-                "others_gib": _gib(gpu.others_gib),
-                "free_gib": _gib(gpu.free_gib),
-            }
+            {"index": gpu.index, **{name: _gib(getattr(gpu, name)) for name in (*_PARTS, *_PARTS_OF_GPU)}}
             for gpu in memory.per_gpu
         ],
     }
@@ -161,9 +122,7 @@ def _round(value: float | None) -> float | None:
 def _finding(finding: Finding) -> Document:
     fix = finding.fix
     return {
-        "code": finding.code,
-        "level": str(finding.level),
-        "message": finding.message,
+        **fields(finding, "code level message"),
         "fix": {"set": dict(fix.set), "unset": list(fix.unset)} if fix is not None else None,
         "forceable": not finding.surely if finding.level == "error" else True,
     }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, count_from
-from vllm_console.cli.output import Document, complain, print_json
+from vllm_console.cli.output import Document, complain, fields, print_json
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.probe_records import FinishedRequest
 from vllm_console.history.time_view import moment_from
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     elif found:
         print("\n".join(_lines(found, shown, now, "slowest" if args.slowest else "newest")))
     else:
-        print(f"{plain(args.name)} has finished no request yet.")
+        print(f"No finished request of {plain(args.name)} is recorded yet.")
     if lost := found[-1].dropped if found else 0:
         complain(f"note: its process lost {lost:,} records of steps and requests: they are missing here")
     return 0
@@ -71,26 +71,14 @@ def _moment(text: str | None, now: float) -> float | None:
 
 def _document(request: FinishedRequest) -> Document:
     """One request; times in seconds, null for what is unknown or was not reached."""
-    return {
-        "id": request.id or None,
-        "arrived_at": request.arrived_at,
-        "prompt_tokens": request.prompt_tokens,
-        "output_tokens": request.output_tokens,
-        "cached_tokens": request.cached_tokens,
-        "queue_seconds": request.queue_seconds,
-        "prefill_seconds": request.prefill_seconds,
-        "decode_seconds": request.decode_seconds,
-        "ttft_seconds": request.ttft_seconds,
-        "e2e_seconds": request.e2e_seconds,
-        "preemptions": request.preemptions,
-        "finish_reason": request.finish_reason or None,
-    }
+    tokens, stages = "prompt_tokens output_tokens cached_tokens", "queue_seconds prefill_seconds decode_seconds"
+    return fields(request, f"id arrived_at {tokens} {stages} ttft_seconds e2e_seconds preemptions finish_reason")
 
 
 def _lines(found: Sequence[FinishedRequest], shown: Sequence[FinishedRequest], now: float, order: str) -> list[str]:
     """Quantiles over all that were found, and a line for each that is shown."""
     first = clock(min(request.arrived_at for request in found), now, seconds=True)
-    lines = [f"{len(found):,} finished requests since {first}; exact quantiles:", ""]
+    lines = [f"{len(found):,} finished requests are recorded since {first}; exact quantiles of these:", ""]
     lines.append(f"  {'':<10}" + "".join(f"{f'p{q * 100:g}':>9}" for q in QUANTILES) + f"{'MAX':>9}")
     for name in _STAGES:
         values = [value for request in found if (value := getattr(request, name)) is not None]

@@ -22,7 +22,7 @@ from vllm_console.fleet.verbs import UsageError
 from vllm_launchers.launch.request import RestartOptions
 
 if TYPE_CHECKING:
-    from vllm_console.fleet.verbs import Fleet
+    from vllm_console.fleet.local import LocalFleet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _restarted(
-    fleet: Fleet, args: argparse.Namespace, before: ServerView | None, options: RestartOptions
+    fleet: LocalFleet, args: argparse.Namespace, before: ServerView | None, options: RestartOptions
 ) -> ServerView:
     """Restart the server with the requested change of flags."""
     changes = _changes(args, before)
@@ -151,7 +151,7 @@ def _changes(args: argparse.Namespace, before: ServerView | None) -> Changes:
     return flag_difference(before.flags, before.previous_flags)
 
 
-def _switched(fleet: Fleet, args: argparse.Namespace, options: RestartOptions) -> ServerView:
+def _switched(fleet: LocalFleet, args: argparse.Namespace, options: RestartOptions) -> ServerView:
     """Switch the server to another preset. Raises UsageError for options that can't be combined with ``--preset``."""
     if args.previous:
         raise UsageError("--previous can't be combined with --set, --unset or --preset")

@@ -15,11 +15,11 @@ from vllm_console.text import plain
 from vllm_launchers.launch.request import RestartOptions
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
     from vllm_console.fleet.rolling import AnswerComparison
-    from vllm_console.fleet.verbs import Fleet
 
 
-def run_rolling(fleet: Fleet, args: argparse.Namespace, changes: Changes, options: RestartOptions) -> int:
+def run_rolling(fleet: LocalFleet, args: argparse.Namespace, changes: Changes, options: RestartOptions) -> int:
     """Start it beside the old one, wait until it is ready, compare answers, stop the old one if that is wanted.
 
     Raises:
@@ -47,7 +47,7 @@ def run_rolling(fleet: Fleet, args: argparse.Namespace, changes: Changes, option
     return 0 if compared is not None else 1
 
 
-def _compared(fleet: Fleet, args: argparse.Namespace, new: ServerView) -> AnswerComparison | None:
+def _compared(fleet: LocalFleet, args: argparse.Namespace, new: ServerView) -> AnswerComparison | None:
     """How the answers of both compare; None, with the reason on stderr, if they can't be had."""
     if not args.json:
         print(f"{new.name} is ready at {new.url}", flush=True)
@@ -63,7 +63,7 @@ def _compared(fleet: Fleet, args: argparse.Namespace, new: ServerView) -> Answer
     return compared
 
 
-def who_serves(fleet: Fleet, name: str, new: ServerView) -> str:
+def who_serves(fleet: LocalFleet, name: str, new: ServerView) -> str:
     """Which of the two serve now."""
     snapshot = fleet.snapshot()
     old, now = snapshot.server(name), snapshot.server(new.name) or new
@@ -86,7 +86,7 @@ def _stop_wanted(args: argparse.Namespace) -> bool:
     return False
 
 
-def _stopped(fleet: Fleet, args: argparse.Namespace) -> bool:
+def _stopped(fleet: LocalFleet, args: argparse.Namespace) -> bool:
     fleet.stop(args.name)
     old = wait_until(fleet, args.name, lambda server: not server.state.alive, quiet=args.json, timeout=args.timeout)
     if not args.json:

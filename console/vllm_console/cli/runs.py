@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
+from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import plain
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
+    from vllm_console.runs.measurement import Measurement
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "List past and present runs, with flags and figures. Each figure is the median over the run's minutes with "
         "traffic, so that one bad minute does not show; 'compare' and 'status' say over which time theirs are taken."
     )
+    parser.usage = (
+        "vllm-console runs [NAME] [--startup] [--json]\n       vllm-console runs import FILE --run RUN [--json]"
+    )
     parser.add_argument("name", nargs="?", help="only runs of this server (also a removed one)")
+    parser.add_argument(
+        "file", nargs="?", type=Path,
+        help="with 'import' before it: the JSON result of 'vllm bench serve' or 'guidellm' to keep with a run",
+    )  # fmt: skip
+    parser.add_argument("--run", dest="into", metavar="RUN", help="that run: a number, NAME@RUN, or NAME (its newest)")
     parser.add_argument(
         "--startup",
         action="store_true",
@@ -27,7 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List them, newest first, or their start-ups side by side."""
+    """List them, newest first, or their start-ups side by side; or import a result.
+
+    ``import`` is only followed by a file, so a server of that name is still listed.
+    """
+    if args.file is not None:
+        return _import(args)
+    if args.into is not None:
+        raise UsageError("--run belongs to 'runs import FILE'")
     from vllm_console.runs.document import run_document
 
     found, notices = open_fleet(args, observe=False).runs(args.name)
@@ -51,3 +73,37 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("No runs yet. Each server start records one.")
     return 0
+
+
+def _import(args: argparse.Namespace) -> int:
+    """Keep another tool's result with a run.
+
+    Raises:
+        UsageError: other words than ``import`` stand before the file, or no run is named.
+        FleetError: the file is no result, or the run does not exist.
+    """
+    from vllm_console.runs.imports import ResultError, read_result
+
+    if args.name != "import":
+        raise UsageError(f"'runs' takes one name; 'runs import {args.file} --run NAME' imports a result")
+    if args.into is None or args.startup:
+        raise UsageError(f"name the run that was measured: runs import {args.file} --run NAME@RUN")
+    refuse_read_only(args)
+    try:
+        found = read_result(args.file)
+    except ResultError as error:
+        raise FleetError(str(error)) from error
+    keep(args, open_fleet(args, observe=False), args.into, found)
+    return 0
+
+
+def keep(args: argparse.Namespace, fleet: LocalFleet, word: str, found: Measurement) -> None:
+    """Keep a measurement with a run, and print it."""
+    name = fleet.keep_measurement(word, found)
+    if args.json:
+        print_json({"run": name, **found.document()})
+        return
+    from vllm_console.cli.runs_text import step_lines
+
+    rates = "1 rate" if len(found.steps) == 1 else f"{len(found.steps)} rates"
+    print("\n".join([f"{plain(name)}: {found.kind}, {rates}", *step_lines(found)]))

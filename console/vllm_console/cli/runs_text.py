@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vllm_console.diagnosis.finding import title_of_code
 from vllm_console.metrics.quantile import text_of
 from vllm_console.runs.compare import Comparison
+from vllm_console.runs.measurement import Measurement, limit_text, newest_ramp, plots
 from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     amount_text,
@@ -23,7 +25,7 @@ from vllm_console.runs.text import (
     times_note,
 )
 from vllm_console.runs.windows import quantile_in
-from vllm_console.text import clock, count, duration, plain
+from vllm_console.text import clock, count, duration, percent, plain, seconds
 
 WIDTH = 100
 _COLUMNS = (("ID", 5), ("RUN", 20), ("SINCE", 13), ("LASTED", 9), ("REQ/S", 7), ("TTFT p99", 9), ("ITL p99", 9),
@@ -42,7 +44,52 @@ def run_lines(runs: Sequence[Run], now: float) -> list[str]:
             lines += textwrap.wrap(
                 _held(run), WIDTH, initial_indent="     ", subsequent_indent="     ", break_on_hyphens=False
             )
+        lines += [f"     {_measured(one, now)}" for one in run.measurements]
     return [*lines, "REQ/S, TTFT, ITL and TOK/S: medians over the minutes with traffic of each run"]
+
+
+_STEP_COLUMNS = (("REQ/S", 7), ("SENT", 7), ("FAILED", 7), ("TTFT p99", 10), ("ITL p99", 9), ("TOK/S", 8), ("KV", 6),
+                 ("PREEMPT", 8), ("WAIT", 6), ("ATTAINED", 9))  # fmt: skip
+
+
+def step_heading() -> str:
+    """The columns of `step_line`."""
+    return "".join(f"{title:>{width}}" for title, width in _STEP_COLUMNS)
+
+
+def step_line(step: Mapping[str, Any]) -> str:
+    """One step of a measurement; a mark at its end where the objectives do not hold."""
+    rate, attained = step["rate"], step["attained"]
+    cells = (
+        f"{rate:.3g}" if rate is not None and rate < 1000 else count(rate),
+        count(step["sent"]),
+        count(step["failed"]),
+        _p99(step["ttft_seconds"]),
+        _p99(step["itl_seconds"]),
+        count(step["tokens_per_second"]),
+        percent(step["kv_cache_usage"]),
+        count(step["preemptions"]),
+        count(step["waiting"]),
+        percent(attained, 1) if attained is None or attained < 0.9995 else "100%",
+    )
+    text = "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _STEP_COLUMNS, strict=True))
+    return f"{text} !" if step["ok"] is False else text
+
+
+def step_lines(found: Measurement) -> list[str]:
+    """All steps under a heading."""
+    return [step_heading(), *map(step_line, found.steps)]
+
+
+def _p99(latency: Mapping[str, float | None]) -> str:
+    above = latency.get("p99_above")
+    return seconds(latency.get("p99")) if above is None else f">{seconds(above)}"
+
+
+def _measured(found: Measurement, now: float) -> str:
+    """A ramp, or an imported result: when, and what came out."""
+    why = f", limited by {limit_text(found.limited_by)}" if found.limited_by else ""
+    return plain(f"{found.kind} {clock(found.at, now)}: {found.summary}{why}")
 
 
 def _held(run: Run) -> str:
@@ -98,7 +145,18 @@ def comparison_lines(found: Comparison) -> list[str]:
         before, after = (side_text(figure, after=after) for after in (False, True))
         outcome = " ".join(filter(None, (str(figure.verdict or ""), objective_text(figure))))
         lines.append(f"  {figure.name:<20}{before:>12}{after:>12}   {change_text(figure):<28}{outcome}".rstrip())
-    return [plain(line) for line in lines]
+    return [plain(line) for line in [*lines, *_ramps(found)]]
+
+
+def _ramps(found: Comparison) -> list[str]:
+    """The newest ramp of each run, drawn over each other."""
+    sides = ((mark, newest_ramp(side.run.measurements)) for mark, side in (("o", found.before), ("*", found.after)))
+    known = [(mark, ramp) for mark, ramp in sides if ramp is not None]
+    if not known:
+        return []
+    names = {"o": "before", "*": "after"}
+    lines = ["", *(f"{mark} {names[mark]:<7}{ramp.kind}: {ramp.summary}" for mark, ramp in known)]
+    return [*lines, *plots(known)]
 
 
 def _side(found: Comparison, *, after: bool) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec.structs import asdict
-
-from vllm_console.cli.output import Document
+from vllm_console.cli.output import Document, fields
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
-from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, contradicting, text_of
+from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
 from vllm_console.metrics.sample import Window
 from vllm_console.text import UNKNOWN, count, duration, percent, plain, seconds, took
 from vllm_launchers.values import as_dict
@@ -28,7 +26,6 @@ COLUMNS = (
     ("ITL p99", 9),
     ("TOK/S", 7),
 )
-
 """Titles, and the least width of each column."""
 
 LATENCY_NAMES = {"ttft": "TTFT", "itl": "ITL"}
@@ -68,8 +65,8 @@ def _cells(server: ServerView, now: float) -> tuple[str, ...]:
         count(window.requests_running if window else None),
         count(window.requests_waiting if window else None),
         count(window.preemptions_per_minute if window else None),
-        text_of(_p99(latencies.get("ttft"))),
-        text_of(_p99(latencies.get("itl"))),
+        p99_of(latencies.get("ttft")),
+        p99_of(latencies.get("itl")),
         count(window.generation_tokens_per_second if window else None),
     )
 
@@ -82,15 +79,10 @@ def _state(server: ServerView, now: float, between: str) -> str:
     return f"{server.state}{since}"
 
 
-def _p99(quantiles: Quantiles | None) -> Quantile | None:
-    return quantiles.p99 if quantiles else None
-
-
 def describe(server: ServerView, now: float) -> list[str]:
     """One server in full, for people."""
     lines = [
-        f"{server.name}  {_state(server, now, ' for ')}"
-        + ("  (simulated: no GPU is used)" if server.simulated else ""),
+        f"{server.name}  {_state(server, now, ' for ')}" + ("  (simulated: no GPU is used)" if server.simulated else "")
     ]
     if server.reason:
         lines.append(f"  reason      {server.reason}")
@@ -109,6 +101,7 @@ def describe(server: ServerView, now: float) -> list[str]:
         "pid": str(server.pid or ""),
         "GPUs": ",".join(map(str, server.gpus)),
         "run": str(server.generation),
+        "probe": f"none: {server.no_probe}" if server.no_probe else "on" if server.ours else "",
         "log": server.log_path,
     }
     lines += [f"  {title:<11} {value}" for title, value in facts.items() if value]
@@ -149,7 +142,8 @@ def _describe_window(server: ServerView) -> list[str]:
         lines.append(f"  latencies   of the last {duration(max(1, round(window.end - window.start)))}")
     for name, value in window.latencies.items():
         shown = "  ".join(f"{part} {text_of(getattr(value, part)):<7}" for part, _ in PARTS)
-        lines.append(f"  {LATENCY_NAMES.get(name, name):<11} mean {seconds(value.mean):<7}  {shown}".rstrip())
+        exact = "  exact" if value.exact else ""
+        lines.append(f"  {LATENCY_NAMES.get(name, name):<11} mean {seconds(value.mean):<7}  {shown}{exact}".rstrip())
     if contradicting(window.latencies):
         lines.append("              queue, prefill, decode and e2e: completed requests; TTFT: started requests")
     return lines
@@ -169,14 +163,9 @@ def _longest_wait(window: Window) -> str:
 def server_document(server: ServerView) -> Document:
     """A server as ``start``, ``restart`` and ``stop`` print it (a contract); ``notice`` only if there is one."""
     return {
-        "name": server.name,
-        "preset": server.preset or None,
+        **fields(server, "name preset state pid argv generation"),
         "engine": str(server.engine.kind) if server.engine else None,
         "port": server.port or None,
-        "state": str(server.state),
-        "pid": server.pid,
-        "argv": list(server.argv),
-        "generation": server.generation,
         "log": server.log_path or None,
         **({"notice": server.notice} if server.notice else {}),
     }
@@ -184,27 +173,20 @@ def server_document(server: ServerView) -> Document:
 
 def status_document(server: ServerView) -> Document:
     """A server as ``status`` and ``list`` print it (a contract): with its exit and its metrics."""
-    from vllm_console.metrics.window import metrics_document
+    from vllm_console.metrics.window import metrics_document, window_document
 
     return server_document(server) | {
         "env": dict(server.environment),
         "exit": as_dict(server.exit) if server.exit else None,
         "metrics": metrics_document(server.sample) if server.sample else None,
+        "last_minute": window_document(server.window) if server.window else None,
         "longest_wait_seconds": server.window.longest_wait if server.window else None,
-        "reason": server.reason or None,
-        "notice": server.notice or None,
-        "owner": server.owner or None,
-        "ours": server.ours,
-        "elsewhere": server.elsewhere or None,
+        **fields(server, "reason notice owner ours elsewhere model downtime_seconds partner rollback stages"),
         "engine_version": server.engine.version if server.engine else None,
-        "model": server.model or None,
-        "downtime_seconds": server.downtime_seconds,
         "warm_up": as_dict(server.warm_up) if server.warm_up else None,
         "restart": _restart(server.restart) if server.restart else None,
         "sleep": _sleep(server.sleep) if server.sleep else None,
-        "partner": server.partner or None,
-        "rollback": server.rollback or None,
-        "stages": [asdict(stage) for stage in server.stages],
+        "probe": {"added": not server.no_probe, "why_not": server.no_probe or None} if server.ours else None,
         "diagnosis": _diagnosis(server),
         "findings": _findings(server),
     }
@@ -212,26 +194,13 @@ def status_document(server: ServerView) -> Document:
 
 def _restart(restart: PreparedRestart) -> Document:
     """The restart that is being prepared, or the last one if that did not happen as requested."""
-    return {
-        "asked_at": restart.asked_at,
-        "step": str(restart.step),
-        "changes": list(restart.changes),
-        "message": restart.message or None,
-        "memory_mib": restart.memory_mib,
-    }
+    return fields(restart, "asked_at step changes message memory_mib")
 
 
 def _sleep(sleep: SleepView) -> Document:
     """How it sleeps, or last slept."""
-    return {
-        "step": str(sleep.step),
-        "level": sleep.level,
-        "since": sleep.since,
-        "host_gib": sleep.host_gib,
-        "message": sleep.message or None,
-        "golden_prompts": sleep.checked,
-        "answered_differently": list(sleep.differing),
-    }
+    document = fields(sleep, "step level since host_gib message")
+    return {**document, "golden_prompts": sleep.checked, "answered_differently": list(sleep.differing)}
 
 
 def _diagnosis(server: ServerView) -> Document | None:

@@ -33,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_request(parser, gpus="vLLM chooses; on a recorded host the best free set")
     parser.add_argument("--name", type=text_from, help="server name (default: the preset's name)")
-    parser.add_argument(
-        "--host",
-        type=text_from,
-        help="address to bind (default 127.0.0.1)",
-    )
+    parser.add_argument("--host", type=text_from, help="address to bind (default 127.0.0.1)")
     add_changes(parser)
     parser.add_argument("--restart", choices=["never", "on-failure"], default="never", help="restart automatically?")
     parser.add_argument("--force", action="store_true", help="start despite errors that are estimates or may pass")

@@ -6,16 +6,20 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.server_table import server_document
 from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import duration, plain
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
 
 
 def wait_until(
-    fleet: Fleet, name: str, done: Callable[[ServerView], bool], *, quiet: bool, timeout: float
+    fleet: LocalFleet, name: str, done: Callable[[ServerView], bool], *, quiet: bool, timeout: float
 ) -> ServerView:
     """Poll a server until ``done`` returns true; show startup progress on a terminal.
 

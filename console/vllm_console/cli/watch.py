@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, settings_from
 from vllm_console.cli.options import add_json
-from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
     from vllm_console.alerts.findings import Alert
     from vllm_console.alerts.notifier import Notifier
+    from vllm_console.fleet.local import LocalFleet
 
 LOOK_SECONDS = 5.0
 """Findings are judged in steps of ten seconds."""
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _watch(fleet: Fleet, notifier: Notifier, ended: threading.Event, *, as_json: bool) -> None:
+def _watch(fleet: LocalFleet, notifier: Notifier, ended: threading.Event, *, as_json: bool) -> None:
     reported = ""
     while True:
         try:

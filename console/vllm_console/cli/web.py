@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Serve the console to one browser on this machine, until ctrl+c. The link that is printed works once. "
         "Read-only, unless --allow-changes is given."
     )
-    parser.add_argument(
-        "--allow-changes",
-        action="store_true",
-        help="let the page start, change and stop your servers",
-    )
+    parser.add_argument("--allow-changes", action="store_true", help="let the page start, change and stop your servers")
     parser.add_argument(
         "--port", type=int, default=0, metavar="PORT", help="port on 127.0.0.1 (default: one that is free)"
     )

@@ -119,6 +119,10 @@ _TITLES = {
 }
 
 
+PAIR_ASLEEP = "pair_asleep"
+"""The code of the finding about a standby pair of which neither serves."""
+
+
 def title_of_code(code: str) -> str:
     """A finding's or cause's code in words: ``kv_cache_pressure`` is ``KV cache pressure``."""
     return _TITLES.get(code) or " ".join(_UPPER.get(word, word) for word in plain(code).split("_"))
@@ -129,25 +133,12 @@ def title_of_code(code: str) -> str:
 
 def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
     """``cause``, ``confidence``, ``line``, ``evidence``, ``explanation``, ``fixes``, ``also``."""
-    return {
-        "cause": diagnosis.cause.value,
-        "confidence": diagnosis.confidence,
-        "line": diagnosis.line,
-        "evidence": diagnosis.evidence,
-        "explanation": diagnosis.explanation,
-        "fixes": [fix_document(fix) for fix in diagnosis.fixes],
-        "also": [cause.value for cause in diagnosis.also],
-    }
+    return {**msgspec.to_builtins(diagnosis), "fixes": [fix_document(fix) for fix in diagnosis.fixes]}
 
 
 def fix_document(fix: Fix) -> dict[str, Any]:
     """``set``, ``unset``, ``why``, ``tradeoff``."""
-    return {
-        "set": dict(fix.changes.set),
-        "unset": list(fix.changes.unset),
-        "why": fix.why,
-        "tradeoff": fix.tradeoff,
-    }
+    return {**msgspec.to_builtins(fix.changes), "why": fix.why, "tradeoff": fix.tradeoff}
 
 
 def finding_document(finding: Finding) -> dict[str, Any]:

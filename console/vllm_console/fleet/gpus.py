@@ -17,6 +17,7 @@ from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, HostError,
 from vllm_launchers.host.gpu.vendors import no_driver
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.units import GIB
+from vllm_launchers.vllm.flags.changes import whole_number
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 if TYPE_CHECKING:
@@ -180,11 +181,8 @@ def _held(gpu: Gpu, servers: Sequence[ServerView]) -> Gpu:
         if gpu.memory_gib is None or gpu.free_gib is None:
             return gpu
         share = server.flags.get("gpu-memory-utilization")
-        share = (
-            share
-            if isinstance(share, int | float)
-            else default_utilization(server.engine.release if server.engine else None)
-        )
+        if not isinstance(share, int | float):
+            share = default_utilization(server.engine.release if server.engine else None)
         gib = round(min(gpu.free_gib, _asleep_gib(server) or share * gpu.memory_gib), 3)
         holder = Holder(pid=server.pid or 0, gib=gib, server=server.name, command="simulated engine")
         gpu = replace(
@@ -203,8 +201,7 @@ def _asleep_gib(server: ServerView) -> float | None:
         return None
     from vllm_launchers.simulated.memory import bytes_asleep
 
-    ranks = server.flags.get("tensor-parallel-size", 1)
-    return bytes_asleep(ranks if isinstance(ranks, int) else 1) / GIB
+    return bytes_asleep(whole_number(server.flags, "tensor-parallel-size")) / GIB
 
 
 def _running(server: ServerView) -> float:
@@ -230,8 +227,8 @@ def _linked(gpu: Gpu, servers: Sequence[ServerView]) -> Gpu:
 
 def _exchanged_gbs(server: ServerView) -> float:
     """GB/s that each GPU of a tensor-parallel server sends: two all-reduces of 16 bits per layer and token."""
-    ranks, window = server.flags.get("tensor-parallel-size", 1), server.window
-    if not isinstance(ranks, int) or ranks < 2 or window is None:
+    ranks, window = whole_number(server.flags, "tensor-parallel-size"), server.window
+    if ranks < 2 or window is None:
         return 0.0
     tokens = (window.generation_tokens_per_second or 0.0) + (window.prompt_tokens_per_second or 0.0)
     return tokens * _bytes_reduced(server.model) * 2 * (ranks - 1) / ranks / 1e9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, remove_
 from vllm_console.fleet.loads import Loads
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
 from vllm_console.fleet.own_server import JudgeContext, WatchedServer
+from vllm_console.fleet.ramps import Ramps, RampView
 from vllm_console.fleet.runs import RunHistory, RunRecorder
 from vllm_console.fleet.snapshot import (
     Changes,
@@ -26,9 +28,11 @@ from vllm_console.fleet.snapshot import (
     LaunchRequest,
     Preset,
     ServerView,
+    State,
     Workload,
     paired,
 )
+from vllm_console.fleet.staged_predictions import StagedPredictions, options_of
 from vllm_console.fleet.verbs import (
     DRAIN_SECONDS,
     FleetError,
@@ -45,7 +49,7 @@ from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import BadNameError, KeeperError
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord
 from vllm_launchers.launch.details import Details, Records, unpack
-from vllm_launchers.launch.errors import keeper_errors
+from vllm_launchers.launch.errors import keeper_errors, read_only_error
 from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.launch_verdicts import LaunchVerdicts
     from vllm_console.fleet.leftovers import Leftovers, Removed
     from vllm_console.fleet.memory_release import Releases
+    from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.fleet.removed import RemovedServers
     from vllm_console.fleet.replay import Replays
     from vllm_console.fleet.rolling import AnswerComparison
@@ -65,11 +70,14 @@ if TYPE_CHECKING:
     from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.runs.compare import Comparison
+    from vllm_console.runs.measurement import Measurement
     from vllm_console.runs.store import Run
     from vllm_launchers.host.board import Board
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
+    from vllm_launchers.keeper.prepared_launch import PreparedLaunch
     from vllm_launchers.launch.launcher import Launcher, Recorded
+    from vllm_launchers.launch.resolve import LaunchPlan
     from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
     from vllm_launchers.vllm.flags.flag_table import FlagTable
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
@@ -77,7 +85,9 @@ if TYPE_CHECKING:
 
 
 class LocalFleet:
-    """`vllm_console.fleet.verbs.Fleet` on this machine.
+    """All servers of this machine as one user sees them: what commands and screens show, and the verbs that act.
+
+    A verb that cannot be carried out raises a `FleetError` whose message is one clear sentence.
 
     ``interactive`` is for a console, which refreshes once a second: GPUs, board and leftovers are then watched by
     threads, ``leftovers`` where it is asked for. A command reads them when it needs them. A stop never waits for a
@@ -125,7 +135,8 @@ class LocalFleet:
         self._records = Records(self._state)
         self._recorder = RunRecorder(self._state, 0.0 if interactive else time.time(), read_only=read_only)
         self._history = RunHistory(self._recorder, self._records, self.snapshot)
-        self._loads = Loads()
+        self._loads, self._ramps = Loads(), Ramps()
+        self._staged_predictions = StagedPredictions(options_of(self._state, host_file))
         patience = FIRST_ANSWER_SECONDS if interactive else ONLY_ANSWER_SECONDS
         self._observer = Observer(patience=patience) if observe else None
         self._board = SharedBoard(Path(board), watched=interactive, read_only=read_only) if board else None
@@ -143,7 +154,12 @@ class LocalFleet:
     # -- snapshot --------------------------------------------------------------------------------------------------
 
     def snapshot(self, selected: str | None = None, time: TimeView = LIVE) -> FleetSnapshot:
-        """All servers now; a server whose keeper died gets a new one in passing. One snapshot at a time."""
+        """All servers now; a server whose keeper died gets a new one in passing. One snapshot at a time.
+
+        Never raises because of one bad server. ``selected`` gets its chart series too, over the range of ``time``; if
+        that names a moment, the snapshot has its view of then as well. If it names a GPU, the snapshot has what that
+        did over the range; if it names a run, the snapshot has that run as ``replay``.
+        """
         with self._snapshot_lock, keeper_errors():
             return self._take_snapshot(selected, time)
 
@@ -155,12 +171,13 @@ class LocalFleet:
             records, _ = self._records.read()
         for gone in self._watched.keys() - {record.name for record in records}:
             self._watched.pop(gone).close()
-        views = paired([self._view(record, now, selected, view) for record in records])
+        views = paired([self._view(record, now, selected, view) for record in records], now)
         problems += self._recorder.update(records, views)
         if self._observer is not None:
             own = {record.server.pid for record in records if record.server and record.state.alive}
             preparations = [record.preparation for record in records]
             own |= {one.process.pid for one in preparations if one is not None and one.process is not None}
+            own.update(self.prepared_pids())
             views += self._observer.views(own, [one.name for one in views], selected, view)
         if self._board is not None:
             announcing = self._interactive or self._acted
@@ -245,7 +262,8 @@ class LocalFleet:
     def _view_apart(self, record: ServerRecord) -> ServerView:
         """A server after a verb, without snapshot caches: another thread's snapshot may be running, or hang."""
         with contextlib.closing(WatchedServer(client.folder(self._state, record.name), interactive=False)) as watched:
-            return watched.view(record, time.time(), selected=True, load=self._loads.describe(record.name))
+            load = self._loads.describe(record.name)
+            return watched.view(record, time.time(), selected=False, load=load, startup_stages=False)
 
     def _lacks_keeper(self, record: ServerRecord) -> bool:
         if not record.needs_keeper or client.elsewhere(self._state, record):
@@ -274,7 +292,6 @@ class LocalFleet:
     @cached_property
     def _launcher(self) -> Launcher:
         # Imported when first needed: a good part of a command's start-up time.
-        from vllm_console.recorder import recorder_command
         from vllm_launchers.launch.earlier_starts import report_store
         from vllm_launchers.launch.inputs import PlanInputsReader
         from vllm_launchers.launch.launcher import Launcher
@@ -292,16 +309,18 @@ class LocalFleet:
             self._shares,
             warm_up=self._warm_up,
             probe=self._probe,
+            prepared=self.prepared_pids,
         )
         return Launcher(
             self._state,
             planner,
             self._records,
-            sidecar=partial(recorder_command, self._state),
+            sidecar=partial(_recorder_command, self._state),
             not_retryable=_not_retryable,
             refresh=self._refresh_gpus,
             noted=self._note,
             judged=self._judged,
+            prepared=self._prepared_launch,
             prepare=self._prepare,
             rollback=self._rollback,
         )
@@ -345,7 +364,11 @@ class LocalFleet:
         return local_models(self._model_folders)
 
     def flags(self, engine: Engine | None = None) -> FlagTable | None:
-        """All known flags of an engine; unknown ones are learned in the background."""
+        """All flags of an engine; without one, of the engine that a launch would use.
+
+        Learned from its files if that has been done, else those of its release, else None. Learning continues in the
+        background, so a later call may know more.
+        """
         planner = self._launcher.planner
         return planner.inputs.flags(engine or planner.engine("auto", None))
 
@@ -354,7 +377,10 @@ class LocalFleet:
         return self._launcher.plan(request).plan
 
     def judged_plan(self, request: LaunchRequest) -> Plan | None:
-        """Plan a launch and let the engine itself judge its flags; None if another question came first.
+        """Plan a launch and let the engine itself judge its flags, which takes seconds: its verdict is in the findings.
+
+        The process that has accepted them waits to be launched. One question at a time: a new one ends the one before,
+        for which this then returns None.
 
         Raises:
             RefusedError: this console is read-only.
@@ -366,23 +392,38 @@ class LocalFleet:
             self._verdicts = LaunchVerdicts()
         launch = self._launcher.plan(request)
         elsewhere = self._gpus is not None and self._gpus.recorded
-        return self._verdicts.judged(launch.plan) if self._verdicts.ask(launch, elsewhere=elsewhere) else None
+        with keeper_errors():
+            folder = self._launcher.folder_of(request)
+        return self._verdicts.judged(launch.plan) if self._verdicts.ask(launch, folder, elsewhere=elsewhere) else None
 
     @property
     def judging_mib(self) -> int | None:
-        """The memory of the process that judges now; None if none does, or not known yet."""
+        """The memory of the process that judges, or waits to be launched; None if none does, or not known yet."""
         return self._verdicts.memory_mib if self._verdicts is not None else None
 
     def stop_judging(self) -> None:
-        """End the process that judges."""
+        """End that process."""
         if self._verdicts is not None:
             self._verdicts.close()
+
+    @property
+    def unused_preparation(self) -> str:
+        """Why the last launch did not use what was prepared; empty if it did, or nothing was."""
+        return self._verdicts.unused if self._verdicts is not None else ""
+
+    def prepared_pids(self) -> tuple[int, ...]:
+        """The process that is prepared for a launch, if there is one."""
+        pid = self._verdicts.pid if self._verdicts is not None else None
+        return (pid,) if pid is not None else ()
+
+    def _prepared_launch(self, launch: LaunchPlan, folder: Path) -> PreparedLaunch | None:
+        return self._verdicts.take(launch, folder) if self._verdicts is not None else None
 
     def _judged(self, plan: Plan) -> Plan:
         return self._verdicts.judged(plan) if self._verdicts is not None else plan
 
     def plan_restart(self, name: str, changes: Changes) -> Plan:
-        """Plan a restart with changed flags without doing it."""
+        """Plan a restart with changed flags without doing it; what the server holds now counts as free."""
         return self._launcher.plan_restart(self._ours(name), changes).plan
 
     def seen_workload(self, name: str) -> SeenWorkload | None:
@@ -395,7 +436,10 @@ class LocalFleet:
             return seen_traffic(client.folder(self._state, name), client.read(self._state, name), time.time())
 
     def suggest(self, name: str, workload: Workload, room: SeenRoom | None = None) -> Sequence[Choice]:
-        """The flag changes that traffic calls for, each with its reason; empty if the flags already fit."""
+        """The flag changes that traffic calls for, each with its reason; empty if the flags already fit.
+
+        ``room`` is what its KV cache was observed to hold.
+        """
         record = self._ours(name)
         self._refresh_gpus()
         return self._launcher.planner.suggest(record, workload, room)
@@ -440,10 +484,10 @@ class LocalFleet:
         return self._launched(self._launcher.switch(name, preset, options))
 
     def cancel_restart(self, name: str) -> ServerView:
-        """Cancel the restart that is being prepared; the server goes on serving.
+        """Cancel the restart that is being prepared, or going to sleep; the server goes on serving.
 
         Raises:
-            FleetError: none is, or the server is being stopped for it.
+            FleetError: there is neither, or the server is being stopped for it.
         """
         self._ours(name)
         with keeper_errors():
@@ -464,6 +508,8 @@ class LocalFleet:
         self, name: str, *, level: int = 1, drain_seconds: float = DRAIN_SECONDS, say: Say = silently
     ) -> ServerView:
         """Wake a server up; blocks until it answers as before. ``say`` gets each step as a sentence.
+
+        The other server of its pair is put to sleep first, at ``level``, and its memory must be free.
 
         Raises:
             RefusedError: the other server of its pair must not sleep at this level.
@@ -524,6 +570,7 @@ class LocalFleet:
                 record = client.stop(self._state, name)
             self._announce()
         self._loads.stop(name)  # only now: a server that can't be stopped keeps its load
+        self._ramps.cancel(name)
         return self._view_apart(record)
 
     def forget(self, name: str, *, purge: bool = False) -> bool:
@@ -537,6 +584,7 @@ class LocalFleet:
         record = self._recorder.enter(self._ours(name))
         self._recorder.judge_past([record])
         self._loads.stop(name)
+        self._ramps.stop(name)
         self._forget_release(name)
         kept = False
 
@@ -576,6 +624,30 @@ class LocalFleet:
         self._refuse_read_only()
         self._loads.stop(name)
 
+    def start_ramp(self, name: str, *, others_allowed: bool = False) -> None:
+        """Search the highest rate at which a server meets its objectives, from a process of its own.
+
+        `ramp` says how far it is. The result is kept with the server's run. Of a server that serves others, the view
+        says so and nothing is measured, unless ``others_allowed``.
+
+        Raises:
+            FleetError: it is not ready.
+            NotFoundError, RefusedError: it may not be acted on, or a ramp runs on it.
+        """
+        record = self._ours(name)
+        if record.state is not State.READY:
+            raise FleetError(f"{name} is {record.state}: a ramp needs a ready server")
+        self._ramps.start(name, self._state, others_allowed=others_allowed)
+
+    def ramp(self, name: str) -> RampView | None:
+        """How far the newest ramp of this console on a server is; None if there was none. Never blocks."""
+        return self._ramps.view(name)
+
+    def cancel_ramp(self, name: str) -> None:
+        """Have this console's ramp on a server end with what it has."""
+        self._refuse_read_only()
+        self._ramps.cancel(name)
+
     def _launched(self, record: ServerRecord) -> ServerView:
         self._announce()
         return self._view_apart(record)
@@ -611,6 +683,20 @@ class LocalFleet:
         self._prune_removed()
         return self._removed.marked(found, self._records.read()[0]), notices
 
+    def keep_measurement(self, word: str, found: Measurement) -> str:
+        """Keep what a client measured with a run: a number, ``NAME@RUN``, or ``NAME`` for its newest one.
+
+        Returns the run's name.
+
+        Raises:
+            FleetError: the store cannot be written.
+            NotFoundError: there is no such run.
+            RefusedError: this console is read-only.
+            UsageError: the word names no run.
+        """
+        self._refuse_read_only()
+        return self._history.keep_measurement(word, found)
+
     def requests(self, name: str, since: float | None = None) -> Sequence[FinishedRequest]:
         """A server's finished requests as its probe recorded them, oldest first: those of its present or last run, or
         of all runs ``since`` then.
@@ -619,14 +705,77 @@ class LocalFleet:
             FleetError: it has no probe, or its records cannot be read.
             NotFoundError, RefusedError: there is no such server, or it is somebody else's.
         """
-        from vllm_console.fleet.requests import finished_requests
+        from vllm_console.fleet.traffic import finished_requests
 
+        record = self._recorded(name)
+        with keeper_errors():
+            return finished_requests(self._state, record, since)
+
+    def predict(self, name: str, changes: Changes, traffic_scale: float = 1.0, *, keep: bool = True) -> PredictedChange:
+        """What a restart with changed flags, or ``traffic_scale`` times the requests per second, would do to a running
+        server's own traffic. Takes seconds. With ``keep`` it is kept, to be scored after the restart.
+
+        Raises:
+            FleetError: the server is not up, has no probe, or too little is recorded.
+            NotFoundError, RefusedError: there is no such server, or it is somebody else's.
+        """
+        from vllm_console.fleet.predictions import predict_change
+
+        record = self._recorded(name)
+        self._refresh_gpus()
+        plans = self._launcher.plan_restart(record, Changes()).plan, self._launcher.plan_restart(record, changes).plan
+        details = unpack(record.current.spec.details)
+        facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
+        with keeper_errors():
+            return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
+
+    def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:
+        """`predict` in a process of its own, which keeps nothing. None if another call or `cancel_prediction` ended it.
+
+        Raises:
+            FleetError: nothing can be predicted, or it took too long.
+        """
+        return self._staged_predictions.ask(name, changes)
+
+    def cancel_prediction(self) -> None:
+        """End the process of `predict_staged`, if there is one."""
+        self._staged_predictions.cancel()
+
+    def keep_prediction(self, name: str, generation: int, prediction: PredictedChange) -> None:
+        """Keep what `predict_staged` said of a run, to be scored after the restart; nothing if another one runs by now.
+
+        Raises:
+            FleetError: the run database cannot be read.
+            RefusedError: this console is read-only.
+        """
+        from vllm_console.fleet.predictions import keep_prediction
+
+        self._refuse_read_only()
+        record = self._ours(name)
+        if prediction.kept is not None and record.current.number == generation:
+            keep_prediction(record, self._recorder, prediction.kept)
+
+    def _recorded(self, name: str) -> ServerRecord:
+        """The record of a server of ours, which is only read."""
         with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
             if client.exists(self._state, name):
-                return finished_requests(self._state, client.read(self._state, name), since)
+                return client.read(self._state, name)
         if self.snapshot().server(name) is not None:
             raise RefusedError(f"{name} was not started by vllm-console, so nothing records its requests")
         raise NotFoundError(f"no server is called '{name}'; see 'vllm-console list'")
+
+    def run_requests(self, word: str) -> Sequence[FinishedRequest]:
+        """The finished requests of one run, as for `keep_measurement`, oldest first.
+
+        Raises:
+            FleetError: they were not recorded, or cannot be read.
+            NotFoundError: there is no such run, or its server was removed.
+            UsageError: the word names no run.
+        """
+        run = self._history.find(word)
+        found = self.requests(run.server, run.started_at)
+        end = run.ended_at or time.time()
+        return [one for one in found if run.started_at <= one.arrived_at and one.finished_at <= end]
 
     def replay(self, word: str, at: float | None = None) -> Replay:
         """The finished run of that number, ``NAME@GENERATION`` or ``NAME`` (its newest, or that of the moment ``at``).
@@ -667,7 +816,7 @@ class LocalFleet:
     def judge_past(self, name: str | None = None) -> str:
         """Record which findings were open while no console was, and delete histories that were kept for long enough.
 
-        Returns what went wrong, if anything.
+        Takes seconds. Returns what went wrong, if anything.
         """
         self._prune_removed()
         return self._history.judge_past(name)
@@ -759,8 +908,9 @@ class LocalFleet:
 
     def close(self) -> None:
         """Let go of loads, open files and observers. Servers go on."""
-        owned = (self._verdicts, self._loads, self._gpus, self._gpu_charts, self._releases, self._board, self._replays)
-        for one in (*owned, self._leftovers_watch, self._observer):
+        self._staged_predictions.close()
+        owned = (self._verdicts, self._loads, self._ramps, self._gpus, self._gpu_charts, self._releases, self._board)
+        for one in (*owned, self._replays, self._leftovers_watch, self._observer):
             if one is not None:
                 one.close()
         for watched in self._watched.values():
@@ -769,9 +919,7 @@ class LocalFleet:
 
     def _refuse_read_only(self) -> None:
         if self.read_only:
-            from vllm_launchers.launch.refusal import read_only_message
-
-            raise RefusedError(read_only_message(self.read_only_by))
+            raise read_only_error(self.read_only_by)
 
     def _ours(self, name: str) -> ServerRecord:
         """The record of a server that may be acted on.
@@ -793,6 +941,26 @@ class LocalFleet:
             raise RefusedError(f"{name} was started by {owner} outside this console: read-only")
         known = ", ".join(client.names(self._state)) or "none yet"
         raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
+
+
+def _recorder_command(state: Path, launch: LaunchPlan, folder: Path) -> tuple[str, ...]:
+    """The command line of the recorder of a server whose records are in ``folder``, below the state folder ``state``.
+
+    The keeper fills in what is in braces.
+    """
+    from vllm_console.history.gpu_samples import GPU_SAMPLES
+    from vllm_console.history.store import HISTORY
+    from vllm_console.runs import windows
+    from vllm_console.runs.store import FILE_NAME as RUNS
+
+    return (
+        *(sys.executable, "-m", "vllm_console.recorder", "--url", launch.plan.url),
+        *("--history", str(folder / HISTORY), "--generation", "{generation}"),
+        *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
+        *("--runs", str(state / RUNS), "--run", f"{os.urandom(8).hex()}-{{generation}}"),
+        *("--window", f"{windows.WINDOW_SECONDS:g}"),
+        *(("--gpu-samples", str(state / GPU_SAMPLES)) if launch.plan.gpus else ()),
+    )
 
 
 def _not_retryable() -> Sequence[NotRetryable]:

@@ -6,6 +6,7 @@ for an earlier moment none are given, which does not mean that there were none.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ from vllm_console.diagnosis.live.engine import EngineHung
 from vllm_console.diagnosis.live.fixes import BLOCKS, BYTES
 from vllm_console.diagnosis.objectives import Judged, agreed, judge_window
 from vllm_console.fleet.judge import Judge
+from vllm_console.fleet.probe import exact_window
 from vllm_console.fleet.snapshot import StateThen
 from vllm_console.history.store import TIERS, Reader
 from vllm_console.history.timeline import Timeline
@@ -45,13 +47,19 @@ class Moment(msgspec.Struct, frozen=True):
     judged: tuple[Judged, ...] = ()
 
 
-def read_moment(history: Reader, record: ServerRecord, at: float, context: JudgeContext) -> Moment:
+def read_moment(
+    history: Reader, record: ServerRecord, at: float, context: JudgeContext, probe: Path | None = None
+) -> Moment:
     """The server at that moment, judged in ``context``, which has no past data: no GPUs, no test requests.
+
+    ``probe`` is the folder of what its probe may have recorded.
 
     Raises:
         HistoryError: the history cannot be read.
     """
     window, timeline = _window(history, at)
+    if window is not None and probe is not None:
+        window = exact_window(probe, window, timeline.recent)
     index = _generation(record, at)
     if window is None or index is None:
         return Moment(at, window)

@@ -49,7 +49,7 @@ IN_A_CONTAINER = "in a container: its port is not reachable from here"
 class ObservedWatch:
     """Another user's (or hand-started) server and the thread that samples it. The lock guards the shared state."""
 
-    def __init__(self, server: ObservedServer, interval: float) -> None:
+    def __init__(self, server: ObservedServer, interval: float = 1.0) -> None:
         self.server = server
         self.sampled = threading.Event()
         self._interval = interval
@@ -209,8 +209,8 @@ def _whose(server: ObservedServer) -> str:
 class Observer:
     """Finds others' servers and samples them. The first snapshot waits ``patience`` seconds for a server's answer."""
 
-    def __init__(self, interval: float = 1.0, patience: float = FIRST_ANSWER_SECONDS) -> None:
-        self._interval, self._patience = interval, patience
+    def __init__(self, patience: float = FIRST_ANSWER_SECONDS) -> None:
+        self._patience = patience
         self._scanner = ProcessScanner()
         self._scanned_at = float("-inf")
         self._watches: dict[tuple[int, int], ObservedWatch] = {}
@@ -238,7 +238,7 @@ class Observer:
         found = {(server.pid, server.start_time): server for server in servers}
         for key in [key for key in self._watches if key not in found]:
             self._watches.pop(key).close()
-        new = [ObservedWatch(server, self._interval) for key, server in found.items() if key not in self._watches]
+        new = [ObservedWatch(server) for key, server in found.items() if key not in self._watches]
         self._watches.update({(watch.server.pid, watch.server.start_time): watch for watch in new})
         deadline = time.monotonic() + self._patience
         for watch in new:

@@ -14,10 +14,11 @@ from vllm_console.history.store import HISTORY, Entry, HistoryError, HistoryMiss
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, newest_points
 from vllm_console.metrics.first_requests import traffic
-from vllm_console.metrics.sample import Series
+from vllm_console.metrics.sample import Series, Window
 from vllm_console.text import plain
 from vllm_launchers.keeper.records import Generation, ServerRecord, WarmUpOutcome
 from vllm_launchers.launch.details import Details, exposed_message, unpack
+from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.secrets import redact, redact_argv, redact_environment
 
 if TYPE_CHECKING:
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from vllm_console.diagnosis.objectives import Judged
     from vllm_console.fleet.board import SharedBoard
     from vllm_console.fleet.chart_history import ChartHistory
+    from vllm_console.fleet.failure import LastRestart
     from vllm_console.fleet.gpus import GpuSource
     from vllm_console.fleet.judge import Judge
-    from vllm_console.fleet.last_restart import LastRestart
     from vllm_console.fleet.markers import MarkerBook
     from vllm_console.fleet.moment import Moment
+    from vllm_console.fleet.probe import ProbeView, ServerProbe
     from vllm_console.fleet.startup_progress import StartupProgress
     from vllm_console.load.spans import LoadSpan
     from vllm_console.logs.startup import Startup
@@ -90,11 +92,24 @@ class WatchedServer:
         self._past: Moment | None = None
         self._past_of = 0
         self._restart: LastRestart | None = None
+        self._probe: ServerProbe | None = None
+        self._window: Window | None = None
+        """The last minute, as of the newest snapshot."""
 
     def view(
-        self, record: ServerRecord, now: float, *, selected: bool, load: str, context: JudgeContext | None = None
+        self,
+        record: ServerRecord,
+        now: float,
+        *,
+        selected: bool,
+        load: str,
+        context: JudgeContext | None = None,
+        startup_stages: bool = True,
     ) -> ServerView:
-        """The server as of ``now`` (Unix seconds); it is judged if selected, and always in a console."""
+        """The server as of ``now`` (Unix seconds); it is judged if selected, and always in a console.
+
+        Without ``startup_stages`` a start's log is not read.
+        """
         spec = record.current.spec
         details = self._read_details(spec.details)
         if self._judge is None and context is not None and (selected or self._interactive):
@@ -102,9 +117,12 @@ class WatchedServer:
             if details.gpus and (context.gpus is None or not context.gpus.recorded):
                 self._recall(self._judge, details.gpus, context, now)
         history_problem = self._read_history(now)
+        self._window = self._last_minute(record, now)
         earlier = _generation_before(record)
         answered = self._answered(record)
-        stages, startup = self._startup_progress(record, details, now, selected=selected)
+        stages, startup = (
+            self._startup_progress(record, details, now, selected=selected) if startup_stages else ((), None)
+        )
         exposed = exposed_message(record)
         found, judged = self._judged(record, details, context, now)
         if (advice := self._startup_advice(record, details, stages, startup)) is not None:
@@ -156,7 +174,8 @@ class WatchedServer:
             startup=startup,
             log_path=str(self._folder / "server.log"),
             sample=self._timeline.latest if answered else None,
-            window=self._timeline.window() if answered else None,
+            window=self._window if answered else None,
+            no_probe="" if spec.probe else details.no_probe,
             series=self._series(record, now) if selected else None,
             load=load,
             findings=found,
@@ -171,6 +190,8 @@ class WatchedServer:
         if self._charts is not None:
             self._charts.close()
             self._charts = None
+        if self._probe is not None:
+            self._probe.close()
 
     def in_time(
         self, view: ServerView, record: ServerRecord, now: float, time: TimeView, loads: Sequence[LoadSpan] = ()
@@ -186,7 +207,8 @@ class WatchedServer:
         if self._markers is not None:
             view = replace(view, markers=self._markers.markers(record, view.findings, loads, now))
         try:
-            return replace(view, series=self._charted(self._charts, record, now, time))
+            series, probe = self._charted(self._charts, record, now, time)
+            return replace(view, series=series, probe=probe)
         except HistoryError as error:
             return _with_notice(view, error)
 
@@ -208,16 +230,18 @@ class WatchedServer:
 
     def _charted(
         self, charts: ChartHistory[Entry, Timeline], record: ServerRecord, now: float, time: TimeView
-    ) -> Series:
-        """The range asked for, from what is recorded of it on."""
+    ) -> tuple[Series, ProbeView]:
+        """The range asked for, from what is recorded of it on; and what the probe recorded of it."""
         last = self._series(record, now)
         end = time.end if time.end is not None else last.as_of
         first = charts.recorded_from(now)
         age = (end if end is not None else now) - first if first is not None else 0.0
         span = range_for(time.range, age)
         found = last if span.step == CHART_STEP_SECONDS and time.end is None else charts.series(span, now, end)
-        shown = newest_points(found, points_shown(time.range, age, span.step))
-        return replace(shown, recorded_from=first, as_of=last.as_of if time.end is None else None)
+        points = points_shown(time.range, age, span.step)
+        shown = replace(newest_points(found, points), recorded_from=first)
+        shown = replace(shown, as_of=last.as_of if time.end is None else None)
+        return self._records(record).in_time(shown, span, now, time, end)
 
     def _moment(self, record: ServerRecord, at: float) -> Moment | None:
         if self._history is None:
@@ -226,9 +250,26 @@ class WatchedServer:
         if self._past is None or self._past.at != at or self._past_of != generation:
             from vllm_console.fleet.moment import read_moment
 
-            self._past = read_moment(self._history, record, at, JudgeContext(may_ask=False))
+            self._past = read_moment(self._history, record, at, JudgeContext(may_ask=False), self._folder / PROBE)
             self._past_of = generation
         return self._past
+
+    def _records(self, record: ServerRecord) -> ServerProbe:
+        """What its probe has recorded."""
+        if self._probe is None:
+            from vllm_console.fleet.probe import ServerProbe
+
+            self._probe = ServerProbe(self._folder / PROBE, record.name)
+        return self._probe.of(record.current.spec)
+
+    def _last_minute(self, record: ServerRecord, now: float) -> Window | None:
+        """The last minute, with exact latencies where its probe has them."""
+        window = self._timeline.window()
+        if window is None or not window.latencies or not self._answered(record):
+            return window
+        if not (self._folder / PROBE).is_dir():
+            return window
+        return self._records(record).window(window, self._timeline.recent, now)
 
     def _answered(self, record: ServerRecord) -> bool:
         """Whether the newest sample is from the running process, and not from an earlier start."""
@@ -318,10 +359,9 @@ class WatchedServer:
         traffic_alone = traffic(samples)
         if not traffic_alone or now - samples[-1].at > STALE_SECONDS:
             return found, ()
-        window = self._timeline.window() if len(traffic_alone) == len(samples) else None
-        if window is None:
+        if self._window is None or len(traffic_alone) != len(samples):
             return found, ()
-        judged = judge_window(window, traffic_alone, details.objectives, details.preset)
+        judged = judge_window(self._window, traffic_alone, details.objectives, details.preset)
         return agreed(found, judged), judged
 
     def _findings(
@@ -371,7 +411,7 @@ class WatchedServer:
 
     def _last_restart(self) -> LastRestart:
         if self._restart is None:
-            from vllm_console.fleet.last_restart import LastRestart
+            from vllm_console.fleet.failure import LastRestart
 
             self._restart = LastRestart(self._folder / "server.log")
         return self._restart
@@ -399,7 +439,7 @@ class WatchedServer:
             return None
         key = (record.current.number, record.attempt)
         if self._advice is None or self._advice[0] != key:
-            from vllm_console.fleet.startup_advice import startup_finding
+            from vllm_console.fleet.startup_progress import startup_finding
 
             self._advice = (key, startup_finding(details, stages, startup, ready_at))
         return self._advice[1]

@@ -16,6 +16,7 @@ from vllm_console.fleet.chart_history import ChartHistory, ChartSource
 from vllm_console.fleet.markers import Marker, replay_markers
 from vllm_console.fleet.moment import Moment, read_moment, state_at
 from vllm_console.fleet.own_server import JudgeContext
+from vllm_console.fleet.probe import ProbeView, ServerProbe
 from vllm_console.fleet.removed import KEPT_SECONDS, RemovedServers, began_with
 from vllm_console.fleet.snapshot import ServerView, Stage
 from vllm_console.fleet.verbs import FleetError, Replay, UsageError
@@ -33,6 +34,7 @@ from vllm_launchers.plan.budget.engine_report import learned_from
 from vllm_launchers.plan.model import Engine, EngineKind
 from vllm_launchers.presets.model import Objectives
 from vllm_launchers.private import REMOVED
+from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.typed_decoding import convert
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class ReplayedRun:
             past, self._record.current, read_spans(place, replayed.ended_at)
         )
         self._past: Moment | None = None
+        self._probe_folder = place / PROBE
+        self._probe = ServerProbe(self._probe_folder, replayed.name, replayed.started_at)
 
     @property
     def there(self) -> bool:
@@ -74,17 +78,18 @@ class ReplayedRun:
         view = self._described(at)
         try:
             moment = self._moment(at)
-            series = self._series(now, time)
+            series, probe = self._series(now, time)
         except HistoryError as error:
             return replace(view, notice=str(error))
         # What would have fixed it is left out: nothing can be staged for a run that has ended.
         findings = tuple(replace(finding, fixes=()) for finding in moment.findings)
-        return replace(view, window=moment.window, findings=findings, judged=moment.judged, series=series)
+        return replace(view, window=moment.window, findings=findings, judged=moment.judged, series=series, probe=probe)
 
     def close(self) -> None:
         """Close open files."""
         self._history.close()
         self._charts.close()
+        self._probe.close()
 
     def _described(self, at: float) -> ServerView:
         """What ran, with which flags, and how it ended."""
@@ -116,10 +121,11 @@ class ReplayedRun:
 
     def _moment(self, at: float) -> Moment:
         if self._past is None or self._past.at != at:
-            self._past = read_moment(self._history, self._record, at, JudgeContext(may_ask=False))
+            context = JudgeContext(may_ask=False)
+            self._past = read_moment(self._history, self._record, at, context, self._probe_folder)
         return self._past
 
-    def _series(self, now: float, time: TimeView) -> Series:
+    def _series(self, now: float, time: TimeView) -> tuple[Series, ProbeView]:
         """The charts over the range that is asked for, of this run alone."""
         begin = self.replayed.started_at
         end = time.end if time.end is not None else self.replayed.ended_at
@@ -127,7 +133,7 @@ class ReplayedRun:
         span = range_for(time.range, age)
         found = self._charts.series(span, now, end)
         shown = newest_points(found, points_shown(time.range, age, span.step))
-        return replace(shown, recorded_from=begin)
+        return self._probe.in_time(replace(shown, recorded_from=begin), span, now, time, end)
 
 
 class Replays:

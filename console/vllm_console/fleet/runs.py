@@ -21,6 +21,7 @@ from vllm_launchers.secrets import redact
 if TYPE_CHECKING:
     from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
     from vllm_console.runs.compare import Comparison
+    from vllm_console.runs.measurement import Measurement
     from vllm_console.runs.store import PastRun, Run, RunHead, RunName, RunStore
     from vllm_console.runs.windows import RunWindow
     from vllm_launchers.launch.details import Records
@@ -138,6 +139,12 @@ class RunRecorder:
 
         return RunStore(self._state / FILE_NAME, read_only=self.read_only)
 
+    def name(self, record: ServerRecord) -> RunName:
+        """The name of a server's present run in the store."""
+        from vllm_console.runs.store import RunName
+
+        return RunName(run_key(record, record.current), record.name, record.current.number)
+
     def catch_up(self) -> None:
         """At the next update, also record what no console saw."""
         self._since = 0.0
@@ -155,9 +162,7 @@ class RunRecorder:
         return bool(found) and time.time() - last.at >= CONDITIONS_EVERY_SECONDS
 
     def _write(
-        self,
-        due: Sequence[tuple[ServerRecord, ServerView | None]],
-        holding: Sequence[tuple[ServerRecord, ServerView]],
+        self, due: Sequence[tuple[ServerRecord, ServerView | None]], holding: Sequence[tuple[ServerRecord, ServerView]]
     ) -> None:
         from vllm_console.runs.store import RunName, RunStoreError
 
@@ -327,6 +332,35 @@ class RunHistory:
                 tuple((change.flag, change.before, change.after) for change in run.changed),
                 store.findings(number),
             )
+
+    def find(self, word: str) -> Run:
+        """The run that ``word`` names, as for `compare`; ``NAME`` is its newest.
+
+        Raises:
+            FleetError: the store cannot be read.
+            NotFoundError: there is no such run.
+            UsageError: the word names no run.
+        """
+        store, _ = self._store()
+        with _read():
+            (run,) = self._filled([_find(store, word)])
+        return run
+
+    def keep_measurement(self, word: str, found: Measurement) -> str:
+        """Keep what a client measured with the run that ``word`` names; returns its name.
+
+        Raises:
+            FleetError: the store cannot be written.
+            NotFoundError: there is no such run.
+            UsageError: the word names no run.
+        """
+        from vllm_console.runs.store import RunName
+
+        store, _ = self._store()
+        with _read():
+            run = _find(store, word)
+            store.add_measurement(RunName(run.key, run.server, run.generation), found)
+        return run.name
 
     def compare(self, before: str, after: str | None = None) -> Comparison:
         """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` for its newest; with one name its newest run and

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vllm_console.diagnosis.objectives import Judged
     from vllm_console.fleet.gpu_charts import GpuChart
     from vllm_console.fleet.markers import Marker
+    from vllm_console.fleet.probe import ProbeView
     from vllm_console.logs.startup import Startup
 
     # Not needed to list servers, and much of a command's startup time.
@@ -92,9 +93,9 @@ class PreparedRestart(msgspec.Struct, frozen=True):
             case PreparationStep.UNPREPARED:
                 return f"restarted without preparation: {self.message}"
             case PreparationStep.REFUSED:
-                return f"restart refused{flags}, the server was not touched: {self.message}"
+                return f"restart refused: {self.message}{flags}; the server was not touched"
             case PreparationStep.FAILED:
-                return f"restart not prepared{flags}, the server was not touched: {self.message}"
+                return f"restart not prepared: {self.message}{flags}; the server was not touched"
             case PreparationStep.CANCELED:
                 return f"restart canceled{flags}: {self.message}"
 
@@ -205,6 +206,10 @@ class ServerView(msgspec.Struct, frozen=True):
     """The last minute."""
     series: Series | None = None
     """Its charts over the requested range; only for the selected server."""
+    no_probe: str = ""
+    """Why it has no probe, in a clause; empty if it has one, or if that is not known."""
+    probe: ProbeView | None = None
+    """What its probe has recorded of that range; only for the selected server."""
     markers: tuple[Marker, ...] = ()
     """Its events, oldest first; only for the selected server."""
     moment: float | None = None
@@ -278,10 +283,10 @@ class FleetSnapshot(msgspec.Struct, frozen=True):
         return next((server for server in self.servers if server.name == name), None)
 
 
-def paired(servers: Sequence[ServerView]) -> list[ServerView]:
+def paired(servers: Sequence[ServerView], now: float) -> list[ServerView]:
     """The servers, each with the name of its partner: a standby knows its own, and the other learns it here.
 
-    Of a pair that sleeps both say so: neither serves, as after a switch whose command was killed.
+    Of a pair that sleeps both have a finding: neither serves, as after a switch whose command was killed.
     """
     standbys = {server.partner: server.name for server in servers if server.partner and server.state.alive}
     named = {server.name: server for server in servers}
@@ -290,9 +295,13 @@ def paired(servers: Sequence[ServerView]) -> list[ServerView]:
         partner = server.partner if server.partner in named else standbys.get(server.name, "")
         if partner != server.partner:
             server = replace(server, partner=partner)
-        if partner and server.state is State.ASLEEP and named[partner].state is State.ASLEEP:
-            neither = f"{partner} is asleep, too: neither of the pair serves"
-            server = replace(server, notice="; ".join(filter(None, (server.notice, neither))))
+        if partner and server.state is State.ASLEEP and (other := named[partner]).state is State.ASLEEP:
+            from vllm_console.diagnosis.live.sleep import pair_asleep
+
+            steps = [one.sleep.step for one in (server, other) if one.sleep is not None]
+            since = max(server.state_since, other.state_since)
+            if (neither := pair_asleep((server.name, partner), steps, since, now)) is not None:
+                server = replace(server, findings=(neither, *server.findings))
         found.append(server)
     return found
 

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from vllm_console.logs.startup import Durations, Progress, Startup, StartupWatch, durations, progress, stages, too_quiet
-from vllm_console.logs.startup_facts import FactReader
+from vllm_console.diagnosis.finding import Finding
+from vllm_console.diagnosis.live.startup import LastStart, slow_startup
+from vllm_console.logs.startup import (
+    Durations,
+    FactReader,
+    Progress,
+    Startup,
+    StartupWatch,
+    durations,
+    progress,
+    stages,
+    too_quiet,
+)
 from vllm_console.metrics.sample import Stage
 from vllm_console.text import percent, size
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
-from vllm_launchers.launch.earlier_starts import (
-    BLOCKS,
-    START_LOG_BYTES,
-    launch_settings,
-    start_of_log,
-)
+from vllm_launchers.launch.earlier_starts import BLOCKS, START_LOG_BYTES, launch_settings, start_of_log
+from vllm_launchers.plan.model import Engine, EngineKind
 from vllm_launchers.private import open_regular
 from vllm_launchers.units import GIB
+from vllm_launchers.vllm.fast_loaders import FastLoader, fast_loaders
+from vllm_launchers.vllm.flags.cache import FlagCache
+from vllm_launchers.vllm.flags.changes import whole_number
+from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
+from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
 from vllm_launchers.vllm.startup_reports import StartupReportStore
 
 DOWNLOAD_BYTES = 8 << 20
@@ -140,11 +153,8 @@ def _weights_gib(details: Details) -> float | None:
     per_gpu = details.predicted.get("weights_gib")
     if not per_gpu:
         return None
-    count = 1
-    for name in ("tensor-parallel-size", "pipeline-parallel-size"):
-        value = details.flags.get(name)
-        count *= value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
-    return per_gpu * count
+    tensor, pipeline = (whole_number(details.flags, f"{kind}-parallel-size") for kind in ("tensor", "pipeline"))
+    return per_gpu * tensor * pipeline
 
 
 def times_store(state: Path) -> StartupReportStore:
@@ -180,3 +190,44 @@ def earlier_times(state: Path, details: Details) -> Durations:
 
 def _place(details: Details) -> str:
     return details.gpu_kind or (str(details.engine.kind) if details.engine is not None else "")
+
+
+# -- what the next start need not do again ----------------------------------------------------------------------------
+
+
+def startup_finding(details: Details, stages: Sequence[Stage], startup: Startup, ready_at: float) -> Finding | None:
+    """Judge the start of a server that is ready since ``ready_at`` (Unix seconds). Reads files of its vLLM."""
+    engine = details.engine
+    if engine is None:
+        return None
+    table = _flags(engine)
+    pins = table is not None and "kv-cache-memory-bytes" in table.flags and engine.build not in (None, "cpu")
+    start = LastStart(
+        ready_at=ready_at,
+        stages=stages,
+        facts=startup.facts,
+        flags=details.flags,
+        release=engine.release,
+        pin_bytes=startup.report.kv_pin_bytes if pins else None,
+        loaders=_loaders(engine, table, details),
+        cache_off=details.environment.get("VLLM_DISABLE_COMPILE_CACHE", "0") not in ("", "0"),
+    )
+    return slow_startup(start)
+
+
+def _flags(engine: Engine) -> FlagTable | None:
+    """Its flags as learned, else those of its release."""
+    if engine.kind is EngineKind.VLLM and (known := FlagCache().get(engine)) is not None:
+        return known
+    try:
+        return release_table(engine.version) if engine.version is not None else None
+    except UnknownReleaseError:
+        return None
+
+
+def _loaders(engine: Engine, table: FlagTable | None, details: Details) -> tuple[FastLoader, ...]:
+    spec = table.flags.get("load-format") if table is not None else None
+    try:
+        return fast_loaders(engine, spec, details.model, details.flags, {**os.environ, **details.environment})
+    except (FlagsUnknownError, OSError):
+        return ()

@@ -1,22 +1,34 @@
-"""Reads what a server's probe has recorded: engine steps and finished requests. The format is the plugin's.
+"""Reads what a server's probe has recorded: engine steps, first tokens, finished requests. The format is the plugin's.
 
-A folder is read a piece at a time, from where the last call ended. Whatever a killed writer or a full disk has left
-(half a header, half a record, zeros) is left out, and so are segments of an unknown format.
+Records of a segment are in the order of their time, so a span of time is found without reading what is before it.
+Whatever a killed writer or a full disk has left (half a header, half a record, zeros) is left out, and so are segments
+of an unknown format.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from vllm_launchers.private import open_regular
-from vllm_launchers.probe.plugin.vllm_console_probe import FORMAT, HEADER_BYTES, LAYOUTS, SEGMENT_BYTES
+from vllm_launchers.probe.plugin.vllm_console_probe import CLOCK_SECONDS, FORMAT, HEADER_BYTES, LAYOUTS, SEGMENT_BYTES
 
 LONGEST_RECORD = 4096
 """Bytes; a header that names more is none of a probe's."""
+
+SETTLED_SECONDS = 1.0
+"""A record is on disk so long after its moment: the probe writes four times a second, one kind after the other."""
+
+ORDERED_BY = {"steps": 0, "intervals": 0, "first_tokens": 0, "requests": struct.calcsize("<64sd")}
+"""Where in a record of each kind the time stands that its records are in the order of."""
+
+_TIME = struct.Struct("<d")
 
 
 class Step(NamedTuple):
@@ -41,6 +53,25 @@ class Step(NamedTuple):
     generation_requests: int | None
     dropped: int
     """Records that the writing process had lost by then."""
+
+
+class FirstToken(NamedTuple):
+    """A request's first token: when it came (Unix seconds), and how many seconds after the request's arrival."""
+
+    at: float
+    engine: int
+    seconds: float
+    dropped: int
+
+
+class Interval(NamedTuple):
+    """An inter-token interval of a step whose intervals differ (seconds), and how many of them were that long."""
+
+    at: float
+    engine: int
+    seconds: float
+    times: int
+    dropped: int
 
 
 class FinishedRequest(NamedTuple):
@@ -69,72 +100,215 @@ class FinishedRequest(NamedTuple):
         return max(0.0, self.e2e_seconds - self.decode_seconds)
 
 
+class _Clocks:
+    """What turns each process's times into Unix time, so that those of one step are the same in all of its segments."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, list[float]] = {}
+
+    def offset(self, pid: int, measured: float) -> float:
+        """The offset of a process's segment: that of an earlier one, unless the clock was set since."""
+        known = self._offsets.setdefault(pid, [])
+        same = next((one for one in known if abs(one - measured) < CLOCK_SECONDS), None)
+        if same is None:
+            known.append(measured)
+        return measured if same is None else same
+
+
 class _Segment:
     """One segment, and how far it has been read."""
 
-    def __init__(self, path: Path, kind: str) -> None:
-        self._path, self._layout = path, LAYOUTS[kind]
-        self._position = 0
+    def __init__(self, path: Path, kind: str, clocks: _Clocks) -> None:
+        self._clocks = clocks
+        self.pid = 0
+        """The process that wrote it."""
+        self.oldest = self.newest = -math.inf
+        """The times of its first record, and of its newest one so far (Unix seconds)."""
+        self.full = False
+        """Whether its process had begun another one when it was read last."""
+        self._path, self._layout, self._time_at = path, LAYOUTS[kind], ORDERED_BY[kind]
+        self._next: int | None = None
+        """The record to read next; None before the first."""
         self._record_bytes = 0
         self._offset = 0.0
 
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The fields of the records that were added since, and what turns their times into Unix time.
+    def added(self, since: float | None, until: float | None, most: int | None) -> Iterator[tuple[Any, ...]]:
+        """The fields of the records that were added since the last call, of a span of time (Unix seconds).
+
+        At first no more than the newest ``most``.
 
         Raises:
             OSError: it cannot be read, or was deleted.
         """
         with open_regular(self._path) as file:
-            if not self._position and not self._read_header(file.read(HEADER_BYTES)):
+            if not self._ready(file):
                 return
-            file.seek(self._position)
-            data = file.read(SEGMENT_BYTES + HEADER_BYTES)
-        size, used = self._record_bytes, self._layout.size
-        whole = len(data) - len(data) % size
-        self._position += whole
-        for start in range(0, whole, size):
-            yield self._layout.unpack_from(data[start : start + used])
+            end = count = self._count(file)
+            if until is not None:
+                end = self._place(file, until, count)
+            if self._next is None:
+                self._next = self._place(file, since, count) if since is not None else 0
+                self._next = max(self._next, end - most) if most is not None else self._next
+            data = self._read(file, self._next, end)
+            self._next = max(self._next, end)
+            self._note_times(file, count)
+        yield from self._fields(data)
+
+    def after(self, at: float, until: float, most: int) -> list[tuple[Any, ...]]:
+        """The fields of the first ``most`` records after one moment and up to another (Unix seconds).
+
+        Raises:
+            OSError: it cannot be read, or was deleted.
+        """
+        with open_regular(self._path) as file:
+            if not self._ready(file):
+                return []
+            count = self._count(file)
+            first = self._place(file, math.nextafter(at, math.inf), count)
+            data = self._read(file, first, min(first + most, self._place(file, math.nextafter(until, math.inf), count)))
+            self._note_times(file, count)
+        return list(self._fields(data))
+
+    def first_at(self) -> float | None:
+        """When its first record is of (Unix seconds); None without any. Raises OSError."""
+        with open_regular(self._path) as file:
+            if not self._ready(file):
+                return None
+            at = self._at(file, 0)
+        return at if math.isfinite(at) else None
+
+    def begins_after(self, at: float) -> bool:
+        """Whether its first record is later, as far as it was read."""
+        return self.oldest > at
+
+    def ended_before(self, at: float) -> bool:
+        """Whether it has no record after that moment, and will have none."""
+        return self.full and self.newest <= at
 
     def unix(self, monotonic: float) -> float:
         """A record's time in Unix seconds."""
         return monotonic + self._offset
 
-    def _read_header(self, data: bytes) -> bool:
+    def _count(self, file: BinaryIO) -> int:
+        """How many whole records it has."""
+        return max(0, os.fstat(file.fileno()).st_size - HEADER_BYTES) // self._record_bytes
+
+    def _read(self, file: BinaryIO, first: int, end: int) -> bytes:
+        size = max(0, end - first) * self._record_bytes
+        data = os.pread(file.fileno(), min(size, SEGMENT_BYTES), HEADER_BYTES + first * self._record_bytes)
+        return data[: len(data) - len(data) % self._record_bytes]
+
+    def _fields(self, data: bytes) -> Iterator[tuple[Any, ...]]:
+        if self._record_bytes == self._layout.size:
+            yield from self._layout.iter_unpack(data)
+            return
+        for start in range(0, len(data), self._record_bytes):
+            yield self._layout.unpack_from(data, start)
+
+    def _at(self, file: BinaryIO, number: int) -> float:
+        """The time of a record (Unix seconds); of what is none: beyond all."""
+        place = HEADER_BYTES + number * self._record_bytes + self._time_at
+        data = os.pread(file.fileno(), _TIME.size, place)
+        at = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
+        return self.unix(at) if at else math.inf
+
+    def _place(self, file: BinaryIO, at: float, count: int) -> int:
+        """The first of ``count`` records that is not before a moment (Unix seconds)."""
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if self._at(file, middle) < at else (low, middle)
+        return low
+
+    def _note_times(self, file: BinaryIO, count: int) -> None:
+        if not count:
+            return
+        if not math.isfinite(self.oldest) and math.isfinite(first := self._at(file, 0)):
+            self.oldest = first
+        if math.isfinite(last := self._at(file, count - 1)):
+            self.newest = last
+
+    def _ready(self, file: BinaryIO) -> bool:
         """Whether it is a segment to read; it may be one later if its header is not complete yet."""
+        return self._record_bytes > 0 or self._read_header(os.pread(file.fileno(), HEADER_BYTES, 0))
+
+    def _read_header(self, data: bytes) -> bool:
         try:
             header = json.loads(data)
-            format_, size = header["format"], header["record_bytes"]
+            format_, size, pid = header["format"], header["record_bytes"], header.get("pid", 0)
             offset = float(header["wall"]) - float(header["monotonic"])
-        except (ValueError, TypeError, LookupError):
+        except (ValueError, TypeError, LookupError, AttributeError):
             return False
-        if len(data) < HEADER_BYTES or format_ != FORMAT or not isinstance(size, int):
+        if len(data) < HEADER_BYTES or format_ != FORMAT or not isinstance(size, int) or not isinstance(pid, int):
             return False
         if not self._layout.size <= size <= LONGEST_RECORD:
             return False
-        self._record_bytes, self._offset, self._position = size, offset, HEADER_BYTES
+        self._record_bytes, self._offset, self.pid = size, self._clocks.offset(pid, offset), pid
         return True
 
 
-class ProbeReader:
-    """Reads the records in a server's folder ``probe``. Each call returns what was added since the last one."""
+class _Segments:
+    """The segments in a folder, by kind and name."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._segments: dict[str, dict[str, _Segment]] = {kind: {} for kind in LAYOUTS}
+        self._folder, self._clocks = folder, _Clocks()
+        self._known: dict[str, dict[str, _Segment]] = {kind: {} for kind in LAYOUTS}
+
+    def all(self, kind: str) -> list[_Segment]:
+        """Those of one kind, the oldest first. Raises OSError if the folder cannot be read."""
+        known = self._known[kind]
+        try:
+            names = {path.name for path in self._folder.iterdir()}
+        except FileNotFoundError:
+            names = set()
+        names = {name for name in names if name.startswith(f"{kind}-") and name.endswith(".bin")}
+        for gone in known.keys() - names:
+            del known[gone]
+        for name in names - known.keys():
+            known[name] = _Segment(self._folder / name, kind, self._clocks)
+        return [known[name] for name in sorted(names)]
+
+
+class ProbeReader:
+    """Reads the records in a server's folder ``probe``. Each call returns what was added since the last one.
+
+    With ``since`` and ``until`` (Unix seconds) only the records of that span are read, with ``most`` no more than the
+    newest so many of each segment.
+    """
+
+    def __init__(
+        self, folder: Path, since: float | None = None, until: float | None = None, most: int | None = None
+    ) -> None:
+        self._segments = _Segments(folder)
+        self._since, self._until, self._most = since, until, most
 
     def steps(self) -> list[Step]:
         """New steps, in the order of their time. Raises OSError if the folder cannot be read."""
         return sorted(self._steps(), key=lambda step: step.at)
 
+    def first_tokens(self) -> list[FirstToken]:
+        """New first tokens, in the order of their time. Raises OSError if the folder cannot be read."""
+        found = (_first_token(segment, row) for segment, row in self._rows("first_tokens") if row[0])
+        return sorted(found, key=lambda one: one.at)
+
+    def intervals(self) -> list[Interval]:
+        """New intervals, in the order of their time. Raises OSError if the folder cannot be read."""
+        found = (_interval(segment, row) for segment, row in self._rows("intervals") if row[0])
+        return sorted(found, key=lambda one: one.at)
+
     def requests(self) -> list[FinishedRequest]:
         """New requests, in the order of their end. Raises OSError if the folder cannot be read."""
         return sorted(self._requests(), key=lambda request: request.finished_at)
 
+    def writers(self, start: float, end: float) -> int:
+        """How many processes have written steps of a span of time, as far as they were read."""
+        found = self._segments.all("steps")
+        return len({one.pid for one in found if one.newest >= start and one.oldest <= end})
+
     def _steps(self) -> Iterator[Step]:
-        for segment, (at, engine, *known, dropped) in self._rows("steps"):
-            if at:
-                figures = (None if value == -1 else value for value in known)
-                yield Step._make((segment.unix(at), engine, *figures, dropped))
+        for segment, row in self._rows("steps"):
+            if row[0]:
+                yield _step(segment, row)
 
     def _requests(self) -> Iterator[FinishedRequest]:
         for segment, (name, arrived, finished, engine, *known, reason, dropped) in self._rows("requests"):
@@ -147,18 +321,72 @@ class ProbeReader:
 
     def _rows(self, kind: str) -> Iterator[tuple[_Segment, tuple[Any, ...]]]:
         """The records of one kind that were added, segment by segment."""
-        segments = self._segments[kind]
-        try:
-            names = {path.name for path in self._folder.iterdir() if path.match(f"{kind}-*.bin")}
-        except FileNotFoundError:
-            names = set()
-        for gone in segments.keys() - names:
-            del segments[gone]
-        for name in sorted(names):
-            segment = segments.setdefault(name, _Segment(self._folder / name, kind))
+        for segment in self._segments.all(kind):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                for row in segment.rows():
+                for row in segment.added(self._since, self._until, self._most):
                     yield segment, row
+
+
+class ProbeSpans:
+    """Reads steps, first tokens and intervals of any span of time, in the order of their time; a step comes first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._segments = _Segments(folder)
+
+    def first_at(self) -> float | None:
+        """When the oldest step is of (Unix seconds); None without any. Raises OSError."""
+        found = []
+        for segment in self._segments.all("steps"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(segment.first_at())
+        return min((at for at in found if at is not None), default=None)
+
+    def after(self, at: float, until: float, most: int) -> list[Timed]:
+        """The first records after one moment and up to another (Unix seconds): about ``most`` of each segment.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        found: list[Timed] = []
+        complete = until
+        for kind, record in _TIMED:
+            segments = self._segments.all(kind)
+            for number, segment in enumerate(segments):
+                if segment.begins_after(complete) or segment.ended_before(at):
+                    continue
+                full = any(later.pid == segment.pid for later in segments[number + 1 :])
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    rows = segment.after(at, complete, most)
+                    segment.full = full
+                    found += [record(segment, row) for row in rows]
+                    if len(rows) == most:  # those that follow may be of the same time as the last one
+                        complete = math.nextafter(segment.unix(rows[-1][0]), -math.inf)
+        return sorted((one for one in found if one.at <= complete), key=lambda one: one.at)
+
+
+def _step(segment: _Segment, row: Sequence[Any]) -> Step:
+    at, engine, *known, dropped = row
+    if -1 in known:
+        known = [None if value == -1 else value for value in known]
+    return Step._make((segment.unix(at), engine, *known, dropped))
+
+
+def _first_token(segment: _Segment, row: Sequence[Any]) -> FirstToken:
+    at, engine, seconds, dropped = row
+    return FirstToken(segment.unix(at), engine, seconds, dropped)
+
+
+def _interval(segment: _Segment, row: Sequence[Any]) -> Interval:
+    at, engine, seconds, times, dropped = row
+    return Interval(segment.unix(at), engine, seconds, times, dropped)
+
+
+Timed = Step | Interval | FirstToken
+_TIMED: Sequence[tuple[str, Callable[[_Segment, Sequence[Any]], Timed]]] = (
+    ("steps", _step),
+    ("intervals", _interval),
+    ("first_tokens", _first_token),
+)
 
 
 def _text(value: bytes) -> str:

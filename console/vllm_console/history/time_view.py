@@ -41,7 +41,8 @@ class TimeView(msgspec.Struct, frozen=True):
     """The requested view: the range, its end, and the moment whose figures are shown (Unix seconds).
 
     Without ``end`` it ends now; without ``at`` figures are those of now. ``gpu`` is the index of the GPU whose
-    charts are wanted, if any; ``run`` the number of the run that is replayed, if one is.
+    charts are wanted, if any; ``run`` the number of the run that is replayed, if one is; ``requests`` whether finished
+    requests are wanted.
     """
 
     range: ChartRange = DEFAULT_RANGE
@@ -49,6 +50,7 @@ class TimeView(msgspec.Struct, frozen=True):
     at: float | None = None
     gpu: int | None = None
     run: int | None = None
+    requests: bool = False
 
 
 LIVE = TimeView()

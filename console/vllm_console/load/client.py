@@ -70,7 +70,7 @@ class Answer:
     """
 
     def __init__(self, tally: Tally, begin: float = 0.0) -> None:
-        self._tally = tally
+        self.tally = tally
         self._rest = b""
         self._begin = begin
         self._first: float | None = None
@@ -109,16 +109,30 @@ class Answer:
             raise AnswerError("the server aborted the request")
         if not self._done or self._first is None:
             raise AnswerError("the answer ended before its last token")
-        self._tally.e2e.add(self._last - self._begin)
-        if self.counted > 1:
-            self._tally.tpot.add((self._last - self._first) / (self.counted - 1))
+        tpot = (self._last - self._first) / (self.counted - 1) if self.counted > 1 else None
+        self.tally.finish(self._first - self._begin, tpot, self._last - self._begin)
 
-    def cut_off(self, at: float) -> None:
-        """The load ended at ``at``, before this answer did: what is still pending counts as longer than that."""
-        tally = self._tally
-        (tally.ttft if self._first is None else tally.itl).add_unfinished(at - self._last)
+    def cut_off(self, at: float, gap_limit: float = 0.0) -> None:
+        """The load ended at ``at``, before this answer did: what is still pending counts as longer than that.
+
+        A gap between tokens does not count if it is shorter than ``gap_limit`` seconds by then.
+        """
+        tally = self.tally
+        if self._first is None:
+            tally.ttft.add_unfinished(at - self._last)
+        elif at - self._last >= gap_limit:
+            tally.itl.add_unfinished(at - self._last)
         tally.e2e.add_unfinished(at - self._begin)
         tally.cut_off += 1
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first token has come."""
+        return self._first is not None
+
+    def age(self, at: float) -> float:
+        """Seconds from its scheduled arrival to ``at``."""
+        return at - self._begin
 
     def _event(self, payload: bytes, at: float) -> None:
         if payload == b"[DONE]":
@@ -140,9 +154,9 @@ class Answer:
     def _token(self, at: float) -> None:
         if self._first is None:
             self._first = at
-            self._tally.ttft.add(at - self._begin)
+            self.tally.ttft.add(at - self._begin)
         else:
-            self._tally.itl.add(at - self._last)
+            self.tally.itl.add(at - self._last)
         self._last = at
         self._tokens += 1
         if self._tokens > self.counted:
@@ -150,7 +164,7 @@ class Answer:
 
     def _count(self, tokens: int) -> None:
         """``tokens`` have arrived so far; updates the tally while the answer streams."""
-        self._tally.output_tokens += tokens - self.counted
+        self.tally.output_tokens += tokens - self.counted
         self.counted = tokens
 
 
@@ -274,7 +288,7 @@ async def find_target(client: httpx.AsyncClient, model: str | None) -> LoadTarge
     base = str(client.base_url)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            status, body = await _body(client, "GET", "/v1/models")
+            status, body = await read_body(client, "GET", "/v1/models")
     except httpx.ConnectError as error:
         if isinstance(error.__cause__, WrongProcessError):
             raise LoadError(f"{error}: it is sent nothing; --remote says that it may be") from error
@@ -299,7 +313,7 @@ async def find_vocabulary(client: httpx.AsyncClient, model: str) -> list[int]:
     body = msgspec.json.encode({"model": model, "prompt": SAMPLE_TEXT, "add_special_tokens": False})
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            status, answer = await _body(client, "POST", "/tokenize", body)
+            status, answer = await read_body(client, "POST", "/tokenize", body)
         tokens = decode_json(answer, _Tokens).tokens if status == 200 else []
     except (httpx.HTTPError, TimeoutError, ValueError, RecursionError):
         return []
@@ -307,7 +321,7 @@ async def find_vocabulary(client: httpx.AsyncClient, model: str) -> list[int]:
     return found if len(found) >= FEWEST_TOKENS else []
 
 
-async def _body(client: httpx.AsyncClient, method: str, path: str, content: bytes = b"") -> tuple[int, bytes]:
+async def read_body(client: httpx.AsyncClient, method: str, path: str, content: bytes = b"") -> tuple[int, bytes]:
     """Status and body of a response; of a longer body only enough to show that it is too long."""
     body = bytearray()
     async with client.stream(method, path, content=content) as answer:
@@ -339,12 +353,15 @@ def target_in(body: bytes, model: str | None, base: str) -> LoadTarget:
 
 
 class Sender:
-    """Sends requests, at most ``max_in_flight`` at once, and tallies the answers."""
+    """Sends requests, at most ``max_in_flight`` at once, and tallies the answers.
+
+    ``tally`` may be exchanged at any time: a request is counted in the one at its start.
+    """
 
     def __init__(self, client: httpx.AsyncClient, model: str, tally: Tally, max_in_flight: int) -> None:
         self.model = model
-        self._client = client
-        self._tally = tally
+        self.tally = tally
+        self.client = client
         self._slots = asyncio.Semaphore(max_in_flight)
         self._under_way: dict[asyncio.Task[bool], Answer] = {}
         self._pause = 0.0
@@ -358,7 +375,7 @@ class Sender:
             if await wait(stop, scheduled - time.perf_counter()):
                 return
             if self._slots.locked():
-                self._tally.held_back += 1
+                self.tally.held_back += 1
             if not await self._take_slot(stop):
                 return
             await self._start(request, scheduled)
@@ -382,8 +399,8 @@ class Sender:
 
     async def _start(self, request: LoadRequest, scheduled: float) -> None:
         """Send it in its own task, in the slot taken for it."""
-        self._tally.sent += 1
-        answer = Answer(self._tally, scheduled)
+        self.tally.sent += 1
+        answer = Answer(self.tally, scheduled)
         task = asyncio.create_task(self._send(request, answer, scheduled))
         self._under_way[task] = answer
         task.add_done_callback(self._done)
@@ -407,7 +424,32 @@ class Sender:
         for answer, result in zip(under_way.values(), results, strict=True):
             if isinstance(result, asyncio.CancelledError):
                 answer.cut_off(now)
-                self._tally.fail(kind)
+                answer.tally.fail(kind)
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are under way."""
+        return len(self._under_way)
+
+    def under_way(self, tally: Tally) -> list[Answer]:
+        """The unfinished answers of the requests that are counted in a tally."""
+        return [answer for answer in self._under_way.values() if answer.tally is tally]
+
+    async def trim(self, keep: int) -> int:
+        """Abort requests until ``keep`` are left, those without a token first, then the newest; returns how many.
+
+        They count as failed and unfinished in their tallies.
+        """
+        old_first = sorted(self._under_way.items(), key=lambda one: not one[1].begun)  # stable: else by their start
+        surplus, now = old_first[keep:], time.perf_counter()
+        for task, _ in surplus:
+            task.cancel()
+        results = await asyncio.gather(*(task for task, _ in surplus), return_exceptions=True)
+        for (_, answer), result in zip(surplus, results, strict=True):
+            if isinstance(result, asyncio.CancelledError):
+                answer.cut_off(now)
+                answer.tally.fail("aborted before the answer was complete")
+        return len(surplus)
 
     async def _take_slot(self, stop: asyncio.Event) -> bool:
         if not self._slots.locked():
@@ -430,7 +472,7 @@ class Sender:
 
     async def _send(self, request: LoadRequest, answer: Answer, scheduled: float) -> bool:
         """One request from start to end; returns whether it was answered. Raises only on cancellation."""
-        tally = self._tally
+        tally = answer.tally
         try:
             await self._stream(request, answer, scheduled)
         except httpx.ConnectError:
@@ -460,8 +502,8 @@ class Sender:
             "stream_options": {"include_usage": True},
         }
         content = msgspec.json.encode(body)
-        self._tally.send_delay.add(max(0.0, time.perf_counter() - scheduled))
-        async with self._client.stream("POST", "/v1/completions", content=content) as response:
+        answer.tally.send_delay.add(max(0.0, time.perf_counter() - scheduled))
+        async with self.client.stream("POST", "/v1/completions", content=content) as response:
             if response.status_code != 200:
                 raise AnswerError(f"HTTP {response.status_code}: {await _reason(response)}")
             async for data in response.aiter_raw():

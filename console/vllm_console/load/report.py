@@ -90,6 +90,12 @@ class Samples:
         self._kept[slot] = value
         return slot
 
+    def within(self, limit: float) -> tuple[int, int]:
+        """How many of those kept are at most ``limit`` seconds, and how many are longer, as far as that is known."""
+        beyond = sum(1 for value in self._kept if value > limit)
+        open_ended = sum(1 for at in self._unfinished if self._kept[at] <= limit)
+        return len(self._kept) - beyond - open_ended, beyond
+
     def latency(self) -> Latency:
         """Counts, sum and quantiles of the observations."""
         least = sorted(self._kept)
@@ -216,7 +222,7 @@ class LoadReport(msgspec.Struct, frozen=True):
                 "requests had not ended, or were not sent; they count in the latencies as longer",
             ),
             (self.held_back, "requests were sent late: the limit of requests in flight was reached"),
-            (self.not_sent, "of these were never sent: the load ended before their turn"),
+            (self.not_sent, "requests of the schedule were never sent: the load ended before their turn"),
             (self.other_prompt, "prompts had another length than asked, by the server's count"),
             (self.other_output, "answers had another length than asked: the server stops or limits them itself"),
         )
@@ -225,9 +231,11 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 class Tally:
-    """Tallies a load while it runs."""
+    """Tallies a load while it runs. ``limits`` are TTFT and TPOT in seconds: answers within both are ``good``."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, limits: tuple[float, float] = (math.inf, math.inf)) -> None:
+        self._limits = limits
+        self.good = 0
         self.sent = 0
         self.completed = 0
         self.prompt_tokens = 0
@@ -243,6 +251,13 @@ class Tally:
         self.itl = Samples(seed=seed)
         self.e2e = Samples(seed=seed)
         self.send_delay = Samples(seed=seed)
+
+    def finish(self, ttft: float, tpot: float | None, e2e: float) -> None:
+        """Count the times (seconds) of an answer that ended; ``tpot`` None: it had one token."""
+        self.e2e.add(e2e)
+        if tpot is not None:
+            self.tpot.add(tpot)
+        self.good += ttft <= self._limits[0] and (tpot or 0.0) <= self._limits[1]
 
     def fail(self, kind: str) -> None:
         """Count a failed request, with a one-sentence reason. Beyond the first few, reasons are counted together."""

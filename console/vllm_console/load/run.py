@@ -28,6 +28,7 @@ from vllm_console.load.client import (
     open_client,
     wait,
 )
+from vllm_console.load.recorded import RecordedTraffic
 from vllm_console.load.report import LoadReport, Tally
 from vllm_console.load.shape import Exact, TrafficShape, request_count
 from vllm_console.text import rate as rate_text
@@ -59,6 +60,7 @@ async def run_load(
     *,
     requests: int | None = None,
     exact: Exact | None = None,
+    recorded: RecordedTraffic | None = None,
     api_key: str | None = None,
     max_in_flight: int = 256,
     on_progress: Callable[[LoadProgress], None] | None = None,
@@ -74,16 +76,20 @@ async def run_load(
     does, but at most ``max_in_flight`` at once. With None it is closed: ``max_in_flight`` are kept in flight.
     ``requests`` bounds their number; in an open loop it replaces ``seconds``. The load ends when all answers are
     complete, ``grace_seconds`` after the last possible arrival, or when ``stop`` is set; unfinished requests then count
-    as failed. ``exact`` replaces the workload's length distributions. ``model`` None takes the first one served;
-    ``api_key`` None takes ``VLLM_API_KEY`` of the environment. ``lookup`` finds where our own server listens on this
-    machine, whatever its address looks like. Without it, what answers at an address of this machine must be a process
-    of this user or of root, unless ``allow_remote`` is set.
+    as failed. ``recorded`` requests are sent when they are due, instead of all that. ``exact`` replaces the workload's
+    length distributions. ``model`` None takes the first one served; ``api_key`` None takes ``VLLM_API_KEY`` of the
+    environment. ``lookup`` finds where our own server listens on this machine, whatever its address looks like.
+    Without it, what answers at an address of this machine must be a process of this user or of root, unless
+    ``allow_remote`` is set.
 
     Raises:
         LoadError: an argument is invalid, exact lengths do not fit in the server's context, or the server is not on
         this machine, or does not answer.
     """
-    if requests is not None and rate:
+    if recorded is not None:
+        requests, seconds = len(recorded.due), max(recorded.due[-1:], default=0.0) or 1.0
+        rate = requests / seconds
+    elif requests is not None and rate:
         seconds = requests / rate
     planned = _planned(rate, seconds, requests, max_in_flight)
     base = check_url(url, allow_remote=allow_remote or lookup is not None)
@@ -103,19 +109,23 @@ async def run_load(
         begin = time.perf_counter()
         with _progress(tally, begin, on_progress):
             if rate is not None:
-                words = f"open loop, {rate_text(rate, 'req')}, at most {max_in_flight} in flight"
-                due = shape.arrivals(planned, seconds)
-                await _finish(sender, sender.play(shape.at(due), stop), stop, tally, seconds, grace_seconds)
+                due = recorded.due if recorded is not None else shape.arrivals(planned, seconds)
+                stream = recorded.stream(vocabulary, target.max_model_len) if recorded is not None else shape.at(due)
+                words = f"{rate_text(rate, 'req')}, at most {max_in_flight} in flight"
+                words = (
+                    f"{recorded.words()}, {words}" if recorded is not None else f"open loop, {words} · {shape.words()}"
+                )
+                await _finish(sender, sender.play(stream, stop), stop, tally, seconds, grace_seconds)
                 elapsed = time.perf_counter() - begin
                 tally.never_sent([elapsed - at for at in due[tally.sent :] if at < elapsed])
             else:
-                words = f"closed loop, {max_in_flight} in flight"
+                words = f"closed loop, {max_in_flight} in flight · {shape.words()}"
                 limit = None if requests else seconds
                 sending = sender.play_closed(shape.at(itertools.repeat(0.0, planned)), limit, stop)
                 await _finish(sender, sending, stop, tally, limit, grace_seconds)
                 planned = requests or tally.sent
         elapsed = time.perf_counter() - begin
-        return tally.report(elapsed, planned, stopped=stop.is_set(), shape=f"{words} · {shape.words()}")
+        return tally.report(elapsed, planned, stopped=stop.is_set(), shape=words)
 
 
 async def _finish(

@@ -63,13 +63,17 @@ def draw_length(rng: random.Random, p95: int) -> int:
     return max(1, min(round(rng.lognormvariate(mean_log, SPREAD)), round(p95 * LONGEST)))
 
 
+def mean_length(p95: int) -> float:
+    """The mean of lengths with this 95th percentile, in tokens."""
+    return p95 * math.exp(SPREAD * SPREAD / 2 - Z95 * SPREAD)
+
+
 def suggested_rate(workload: Workload, itl_seconds: float = 0.03) -> float:
     """A rate (requests per second) that keeps about ``workload.concurrency`` requests in flight, by Little's law.
 
     A request is assumed to last as long as the mean output at ``itl_seconds`` per token.
     """
-    mean_tokens = workload.output_tokens_p95 * math.exp(SPREAD * SPREAD / 2 - Z95 * SPREAD)
-    return round(workload.concurrency / max(mean_tokens * itl_seconds, 0.01), 3)
+    return round(workload.concurrency / max(mean_length(workload.output_tokens_p95) * itl_seconds, 0.01), 3)
 
 
 def fit(prompt: int, output: int, max_model_len: int | None) -> tuple[int, int]:

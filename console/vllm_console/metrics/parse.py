@@ -110,6 +110,26 @@ def kv_cache_tokens(engines: Iterable[Mapping[str, str]]) -> int | None:
     return total or by_blocks or None
 
 
+class CacheConfig(NamedTuple):
+    """One engine's KV cache as `CACHE_CONFIG` has it; a block's size is in tokens."""
+
+    blocks: int
+    block_size: int
+    prefix_caching: bool
+
+
+def cache_config(text: str) -> CacheConfig | None:
+    """The KV cache in a body of ``/metrics``; None if it is not reported, or there are several engines."""
+    lines = [line for line in text.splitlines() if line.startswith(f"{CACHE_CONFIG}{{")]
+    if len(lines) != 1:
+        return None
+    labels = _labels(lines[0])
+    blocks, block_size = _integer(labels.get("num_gpu_blocks")), _integer(labels.get("block_size"))
+    if blocks is None or block_size is None:
+        return None
+    return CacheConfig(blocks, block_size, labels.get("enable_prefix_caching") == "True")
+
+
 def _integer(text: str | None) -> int | None:
     if text is None or not (text.isascii() and text.isdigit()) or len(text) > 15:
         return None

@@ -151,13 +151,17 @@ def _bucket(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> t
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """A latency over a window: how many observations, their exact mean in seconds, and quantiles with their buckets."""
+    """A latency over a window: how many observations, their exact mean in seconds, and quantiles with their buckets.
+
+    ``exact``: the quantiles are of the values themselves, and no bucket is known of them.
+    """
 
     count: float
     mean: float | None
     p50: Quantile | None = None
     p90: Quantile | None = None
     p99: Quantile | None = None
+    exact: bool = False
 
 
 def agreeing(latencies: Mapping[str, Quantiles]) -> dict[str, Quantiles]:
@@ -219,6 +223,13 @@ def _exceeds(part: Quantiles, whole: Quantiles) -> bool:
         return True
     pairs = ((getattr(part, name), getattr(whole, name)) for name, _ in PARTS)
     return any(one and other and other.high is not None and one.low >= other.high for one, other in pairs)
+
+
+def p99_of(found: Quantiles | None) -> str:
+    """The p99 for a table, or a dash: an exact one is marked (``=24ms``), as an estimate is in a wide bucket."""
+    if found is None or found.p99 is None:
+        return UNKNOWN
+    return f"{'=' if found.exact else ''}{found.p99.text}"
 
 
 def text_of(found: Quantile | None) -> str:

@@ -21,6 +21,7 @@ from vllm_launchers.listeners import Owner, WrongProcessError
 TIMEOUT_SECONDS = 2.0
 BODY_LIMIT = 4 * 1024 * 1024
 """vLLM reports some 50 KB per engine."""
+_HEADERS = {"Accept": "text/plain, application/json"}
 
 
 class ScrapeError(Exception):
@@ -128,25 +129,12 @@ class Scraper:
     such servers show whatever certificate they were given, often self-signed or for another name.
     """
 
-    def __init__(
-        self,
-        url: str,
-        timeout: float = TIMEOUT_SECONDS,
-        body_limit: int = BODY_LIMIT,
-        headers: dict[str, str] | None = None,
-        *,
-        owner: Owner | None = None,
-    ) -> None:
+    def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS, *, owner: Owner | None = None) -> None:
         scheme, host, port, self._prefix = _split(url)
         self.place = f"{'[' + host + ']' if ':' in host else host}:{port}"
         self._timeout = timeout
-        self._body_limit = body_limit
-        self._headers = {"Accept": "text/plain, application/json", **(headers or {})}
         self._connection = _Connection(
-            host,
-            port,
-            _tls(check=owner is None and not is_loopback(host)) if scheme == "https" else None,
-            owner,
+            host, port, _tls(check=owner is None and not is_loopback(host)) if scheme == "https" else None, owner
         )
         self._parser = Parser()
 
@@ -191,19 +179,19 @@ class Scraper:
             raise self._explained(error, path) from None
 
     def _exchange(self, path: str) -> tuple[bytes, str]:
-        self._connection.request("GET", self._prefix + path, headers=self._headers)
+        self._connection.request("GET", self._prefix + path, headers=_HEADERS)
         response = self._connection.getresponse()
         if 300 <= response.status < 400:
             where = f"{self.place} sends {path} elsewhere (HTTP {response.status})"
             raise ScrapeError("redirect", f"{where}: give the server's own address.")
         if response.status != 200:
             raise ScrapeError("status", self._status_sentence(path, response.status, response.reason))
-        if response.length is not None and response.length > self._body_limit:
+        if response.length is not None and response.length > BODY_LIMIT:
             raise self._too_large(path)
         body = bytearray()
         while chunk := response.read1(65536):
             body += chunk
-            if len(body) > self._body_limit:
+            if len(body) > BODY_LIMIT:
                 raise self._too_large(path)
         if response.length:
             raise http.client.IncompleteRead(bytes(body[:0]), response.length)
@@ -212,7 +200,7 @@ class Scraper:
         return bytes(body), content_type
 
     def _too_large(self, path: str) -> ScrapeError:
-        limit = self._body_limit / (1024 * 1024)
+        limit = BODY_LIMIT / (1024 * 1024)
         what = f"{self.place} answered {path} with more than {limit:g} MiB"
         return ScrapeError("too large", f"{what}: vLLM's metrics page is never that large; check the address.")
 

@@ -238,7 +238,16 @@ def _latency(histogram: Histogram, figures: Quantiles) -> dict[str, Any]:
 
     A quantile is null in a bucket that has only one end: then only ``…_below`` or ``…_above`` is known.
     """
-    document = {"count": _plain_number(histogram.count), "sum": histogram.sum, "mean": figures.mean}
+    return {
+        "count": _plain_number(histogram.count),
+        "sum": histogram.sum,
+        "mean": figures.mean,
+        **_ends(figures),
+    }
+
+
+def _ends(figures: Quantiles) -> dict[str, Any]:
+    document: dict[str, Any] = {}
     for name, _ in PARTS:
         found = getattr(figures, name)
         document |= {
@@ -246,6 +255,18 @@ def _latency(histogram: Histogram, figures: Quantiles) -> dict[str, Any]:
             f"{name}_below": found.below if found is not None else None,
             f"{name}_above": found.above if found is not None else None,
         }
+    return document
+
+
+def window_document(found: Window) -> dict[str, Any]:
+    """The latencies of a window as JSON values, with whether they are exact."""
+    document: dict[str, Any] = {"start": found.start, "end": found.end}
+    for key in LATENCIES:
+        latency = found.latencies.get(key)
+        counted = {"count": _plain_number(latency.count), "mean": latency.mean} if latency is not None else {}
+        document[f"{key}_seconds"] = (
+            {**counted, **_ends(latency), "exact": latency.exact} if latency is not None and latency.count else None
+        )
     return document
 
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from vllm_console.metrics.quantile import PARTS, Quantile, middle
 from vllm_console.runs.confidence import difference, median
 from vllm_console.runs.store import FlagChange, Run, changes
-from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow
+from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, by_exact, exact_keys
 
 THROUGHPUT = "generation_tokens_per_second"
 MAJOR = ("ttft_mean", "e2e_mean", THROUGHPUT)
@@ -149,6 +149,8 @@ class Figure(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
     objective: float | None = None
     buckets: tuple[Quantile | None, Quantile | None] = (None, None)
+    exact: bool = False
+    """Whether it is a quantile that is exact in every minute of both runs."""
     variable: bool = False
     """Whether its minutes vary so much that the interval says nothing: ``low`` and ``high`` are None then."""
 
@@ -306,8 +308,14 @@ def _compare(
     sides = tuple(_side(recorded, used) for recorded, used in ((before, one), (after, other)))
     enough = not sides[0].missing and not sides[1].missing
     drift = _alike(drift, one)[-MOST_EARLIER:] if enough else []
+    # Estimates of one run and exact quantiles of the other would differ for that reason alone.
+    exact = exact_keys(one, QUANTILES) & exact_keys(other, QUANTILES)
+    one, other, drift = by_exact(one, exact), by_exact(other, exact), by_exact(drift, exact_keys(drift, exact))
     figures = tuple(
-        _figure(key, name, unit, one, other, after.run, traffic, _values(drift, key) if enough else None)
+        replace(
+            _figure(key, name, unit, one, other, after.run, traffic, _values(drift, key) if enough else None),
+            exact=key in exact,
+        )
         for key, name, unit in _FIGURES
     )
     return Comparison(

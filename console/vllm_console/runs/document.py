@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_console.metrics.quantile import Quantile
-from vllm_console.runs.compare import Comparison, Factor, Figure, Side
+from vllm_console.runs.compare import QUANTILES, Comparison, Factor, Figure, Side
+from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.startup import saved
 from vllm_console.runs.store import KEY_QUANTILES, FlagChange, Run
 from vllm_console.runs.text import notes, sentence
@@ -47,6 +48,7 @@ def run_document(run: Run, runs: Sequence[Run] = ()) -> dict[str, Any]:
         "last_at": run.last_at,
         "figures": _key_figures(run),
         "finding_minutes": {code: round(minutes, 1) for code, minutes in run.findings.items()},
+        "measurements": [found.document() for found in run.measurements],
         "judged_from_history_until": run.judged_until,
         "server_removed": run.removed,
         "replayable": run.replayable,
@@ -80,12 +82,14 @@ def _change(change: FlagChange) -> dict[str, Any]:
 
 
 def _side(side: Side) -> dict[str, Any]:
+    ramp = newest_ramp(side.run.measurements)
     return {
         "run": side.run.id,
         "server": side.run.server,
         "generation": side.run.generation,
         "windows": side.windows,
         "compared": side.compared,
+        "ceiling_requests_per_second": ramp.ceiling_requests_per_second if ramp is not None else None,
         "minutes_missing": math.ceil(side.minutes_missing),
         "since": side.since,
         "until": side.until,
@@ -113,6 +117,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
         "high": None if any(figure.bounded) else figure.high,
         "verdict": str(figure.verdict) if figure.verdict is not None else None,
         "goal": figure.objective,
+        **({"exact": figure.exact} if figure.key in QUANTILES else {}),
     }
 
 

@@ -21,9 +21,10 @@ from msgspec.structs import replace
 
 from vllm_console import sqlite_files
 from vllm_console.metrics.quantile import middle
+from vllm_console.runs.measurement import Measurement
 from vllm_console.runs.windows import FIGURES, RunWindow, kept
 from vllm_launchers.private import lock, open_file, own_folder
-from vllm_launchers.typed_decoding import convert
+from vllm_launchers.typed_decoding import convert, decode_json
 
 _Answer = TypeVar("_Answer")
 
@@ -47,6 +48,9 @@ _BUCKET_ENDS = tuple(
 )  # fmt: skip
 """Columns added by format 2."""
 
+_EXACT = tuple(f"{latency}_{part}_exact" for latency in ("ttft", "itl", "e2e") for part in ("p50", "p90", "p99"))
+"""Columns added by format 4."""
+
 _FIRST_BUCKETS = (("ttft", 0.001), ("itl", 0.01), ("e2e", 0.3))
 """Where the first bucket of vLLM's histograms ends, in seconds: format 1 has values interpolated below that."""
 
@@ -69,6 +73,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ),
     ),
     ("ALTER TABLE conditions RENAME TO findings",),
+    tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _EXACT),
+    (
+        "CREATE TABLE measurements (run INTEGER NOT NULL, at REAL NOT NULL, document TEXT NOT NULL,"
+        " PRIMARY KEY (run, at)) WITHOUT ROWID",
+    ),
 )
 """The migration from each schema version to the next; a file's version is how many it has had."""
 
@@ -88,6 +97,12 @@ FEWEST_KEPT = 240
 """Windows that a thinned run keeps."""
 
 MOST_RUNS = 5000
+
+MOST_PREDICTIONS = 8
+"""Predictions that are kept of one run."""
+
+MOST_MEASUREMENTS = 20
+"""Kept per run; the oldest are deleted first."""
 
 
 Flags = Mapping[str, Any]
@@ -181,6 +196,8 @@ class Run(RunHead, frozen=True):
     last_at: float | None = None
     figures: Mapping[str, float] = msgspec.field(default_factory=dict)
     findings: Mapping[str, float] = msgspec.field(default_factory=dict)
+    measurements: tuple[Measurement, ...] = ()
+    """What clients measured of it, oldest first."""
     judged_until: float | None = None
     """Up to when (Unix seconds) its history was judged afterwards: without GPUs, and without test requests to a silent
     engine."""
@@ -268,6 +285,20 @@ class RunStore:
 
         self.notice = write(self.path, act) or self.notice
 
+    def add_measurement(self, run: RunName, found: Measurement) -> None:
+        """Keep what a client measured of a run; a run has at most `MOST_MEASUREMENTS`."""
+
+        def act(connection: sqlite3.Connection) -> None:
+            number = run_id(connection, run, found.at)
+            document = msgspec.json.encode(found).decode()
+            connection.execute("INSERT OR REPLACE INTO measurements VALUES (?, ?, ?)", (number, found.at, document))
+            old = "SELECT at FROM measurements WHERE run = ? ORDER BY at DESC LIMIT -1 OFFSET ?"
+            connection.execute(
+                f"DELETE FROM measurements WHERE run = ? AND at IN ({old})", (number, number, MOST_MEASUREMENTS)
+            )
+
+        self.notice = write(self.path, act) or self.notice
+
     def runs(self, server: str | None = None, most: int = 100) -> list[Run]:
         """The newest runs, newest first; of one server (by generation) or of all. Empty if none is recorded."""
         if server is not None and any("\ud800" <= character <= "\udfff" for character in server):
@@ -317,6 +348,27 @@ class RunStore:
             return _measured(connection, _run(row)) if row else None
 
         return self._ask(ask, None)
+
+    def note_predictions(self, run: RunName, at: float, predictions: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what was predicted for changes of a run, instead of what was kept before: the newest few."""
+
+        def act(connection: sqlite3.Connection) -> None:
+            number = run_id(connection, run, at)
+            (text,) = connection.execute("SELECT document FROM runs WHERE id = ?", (number,)).fetchone()
+            document = _document(text) | {"predictions": list(predictions)[-MOST_PREDICTIONS:]}
+            connection.execute("UPDATE runs SET document = ? WHERE id = ?", (json.dumps(document), number))
+
+        self.notice = write(self.path, act) or self.notice
+
+    def predictions(self, server: str) -> list[tuple[Run, list[dict[str, Any]]]]:
+        """A server's runs, newest first, each with what was predicted for changes of it, as it was noted."""
+        query = "SELECT id, key, server, generation, started_at, document FROM runs WHERE id = ?"
+
+        def ask(connection: sqlite3.Connection) -> list[tuple[Run, list[dict[str, Any]]]]:
+            rows = [connection.execute(query, (one,)).fetchone() for one in _by_generation(connection, server)]
+            return [(_run(row), _document(row[-1]).get("predictions") or []) for row in rows]
+
+        return self._ask(ask, [])
 
     def windows(self, number: int, most: int = MOST_WINDOWS_READ) -> list[RunWindow]:
         """The newest windows of a run, oldest first."""
@@ -372,7 +424,7 @@ def changes(before: Flags, after: Flags) -> tuple[FlagChange, ...]:
 
 
 _IN_COLUMNS = ("key", "server", "generation", "started_at")
-_NOT_STORED = (*_IN_COLUMNS, "id", "windows", "last_at", "figures", "findings", "removed", "replayable")
+_NOT_STORED = (*_IN_COLUMNS, "id", "windows", "last_at", "figures", "findings", "measurements", "removed", "replayable")
 
 
 def _enter(connection: sqlite3.Connection, head: RunHead) -> None:
@@ -478,7 +530,20 @@ def _measured(connection: sqlite3.Connection, run: Run) -> Run:
         found = middle([one for window in newest if (one := window.quantile(name)) is not None])
         figures |= {key: value for key, value in kept(name, found).items() if value is not None}
     minutes = {code: seconds / 60 for code, seconds in held.fetchall()}
-    return replace(run, windows=count, last_at=last, figures=figures, findings=minutes)
+    measurements = _measurements(connection, run.id)
+    return replace(run, windows=count, last_at=last, figures=figures, findings=minutes, measurements=measurements)
+
+
+def _measurements(connection: sqlite3.Connection, run: int) -> tuple[Measurement, ...]:
+    """Those of a run, oldest first. A reader may come before this version's first writer, which adds the table."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'measurements'").fetchone() is None:
+        return ()
+    rows = connection.execute("SELECT document FROM measurements WHERE run = ? ORDER BY at", (run,)).fetchall()
+    found = []
+    for (text,) in rows:
+        with contextlib.suppress(msgspec.DecodeError):  # of a newer or older version: left out
+            found.append(decode_json(text.encode(), Measurement))
+    return tuple(found)
 
 
 def _windows(
@@ -545,7 +610,7 @@ def _drop_oldest_runs(connection: sqlite3.Connection) -> None:
     old = "SELECT id FROM runs ORDER BY started_at DESC, id DESC LIMIT -1 OFFSET ?"
     if not connection.execute(old, (MOST_RUNS,)).fetchone():
         return
-    for table, column in (("windows", "run"), ("findings", "run"), ("runs", "id")):
+    for table, column in (("windows", "run"), ("findings", "run"), ("measurements", "run"), ("runs", "id")):
         connection.execute(f"DELETE FROM {table} WHERE {column} IN ({old})", (MOST_RUNS,))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from vllm_console.runs.compare import MAJOR, Comparison, Factor, Figure, Likeness, Side, Verdict
+from vllm_console.runs.compare import MAJOR, QUANTILES, Comparison, Factor, Figure, Likeness, Side, Verdict
+from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.store import FlagChange, Run
 from vllm_console.text import UNKNOWN, clock, count, percent, seconds
 
@@ -56,6 +57,15 @@ def plain_sentence(found: Comparison) -> str:
         Likeness.UNKNOWN: "the server does not report its requests",
     }.get(found.traffic, "their traffic differed enough to explain what changed")
     return f"These runs can't be compared: {why}."
+
+
+def ceiling_text(found: Comparison) -> str:
+    """The ceilings that the newest ramps of both runs found: ``8.2 → 9.4 req/s``; empty without a ramp."""
+    ramps = [newest_ramp(side.run.measurements) for side in (found.before, found.after)]
+    if not any(ramps):
+        return ""
+    known = (ramp.ceiling_requests_per_second if ramp is not None else None for ramp in ramps)
+    return f"{' → '.join(UNKNOWN if one is None else f'{one:.3g}' for one in known)} req/s (by ramps)"
 
 
 def _largest(figures: Sequence[Figure]) -> Figure | None:
@@ -222,6 +232,7 @@ def notes(found: Comparison) -> tuple[str, ...]:
         _matched_note(found) if found.matched else "",
         _rough_note(found),
         _hits_note(found),
+        _exact_note(found),
         "The engine is simulated: figures are estimates." if "simulated" in (found.before.run.engine,
                                                                           found.after.run.engine) else "",
     )))  # fmt: skip
@@ -295,6 +306,16 @@ def _rough_note(found: Comparison) -> str:
         return ""
     apart = [factor for factor in found.factors if factor.likeness is Likeness.ROUGHLY and factor.key != "in_flight"]
     return f"Traffic was only roughly similar: {', '.join(map(factor_text, apart))}."
+
+
+def _exact_note(found: Comparison) -> str:
+    """Which quantiles are no estimates."""
+    known = [figure for figure in found.figures if figure.key in QUANTILES and figure.change is not None]
+    exact = [figure.name for figure in known if figure.exact]
+    if not exact:
+        return ""
+    which = "All quantiles" if len(exact) == len(known) else f"{', '.join(exact)}"
+    return f"{which}: exact, from the records of the probe."
 
 
 def _hits_note(found: Comparison) -> str:

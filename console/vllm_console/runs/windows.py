@@ -6,18 +6,18 @@ stored with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from vllm_console.metrics.first_requests import FirstRequests
-from vllm_console.metrics.quantile import PARTS, Quantile, agreeing, interpolated
+from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, agreeing, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
 from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles, rate, share
 
 WINDOW_SECONDS = 60.0
 
-_LATENCIES = ("ttft", "itl", "e2e")
+LATENCIES = ("ttft", "itl", "e2e")
 FIGURES = (
     "requests",
     "requests_per_second",
@@ -35,15 +35,15 @@ FIGURES = (
     "kv_cache_usage",
     "kv_cache_usage_max",
     "hit_rate",
-    *(f"{latency}_{part}" for latency in _LATENCIES for part in ("mean", "p50", "p90", "p99")),
-    *(f"{latency}_{part}_{end}" for latency in _LATENCIES for part, _ in PARTS for end in ("above", "below")),
+    *(f"{latency}_{part}" for latency in LATENCIES for part in ("mean", "p50", "p90", "p99")),
+    *(f"{latency}_{part}_{end}" for latency in LATENCIES for part, _ in PARTS for end in ("above", "below", "exact")),
 )
 """A window's figures. ``requests`` is how many ended; ``requests_per_second`` how many arrived (ended, and in flight at
 its end but not at its beginning); ``in_flight``, ``running``, ``waiting`` and ``kv_cache_usage`` (the fullest engine's,
 a share from 0 to 1) are means over the samples; ``preemption_share`` is preemptions per request that ended, or that ran
 at its end if those are more; lengths are in tokens; latencies in seconds. ``ttft_p99_above`` and ``ttft_p99_below`` are
-the ends of the bucket of the TTFT's 99th percentile; in a bucket with only one end there is no ``ttft_p99``. Likewise
-for the others."""
+the ends of the bucket of the TTFT's 99th percentile; in a bucket with only one end there is no ``ttft_p99``.
+``ttft_p99_exact`` is the value itself, where a probe has recorded every request. Likewise for the others."""
 
 
 class RunWindow(msgspec.Struct, frozen=True):
@@ -52,6 +52,8 @@ class RunWindow(msgspec.Struct, frozen=True):
     at: float
     seconds: float
     figures: Mapping[str, float]
+    counted: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """How many observations of each latency there were; not stored."""
 
     @property
     def end(self) -> float:
@@ -135,7 +137,7 @@ class _Gauges(msgspec.Struct, frozen=True):
 
 
 def _window(before: Sample, after: Sample, gauges: list[_Gauges]) -> RunWindow | None:
-    grown = combine(growths(before, after, (*_LATENCIES, *LENGTHS)))
+    grown = combine(growths(before, after, (*LATENCIES, *LENGTHS)))
     seconds = after.at - before.at
     ended = grown.requests_finished_total
     flying = _mean([one.in_flight for one in gauges])
@@ -158,7 +160,49 @@ def _window(before: Sample, after: Sample, gauges: list[_Gauges]) -> RunWindow |
         "hit_rate": share(grown.prefix_cache_hits_total, grown.prefix_cache_queries_total),
         **_distributions(grown),
     }
-    return RunWindow(before.at, seconds, {name: value for name, value in figures.items() if value is not None})
+    known = {name: value for name, value in figures.items() if value is not None}
+    counted = {key: histogram.count for key in LATENCIES if (histogram := grown.histograms.get(key)) is not None}
+    return RunWindow(before.at, seconds, known, counted)
+
+
+def with_exact(found: RunWindow, latencies: Mapping[str, Quantiles]) -> RunWindow:
+    """The window with the exact quantiles of its latencies."""
+    exact = {
+        f"{key}_{name}_exact": one.guess
+        for key, latency in latencies.items()
+        for name, _ in PARTS
+        if (one := getattr(latency, name)) is not None
+    }
+    return msgspec.structs.replace(found, figures={**found.figures, **exact})
+
+
+def by_exact(windows: Sequence[RunWindow], keys: Collection[str]) -> list[RunWindow]:
+    """The windows with exact values in the place of the estimates of these quantiles, where they have them."""
+    return [
+        msgspec.structs.replace(
+            window,
+            figures={
+                **window.figures,
+                **{
+                    name: window.figures[f"{key}_exact"]
+                    for key in keys
+                    if f"{key}_exact" in window.figures
+                    for name in (key, f"{key}_above", f"{key}_below")
+                },
+            },
+        )
+        for window in windows
+    ]
+
+
+def exact_keys(windows: Sequence[RunWindow], keys: Collection[str]) -> frozenset[str]:
+    """Those quantiles that are exact in each window that has them, and in at least one."""
+    return frozenset(
+        key
+        for key in keys
+        if all(f"{key}_exact" in window.figures for window in windows if window.quantile(key) is not None)
+        and any(f"{key}_exact" in window.figures for window in windows)
+    )
 
 
 def _distributions(grown: EngineSample) -> dict[str, float | None]:
@@ -168,7 +212,7 @@ def _distributions(grown: EngineSample) -> dict[str, float | None]:
         if (histogram := _filled(grown, key)) is not None:
             found[f"{name}_mean"] = histogram.sum / histogram.count
             found[f"{name}_p95"] = interpolated(0.95, histogram.bounds, histogram.counts)
-    seen = {key: quantiles(histogram) for key in _LATENCIES if (histogram := _filled(grown, key)) is not None}
+    seen = {key: quantiles(histogram) for key in LATENCIES if (histogram := _filled(grown, key)) is not None}
     for key, latency in agreeing(seen).items():
         found[f"{key}_mean"] = latency.mean
         for name, _ in PARTS:

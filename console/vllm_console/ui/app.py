@@ -25,7 +25,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
-from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
@@ -41,6 +41,7 @@ from vllm_console.ui.threads import favor_the_screen, in_thread
 
 if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
+    from vllm_console.fleet.local import LocalFleet
     from vllm_console.fleet.verbs import Replay
     from vllm_console.ui.terminal.cast import Cast
 
@@ -94,7 +95,7 @@ class ConsoleApp(App[None]):
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: LocalFleet,
         *,
         refresh: float = 1.0,
         read_only: bool = False,

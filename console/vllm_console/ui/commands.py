@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,6 @@ from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.time_view import CHART_RANGES, moment_from
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import Action, scoped, title_of
-from vllm_console.ui.fuzzy import Kind, Match, match
 from vllm_console.ui.keymap import key_of, label_of
 from vllm_console.ui.panes.bars import flag_text
 from vllm_console.ui.panes.pane_bar import NAMES
@@ -40,6 +40,67 @@ from vllm_launchers.plan.shell_quoting import line_of
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp
     from vllm_console.ui.screens.operations import OperationsScreen
+
+
+class Kind(IntEnum):
+    """How a text matches, the best first."""
+
+    WHOLE = 0
+    PREFIX = 1
+    WORD = 2
+    """It begins at a word."""
+    PART = 3
+    LETTERS = 4
+    """The letters stand in this order, the first one at a word's beginning, with others between them."""
+
+
+class Match(msgspec.Struct, frozen=True, order=True):
+    """How a text matches: the kind, over how many characters, and from which one on; the least is the best."""
+
+    kind: Kind
+    span: int
+    start: int
+
+
+def match(typed: str, text: str, *, letters: bool = True) -> Match | None:
+    """How ``text`` matches; None where it does not. Case counts as little as spaces between letters do.
+
+    ``letters``: whether letters may have others between them, which finds too much in a long text.
+    """
+    wanted, here = " ".join(typed.casefold().split()), text.casefold()
+    if not wanted:
+        return Match(Kind.PREFIX, 0, 0)
+    at = here.find(wanted)
+    if at == 0:
+        return Match(Kind.WHOLE if len(wanted) == len(here) else Kind.PREFIX, len(wanted), 0)
+    while at > 0:
+        if not here[at - 1].isalnum():
+            return Match(Kind.WORD, len(wanted), at)
+        if (after := here.find(wanted, at + 1)) < 0:
+            return Match(Kind.PART, len(wanted), at)
+        at = after
+    return _by_letters(wanted.replace(" ", ""), here) if letters else None
+
+
+def _by_letters(wanted: str, text: str) -> Match | None:
+    """The shortest stretch of the text that holds the letters in their order, from a word's beginning on."""
+    best: Match | None = None
+    start = text.find(wanted[0])
+    while start >= 0:
+        at = start
+        for letter in wanted[1:]:
+            at = text.find(letter, at + 1)
+            if at < 0:
+                return best
+        if not start or not text[start - 1].isalnum():
+            found = Match(Kind.LETTERS, at + 1 - start, start)
+            best = found if best is None or found < best else best
+        start = text.find(wanted[0], start + 1)
+    return best
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
 
 Do = Callable[[], object]
 """Does a command; what it returns is awaited where that is a coroutine."""
@@ -242,7 +303,7 @@ class Commands:
 
 SERVER_ACTIONS: Mapping[str, str] = {
     "restart": "restart", "update": "rolling_update",
-    "stop": "stop", "remove": "remove", "load": "toggle_load", "fix": "stage_fix",
+    "stop": "stop", "remove": "remove", "load": "toggle_load", "ramp": "ramp", "fix": "stage_fix",
     "flags": "edit_flags", "tune": "tune", "mark": "mark", "log": "open_log", "describe": "describe",
     "findings": "findings", "compare": "compare", "revert": "previous_flags", "switch": "switch_preset",
     "sleep": "switch_pair", "wake": "switch_pair",
@@ -254,7 +315,9 @@ _OF_A_SERVER = {
     "restart": "Restart SERVER with what is staged for it", "stop": "Stop SERVER",
     "update": "Start SERVER again next to itself with what is staged for it: a rolling update",
     "remove": "Remove SERVER: delete its record and log; its runs can be replayed",
-    "load": "Send SERVER its preset's workload, or stop it", "fix": "Stage a fix for the top finding of SERVER",
+    "load": "Send SERVER its preset's workload, or stop it",
+    "ramp": "Find the highest request rate at which SERVER meets its objectives",
+    "fix": "Stage a fix for the top finding of SERVER",
     "flags": "Edit all flags of SERVER", "tune": "Adjust the common flags of SERVER with the arrow keys",
     "mark": "Mark SERVER, or no longer", "log": "Read the log of SERVER", "describe": "Describe SERVER",
     "findings": "Findings on SERVER", "compare": "Compare SERVER with its previous run",
@@ -275,6 +338,7 @@ CHANGING_VERBS = frozenset(
         "stop",
         "remove",
         "load",
+        "ramp",
         "fix",
         "flags",
         "tune",

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from textual.pilot import Pilot
 from textual.worker import Worker
 
-from vllm_console.fleet.verbs import Fleet, FleetError, NotFoundError, Replay, UsageError
+from vllm_console.fleet.verbs import FleetError, NotFoundError, Replay, UsageError
 from vllm_console.text import plain
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.picture import check_picture, save_picture
 from vllm_console.ui.screen_names import SCREENS
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
 
 FILLED_SECONDS = 20.0
 """How long servers, their charts and a screen may take to appear."""
@@ -46,7 +49,7 @@ class Shot(msgspec.Struct, frozen=True):
     replay: Replay | None = None
 
 
-def take_picture(fleet: Fleet, shot: Shot) -> Path:
+def take_picture(fleet: LocalFleet, shot: Shot) -> Path:
     """Open the app on a fleet, show a screen, and save a picture of it; returns its full path.
 
     Raises:

@@ -1,1 +1,1 @@
-"""vLLM's step times: GPU models, a model's shape, and a roofline over both. Pure."""
+"""vLLM's scheduler, iteration by iteration, and its step times from GPU models and a model's shape. Pure."""

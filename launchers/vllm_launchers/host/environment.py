@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import resource
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -116,7 +115,8 @@ def _free_gib(folder: Path) -> float | None:
     """Free space for this user where ``folder`` is, or would be created."""
     for place in (folder, *folder.parents):
         try:
-            return shutil.disk_usage(place).free / GIB
+            disk = os.statvfs(place)
+            return disk.f_bavail * disk.f_frsize / GIB
         except FileNotFoundError:
             continue
         except OSError:

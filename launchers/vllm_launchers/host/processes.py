@@ -136,9 +136,12 @@ class ProcessScanner:
         return False
 
 
-def announced_ports() -> set[int]:
-    """The ports of all vLLM servers with a readable command line, including those not bound yet."""
-    return {server.port for server in ProcessScanner().scan() if server.port is not None}
+def announced_ports(excluded: Collection[int] = ()) -> set[int]:
+    """The ports of all vLLM servers with a readable command line, including those not bound yet.
+
+    ``excluded``: the pids of processes that do not count.
+    """
+    return {server.port for server in ProcessScanner().scan(excluded) if server.port is not None}
 
 
 def server_command(argv: Sequence[str]) -> ServerCommand | None:

@@ -1,6 +1,7 @@
 """A keeper's process: ``python -I -S __main__.py FOLDER LOCK_FD``, its request as JSON on standard input.
 
-Started only by `client`, which has taken the folder's lock and passes it on open. Run as a file and without ``site``,
+Started only by `client`, which has taken the folder's lock and passes it on open; or as ``--prepare SOCKET_FD`` by
+`prepared_launch`, which has none yet. Run as a file and without ``site``,
 so that it starts fast, stays small and depends on nothing that could change under it. Everything it will ever need is
 imported at the start, so that an update of the package does not affect a running keeper.
 """
@@ -12,6 +13,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -21,12 +23,14 @@ from typing import Any
 if not __package__:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from vllm_launchers.keeper import folders, processes, wire
+from vllm_launchers.keeper import folders, prepared_launch, processes, wire
 from vllm_launchers.keeper.context import KeeperContext, Tuning, inherited_from, restored_environment
 from vllm_launchers.keeper.errors import KeeperError
+from vllm_launchers.keeper.files import KEEPER_LOG
 from vllm_launchers.keeper.keeper import Keeper, failure
+from vllm_launchers.keeper.prepared_launch import Held
 from vllm_launchers.keeper.records import Generation, Inherited, LaunchSpec, Recording, ServerRecord, State
-from vllm_launchers.private import open_standard_streams
+from vllm_launchers.private import open_file, open_standard_streams
 from vllm_launchers.values import replace
 
 PR_SET_NAME = 15
@@ -42,32 +46,63 @@ def main(folder: Path, lock_fd: int) -> None:
     umask = _detach()
     _redirect_output()
     _become_subreaper()
+    _keep(request, folder, lock_fd, umask, answer_fd, None)
+
+
+def prepare(socket_fd: int) -> None:
+    """Prepare a server's first process, and become its keeper if it is launched."""
+    open_standard_streams()
+    control = socket.socket(fileno=socket_fd)
+    os.set_inheritable(socket_fd, False)
+    umask = _detach()
+    _redirect_output()
+    _become_subreaper()
+    if (held := prepared_launch.hold(control, umask)) is None:
+        return
+    folder = held.context.folder
+    with contextlib.suppress(OSError):
+        notes = open_file(folder / KEEPER_LOG, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+        os.dup2(notes, 2)
+        os.close(notes)
+    answer_fd = os.dup(socket_fd)
+    control.close()
+    _keep(held.request, folder, held.lock, umask, answer_fd, held)
+
+
+def _keep(request: Mapping[str, Any], folder: Path, lock: int, umask: int, answer_fd: int, held: Held | None) -> None:
     try:
-        keeper = _begin(request, folder, lock_fd, umask)
+        keeper = _begin(request, folder, lock, umask, held)
     except (KeeperError, OSError) as error:
         problem = error if isinstance(error, KeeperError) else KeeperError(f"the keeper can't start: {error}")
         _answer(answer_fd, failure(problem))
         return
     _answer(answer_fd, {"record": wire.to_plain(keeper.supervisor.record_writer.reported())})
-    del request
+    del request, held
     keeper.run()
 
 
-def _begin(request: Mapping[str, Any], folder: Path, lock: int, umask: int) -> Keeper:
+def _begin(request: Mapping[str, Any], folder: Path, lock: int, umask: int, held: Held | None) -> Keeper:
     secrets, tuning = request.get("secrets") or {}, wire.from_plain(Tuning, request.get("tuning") or {})
     environment = dict(os.environ)
     shell = inherited_from(environment, umask)
     context = KeeperContext(folder, environment, umask, tuning)
+    events = held.events if held is not None else None
     if request["do"] == "launch":
         raw = request.get("recording")
         recording = wire.from_plain(Recording, raw) if raw else None
-        keeper = Keeper(context, _new_record(folder.name, request["spec"], recording, shell), secrets, lock)
+        record = _new_record(folder.name, request["spec"], recording, shell)
+        keeper = Keeper(context, record, secrets, lock, events)
+        if held is not None:
+            keeper.supervisor.have_prepared(held.process, record.current.spec)
         keeper.supervisor.start(recording)
         return keeper
     record = folders.read_record(folder)
     if request["do"] == "restart":
-        keeper = Keeper(context, replace(record, inherited=shell), secrets, lock)
-        keeper.supervisor.start_next(wire.from_plain(LaunchSpec, request["spec"]))
+        spec = wire.from_plain(LaunchSpec, request["spec"])
+        keeper = Keeper(context, replace(record, inherited=shell), secrets, lock, events)
+        if held is not None:
+            keeper.supervisor.have_prepared(held.process, spec)
+        keeper.supervisor.start_next(spec)
         return keeper
     if record.inherited is not None:  # not the environment of the console that happens to start this keeper
         environment = restored_environment(record.inherited, record.current.spec.secret_names, environment)
@@ -130,4 +165,7 @@ def _answer(fd: int, message: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    if sys.argv[1] == prepared_launch.PREPARE:
+        prepare(int(sys.argv[2]))
+    else:
+        main(Path(sys.argv[1]), int(sys.argv[2]))

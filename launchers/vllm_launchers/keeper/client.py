@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_launchers.keeper import errors, folders, wire
 from vllm_launchers.keeper.errors import (
@@ -33,6 +33,9 @@ from vllm_launchers.keeper.folders import Stamp, default_root
 from vllm_launchers.keeper.records import LaunchSpec, Recording, ServerRecord
 from vllm_launchers.private import open_file
 from vllm_launchers.values import replace
+
+if TYPE_CHECKING:
+    from vllm_launchers.keeper.prepared_launch import PreparedLaunch
 
 __all__ = [
     "KeeperError",
@@ -164,11 +167,12 @@ def launch(
     secrets: Secrets | None = None,
     *,
     recording: Recording | None = None,
+    prepared: PreparedLaunch | None = None,
     tuning: Options = None,
 ) -> ServerRecord:
     """Start a new server; returns once its process runs (``starting``), or could not start (``failed``).
 
-    ``recording`` is what a simulated one goes on from.
+    ``recording`` is what a simulated one goes on from. ``prepared`` is a keeper that has prepared exactly this start.
     Raises `NameTakenError`, `SecretMissingError`, `BadNameError`, `NotOursError`.
     """
     from vllm_launchers.keeper.context import complete_secrets
@@ -185,7 +189,7 @@ def launch(
         if folders.stamp(home) is not None:
             raise NameTakenError(f"server {name} was just started by another console")
         request = {"do": "launch", "spec": wire.to_plain(spec), "secrets": given, "recording": wire.to_plain(recording)}
-        return _start_keeper(home, lock, request, tuning)
+        return _start_keeper(home, lock, request, tuning, prepared)
 
 
 def restart(
@@ -194,12 +198,14 @@ def restart(
     spec: LaunchSpec,
     secrets: Secrets | None = None,
     *,
+    prepared: PreparedLaunch | None = None,
     tuning: Options = None,
 ) -> ServerRecord:
     """Start the next generation with this spec, after stopping what runs; returns once the request is accepted.
 
     A ready server whose spec can be prepared serves until that is done; the record's ``preparation`` says how far it
-    is. It is canceled when this process ends. Raises `NoSuchServerError`, `SecretMissingError`, `RecordError`.
+    is. It is canceled when this process ends. ``prepared`` is a keeper that has prepared exactly this start, for a
+    server that has ended. Raises `NoSuchServerError`, `SecretMissingError`, `RecordError`.
     """
     from vllm_launchers.keeper import processes
     from vllm_launchers.keeper.context import complete_secrets, known_secrets
@@ -208,7 +214,7 @@ def restart(
     known = known_secrets(spec, given, os.environ)
     console = wire.to_plain(processes.identity(os.getpid()))
     request = {"do": "restart", "spec": wire.spec_for_keeper(spec), "secrets": known, "console": console}
-    return _ask_or_start(root, name, request, tuning, lambda: complete_secrets(spec, given, os.environ))
+    return _ask_or_start(root, name, request, tuning, lambda: complete_secrets(spec, given, os.environ), prepared)
 
 
 def cancel(root: Path, name: str) -> ServerRecord:
@@ -359,6 +365,7 @@ def _ask_or_start(
     request: dict[str, Any],
     tuning: Options,
     fresh_secrets: Callable[[], dict[str, str]] | None = None,
+    prepared: PreparedLaunch | None = None,
 ) -> ServerRecord:
     """Send a request to the living keeper; if there is none, start one (which adopts what still runs)."""
     home = folder(root, name)
@@ -381,7 +388,7 @@ def _ask_or_start(
                     _start_keeper(home, lock, {"do": "adopt", "secrets": request.get("secrets")}, tuning)
                 elif request["do"] == "restart":
                     secrets = fresh_secrets() if fresh_secrets else {}
-                    return _start_keeper(home, lock, {**request, "secrets": secrets}, tuning)
+                    return _start_keeper(home, lock, {**request, "secrets": secrets}, tuning, prepared)
         if time.monotonic() >= deadline:
             raise KeeperError(f"the keeper of {name} does not answer; see {home / KEEPER_LOG}")
         time.sleep(0.02)
@@ -445,10 +452,14 @@ def _adopt(home: Path, tuning: Options) -> bool:
     return True
 
 
-def _start_keeper(home: Path, lock: int, request: Mapping[str, Any], tuning: Options) -> ServerRecord:
-    """Start a keeper that takes over the lock; returns its first record."""
+def _start_keeper(
+    home: Path, lock: int, request: Mapping[str, Any], tuning: Options, prepared: PreparedLaunch | None = None
+) -> ServerRecord:
+    """Start a keeper that takes over the lock, or let the one do so that has prepared it; returns its first record."""
     import subprocess
 
+    if prepared is not None and (answer := prepared.launch(lock, {**request, "tuning": tuning})) is not None:
+        return _record(answer)
     program = Path(__file__).with_name("__main__.py")
     with _on_disk(home):
         notes = open_file(home / KEEPER_LOG, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)

@@ -45,8 +45,16 @@ CHECK_SECONDS = 1.5
 class Keeper:
     """Supervises one server: start, restart or adopt with ``server``, then `run` until that is over."""
 
-    def __init__(self, context: KeeperContext, record: ServerRecord, secrets: Mapping[str, str], lock: int) -> None:
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    def __init__(
+        self,
+        context: KeeperContext,
+        record: ServerRecord,
+        secrets: Mapping[str, str],
+        lock: int,
+        events: queue.SimpleQueue[Event] | None = None,
+    ) -> None:
+        """``events`` are those of a process that was prepared before."""
+        self._events: queue.SimpleQueue[Event] = events if events is not None else queue.SimpleQueue()
         self._let_go = self._replaced = False
         post, spec = self._events.put, record.current.spec
         log = RotatingLog(context.folder / LOG, spec.log_bytes, spec.log_files)

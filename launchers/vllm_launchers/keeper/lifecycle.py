@@ -153,6 +153,13 @@ class PreparedStep(Value):
     message: Mapping[str, Any] | None
 
 
+class LaunchAsked(Value):
+    """A console launches what was prepared for it; ``lock`` is that of the server's folder, -1: it never will."""
+
+    request: Mapping[str, Any]
+    lock: int
+
+
 class ChildEnded(Value):
     """Some child has ended (SIGCHLD); reap to see which."""
 
@@ -213,6 +220,7 @@ Event = (
     | WarmedUp
     | SleepProgress
     | PreparedStep
+    | LaunchAsked
     | ChildEnded
     | AdoptedEnded
     | LogLost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -61,7 +62,7 @@ class RestartPreparation:
     @property
     def waits(self) -> bool:
         """Whether there is a prepared process that was not yet asked to become the server."""
-        return self._process is not None and self._process.went_at is None
+        return self._process is not None and not self._process.launched
 
     @property
     def cancelable(self) -> bool:
@@ -84,6 +85,12 @@ class RestartPreparation:
         except (SpawnError, KeeperError, OSError) as error:
             self.record(PreparationStep.FAILED, f"its process could not be started: {error}")
 
+    def have(self, process: PreparedProcess, spec: LaunchSpec) -> None:
+        """A process that was prepared before the launch is to be the server's first, at whatever step it is."""
+        process.spec = self.spec = spec
+        process.before_launch = True
+        self._process = process
+
     def said(self, event: PreparedStep) -> LaunchSpec | None:
         """The process says how far it is. Returns the flags that the server is to be stopped for now; else None."""
         process = self._process
@@ -96,8 +103,11 @@ class RestartPreparation:
                 self._checks(text)
             case "accepted":
                 process.accepted = True
-                return process.spec
-            case "refused":
+                if self.waits:
+                    return process.spec
+                with contextlib.suppress(OSError, KeeperError):  # what ended it is noticed by its end
+                    self._go(process)
+            case "refused" if self.waits:
                 self.discard(PreparationStep.REFUSED, text)
             case "unprepared" if not self.waits:
                 process.why_not = text
@@ -130,7 +140,7 @@ class RestartPreparation:
         process, why = self._process, ""
         if process is None:
             return None
-        if process.spec != generation.spec or not process.accepted:
+        if process.spec != generation.spec or not (process.accepted or process.before_launch):
             why = "it was prepared for other flags"
         elif not processes.alive(process.process):
             why = "its process has ended"
@@ -158,6 +168,11 @@ class RestartPreparation:
                 return ""
             if last.get("step") == "unprepared":
                 process.why_not = str(last.get("message") or "")
+            if process.went_at is None:
+                self._write_output(process)
+            if last.get("step") == "refused":
+                self._became_server(process)
+                return ""
             why = process.why_not or "its process ended"
         self._end(PreparationStep.UNPREPARED, why)
         return why
@@ -239,12 +254,25 @@ class RestartPreparation:
         return self._redaction.clean(data, whole=True)[0].decode(errors="replace")
 
     def _hand_over(self, process: PreparedProcess) -> ProcessIdentity:
+        self._recorded = self._record_writer.record.preparation
+        self._record_writer.change(insist=True, server=process.process, preparation=None)
+        process.launched = True
+        if process.accepted:
+            self._go(process)
+        return process.process
+
+    def _go(self, process: PreparedProcess) -> None:
         output = open_for_server(self._folder)
         try:
-            self._recorded = self._record_writer.record.preparation
-            self._record_writer.change(insist=True, server=process.process, preparation=None)
-            os.write(output, process.output())  # the beginning of its log
             process.go(output)
         finally:
             os.close(output)
-        return process.process
+
+    def _write_output(self, process: PreparedProcess) -> None:
+        """Add what it has printed to the log: it ended before it waited."""
+        with contextlib.suppress(OSError, KeeperError):  # a full disk
+            output = open_for_server(self._folder)
+            try:
+                os.write(output, process.output())
+            finally:
+                os.close(output)

@@ -53,7 +53,11 @@ class PreparedProcess:
         self._output = -1
         self.started_at = time.monotonic()
         self.accepted = False
-        """Whether it has accepted the flags."""
+        """Whether it has accepted the flags, and waits."""
+        self.before_launch = False
+        """Whether it was prepared before there was a server, and so may be launched before it has judged its flags."""
+        self.launched = False
+        """Whether it is the server's process: asked to go on, or to be asked once it waits."""
         self.went_at: float | None = None
         """When it was asked to become the server; None before."""
         self.why_not = ""
@@ -84,7 +88,11 @@ class PreparedProcess:
         return b""
 
     def go(self, output_fd: int) -> None:
-        """Let it go on as the server, with this file as its output. Raises OSError if it is gone."""
+        """Let it go on as the server, with this file as its output, at first what it has printed until now.
+
+        Raises OSError if it is gone.
+        """
+        os.write(output_fd, self.output())
         socket.send_fds(self._control, [GO], [output_fd])
         self.went_at = time.monotonic()
 

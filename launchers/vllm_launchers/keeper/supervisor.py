@@ -10,11 +10,17 @@ import os
 import select
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vllm_launchers.keeper import location, processes, spawn
-from vllm_launchers.keeper.context import KeeperContext, complete_secrets, known_secrets, secrets_of_process
+from vllm_launchers.keeper.context import (
+    KeeperContext,
+    complete_secrets,
+    known_secrets,
+    secrets_of_process,
+    server_command,
+)
 from vllm_launchers.keeper.errors import CannotSleepError, KeeperError, NotPreparingError, UnwrittenError
 from vllm_launchers.keeper.files import LOG
 from vllm_launchers.keeper.health import Health, Prober, ProbeTarget, WarmUpRun
@@ -34,6 +40,7 @@ from vllm_launchers.keeper.lifecycle import (
 from vllm_launchers.keeper.log_forwarder import LogForwarder
 from vllm_launchers.keeper.output import open_for_server
 from vllm_launchers.keeper.preparation import RestartPreparation
+from vllm_launchers.keeper.prepared_process import PreparedProcess
 from vllm_launchers.keeper.process_group import ProcessGroup
 from vllm_launchers.keeper.record_writer import Notes, RecordWriter
 from vllm_launchers.keeper.records import (
@@ -58,7 +65,6 @@ from vllm_launchers.keeper.sleeper import Sleeper, SleepOrder
 from vllm_launchers.keeper.spawn import Sidecar, SidecarCommand, fill
 from vllm_launchers.keeper.stop_sequence import Stop, StopSequence
 from vllm_launchers.listeners import Owner
-from vllm_launchers.probe.environment import with_probe
 from vllm_launchers.values import Value, replace
 
 START_PENDING = "started by a new keeper; the old one died before it could"
@@ -171,6 +177,10 @@ class Supervisor:
         return seconds
 
     # -- start and adoption ----------------------------------------------------------------------------------------
+
+    def have_prepared(self, process: PreparedProcess, spec: LaunchSpec) -> None:
+        """This process was prepared before there was a server: the first start with these flags is to use it."""
+        self._preparation.have(process, spec)
 
     def start(self, recording: Recording | None = None) -> None:
         """Start the present generation's process for the first time. Raises `UnwrittenError`."""
@@ -323,18 +333,10 @@ class Supervisor:
         """
         output = open_for_server(self._context.folder)
         try:
-            command = self._command(spec, spec.argv, output)
+            command = server_command(self._context, spec, spec.argv, self._secrets, output)
             return spawn.start(command, lambda server: self.record_writer.change(insist=True, server=server))
         finally:
             os.close(output)
-
-    def _command(self, spec: LaunchSpec, argv: Sequence[str], output: int) -> spawn.Command:
-        """A command with the environment of the server. Raises `SecretMissingError`."""
-        secrets = complete_secrets(spec, self._secrets, self._context.environment)
-        environment = {**self._context.environment, **spec.environment, **secrets}
-        if spec.probe:
-            environment = with_probe(environment, self._context.folder.resolve())
-        return spawn.Command(argv, environment, spec.cwd, output, self._context.umask)
 
     def _sidecar_command(self) -> SidecarCommand | None:
         """What is to run beside the server as it is now."""
@@ -690,7 +692,8 @@ class Supervisor:
         self._learn_secrets(spec, secrets)
         self._preparation.discard(PreparationStep.CANCELED, "another restart was requested")
         if spec.prepared_argv and self._stop is None and self.record.state is State.READY:
-            self._preparation.begin(spec, console, self._command(spec, spec.prepared_argv, -1))
+            command = server_command(self._context, spec, spec.prepared_argv, self._secrets)
+            self._preparation.begin(spec, console, command)
             return
         self.stop(spec, secrets)
         if self.record.preparation is not None:

@@ -31,6 +31,12 @@ class RefusedError(FleetError):
     exit_code = 4
 
 
+def read_only_error(why: str) -> RefusedError:
+    """The refusal of any change; ``why`` is what makes the console read-only, or nothing."""
+    cause = f" ({why})" if why else ""
+    return RefusedError(f"this console is read-only{cause}: nothing was changed")
+
+
 class UsageError(FleetError):
     """The request is invalid."""
 

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,6 +29,9 @@ from vllm_launchers.launch.standby import beside, find_other, one_switch, refuse
 from vllm_launchers.plan.model import Changes, Plan
 from vllm_launchers.private import lock, open_file, own_folder
 from vllm_launchers.vllm.startup_reports import Remembered
+
+if TYPE_CHECKING:
+    from vllm_launchers.keeper.prepared_launch import PreparedLaunch
 
 TIMEOUT_SECONDS = 30.0
 """Much longer than a launch takes to be claimed (well under a second)."""
@@ -118,6 +122,11 @@ def _nothing() -> None:
     return
 
 
+def _unprepared(launch: LaunchPlan, folder: Path) -> PreparedLaunch | None:
+    del launch, folder
+    return None
+
+
 def _unjudged(plan: Plan) -> Plan:
     return plan
 
@@ -131,7 +140,8 @@ class Launcher:
 
     ``refresh`` is called before planning, so that the planner's GPUs are up to date. ``noted`` gets the record of each
     server after its launch, and before a restart. ``judged`` adds the engine's own verdict to the plan of a launch, if
-    that is known. ``not_retryable`` are log lines that show that another automatic
+    that is known; ``prepared`` returns the keeper that has prepared exactly this launch, if there is one.
+    ``not_retryable`` are log lines that show that another automatic
     start would fail the same way; requested only if a keeper may restart a server. ``prepare`` and ``rollback`` hold
     for restarts whose options leave them out.
     """
@@ -147,6 +157,7 @@ class Launcher:
         refresh: Callable[[], None] = _nothing,
         noted: Callable[[ServerRecord], ServerRecord] = _as_it_is,
         judged: Callable[[Plan], Plan] = _unjudged,
+        prepared: Callable[[LaunchPlan, Path], PreparedLaunch | None] = _unprepared,
         prepare: bool = True,
         rollback: bool = True,
     ) -> None:
@@ -154,6 +165,7 @@ class Launcher:
         self._state, self._records = state, records
         self._sidecar, self._not_retryable = sidecar, not_retryable
         self._refresh, self._noted, self._judged = refresh, noted, judged
+        self._prepared = prepared
         self._prepare, self._rollback = prepare, rollback
         self._own_reports: dict[str, tuple[float, Remembered | None]] = {}
 
@@ -167,6 +179,13 @@ class Launcher:
                 request, freed = beside(request, other), "" if other.state is State.ASLEEP else other.name
             launch = self.planner.plan(request, self._records.taken_ports(), self._records.starting(), freed=freed)
         return msgspec.structs.replace(launch, plan=self._judged(launch.plan))
+
+    def _name_of(self, request: LaunchRequest) -> str:
+        return request.name or self._records.free_name(self.planner.preset(request.preset).name)
+
+    def folder_of(self, request: LaunchRequest) -> Path:
+        """The folder that a server gets if it is launched now."""
+        return client.folder(self._state, self._name_of(request))
 
     def plan_restart(
         self, record: ServerRecord, changes: Changes, options: RestartOptions = AS_CONFIGURED
@@ -187,7 +206,7 @@ class Launcher:
         if request.vllm_version is not None:
             raise UsageError("--vllm-version names a release that is not installed: it can be planned, not started")
         with self._one_at_a_time():
-            name = request.name or self._records.free_name(self.planner.preset(request.preset).name)
+            name = self._name_of(request)
             existing = client.read(self._state, name) if client.exists(self._state, name) else None
             if existing is not None and existing.needs_keeper:
                 client.refuse_elsewhere(self._state, existing)
@@ -218,7 +237,7 @@ class Launcher:
             record = client.read(self._state, name)
             if record.state is not State.READY:
                 raise FleetError(f"{name} is {record.state}: a rolling update begins with a ready server")
-            self._refuse_second(name)
+            self._refuse_third(record)
             self._refresh()
             taken, starting = self._records.taken_ports(), self._records.starting()
             launch = self.planner.plan_beside(record, changes, options, taken, starting)
@@ -239,18 +258,30 @@ class Launcher:
             return ours.beside
         return self._records.free_name(min(record.name, ours.beside, key=len))
 
-    def _refuse_second(self, name: str) -> None:
-        """Raise FleetError while a rolling update of this server is under way."""
+    def _refuse_third(self, record: ServerRecord) -> None:
+        """Raise FleetError as long as both servers of a rolling update are up, whether they are compared or kept."""
+        ours = unpack(record.current.spec.details)
         for one in self._records.read()[0]:
-            if one.state is State.STARTING and unpack(one.current.spec.details).beside == name:
-                raise FleetError(f"a rolling update of {name} is under way: {one.name} is starting")
+            theirs = unpack(one.current.spec.details)
+            same = (ours.preset, ours.model) == (theirs.preset, theirs.model)
+            if one.needs_keeper and same and (theirs.beside == record.name or ours.beside == one.name):
+                raise FleetError(
+                    f"a rolling update is not finished: {one.name} is {one.state} next to {record.name}; "
+                    "stop one of them before the next"
+                )
 
     def _launch(self, name: str, launch: LaunchPlan) -> ServerRecord:
         """Launch under a name that no server has that is up."""
-        if client.exists(self._state, name):
-            # A stopped server of that name is the same server: it keeps its history and generation numbers.
-            return self._again(name, launch)
-        return self._noted(client.launch(self._state, name, self._spec(name, launch), launch.secrets))
+        prepared = self._prepared(launch, client.folder(self._state, name))
+        try:
+            if client.exists(self._state, name):
+                # A stopped server of that name is the same server: it keeps its history and generation numbers.
+                return self._again(name, launch, prepared=prepared)
+            spec = self._spec(name, launch)
+            return self._noted(client.launch(self._state, name, spec, launch.secrets, prepared=prepared))
+        finally:
+            if prepared is not None:
+                prepared.end()
 
     def resume(self, name: str, runs: Sequence[LaunchRequest], recorded: Recorded) -> ServerRecord:
         """Launch a simulated server that goes on from a recording: the last of ``runs``; the others have ended.
@@ -317,7 +348,13 @@ class Launcher:
             refuse_beside_partner(self._records.read()[0], record)
             yield
 
-    def _again(self, name: str, launch: LaunchPlan, options: RestartOptions | None = None) -> ServerRecord:
+    def _again(
+        self,
+        name: str,
+        launch: LaunchPlan,
+        options: RestartOptions | None = None,
+        prepared: PreparedLaunch | None = None,
+    ) -> ServerRecord:
         """The next generation. Without options it is a launch, which is neither prepared nor rolled back."""
         spec = self._spec(name, launch)
         if options is not None:
@@ -327,7 +364,7 @@ class Launcher:
         record = self._noted(client.read(self._state, name))
         if not record.needs_keeper or record.current.spec.port != spec.port:
             self.planner.claim(spec.host, spec.port, self._records.taken_ports(name))
-        return self._noted(client.restart(self._state, name, spec, launch.secrets))
+        return self._noted(client.restart(self._state, name, spec, launch.secrets, prepared=prepared))
 
     def _spec(self, name: str, launch: LaunchPlan) -> LaunchSpec:
         retried = launch.restart.mode is not RestartMode.NEVER

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +51,10 @@ FIRST_PORT = 8000
 
 
 class Planner:
-    """Plans launches on this machine. ``vllm_paths`` are installations named in the config."""
+    """Plans launches on this machine. ``vllm_paths`` are installations named in the config.
+
+    ``prepared`` returns the pids of processes that are prepared for the launch that is planned: their port is its own.
+    """
 
     def __init__(
         self,
@@ -64,8 +67,10 @@ class Planner:
         *,
         warm_up: bool = True,
         probe: ProbeWish = "auto",
+        prepared: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._config_folder = config_folder
+        self._prepared = prepared
         self._warm_up, self._probe = warm_up, probe
         self._gpus, self._shares = gpus, tuple(shares)
         self._vllm_paths = tuple(vllm_paths)
@@ -153,7 +158,7 @@ class Planner:
         if self._gpus is not None and self._gpus.recorded and engine.kind is EngineKind.VLLM:
             text = "planned for a recorded host; it can't be started on this machine"
             found.append(Finding("recorded_host", Level.ADVICE, text))
-        port = request.port if request.port is not None else _free(host, taken)
+        port = request.port if request.port is not None else _free(host, taken, self._prepared())
         if not 1 <= port <= 65535:
             raise UsageError(f"--port {port}: a port lies between 1 and 65535")
         if port in taken:
@@ -401,10 +406,10 @@ def _release(version: str) -> Engine:
     return Engine(EngineKind.VLLM, ("vllm",), version, "cuda", "")
 
 
-def _free(host: str, taken: Collection[int]) -> int:
+def _free(host: str, taken: Collection[int], prepared: Collection[int] = ()) -> int:
     try:
         # A starting server has not bound its port yet, and may be any user's.
-        return free_port(host, FIRST_PORT, {*taken, *announced_ports()})
+        return free_port(host, FIRST_PORT, {*taken, *announced_ports(prepared)})
     except PortError as error:
         raise FleetError(str(error)) from error
 

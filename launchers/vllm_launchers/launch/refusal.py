@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.findings import Finding
 
 
-def read_only_message(why: str) -> str:
-    """The refusal of any change; ``why`` is what makes it read-only, or nothing."""
-    cause = f" ({why})" if why else ""
-    return f"this console is read-only{cause}: nothing was changed"
-
-
 def refuse_unfit(plan: Plan, *, force: bool) -> None:
     """Refuse a launch that would end in an error.
 

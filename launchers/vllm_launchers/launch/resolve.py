@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from vllm_launchers import values
 from vllm_launchers.engine_model.gpus import DEFAULT_GPU, UnknownGpuError, find_gpu
 from vllm_launchers.host.gpu.host import Gpu, Host
-from vllm_launchers.host.gpu.mig_slices import best_slice, on_slice
-from vllm_launchers.host.gpu.sharing import available_gib
+from vllm_launchers.host.gpu.sharing import available_gib, best_slice, on_slice
 from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, RestartPolicy, WarmUp
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import BLOCKS, find_earlier, fixed_cache, gpu_kind

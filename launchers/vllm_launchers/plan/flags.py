@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.presets.rules import FLAG_NAME, LENGTH, refused_flag, refused_value
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue
-from vllm_launchers.vllm.flags.values import human_int
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
 
 __all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_set", "parse_value", "token_count"]
 

@@ -19,7 +19,6 @@ class Learned(msgspec.Struct, frozen=True):
 
     report: EngineReport
     predicted_weights_gib: float | None = None
-    predicted_overhead_gib: float | None = None
     predicted_kv_gib: float | None = None
     predicted_kv_tokens: int | None = None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from vllm_launchers.addresses import TLS_FLAGS, base_url
+from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.probe import ProbePlan
 from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.pace import Paces
     from vllm_launchers.plan.placement import Placement
     from vllm_launchers.plan.verdict import Verdict
+
 
 __all__ = ["Changes", "Engine", "EngineKind", "FlagValue", "Flags", "Plan", "same_value"]
 
@@ -72,3 +74,24 @@ class Plan(msgspec.Struct, frozen=True):
     def url(self) -> str:
         """Base URL of the server's API, as this machine will reach it."""
         return base_url(self.host, self.port, tls=self.tls)
+
+
+# -- whether its model fits its GPUs ----------------------------------------------------------------------------------
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """``fits`` is None if the plan knows too little about model or GPU. ``error`` is what blocks a start, in one
+    sentence; empty if nothing does. ``kv_tokens`` is what the KV cache would hold.
+    """
+
+    fits: bool | None = None
+    error: str = ""
+    kv_tokens: int | None = None
+
+
+def fit_of(plan: Plan) -> Fit:
+    """Summarize a plan's verdict on its model."""
+    error = next((finding.message for finding in plan.findings if finding.level is Level.ERROR), "")
+    if plan.memory is None:
+        return Fit(None, error)
+    return Fit(plan.memory.fits, error, plan.memory.kv_tokens if plan.memory.fits else None)

@@ -18,7 +18,7 @@ from vllm_launchers.plan.budget.estimate import loaded_weights
 from vllm_launchers.plan.budget.memory_flags import batch_sizes
 from vllm_launchers.plan.budget.weights import bits_per_weight, parameters
 from vllm_launchers.presets.model import Workload
-from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 PIPELINE_FILL = 0.85
@@ -109,7 +109,7 @@ def timing_of(
     ``memory`` is its budget. Links that are None are typical for GPUs of this model.
     """
     gpu = find_model(gpu_name) if gpu_name else None
-    tensor, pipeline, data = (_size(flags, f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
+    tensor, pipeline, data = (whole_number(flags, f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
     geometry = geometry_of(facts, flags, memory, release)
     if gpu is None or gpu.bf16_flops is None or geometry is None or _is_part(gpu, memory):
         return None
@@ -169,10 +169,5 @@ def geometry_of(
         experts_per_token=picked,
         expert_share=share,
         # The budget's figure is for one pipeline stage.
-        kv_bytes_16=memory.kv_bytes_per_token * _size(flags, "pipeline-parallel-size") * 2 / element,
+        kv_bytes_16=memory.kv_bytes_per_token * whole_number(flags, "pipeline-parallel-size") * 2 / element,
     )
-
-
-def _size(flags: Flags, name: str) -> int:
-    value = flags.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1

@@ -14,8 +14,15 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.host import Gpu, Host, Link, MigInstance, connected
-from vllm_launchers.host.gpu.mig_slices import slice_gpu
-from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, format_share, holdings, is_held, is_held_by_others
+from vllm_launchers.host.gpu.sharing import (
+    GpuShare,
+    available_gib,
+    format_share,
+    holdings,
+    is_held,
+    is_held_by_others,
+    slice_gpu,
+)
 from vllm_launchers.host.gpu.topology import LinkLevel, level_of, nvlinks_in, pcie_groups, spans
 
 MOST_SETS = 20_000

@@ -6,24 +6,7 @@ from collections.abc import Mapping
 
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.shell_quoting import assignments, line_of
-from vllm_launchers.secrets import (
-    SERVER_SECRETS,
-    holds_secret,
-    is_secret_name,
-    redact,
-    redact_argv,
-    redact_environment,
-)
-
-__all__ = [
-    "command_line",
-    "inherited_secrets",
-    "is_secret_name",
-    "redact",
-    "redact_argv",
-    "redact_environment",
-    "split_secrets",
-]
+from vllm_launchers.secrets import SERVER_SECRETS, holds_secret, is_secret_name, redact_argv, redact_environment
 
 
 def split_secrets(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -10,8 +10,9 @@ Descriptor 3 is a Unix stream socket. One JSON object per line goes out on it:
 
 - ``{"step": "importing"}`` at once, and again if it starts over to leave the GPU alone
 - ``{"step": "imported", "seconds": 8.2, "vllm": "0.32.0"}``
-- ``{"step": "accepted", "seconds": 8.4, "cuda_initialized": false, "config_checked": true, …}``: it waits. Without
-  ``config_checked`` only vLLM's parser has judged the flags
+- ``{"step": "judged", "seconds": 8.4, "config_checked": true}``: the flags are accepted. Without ``config_checked``
+  only vLLM's parser has judged them
+- ``{"step": "accepted", "seconds": 12.4, "cuda_initialized": false, "config_checked": true, …}``: it waits
 - ``{"step": "reading", "message": …}``, from time to time: the flags are accepted, and the weights are read ahead
 - ``{"step": "refused", "seconds": 8.4, "message": …}``: vLLM does not take the flags, in its own words; exit code 2
 - ``{"step": "unprepared", "message": …}``: this vLLM can't be prepared, which says nothing about the flags; exit code 3
@@ -19,9 +20,6 @@ Descriptor 3 is a Unix stream socket. One JSON object per line goes out on it:
 
 One byte comes in: ``g``, with the descriptor of the server's output file attached. If the socket closes instead, it
 ends quietly.
-
-Where only the verdict is wanted, the variable `VERDICT_FD` names the socket's descriptor. It then ends after the
-verdict, or with the thread that started it.
 
 The engine's process is prepared, too: a *spare* Python, its child, has imported what an engine needs and stands in for
 the first process that vLLM spawns. It ends with this process.
@@ -92,9 +90,6 @@ METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 PARSER_ONLY = "VLLMCONSOLE_PREPARED_PARSER_ONLY"
 """Set for itself when it starts over, to the time of its first start: checking the configuration needs the GPU."""
 
-VERDICT_FD = "VLLMCONSOLE_VERDICT_FD"
-"""Set where only the verdict is wanted: the descriptor of the socket."""
-
 PR_SET_PDEATHSIG = 1
 
 
@@ -114,10 +109,8 @@ class Keeper:
     """The socket to the process that started this one."""
 
     def __init__(self, start: Start) -> None:
-        if start.verdict_only:
-            die_with_parent(yes=True)  # whose end before that is noticed by the first message
-        os.set_inheritable(start.descriptor, False)
-        self._socket = socket.socket(fileno=start.descriptor)
+        os.set_inheritable(KEEPER_FD, False)
+        self._socket = socket.socket(fileno=KEEPER_FD)
         self._began = start.began
 
     @property
@@ -203,7 +196,7 @@ def import_vllm(untouched: Untouched) -> str:
 
 
 def import_early() -> None:
-    """Import what a verdict does not need. What can't be imported the server reports, if it needs it."""
+    """Import what the verdict did not need. What can't be imported the server reports, if it needs it."""
     import_each(EARLY)
 
 
@@ -278,8 +271,6 @@ def verdict(start: Start) -> Any:
         if says_nothing_about_flags(error):
             raise UnpreparedError(f"its flags can't be checked: {describe(error)}") from error
         raise RefusedError(describe(error)) from error
-    if not start.verdict_only:
-        import_early()
     return configuration
 
 
@@ -773,34 +764,40 @@ class Start(NamedTuple):
     parser_only: bool
     argv: list[str]
     environment: dict[str, str]
-    descriptor: int
-    verdict_only: bool
 
     def again(self) -> NoReturn:
         """Start over without checking the configuration."""
-        os.set_inheritable(self.descriptor, True)
+        os.set_inheritable(KEEPER_FD, True)
         flush(ctypes.CDLL(None))
-        more = {VERDICT_FD: str(self.descriptor)} if self.verdict_only else {}
-        os.execve(sys.executable, self.argv, {**self.environment, **more, PARSER_ONLY: str(self.began)})
+        os.execve(sys.executable, self.argv, {**self.environment, PARSER_ONLY: str(self.began)})
 
 
 def noted_start() -> Start:
     """How this process was started; to be called before anything is changed."""
-    first, descriptor = os.environ.pop(PARSER_ONLY, ""), os.environ.pop(VERDICT_FD, "")
+    first = os.environ.pop(PARSER_ONLY, "")
     argv = list(getattr(sys, "orig_argv", None) or [sys.executable, *sys.argv])  # 3.9 has no orig_argv
     began = float(first or time.monotonic())
-    return Start(began, bool(first), argv, dict(os.environ), int(descriptor or KEEPER_FD), bool(descriptor))
+    return Start(began, bool(first), argv, dict(os.environ))
 
 
 def prepare(keeper: Keeper, untouched: Untouched, start: Start) -> tuple[Installation, Any]:
-    """Import vLLM and have it judge the flags; returns what was imported, and the configuration if it was checked."""
+    """Import vLLM, have it judge the flags, and import what a server needs besides.
+
+    Returns what was imported, and the configuration if it was checked.
+    """
     if sys.argv[1:2] != ["serve"] or "--omni" in sys.argv:
         raise UnpreparedError("only 'vllm serve' can be prepared")
     keeper.say("importing")
     version = import_vllm(untouched)
     installation = Installation()
     keeper.say("imported", seconds=keeper.seconds, vllm=version)
-    return installation, judge(untouched, start)
+    configuration = judge(untouched, start)
+    keeper.say("judged", seconds=keeper.seconds, config_checked=configuration is not None)
+    if not start.parser_only:
+        import_early()
+        if untouched.needed:
+            raise GpuNeededError
+    return installation, configuration
 
 
 def give_up(keeper: Keeper, message: str) -> NoReturn:
@@ -833,20 +830,18 @@ def main() -> NoReturn:
             give_up(keeper, "reading the flags initializes the GPU")
         start.again()
     untouched.end()
-    spare = load_ahead(keeper, configuration) if not start.verdict_only else None
+    spare = load_ahead(keeper, configuration)
     initialized = bool(sys.modules["torch"].cuda.is_initialized())
     checked = configuration is not None
     del configuration
-    holders = None if start.verdict_only else Holders()
+    holders = Holders()
     keeper.say("accepted", seconds=keeper.seconds, cuda_initialized=initialized, config_checked=checked)
-    if start.verdict_only:
-        sys.exit()
     output = keeper.wait()
     if installation.changed:
         give_up(keeper, "its files were replaced after it was imported")
     repeat_messages()
     take_output(output)
-    if holders is not None and (freed := holders.wait()):
+    if freed := holders.wait():
         print(freed)
     if spare is not None:
         spare.lend()
@@ -859,7 +854,7 @@ def load_ahead(keeper: Keeper, configuration: Any) -> Spare | None:
     spare = start_spare(configuration)
     if reader is not None:
         print(reader.finish(READ_SECONDS, lambda message: keeper.say("reading", message=message)))
-    print(f"prepared for a restart in {keeper.seconds:g} s")
+    print(f"prepared in {keeper.seconds:g} s")
     return spare
 
 

@@ -15,12 +15,7 @@ import msgspec
 from vllm_launchers.presets.check import MAX_TEXT, REQUIRED
 from vllm_launchers.presets.load import MAX_DEPTH, shipped_folder
 from vllm_launchers.presets.model import Objectives, Workload
-from vllm_launchers.presets.rules import (
-    ENVIRONMENT_NAME_PATTERN,
-    FLAG_NAME_PATTERN,
-    FLAG_RULES,
-    MANAGED_FLAGS,
-)
+from vllm_launchers.presets.rules import ENVIRONMENT_NAME_PATTERN, FLAG_NAME_PATTERN, FLAG_RULES, MANAGED_FLAGS
 from vllm_launchers.secrets import SECRET_FLAGS
 
 # A line break or a control character; the loader rejects unprintable text.

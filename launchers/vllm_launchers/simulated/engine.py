@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from vllm_launchers.engine_model.core import Core, StepReport
+from vllm_launchers.engine_model.scheduler import FinishReason, Request
 from vllm_launchers.probe.plugin.vllm_console_probe import Probe
-from vllm_launchers.simulated.core import Core, StepReport
 from vllm_launchers.simulated.metrics import EngineMetrics
 from vllm_launchers.simulated.probe import record_step
-from vllm_launchers.simulated.scheduler import FinishReason, Request
 
 CACHE_WINDOW = 1000
 """The hit rate in the log covers this many requests."""

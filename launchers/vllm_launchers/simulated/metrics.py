@@ -19,9 +19,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from vllm_launchers.simulated.core import Core, StepReport
+from vllm_launchers.engine_model.core import Core, StepReport
+from vllm_launchers.engine_model.scheduler import FinishReason, Request
 from vllm_launchers.simulated.memory import MemoryPlan
-from vllm_launchers.simulated.scheduler import FinishReason, Request
 from vllm_launchers.simulated.settings import EngineSettings
 
 LATENCY = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,

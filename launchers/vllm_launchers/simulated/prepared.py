@@ -43,10 +43,9 @@ def main() -> int:
         print(error, file=sys.stderr)
         keeper.say("refused", seconds=keeper.seconds, message=shortened(str(error)))
         return REFUSED
-    print(f"prepared for a restart in {keeper.seconds:g} s")
+    keeper.say("judged", seconds=keeper.seconds, config_checked=True)
+    print(f"prepared in {keeper.seconds:g} s")
     keeper.say("accepted", seconds=keeper.seconds)
-    if start.verdict_only:
-        return 0
     take_output(keeper.wait())
     die_with_parent(yes=False)
     keeper.say("started")

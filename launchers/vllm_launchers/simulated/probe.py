@@ -6,10 +6,10 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from vllm_launchers.engine_model.core import Core, StepReport
+from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.probe.plugin.vllm_console_probe import FOLDER, Probe, recorder_for
-from vllm_launchers.simulated.core import Core, StepReport
 from vllm_launchers.simulated.metrics import request_values
-from vllm_launchers.simulated.scheduler import Request
 from vllm_launchers.simulated.settings import SIMULATED_VERSION
 
 
@@ -46,6 +46,7 @@ class _IterationStats:
     num_prompt_tokens: int
     num_generation_tokens: int
     num_preempted_reqs: int
+    time_to_first_tokens_iter: list[float]
     inter_token_latencies_iter: list[float]
     finished_requests: list[_FinishedRequestStats]
     iteration_timestamp: float = field(default_factory=time.time)
@@ -67,7 +68,8 @@ def record_step(probe: Probe, core: Core, report: StepReport) -> None:
         return
     prompts = sum(request.prompt_length for request in report.prefilled)
     requests = [_finished(request) for request in report.finished]
-    probe.record(stats, _IterationStats(prompts, len(report.advanced), report.preempted, report.itls, requests))
+    tokens, latencies = len(report.advanced), (report.ttfts, report.itls)
+    probe.record(stats, _IterationStats(prompts, tokens, report.preempted, *latencies, requests))
 
 
 def _finished(request: Request) -> _FinishedRequestStats:

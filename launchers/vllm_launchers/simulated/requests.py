@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.simulated.scheduler import Parent, Request
+from vllm_launchers.engine_model.scheduler import Parent, Request
 from vllm_launchers.simulated.validation import (
     INT64_MAX,
     ApiError,
@@ -44,7 +44,7 @@ from vllm_launchers.simulated.validation import (
     record,
     string,
 )
-from vllm_launchers.simulated.vocabulary import LONGEST_PIECE, Vocabulary, find_stop, output_text, output_token
+from vllm_launchers.simulated.vocabulary import LONGEST_PIECE, Vocabulary, find_stop, output_text
 
 COMPLETION_TOKENS = 16
 """Default ``max_tokens`` of a completion, as in OpenAI's API."""
@@ -171,12 +171,12 @@ def plan_sequence(ask: GenerationRequest, prompt: Prompt, index: int, name: str,
     length = _output_length(ask, limit, seed, least)
     reason: str | int | None = None
     visible: int | None = None
-    size = ask.served.vocabulary.size
+    sample = ask.served.vocabulary.output_token
     ids = frozenset(fields.get("stop_token_ids") or ())
     if ids:
-        hit = next((p for p in range(least, length) if output_token(seed, p) % size in ids), None)
+        hit = next((p for p in range(least, length) if sample(seed, p) in ids), None)
         if hit is not None:
-            length, reason = hit + 1, output_token(seed, hit) % size
+            length, reason = hit + 1, sample(seed, hit)
             visible = None if fields.get("include_stop_str_in_output") else len(output_text(seed, 0, hit))
     if ask.stops:
         pieces = [output_text(seed, position, position + 1) for position in range(length)]
@@ -184,7 +184,7 @@ def plan_sequence(ask: GenerationRequest, prompt: Prompt, index: int, name: str,
         if found is not None:
             length, reason, begin = found
             visible = begin + len(str(reason)) if fields.get("include_stop_str_in_output") else begin
-    request = Request(name, list(prompt.tokens), limit, length, seed=seed, vocabulary=size, stopped=reason is not None)
+    request = Request(name, list(prompt.tokens), limit, length, seed=seed, sample=sample, stopped=reason is not None)
     return Answer(index, prompt, request, reason, visible)
 
 

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from uvicorn.config import LOGGING_CONFIG
 
 from vllm_launchers.addresses import family_of
+from vllm_launchers.engine_model.core import Core
 from vllm_launchers.engine_model.roofline import Roofline
 from vllm_launchers.simulated.api import Api, ApiOptions
 from vllm_launchers.simulated.completions import Style
-from vllm_launchers.simulated.core import Core
 from vllm_launchers.simulated.engine import Engines, SimulatedEngine
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.engine_model.gpus import DEFAULT_GPU, GpuModel, batch_defaults, find_gpu
 from vllm_launchers.engine_model.roofline import Geometry
-from vllm_launchers.simulated.scheduler import SchedulerLimits
+from vllm_launchers.engine_model.scheduler import SchedulerLimits
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.modelfacts.facts import (
     LayerKind,

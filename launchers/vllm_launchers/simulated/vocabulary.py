@@ -64,6 +64,10 @@ class Vocabulary:
         """The text of several tokens."""
         return "".join(self.decode(token) for token in tokens)
 
+    def output_token(self, seed: int, position: int) -> int:
+        """The token id that a request of ``seed`` generates at ``position``."""
+        return output_token(seed, position) % self.size
+
     def _learn(self, piece: str) -> int:
         reserved = _RESERVED.fullmatch(piece)
         if reserved is not None and int(reserved[1]) < self.size and int(reserved[1]) not in self._pieces:

@@ -492,6 +492,6 @@ REMOVED_VARIABLES: Mapping[str, RemovedVariable] = {variable.name: variable for 
 """By name. Other removed variables are in the table of releases, without a replacement."""
 
 MISREAD_VARIABLES: Mapping[str, str] = {
-    "VLLM_PORT": "it is not the port of the API (that is --port) but the first of those that vLLM uses inside",
+    "VLLM_PORT": "it is not the port of the API (that is --port) but the first of those that vLLM uses inside"
 }
 """Variables that are read, but do not mean what their names suggest."""

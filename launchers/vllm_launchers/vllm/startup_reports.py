@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -178,6 +177,8 @@ class StartupReportStore:
 
     def _write(self, entries: list[Remembered]) -> None:
         document = {"version": VERSION, "entries": [asdict(entry) for entry in entries]}
+        import tempfile  # only a start that was learned from writes
+
         handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)  # mode 0600
         close_to_others(handle)  # an umask can remove even that
         try:

@@ -31,6 +31,7 @@ def scheduler_of(case: dict[str, Any]) -> Scheduler:
         max_num_batched_tokens=case["budget"],
         block_size=case["block"],
         enable_prefix_caching=case["caching"],
+        enable_chunked_prefill=case["chunked"],
         async_scheduling=False,
         enforce_eager=True,
     ).create_engine_config()

@@ -152,7 +152,7 @@ def test_a_prepared_start_counts_with_its_preparation(tmp_path, log):
     of = details()
     assert remember_times(times_store(tmp_path), tmp_path, record(of, ready_at=BEGUN + 60))
     plain = earlier_times(tmp_path, of)
-    log.write_text("prepared for a restart in 8.5 s\n" + log.read_text())
+    log.write_text("prepared in 8.5 s\n" + log.read_text())
     assert remember_times(times_store(tmp_path), tmp_path, record(of, ready_at=BEGUN + 60))
     kept = earlier_times(tmp_path, of)
     assert kept["imports"] == pytest.approx(plain["imports"] + 8.5)

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from vllm_console.cli.rolling import who_serves
 from vllm_console.fleet import rolling
+from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.rolling import AnswerComparison
 from vllm_console.fleet.snapshot import ServerView, State
-from vllm_console.fleet.verbs import Fleet
 from vllm_launchers.keeper import golden
 from vllm_launchers.keeper.health import TEXT
 from vllm_launchers.keeper.records import ServerRecord
@@ -62,5 +62,5 @@ def test_a_server_without_warm_up_gets_a_longer_text_before_the_golden_prompts(
 def test_the_last_sentence_names_who_serves(old: State, said: str) -> None:
     views = {name: ServerView(name, state, 0.0) for name, state in (("chat", old), ("chat-2", State.READY))}
     views["chat-2"] = replace(views["chat-2"], port=8001)
-    fleet = cast("Fleet", SimpleNamespace(snapshot=lambda: SimpleNamespace(server=views.get)))
+    fleet = cast("LocalFleet", SimpleNamespace(snapshot=lambda: SimpleNamespace(server=views.get)))
     assert who_serves(fleet, "chat", views["chat-2"]) == said

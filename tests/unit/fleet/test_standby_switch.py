@@ -12,7 +12,7 @@ from msgspec.structs import replace as changed
 from vllm_console.diagnosis.finding import Severity
 from vllm_console.diagnosis.live.sleep import SHOWN_SECONDS, after_sleep
 from vllm_console.fleet import standby
-from vllm_console.fleet.snapshot import ServerView, paired
+from vllm_console.fleet.snapshot import ServerView, SleepView, paired
 from vllm_console.fleet.standby import Sleeping, sleep_view, wanted_gib
 from vllm_console.fleet.verbs import FleetError, RefusedError
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
@@ -181,18 +181,23 @@ def test_host_memory_is_held_at_level_1_only() -> None:
 def test_both_of_a_pair_name_each_other() -> None:
     views = [ServerView(name, State.READY, 0.0) for name in ("chat", "coder", "alone")]
     views[1] = changed(views[1], partner="chat")
-    assert [one.partner for one in paired(views)] == ["coder", "chat", ""]
-    assert [one.partner for one in paired(views[1:])] == ["", ""]
+    assert [one.partner for one in paired(views, 0.0)] == ["coder", "chat", ""]
+    assert [one.partner for one in paired(views[1:], 0.0)] == ["", ""]
 
 
-def test_a_pair_of_which_both_sleep_says_that_neither_serves() -> None:
-    views = [ServerView(name, State.ASLEEP, 0.0, partner=other) for name, other in (("chat", ""), ("coder", "chat"))]
-    assert [one.notice for one in paired(views)] == [
-        "coder is asleep, too: neither of the pair serves",
-        "chat is asleep, too: neither of the pair serves",
+def test_that_neither_of_a_pair_serves_is_a_finding_of_both_unless_they_are_switched() -> None:
+    slept = SleepView(SleepStep.ASLEEP, 1, 100.0)
+    views = [
+        ServerView(name, State.ASLEEP, 100.0, partner=other, sleep=slept)
+        for name, other in (("chat", ""), ("coder", "chat"))
     ]
-    views[0] = changed(views[0], state=State.READY)
-    assert not any(one.notice for one in paired(views))
+    found = [one.findings[0] for one in paired(views, 140.0)]
+    assert [(one.code, one.severity, one.since) for one in found] == [("pair_asleep", "critical", 100.0)] * 2
+    assert found[0].fixes[1].why == "Wake coder up: vllm-console wake coder."
+    assert not any(one.findings for one in paired(views, 110.0)), "between the halves of a switch"
+    waking = changed(views[1], sleep=SleepView(SleepStep.WAKING, 1, 100.0))
+    assert not any(one.findings for one in paired([views[0], waking], 140.0))
+    assert not any(one.findings for one in paired([changed(views[0], state=State.READY), views[1]], 140.0))
 
 
 def test_wrong_answers_are_a_critical_finding_for_a_while() -> None:

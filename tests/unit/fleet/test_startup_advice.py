@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.fleet.startup_advice import startup_finding
+from vllm_console.fleet.startup_progress import startup_finding
 from vllm_console.logs.startup import Startup
 from vllm_console.metrics.sample import Stage, StartupFacts
 from vllm_launchers.launch.details import Details

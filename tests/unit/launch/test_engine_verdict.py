@@ -1,11 +1,9 @@
-"""The chosen engine asked about a plan's flags: one process at a time, gone when nobody waits for it."""
+"""A first launch that is prepared: the engine's verdict, one process at a time, launched or gone."""
 
 from __future__ import annotations
 
 import os
 import select
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -47,6 +45,11 @@ def plan(tmp_path: Path) -> Plan:
 
 
 @pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "servers" / "chat"
+
+
+@pytest.fixture
 def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     """The engine never answers; returns the pids of its process and of that one's child, once they run."""
     pipe = tmp_path / "pids"
@@ -84,25 +87,53 @@ def in_thread(call: Callable[[], object]) -> Callable[[], object]:
     return result
 
 
-def test_the_engine_itself_accepts_and_refuses(plan: Plan) -> None:
+def test_the_engine_itself_accepts_and_refuses(plan: Plan, folder: Path) -> None:
     verdicts = EngineVerdicts()
-    assert verdicts.ask(plan()) == Verdict(Answer.ACCEPTED)
-    refused = verdicts.ask(plan(**{"no-such-flag": 1}))
+    assert verdicts.ask(plan(), folder) == Verdict(Answer.ACCEPTED)
+    assert verdicts.memory_mib, "it waits to be launched"
+    refused = verdicts.ask(plan(**{"no-such-flag": 1}), folder)
     assert refused is not None
     assert refused.answer is Answer.REFUSED
     assert "unrecognized arguments: --no-such-flag 1" in refused.message
     assert verdicts.memory_mib is None
 
 
-def test_a_process_that_dies_says_nothing_about_flags(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_launched_only_if_nothing_has_changed(plan: Plan, folder: Path) -> None:
+    verdicts, launch = EngineVerdicts(), plan()
+    assert verdicts.take(launch, folder) is None
+    assert not verdicts.unused
+    changes = {
+        "its flags have changed": (plan(**{"max-num-seqs": 7}), folder),
+        "its name has changed": (launch, folder.with_name("other")),
+        "its environment has changed": (replace(launch, secrets={"VLLM_API_KEY": "other"}), folder),
+    }
+    for reason, taken in changes.items():
+        verdicts.ask(launch, folder)
+        pid = verdicts.pid
+        assert pid
+        assert verdicts.take(*taken) is None
+        assert verdicts.unused == reason
+        assert gone([pid])
+    verdicts.ask(launch, folder)
+    prepared = verdicts.take(launch, folder)
+    assert prepared is not None
+    assert not verdicts.unused
+    verdicts.end()
+    assert prepared.usable, "it belongs to the launch now"
+    prepared.end()
+
+
+def test_a_process_that_dies_says_nothing_about_flags(
+    plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine_verdict, "prepared_argv", lambda _plan: (sys.executable, "-c", "raise SystemExit(9)"))
-    assert EngineVerdicts().ask(plan()) == Verdict(Answer.UNKNOWN, "its process ended before it answered")
+    assert EngineVerdicts().ask(plan(), folder) == Verdict(Answer.UNKNOWN, "its process ended before it answered")
 
 
-def test_ending_it_ends_everything_it_started(plan: Plan, hang: Callable[[], list[int]]) -> None:
+def test_ending_it_ends_everything_it_started(plan: Plan, folder: Path, hang: Callable[[], list[int]]) -> None:
     verdicts = EngineVerdicts()
     launch = plan()
-    result = in_thread(lambda: verdicts.ask(launch))
+    result = in_thread(lambda: verdicts.ask(launch, folder))
     pids = hang()
     deadline = time.monotonic() + 60
     while verdicts.memory_mib is None and time.monotonic() < deadline:
@@ -114,13 +145,13 @@ def test_ending_it_ends_everything_it_started(plan: Plan, hang: Callable[[], lis
 
 
 def test_a_new_question_ends_the_one_before(
-    plan: Plan, hang: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+    plan: Plan, folder: Path, hang: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts, launch = EngineVerdicts(), plan()
-    first = in_thread(lambda: verdicts.ask(launch))
+    first = in_thread(lambda: verdicts.ask(launch, folder))
     pids = hang()
     monkeypatch.undo()
-    assert verdicts.ask(launch) == Verdict(Answer.ACCEPTED)
+    assert verdicts.ask(launch, folder) == Verdict(Answer.ACCEPTED)
     assert first() is None
     assert gone(pids)
 
@@ -132,37 +163,8 @@ def test_an_engine_that_cannot_be_asked_is_not_started(plan: Plan, tmp_path: Pat
     engine = Engine(EngineKind.VLLM, (str(script),), "0.33.0", "cuda", str(script))
     launch = plan()
     wrapped = replace(launch, plan=replace(launch.plan, engine=engine, argv=(str(script), "serve", "m")))
-    assert EngineVerdicts().ask(wrapped) == Verdict(Answer.UNKNOWN, "the model is not on this machine")
+    assert EngineVerdicts().ask(wrapped, tmp_path) == Verdict(Answer.UNKNOWN, "the model is not on this machine")
     here = replace(wrapped, model_here=True)
-    assert EngineVerdicts().ask(here) == Verdict(Answer.UNKNOWN, "its command may do more than to run vLLM")
+    assert EngineVerdicts().ask(here, tmp_path) == Verdict(Answer.UNKNOWN, "its command may do more than to run vLLM")
     absent = replace(here, plan=replace(here.plan, engine=replace(engine, path="")))
-    assert EngineVerdicts().ask(absent) == Verdict(Answer.UNKNOWN, "it is not installed here")
-
-
-ASKS = """
-import sys
-from vllm_launchers.launch import engine_verdict
-words = (sys.executable, "-c", sys.argv[1], sys.argv[2])
-process = engine_verdict._Process(words, {"PYTHONPATH": sys.argv[3]})
-print(process.verdict())
-"""
-DIES_WITH_IT = """
-import os, signal, sys, time
-from vllm_launchers.prepared.bootstrap import Keeper, noted_start
-keeper = Keeper(noted_start())
-keeper.say("importing")
-with open(sys.argv[1], "w") as pipe:
-    print(os.getpid(), file=pipe)
-time.sleep(600)
-"""
-
-
-def test_it_dies_with_a_console_that_is_killed(tmp_path: Path) -> None:
-    pipe = tmp_path / "pids"
-    os.mkfifo(pipe)
-    source = str(Path(engine_verdict.__file__).parents[2])
-    console = subprocess.Popen([sys.executable, "-c", ASKS, DIES_WITH_IT, str(pipe), source])
-    pids = [int(word) for word in pipe.read_text().split()]
-    console.send_signal(signal.SIGKILL)
-    console.wait()
-    assert gone(pids)
+    assert EngineVerdicts().ask(absent, tmp_path) == Verdict(Answer.UNKNOWN, "it is not installed here")

@@ -100,6 +100,6 @@ def test_a_load_in_the_background_leaves_the_terminal_to_others(monkeypatch: pyt
     import vllm_console.cli.load as command
 
     monkeypatch.setattr(command.os, "tcgetpgrp", lambda _descriptor: 1)
-    assert not command._waited_for()
+    assert not command.waited_for()
     monkeypatch.setattr(command.os, "tcgetpgrp", lambda _descriptor: command.os.getpgrp())
-    assert command._waited_for() is hasattr(command.sys.stderr, "fileno")
+    assert command.waited_for() is hasattr(command.sys.stderr, "fileno")

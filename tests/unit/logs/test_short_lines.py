@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_console.logs.short_lines import short_line
+from vllm_console.ui.widgets.log_view import short_line
 
 STATISTICS = (
     "Engine {rank}: Avg prompt throughput: 1758.4 tokens/s, Avg generation throughput: 1100.0 tokens/s, "

@@ -74,6 +74,6 @@ def test_a_fixed_size_is_noticed_and_who_fixed_it() -> None:
 
 
 def test_what_was_done_before_the_server_took_over() -> None:
-    lines = ["weights read ahead: 3.20 of 15.00 GiB, 11.80 GiB were cached", "prepared for a restart in 8.4 s"]
+    lines = ["weights read ahead: 3.20 of 15.00 GiB, 11.80 GiB were cached", "prepared in 8.4 s"]
     found = watched(lines, 0.0).facts.facts
     assert (found.prepared_seconds, found.read_ahead_gib, found.weights_gib) == (8.4, 3.2, 15.0)

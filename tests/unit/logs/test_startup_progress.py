@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_console.logs.startup import QUIET_SECONDS, STAGES, durations, progress, share_of, too_quiet
+from vllm_console.logs.startup import FIRST_REQUEST, QUIET_SECONDS, durations, progress, share_of, too_quiet
 from vllm_console.metrics.sample import Stage
 
 EARLIER = {"process": 1.0, "config": 9.0, "weights": 50.0, "compile": 30.0, "graphs": 10.0}
+
+STAGES = (
+    *("process", "imports", "config", "download", "weights", "compile", "memory profile", "kv cache", "graphs"),
+    *("warm-up", "server", FIRST_REQUEST),
+)
+"""All stages in their usual order."""
 
 
 def way(*stages, now, earlier=EARLIER):

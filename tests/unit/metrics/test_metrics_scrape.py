@@ -130,7 +130,7 @@ def test_fifty_megabytes_are_refused_before_they_are_read(server, failure):
 
 def test_a_body_without_end_is_refused_at_the_limit(server, failure):
     server.answer = lambda path: endless(server, b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
-    assert failure(server.url, timeout=20.0, body_limit=1024 * 1024) == "too large"
+    assert failure(server.url, timeout=20.0) == "too large"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.fit import Fit, fit_of
+from vllm_launchers.plan.model import Fit, fit_of
 
 
 def test_it_is_what_the_plan_says(fakes):

@@ -47,11 +47,14 @@ def test_the_steps_of_a_start(start: Start) -> None:
     assert prepared.step() == {"step": "importing"}
     imported = prepared.step()
     assert (imported["step"], imported["vllm"]) == ("imported", "0.99.0")
+    judged = prepared.step()
+    assert judged.pop("seconds") >= imported["seconds"]
+    assert judged == {"step": "judged", "config_checked": True}
     accepted = prepared.step()
     assert accepted.pop("seconds") >= imported["seconds"]
     assert accepted == {"step": "accepted", "cuda_initialized": False, "config_checked": True}
     assert prepared.process.poll() is None
-    assert "prepared for a restart in" in prepared.own_output.read_text(), "the beginning of the server's log"
+    assert "prepared in" in prepared.own_output.read_text(), "the beginning of the server's log"
 
 
 def test_the_server_is_as_its_own_command_would_have_started_it(start: Start, tmp_path: Path) -> None:
@@ -335,8 +338,9 @@ def test_an_upgrade_between_the_verdict_and_go_is_noticed(start: Start, fake_vll
 def test_where_the_configuration_needs_the_gpu_only_the_parser_judges(start: Start) -> None:
     prepared = start("serve", "m", "--gpu", FAKE_CUDA="12.9")
     pid = prepared.process.pid
-    steps = [prepared.step() for _ in range(5)]
-    assert [step["step"] for step in steps] == ["importing", "imported", "importing", "imported", "accepted"]
+    steps = [prepared.step() for _ in range(6)]
+    names = ["importing", "imported", "importing", "imported", "judged", "accepted"]
+    assert [step["step"] for step in steps] == names
     assert (steps[-1]["cuda_initialized"], steps[-1]["config_checked"]) == (False, False)
     assert prepared.process.pid == pid
     prepared.go()
@@ -468,21 +472,3 @@ def test_it_needs_nothing_of_this_program() -> None:
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     assert not {name for name in imported if name and name.startswith("vllm")}
-
-
-# -- only the verdict -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("gpu", [(), ("--gpu",)], ids=["at once", "started over to leave the GPU alone"])
-def test_where_only_the_verdict_is_wanted_it_ends_with_it(start: Start, gpu: tuple[str, ...]) -> None:
-    prepared = start("serve", "m", *gpu, FAKE_CUDA="12.9", VLLMCONSOLE_VERDICT_FD="3")
-    assert prepared.until("accepted")["config_checked"] is not bool(gpu)
-    assert prepared.step() == {}
-    assert prepared.wait() == 0
-    assert "--spare" not in prepared.own_output.read_text()
-
-
-def test_a_refusal_is_the_same_where_only_the_verdict_is_wanted(start: Start) -> None:
-    prepared = start("serve", "m", "--error", "value", VLLMCONSOLE_VERDICT_FD="3")
-    assert prepared.until("refused")["message"] == "the value is wrong"
-    assert prepared.wait() == 2

@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from vllm_console.history.probe_records import FinishedRequest, ProbeReader, Step
+from vllm_console.history.probe_records import FinishedRequest, ProbeReader, ProbeSpans, Step
 from vllm_launchers.probe.plugin import vllm_console_probe as plugin
 from vllm_launchers.probe.plugin.vllm_console_probe import HEADER_BYTES, Probe, Recorder
 
@@ -485,3 +486,82 @@ def test_the_plugin_needs_the_standard_library_only() -> None:
 def test_the_reader_names_the_fields_as_the_plugin_does() -> None:
     assert Step._fields == plugin.STEP_FIELDS
     assert FinishedRequest._fields == plugin.REQUEST_FIELDS
+
+
+# -- spans of time -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> float:
+    """A step a second in many segments, with a first token every ten seconds; returns when the first step was."""
+    monkeypatch.setattr(plugin, "SEGMENT_BYTES", HEADER_BYTES + 50 * plugin.STEP.size)
+    begin = time.monotonic()
+    segments_in(tmp_path).write([step_bytes(begin + at) for at in range(3600)])
+    tokens = [plugin.FIRST_TOKEN.pack(begin + at, 0, 0.5, 0) for at in range(0, 3600, 10)]
+    plugin.Segments(tmp_path, "first_tokens", {}).write(tokens)
+    return ProbeReader(tmp_path).steps()[0].at
+
+
+def test_a_span_is_read_without_what_is_before_and_after(tmp_path: Path, an_hour: float) -> None:
+    reader = ProbeReader(tmp_path, an_hour + 1000.5, an_hour + 1060.5)
+    assert [round(step.at - an_hour) for step in reader.steps()] == list(range(1001, 1061))
+    assert len(reader.first_tokens()) == 6
+    assert reader.steps() == []
+    assert reader.writers(an_hour + 1001, an_hour + 1060) == 1
+    assert len(ProbeReader(tmp_path, most=20).steps()) == 20 * len(list(tmp_path.glob("steps-*")))
+
+
+@pytest.mark.parametrize("most", [7, 100, 10_000])
+def test_slices_of_a_span_follow_each_other_without_a_gap(tmp_path: Path, an_hour: float, most: int) -> None:
+    spans, at, found = ProbeSpans(tmp_path), an_hour + 99.5, list[Any]()
+    while rows := spans.after(at, an_hour + 500, most):
+        found += rows
+        at = rows[-1].at
+    assert [row.at for row in found] == sorted(row.at for row in found)
+    steps = [row for row in found if isinstance(row, Step)]
+    assert [round(step.at - an_hour) for step in steps] == list(range(100, 501))
+    assert len(found) - len(steps) == 41
+    assert spans.first_at() == pytest.approx(an_hour)
+
+
+def test_slices_go_on_as_records_are_added(tmp_path: Path) -> None:
+    segments, spans, seen, at = segments_in(tmp_path), ProbeSpans(tmp_path), 0, 0.0
+    begin = time.monotonic()
+    for number in range(40):
+        segments.write([step_bytes(begin + number)])
+        rows = spans.after(at, time.time() + 100, 10)
+        seen, at = seen + len(rows), rows[-1].at if rows else at
+    assert seen == 40
+
+
+@pytest.mark.parametrize(
+    ("intervals", "recorded"),
+    [
+        ([0.02] * 5, {}),
+        ([0.02, 0.5], {}),  # the step has both
+        ([0.02, 0.02, 0.5, 0.02], {0.02: 3, 0.5: 1}),
+        ([number / 64 for number in range(1, 40)], {}),  # too many
+    ],
+)
+def test_intervals_are_recorded_where_they_differ(
+    recorder: Recorder, tmp_path: Path, intervals: list[float], recorded: dict[float, int]
+) -> None:
+    stats = iteration_stats(inter_token_latencies_iter=intervals, time_to_first_tokens_iter=[0.3, 0.4])
+    Probe(recorder, 1).record(scheduler_stats(), stats)
+    written(recorder, tmp_path / "probe")
+    reader = ProbeReader(tmp_path / "probe")
+    (step,), found, tokens = reader.steps(), reader.intervals(), reader.first_tokens()
+    assert {round(one.seconds, 6): one.times for one in found} == recorded
+    assert {(one.at, one.engine) for one in found} <= {(step.at, 1)}
+    assert [one.seconds for one in tokens] == [0.3, 0.4]
+
+
+def test_the_folder_of_a_server_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    server = tmp_path / "server"
+    server.mkdir()
+    segments = plugin.Segments(server / "probe", "steps", {})
+    record = bytes(plugin.LAYOUTS["steps"].size)
+    assert segments.write([record]) == 1
+    shutil.rmtree(server)
+    assert segments.write([record]) == 0
+    assert not server.exists()

@@ -54,6 +54,41 @@ def test_figures_and_their_uncertainty_stand_beside_the_verdict(made):
     assert "(" in sentence(found), "never a bare difference"
 
 
+def with_exact_ttft(windows, factor, but=()):
+    """The windows with exact quantiles of TTFT, so much larger than the estimates."""
+    return [
+        window
+        if number in but
+        else replace(
+            window,
+            figures={
+                **window.figures,
+                **{f"ttft_{part}_exact": factor * window.figures[f"ttft_{part}"] for part in ("p50", "p90", "p99")},
+            },
+        )
+        for number, window in enumerate(windows)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missing_before", "missing_after", "exact"), [((), (), True), ((4,), (), False), ((), range(10), False)]
+)
+def test_quantiles_are_exact_only_if_every_minute_of_both_runs_has_them(made, missing_before, missing_after, exact):
+    """Else the runs would differ because one is estimated: here by half."""
+    one = with_exact_ttft(made.minutes(1), 1.5, missing_before)
+    other = with_exact_ttft(made.minutes(2), 1.5, missing_after)
+    found = compare(*made.pair(one, other))
+    figures = {figure.key: figure for figure in found.figures}
+    ttft = figures["ttft_p99"]
+    assert ttft.exact is exact
+    assert not figures["e2e_p99"].exact
+    assert ttft.verdict not in (Verdict.BETTER, Verdict.WORSE)
+    estimates = {figure.key: figure for figure in compare(*made.pair(made.minutes(1), made.minutes(2))).figures}
+    assert ttft.after == pytest.approx(estimates["ttft_p99"].after * (1.5 if exact else 1.0))
+    assert ("TTFT p50, TTFT p90, TTFT p99: exact, from the records of the probe." in notes(found)) is exact
+    assert comparison_document(found)["figures"][3]["exact"] is exact
+
+
 def test_it_always_says_the_same_and_quickly(made):
     pair = made.pair(made.minutes(1, 240), made.minutes(2, 240))
     compare(*pair)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console import sqlite_files
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_console.recorder import WindowRecorder
 from vllm_console.runs import store as run_store
 from vllm_console.runs.document import run_document
@@ -31,6 +33,7 @@ from vllm_console.runs.store import (
     write,
 )
 from vllm_console.runs.windows import RunWindow
+from vllm_launchers.probe.plugin import vllm_console_probe as plugin
 
 
 def head(number=1, server="chat", **more):
@@ -177,6 +180,36 @@ def test_many_writers_at_once(path, made):
         list(pool.map(work, range(4)))
     assert len(stores[0].runs()) == 40
     assert sum(run.windows for run in stores[0].runs()) == 40
+
+
+def test_a_minute_has_exact_quantiles_once_the_probe_has_written_all_of_it(path, tmp_path):
+    begin = time.monotonic() - 70
+    kinds = ("steps", "requests", "first_tokens")
+    segments = {kind: plugin.Segments(tmp_path / "probe", kind, {}) for kind in kinds}
+    offset = time.time() - time.monotonic()
+    for second in range(64):
+        at = begin + second + 0.5
+        segments["steps"].write([plugin.STEP.pack(at, 0, 1, 0, 0.5, *[-1] * 3, 9, 4, 0, 4, 0.02, 0.02, -1, -1, -1, 0)])
+        segments["first_tokens"].write([plugin.FIRST_TOKEN.pack(at, 0, 0.25, 0)])
+        times = (9, 5, 0, 0.1, 0.15, 0.75, 1.0, 0)
+        segments["requests"].write([plugin.REQUEST.pack(b"r", at - 1, at, 0, *times, b"stop", 0)])
+
+    def sample(second):
+        counts = {"ttft": second, "itl": 4 * second, "e2e": second}
+        histograms = {key: Histogram((1.0, math.inf), (count, count), count) for key, count in counts.items()}
+        engine = EngineSample(requests_finished_total=second, generation_tokens_total=second, histograms=histograms)
+        return Sample(begin + offset + second, {"0": engine})
+
+    log = WindowRecorder(path, RunName("chat-1", "chat", 1), probe=tmp_path / "probe")
+    for second in range(61):
+        log.append(sample(second))
+    assert not path.exists(), "the last records may not be written yet"
+    log.append(sample(61))
+    log.append(sample(62))
+    (window,) = RunStore(path).windows(RunStore(path).runs()[0].id)
+    assert window.figures["ttft_p99_exact"] == 0.25
+    assert window.figures["itl_p50_exact"] == pytest.approx(0.02)
+    assert window.figures["e2e_p99_exact"] == 1.0
 
 
 def test_a_full_disk_is_told_and_loses_nothing_old(store, path, monkeypatch, made):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.simulated.engine import SimulatedEngine
-from vllm_launchers.simulated.scheduler import Request
 from vllm_launchers.simulated.server import stats_line
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_console.metrics.parse import Parser
-from vllm_launchers.simulated.core import StepReport
+from vllm_launchers.engine_model.core import StepReport
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import plan_memory
 from vllm_launchers.simulated.metrics import Metrics

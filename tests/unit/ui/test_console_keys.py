@@ -278,7 +278,7 @@ async def test_number_keys_and_tab_choose_a_pane(console):
         await c.sees("3 Latency")
         assert "1 KV cache" not in c.text
         await c.press("tab")
-        await c.sees("4 Requests")
+        await c.sees("4 Throughput")
         await c.press("shift+tab", "shift+tab")
         await c.sees("2 Preemptions")
 

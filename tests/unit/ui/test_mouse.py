@@ -31,7 +31,7 @@ async def test_the_bar_of_panes_shows_one_large_and_all_again(console, fakes):
         await c.sees("L focus")  # the overview is what auto shows at this size
 
 
-@pytest.mark.parametrize("title", ["1 KV cache", "2 Preemptions", "3 Latency", "4 Requests", "5 Log"])
+@pytest.mark.parametrize("title", ["1 KV cache", "2 Preemptions", "3 Latency", "4 Throughput", "5 Log"])
 async def test_a_click_on_a_title_shows_that_pane_large(console, fakes, title):
     async with console(fakes.chat) as c:
         row = max(y for y, text in enumerate(c.text.splitlines()) if f"─ {title}" in text)

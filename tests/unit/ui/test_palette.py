@@ -37,6 +37,16 @@ async def test_go_selects_a_server_and_drops_a_filter_that_hides_it(console):
         assert "matching" not in c.text
 
 
+async def test_letters_in_the_middle_of_words_are_no_match(console):
+    async with console() as c:
+        await opened(c, "xprt")
+        assert listed(c) == [], "export"
+        assert (c.app.screen._entry.value, c.app.screen._at) == ("xprt", None)
+        await c.press("escape")
+        await opened(c, "exprt")
+        assert listed(c)[0].startswith("export ")
+
+
 async def test_launch_opens_the_launch_screen_at_the_preset(console):
     async with console() as c:
         await run(c, "launch batch")

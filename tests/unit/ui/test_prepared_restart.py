@@ -38,9 +38,10 @@ def prepared(at, step, message="", **more):
 async def test_it_is_said_how_far_it_is_and_escape_cancels_it(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("r", "y")
-        await c.sees("keeps serving while its restart is prepared")
+        await c.sees("The restart of chat is being prepared.")
         await c.sees("loading vLLM")
         await c.sees("keeps serving · max-num-seqs 256 → 128")
+        assert c.text.count("keeps serving") == 1
         fleet.now = {"restart": prepared(fleet.at, PreparationStep.CHECKING, memory_mib=1234)}
         await c.sees("vLLM is checking the flags")
         await c.sees("+1.2 GiB RAM")
@@ -49,13 +50,16 @@ async def test_it_is_said_how_far_it_is_and_escape_cancels_it(console, fleet):
         assert fleet.calls == [("restart", "chat", Changes()), ("cancel_restart", "chat")]
 
 
-async def test_that_it_keeps_serving_is_said_no_longer_than_it_does(console, fleet, monkeypatch):
-    monkeypatch.setattr("vllm_console.ui.app.MESSAGE_SECONDS", 3600.0)
+async def test_the_changes_of_a_canceled_restart_are_staged_again(console, fleet):
     async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        staged = c.app.operations.staging.of("chat")
+        assert staged
         await c.press("r", "y")
-        await c.sees("keeps serving while its restart is prepared")
-        fleet.now = {"state": State.STOPPING, "restart": prepared(fleet.at, PreparationStep.ACCEPTED)}
-        await c.until(lambda: "keeps serving while" not in c.text, "withdrawn with the change of state")
+        await c.sees("loading vLLM")
+        assert not c.app.operations.staging.of("chat")
+        await c.press("escape")
+        await c.until(lambda: c.app.operations.staging.of("chat") == staged)
 
 
 async def test_another_verb_has_to_wait_for_it_but_a_stop(console, fleet):
@@ -73,7 +77,7 @@ async def test_a_refusal_is_said_aloud_in_its_own_words_and_the_next_restart_may
         await c.press("r", "y")
         await c.sees("loading vLLM")
         fleet.now = {"restart": prepared(fleet.at, PreparationStep.REFUSED, "max_num_seqs: Input should be 1 or more")}
-        await c.sees("the server was not touched: max_num_seqs: Input should be 1 or more")
+        await c.sees("restart refused: max_num_seqs: Input should be 1 or more")
         await c.press("escape")
         await c.press("r", "y")
         await c.until(lambda: len(fleet.calls) == 2, "it can be restarted again")
@@ -84,6 +88,6 @@ async def test_a_rollback_is_said_aloud(console, fleet):
         await c.until(lambda: c.app.operations.selected is not None)
         fleet.now = {
             "generation": 5,
-            "rollback": "run 4 failed, so the flags of run 3 are used again: no memory",
+            "rollback": "run 4 failed, back to run 3's flags: no memory",
         }
-        await c.sees("the flags of run 3 are used again: no memory")
+        await c.sees("back to run 3's flags: no memory")

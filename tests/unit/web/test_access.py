@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from vllm_console.web.access import COOKIE, Access, names_this_machine, same_origin
+from vllm_console.web.server import COOKIE, Access, names_this_machine, same_origin
 
 
 def token_of(access: Access) -> str:

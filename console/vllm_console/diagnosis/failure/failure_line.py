@@ -55,7 +55,7 @@ from vllm_console.diagnosis.failure.rules import (
     Topic,
 )
 from vllm_console.diagnosis.finding import Cause
-from vllm_console.logs.vllm_lines import LogLine, parse_lines
+from vllm_console.logs.vllm_lines import LogLine
 
 SIGKILL_CODES = (-9, 137)
 
@@ -152,11 +152,6 @@ class _Candidate(msgspec.Struct, frozen=True):
     @property
     def topic(self) -> Topic:
         return self.rule.topic if self.rule else Topic.NONE
-
-
-def failure_line(lines: Sequence[str], exit_code: int | None = None) -> FailureLine | None:
-    """Like :func:`failure_in`, from raw lines."""
-    return failure_in(list(parse_lines(lines)), exit_code)
 
 
 def failure_in(parsed: Sequence[LogLine], exit_code: int | None = None) -> FailureLine | None:

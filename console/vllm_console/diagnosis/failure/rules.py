@@ -122,10 +122,7 @@ MODEL_RUNS = re.compile(r", in (?:forward|_dummy_run|compute_logits|apply)$")
 """The model ran, in one of several steps: the rest of the log may tell which."""
 
 OUT_OF_MEMORY_STAGES = (
-    (
-        re.compile(r"Graph capturing finished|init engine \(profile", re.IGNORECASE),
-        OUT_OF_MEMORY_ELSEWHERE,
-    ),
+    (re.compile(r"Graph capturing finished|init engine \(profile", re.IGNORECASE), OUT_OF_MEMORY_ELSEWHERE),
     (re.compile(r"Capturing (?:CUDA ?graphs?|the model for CUDA graphs|cudagraphs)", re.IGNORECASE), GRAPHS_TOO_LARGE),
     (
         re.compile(r"Loading (?:model )?weights took|Model loading took|model weights take|Memory profiling takes"),

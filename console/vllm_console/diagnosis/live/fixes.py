@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vllm_console.diagnosis.finding import Fix
-from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p99
+from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed, p99, surely_slow
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import merged
 from vllm_console.history.workload import seen_room
@@ -19,8 +19,8 @@ from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.flags.changes import FlagValue
 
 ADA = (8, 9)
-WORTH_CACHING = 0.35
-"""Prefix caching pays off from this share of repeated prompt tokens on."""
+WORTH_CACHING = 0.1
+"""From this share of repeated prompt tokens on, prefix caching gains more than 3% of throughput (`docs/guides.md`)."""
 
 UTILIZATION_STEP = 0.03
 PEAKS_GIB = 0.5
@@ -154,7 +154,7 @@ def more_memory(evidence: Evidence) -> Fix | None:
         if spare is None or gpu.memory_gib is None or spare < (more - present) * gpu.memory_gib + PEAKS_GIB:
             return None
     why = f"{percent(more - present)} more of the GPU's memory (free now) for the KV cache."
-    return setting("gpu-memory-utilization", more, why, "Less memory for activations of long prompts.")
+    return setting("gpu-memory-utilization", more, why, "Less memory is left for other processes.")
 
 
 def fitting_sequences(evidence: Evidence) -> int:
@@ -177,6 +177,30 @@ def no_more_sequences(evidence: Evidence) -> str:
         return ""
     held = max(fitting, evidence.max_num_seqs)
     return f" The KV cache holds about {held} of these within its objective, so a higher limit would not help."
+
+
+SLOW_STEPS = 0.8
+"""From this share of the ITL's p99 objective on, a mean says that steps as such are slow, not single ones."""
+
+
+def slow_steps(evidence: Evidence) -> float | None:
+    """The mean ITL (seconds) where steps are too slow for more sequences: also its p99 is surely above its objective.
+
+    None where they are not, or that is not known.
+    """
+    goal, minute = evidence.objectives.itl_p99_seconds, observed(evidence.last(MINUTE), "itl")[-1]
+    itl = mean(minute)
+    if minute is None or itl is None or itl < SLOW_STEPS * goal or not surely_slow(minute, goal):
+        return None
+    return itl
+
+
+def queue_delays(evidence: Evidence) -> bool:
+    """Whether TTFT's p99 is surely above its objective, and more of it is spent in the queue than in prefill."""
+    last = evidence.last(MINUTE)
+    minute = observed(last, "ttft")[-1]
+    queue, prefill = (mean(merged(last, key)) or 0.0 for key in ("queue", "prefill"))
+    return minute is not None and queue > prefill and surely_slow(minute, evidence.objectives.ttft_p99_seconds)
 
 
 def more_sequences(evidence: Evidence) -> Fix | None:

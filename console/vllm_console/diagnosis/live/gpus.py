@@ -54,11 +54,6 @@ def named(gpus: Sequence[Gpu], one: str, several: str) -> str:
     return f"GPU {names} {one}" if len(gpus) == 1 else f"GPUs {names} {several}"
 
 
-def gib_text(value: float | None) -> str:
-    """``4.7 GiB``."""
-    return UNKNOWN if value is None else f"{value:.1f} GiB"
-
-
 WORKING_PERCENT = 50.0
 """From this utilization on a GPU works: clocks and links of one that rests say nothing."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
@@ -10,13 +9,16 @@ from vllm_console.diagnosis.live.fixes import (
     AT_THE_LIMIT,
     FOR_SPEED,
     elsewhere,
+    more_capacity,
     more_sequences,
     no_more_sequences,
     present,
     quantize,
+    queue_delays,
     setting,
     share_prefixes,
     shorter_steps,
+    slow_steps,
 )
 from vllm_console.diagnosis.live.frame_sums import MINUTE, count_above, mean, observed, p50, p99, surely_slow
 from vllm_console.diagnosis.live.rule import Evidence, Judgement
@@ -97,12 +99,14 @@ class PrefillContention:
         calm = [frames[at] for at in span if spikes[at] is False]
         if len(hit) < self.SPIKES or not calm:
             return False
-        usual = statistics.median(map(_prompt_tokens, calm))
+        from statistics import median  # with its own imports 3 ms, which a quiet server need not cost
+
+        usual = median(map(_prompt_tokens, calm))
         # A prompt is counted at its first token, which may come in the next frame.
         near = [max(map(_prompt_tokens, frames[at : at + 2])) for at in hit]
         heavy = sum(tokens > 2 * usual + 1 for tokens in near)
-        load = statistics.median(frame.running_max or 0.0 for frame in calm)
-        loaded = statistics.median(frames[at].running_max or 0.0 for at in hit)
+        load = median(frame.running_max or 0.0 for frame in calm)
+        loaded = median(frames[at].running_max or 0.0 for at in hit)
         return heavy >= self.SHARE * len(hit) and loaded <= 1.5 * load + 2
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
@@ -127,8 +131,8 @@ class PrefillContention:
         tokens = evidence.max_num_batched_tokens
         whole = evidence.flags.get("enable-chunked-prefill") is False
         fitting = _step_within(evidence.last(self.FRAMES), evidence.objectives.itl_p99_seconds) or tokens / 2
-        least = max(LEAST_STEP_TOKENS, evidence.max_num_seqs)
-        less = max(least, int(min(fitting, tokens / 2)) // STEP_ROUND * STEP_ROUND)
+        least = max(LEAST_STEP_TOKENS, evidence.max_num_seqs + STEP_ROUND // 2)  # beside a full batch's own tokens
+        less = max(-(-least // STEP_ROUND), int(min(fitting, tokens / 2)) // STEP_ROUND) * STEP_ROUND
         smaller = None
         longest = min(tokens, _peak(evidence.last(self.FRAMES)))
         if less < longest and whole:
@@ -234,6 +238,9 @@ class SlowTokens:
         running /= evidence.engines
         sequences = "1 sequence" if round(running) == 1 else f"{running:.0f} sequences"
         cause = f"Steps with {sequences} take too long on this {evidence.hardware}."
+        if queue_delays(evidence):
+            cause += " Fewer at once would lengthen the queue, and TTFT is above its objective, too."
+            return cause, present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), more_capacity(evidence)))
         fewer = shorter_steps(evidence) if running >= 8 else None
         return cause, present((quantize(evidence, FOR_SPEED), fewer, elsewhere(evidence)))
 
@@ -258,6 +265,12 @@ class SlowFirstToken(SlowTokens):
             limit = f"{evidence.max_num_seqs} run at once{evidence.each}"
             held = f": only {limit}" if full else " before prefill"
             cause = f"Requests wait in the queue{held}.{no_more_sequences(evidence) if full else ''}"
+            if full and (itl := slow_steps(evidence)) is not None:
+                cause = (
+                    f"Requests wait in the queue{held}. More would slow every stream: ITL is {seconds(itl)} on average."
+                )
+                faster = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence)))
+                return cause, (*faster, more_capacity(evidence))
             more = more_sequences(evidence) if full else None
             return cause, present((more, share_prefixes(evidence), elsewhere(evidence)))
         offered = present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), elsewhere(evidence)))

@@ -19,8 +19,9 @@ from vllm_console.diagnosis.live.fixes import (
     quantize,
     setting,
     share_prefixes,
+    slow_steps,
 )
-from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed, p99, surely_slow
+from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed, p99
 from vllm_console.diagnosis.live.rule import Evidence, Judgement
 from vllm_console.history.frames import Frame, merged
 from vllm_console.text import percent, seconds
@@ -120,22 +121,6 @@ def _measures(evidence: Evidence, frame: Frame) -> list[Measure]:
     return measures
 
 
-SLOW_STEPS = 0.8
-"""From this share of the ITL's p99 objective on, a mean says that steps as such are slow, not single ones."""
-
-
-def _slow_steps(evidence: Evidence) -> float | None:
-    """The mean ITL (seconds) where steps are too slow for more sequences: also its p99 is surely above its objective.
-
-    None where they are not, or that is not known.
-    """
-    goal, minute = evidence.objectives.itl_p99_seconds, observed(evidence.last(MINUTE), "itl")[-1]
-    itl = mean(minute)
-    if minute is None or itl is None or itl < SLOW_STEPS * goal or not surely_slow(minute, goal):
-        return None
-    return itl
-
-
 class OversubscribedSequences:
     """The queue grows while the KV cache has room: ``max-num-seqs`` is the limit."""
 
@@ -153,7 +138,7 @@ class OversubscribedSequences:
         cause = f"At most {limit} sequences run at once{evidence.each} (max-num-seqs).{no_more_sequences(evidence)}"
         fixes = present((more_sequences(evidence), elsewhere(evidence)))
         measures = _measures(evidence, frame)
-        if (itl := _slow_steps(evidence)) is not None:
+        if (itl := slow_steps(evidence)) is not None:
             goal = evidence.objectives.itl_p99_seconds
             measures.insert(1, Measure("ITL mean", seconds(itl), seconds(goal), evidence.objectives_source))
             cause = (
@@ -251,10 +236,7 @@ class NotAdmitted:
         else:
             cause = "They would fit: the engine is paused, asleep, or blocked."
             wake = "If it was paused or put to sleep: POST /resume or /wake_up. Otherwise restart it."
-            fixes = (
-                Fix(Changes(), wake, "A restart loses the waiting requests."),
-                *present((chunked(evidence),)),
-            )
+            fixes = (Fix(Changes(), wake, "A restart loses the waiting requests."), *present((chunked(evidence),)))
         return Finding(self.code, Severity.CRITICAL, since, symptom, cause, measures, fixes)
 
     @staticmethod

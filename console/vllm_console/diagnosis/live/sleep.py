@@ -1,11 +1,15 @@
-"""A server that answered differently after it had slept, or could not be woken up. Pure."""
+"""A server that answered differently after it had slept, or could not be woken up; a pair that sleeps. Pure."""
 
 from __future__ import annotations
 
-from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from collections.abc import Sequence
+
+from vllm_console.diagnosis.finding import PAIR_ASLEEP, Finding, Fix, Measure, Severity
 from vllm_launchers.keeper.records import Sleep, SleepStep
 from vllm_launchers.plan.model import Changes
 
+SWITCH_SECONDS = 30.0
+"""How long both of a pair may sleep in a switch, between its halves: until the memory of the first is free."""
 SHOWN_SECONDS = 1800.0
 """How long it is reported: the server that answers since then is another process."""
 
@@ -36,6 +40,20 @@ def after_sleep(sleep: Sleep | None, now: float) -> Finding | None:
             ),
         ),
         (_OTHER_LEVEL[sleep.level],),
+    )
+
+
+def pair_asleep(pair: tuple[str, str], steps: Sequence[SleepStep], since: float, now: float) -> Finding | None:
+    """The finding about a server and its partner that both sleep since then; None while they may be switched."""
+    if now - since < SWITCH_SECONDS or any(step is not SleepStep.ASLEEP for step in steps):
+        return None
+    return Finding(
+        PAIR_ASLEEP,
+        Severity.CRITICAL,
+        since,
+        f"{pair[0]} and {pair[1]} share GPUs and are both asleep: neither of the pair serves.",
+        "Both were put to sleep, or a switch ended before the other one was woken up.",
+        fixes=tuple(Fix(Changes(), f"Wake {name} up: vllm-console wake {name}.") for name in pair),
     )
 
 

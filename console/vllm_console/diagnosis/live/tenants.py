@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import present, setting
 from vllm_console.diagnosis.live.frame_sums import MINUTE
-from vllm_console.diagnosis.live.gpus import Judge, by_gpu, gib_text, newest
+from vllm_console.diagnosis.live.gpus import Judge, by_gpu, newest
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment, Judgement, moments_within
-from vllm_console.text import percent, plain
+from vllm_console.text import gib, percent, plain
 from vllm_launchers.host.gpu.host import Gpu, Holder
 from vllm_launchers.host.gpu.sharing import is_desktop, owner
 from vllm_launchers.plan.model import Changes
@@ -47,12 +47,12 @@ class GpuMemoryBelowReserve:
         """What is missing, and who holds what."""
         short = newest(evidence, self._judge(evidence))
         measures = [
-            Measure(f"GPU {gpu.index} free", gib_text(gpu.free_gib),
-                    gib_text(evidence.reserve_gib.get(gpu.index)), "[reserve] of your settings")
+            Measure(f"GPU {gpu.index} free", gib(gpu.free_gib),
+                    gib(evidence.reserve_gib.get(gpu.index)), "[reserve] of your settings")
             for gpu in short
         ]  # fmt: skip
         measures += [
-            Measure(f"GPU {gpu.index} held by {holder.server or owner(holder)}", gib_text(holder.gib))
+            Measure(f"GPU {gpu.index} held by {holder.server or owner(holder)}", gib(holder.gib))
             for gpu in short
             for holder in gpu.holders
             if not is_desktop(holder)
@@ -68,7 +68,7 @@ class GpuMemoryBelowReserve:
     @staticmethod
     def _words(evidence: Evidence) -> Callable[[Gpu], str]:
         return lambda gpu: (
-            f"GPU {gpu.index} has {gib_text(gpu.free_gib)} free of the {gib_text(evidence.reserve_gib.get(gpu.index))}"
+            f"GPU {gpu.index} has {gib(gpu.free_gib)} free of the {gib(evidence.reserve_gib.get(gpu.index))}"
         )
 
     def _less(self, evidence: Evidence, short: Sequence[Gpu]) -> Fix | None:
@@ -130,9 +130,9 @@ class GpuMemoryContended:
             Measure(f"GPU {key[0]}, {_whose(holders[key])}", f"{before.get(key, 0.0):.1f} → {gib:.1f} GiB")
             for key, gib in sorted(now.items(), key=lambda one: before.get(one[0], 0.0) - one[1])
         ]
-        measures.append(Measure("free", gib_text(free)))
-        symptom = f"This server's GPU is filling up: {who} keeps growing; {gib_text(free)} left."
-        cause = "The KV cache is already allocated; peaks of long prompts need the rest."
+        measures.append(Measure("free", gib(free)))
+        symptom = f"This server's GPU is filling up: {who} keeps growing; {gib(free)} left."
+        cause = "The KV cache is already allocated; what vLLM allocates while it serves needs the rest."
         scarce = free is not None and free < self.SCARCE
         whom = _whose(grower) if grower is not None else "its owner"
         talk = Fix(Changes(), f"Agree on shares with {whom} and set yours as [shares] and [reserve].")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 
 from textual import events
@@ -11,9 +12,9 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import load_ended
-from vllm_console.text import UNKNOWN, clock, count, duration
+from vllm_console.text import UNKNOWN, clock, count, duration, plain
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.terminal.lines import LineView, clickable_line
+from vllm_console.ui.terminal.lines import LineView, clickable_line, line
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
 from vllm_console.ui.widgets.draw import Part
@@ -80,6 +81,17 @@ def age_note(server: ServerView, now: float) -> tuple[Part, ...]:
 def window_note(server: ServerView, now: float) -> str:
     """What the figures of a window are over: the last minute, or the one before the moment that is shown."""
     return f"minute to {clock(server.moment, now)}" if server.moment is not None else "last minute"
+
+
+def nothing_recorded(server: ServerView, width: int) -> list[Strip]:
+    """In one sentence why nothing is recorded of a server's requests and steps, and how to change that."""
+    if server.probe is not None and server.probe.problem:
+        text = f"{server.probe.problem}."
+    elif not server.ours:
+        text = f"{server.name} was not started here: only servers of your own have the probe that records this."
+    else:
+        text = "loading"
+    return [line(), *(line(f" {row}") for row in textwrap.wrap(plain(text), max(20, width - 2)))]
 
 
 def past_load(server: ServerView) -> bool:

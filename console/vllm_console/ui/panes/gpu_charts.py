@@ -18,8 +18,8 @@ from vllm_console.text import UNKNOWN, plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, SIMULATED, STRONG, WARN
-from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, axis_above, chart_of
-from vllm_console.ui.widgets.draw import Part, beside, fit, rule
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, axis_above, chart_of, value_at
+from vllm_console.ui.widgets.draw import Part, fit, rule, side_by_side
 
 COLUMN = 36
 """The least width of a chart beside another."""
@@ -28,8 +28,6 @@ ROWS = 5
 """The least height of a chart with its title."""
 
 MOST_COLUMNS = 3
-FRESH_POINTS = 3
-"""The newest figure is one of so many last points: the last one may not be over yet."""
 
 
 class GpuHistoryView(msgspec.Struct, frozen=True):
@@ -150,7 +148,7 @@ def gpu_chart_lines(snapshot: FleetSnapshot, view: GpuHistoryView, width: int, h
     for row in range(rows):
         tall = room // rows + (1 if row < room % rows else 0)
         cells = [_chart(plot, chart, view, cell, tall) for plot in shown[row * columns : (row + 1) * columns]]
-        lines += _side_by_side(cells, cell, tall)
+        lines += side_by_side(cells, cell, tall)
     return lines[:height]
 
 
@@ -165,17 +163,6 @@ def _title(snapshot: FleetSnapshot, page: str, width: int) -> Strip:
     marks += [(key_of("gpu_charts_next"), clickable("screen.gpu_charts(1)", KEY)), (" next ", DIM)]
     marks += [(key_of("gpu_history"), clickable("screen.gpu_history", KEY)), (" now", DIM)]
     return rule(words, width, marks, clickable("screen.pane(6)", STRONG))
-
-
-def _side_by_side(cells: Sequence[Sequence[Strip]], width: int, height: int) -> list[Strip]:
-    lines = []
-    for row in range(height):
-        joined = Strip([])
-        for place, strips in enumerate(cells):
-            strip = strips[row] if row < len(strips) else line()
-            joined = beside(joined, place * (width + 1), strip) if place else strip
-        lines.append(joined)
-    return lines
 
 
 def _chart(plot: Plot, chart: GpuChart, view: GpuHistoryView, width: int, height: int) -> list[Strip]:
@@ -197,7 +184,7 @@ def _chart(plot: Plot, chart: GpuChart, view: GpuHistoryView, width: int, height
 
 def _heading(plot: Plot, series: Series, cursor: float | None, width: int) -> Strip:
     """The chart's name, its figures at the cursor or now, and its limit."""
-    values = [value_at(series.values, curve.key, series, cursor) for curve in plot.curves]
+    values = [value_at(series, curve.key, cursor) for curve in plot.curves]
     parts: list[Part] = [(f" {plot.title} ", DIM)]
     over = plot.limit is not None and any(value is not None and value > plot.limit for value in values)
     shown = [UNKNOWN if value is None else plot.label(value) for value in values]
@@ -206,12 +193,3 @@ def _heading(plot: Plot, series: Series, cursor: float | None, width: int) -> St
     if plot.limit is not None:
         parts.append((f" {plot.limit_name} {plot.label(plot.limit)}", DIM))
     return line(*parts).crop(0, width)
-
-
-def value_at(values: Mapping[str, Sequence[float | None]], key: str, series: Series, at: float | None) -> float | None:
-    """A figure at a moment (Unix seconds), or the newest one; None where nothing is known of it."""
-    column = values.get(key, ())
-    if at is not None:
-        place = math.ceil((at - series.start) / series.step) - 1
-        return column[place] if 0 <= place < len(column) else None
-    return next((value for value in reversed(column[-FRESH_POINTS:]) if value is not None), None)

@@ -38,7 +38,9 @@ def latency_lines(server: ServerView, now: float, width: int, height: int, view:
     objectives = objectives_of(server)
     columns = _Columns.of(width)
     ended = " · load ended" if past_load(server) else ""
-    note = age_note(server, now) or ((f"{window_note(server, now)}{ended}", DIM),)
+    exact = _exact(server)
+    whole = ", exact" if exact and exact == _known(server) else ""
+    note = age_note(server, now) or ((f"{window_note(server, now)}{whole}{ended}", DIM),)
     heads = "".join(fit(head, columns.width, ">") for head in ("mean", *columns.parts))
     lines = [rule(title_of(3, "Latency", server), width, note),
              line((fit("", columns.label) + heads + fit("obj.", columns.objective, ">"), DIM))]  # fmt: skip
@@ -51,7 +53,7 @@ def latency_lines(server: ServerView, now: float, width: int, height: int, view:
     fitting = min(len(CHARTS), room // SMALLEST_CHART)
     for index, (latency, curves) in enumerate(CHARTS[:fitting]):
         share = room // fitting + (1 if index < room % fitting else 0)
-        notes = (", log scale" if view.log else "") + _bound_words(server.series, f"{latency}_p99")
+        notes = (", log scale" if view.log else "") + _point_words(server.series, latency)
         lines.append(line((fit(f" {LABELS[latency]} p50, p99{notes}", width).rstrip(), DIM)))
         objective = objectives.get(latency)
         lines += chart_of(
@@ -65,16 +67,32 @@ def _notes(server: ServerView, width: int) -> list[Strip]:
     notes: list[Strip] = []
     if waiting := format_waiting(server.window):
         notes.append(line((fit(f" {waiting}: not in TTFT", width).rstrip(), WARN)))
+    if (exact := _exact(server)) and exact != _known(server):
+        text = f" exact: {', '.join(LABELS[latency] for latency in exact)}"
+        notes.append(line((fit(text, width).rstrip(), DIM)))
     if server.window is not None and contradicting(server.window.latencies):
         text = " queue to e2e: finished requests only"
         notes.append(line((fit(text, width).rstrip(), DIM)))
     return notes
 
 
-def _bound_words(series: Series | None, key: str) -> str:
-    """That some points are not values: they lie beyond the end of the bucket that is drawn."""
-    bounds = series.values.get(f"{key}_bound", ()) if series is not None else ()
-    return ", partly bucket bounds" if any(bounds) else ""
+def _known(server: ServerView) -> list[str]:
+    """The latencies of which something is known."""
+    return [latency for latency in LABELS if (found := latencies_of(server.window, latency)) and found.count]
+
+
+def _exact(server: ServerView) -> list[str]:
+    """The latencies that are exact."""
+    return [latency for latency in LABELS if (found := latencies_of(server.window, latency)) and found.exact]
+
+
+def _point_words(series: Series | None, latency: str) -> str:
+    """Whether points are exact, and that some are no values: they lie beyond the end of the bucket that is drawn."""
+    values = series.values if series is not None else {}
+    known = sum(value is not None for value in values.get(f"{latency}_p99", ()))
+    exact = sum(value is not None for value in values.get(f"{latency}_exact", ()))
+    words = f", {'' if exact >= known else 'partly '}exact" if exact else ""
+    return words + (", partly bucket bounds" if any(values.get(f"{latency}_p99_bound", ())) else "")
 
 
 def objectives_of(server: ServerView) -> dict[str, float]:

@@ -14,7 +14,7 @@ from vllm_console.ui.panes.launch_settings import section_title, wrapped
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, CURSOR, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import fit
-from vllm_launchers.plan.fit import Fit
+from vllm_launchers.plan.model import Fit
 
 if TYPE_CHECKING:
     from vllm_launchers.vllm.modelfacts.local import LocalModel

@@ -71,7 +71,8 @@ def plan_lines(
     fresh: bool = True,
     asking: str = "",
 ) -> list[Strip]:
-    """Memory, findings and command line, or why nothing can run; ``asking`` is said of a verdict that is awaited.
+    """Memory, findings and command line, or why nothing can run. ``asking`` is said of a verdict that is awaited, and
+    of the process that waits after it.
 
     Where there is too little room for all of it the finding that is selected stays whole, the others are cut to a line
     each, and the command line to what is left.
@@ -153,20 +154,25 @@ def _conclusion(plan: Plan, width: int, asking: str) -> list[Strip]:
 
 
 def _verdict(plan: Plan, asking: str) -> tuple[str, Style | None]:
-    """The engine's verdict in words, or that it is awaited; empty where it was not asked, or is a finding."""
+    """The engine's verdict in words and what is prepared, or that it is awaited.
+
+    Empty where it was not asked, or is a finding.
+    """
     verdict = plan.verdict
     if verdict is None or verdict.answer is Answer.REFUSED:
         return plain(asking), DIM
-    return plain(format_verdict(plan, verdict)), OK if verdict.answer is Answer.ACCEPTED else DIM
+    said = "; ".join(filter(None, (format_verdict(plan, verdict), asking)))
+    return plain(said), OK if verdict.answer is Answer.ACCEPTED else DIM
 
 
 def _where(plan: Plan, width: int) -> list[Strip]:
-    """Engine, address, GPUs and why these."""
+    """Engine, address, whether it gets the probe, GPUs and why these."""
     simulated = plan.engine.kind is EngineKind.SIMULATED
     gpus = f" · GPU {','.join(map(str, plan.gpus))}" if plan.gpus and not plan.placement else ""
     address = f"{'[' + plan.host + ']' if ':' in plan.host else plan.host}:{plan.port}"
     note = " · a simulation: no GPU, no real answers" if simulated else ""
-    text = fit(f" {plain(plan.engine.label)} · {plain(address)}{gpus}{note}", width)
+    probe = " · probe" if plan.probe.variables else " · no probe"
+    text = fit(f" {plain(plan.engine.label)} · {plain(address)}{gpus}{probe}{note}", width)
     strips = [line((text, SIMULATED if simulated else None))]
     if plan.placement:
         strips += wrapped(f"GPU {plan.placement}", width, None, " ")[:2]
@@ -358,7 +364,7 @@ def command_lines(plan: Plan, width: int) -> list[Strip]:
 
 def _words(plan: Plan) -> list[str]:
     """Variables, program, flags: each flag together with its value."""
-    from vllm_launchers.plan.secrets import redact_argv, redact_environment
+    from vllm_launchers.secrets import redact_argv, redact_environment
 
     words = assignments(redact_environment(plan.environment))
     words += [f'{name}="${name}"' for name in plan.secrets]

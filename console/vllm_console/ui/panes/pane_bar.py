@@ -14,17 +14,22 @@ from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, KEY, STRONG
 from vllm_console.ui.widgets.draw import Part
 
-KV_CACHE, PREEMPTIONS, LATENCY, REQUESTS, LOG, GPUS = range(1, 7)
+KV_CACHE, PREEMPTIONS, LATENCY, THROUGHPUT, LOG, GPUS, REQUESTS, STEPS = range(1, 9)
 """Panes by number."""
 
 NAMES = {
     KV_CACHE: "KV",
     PREEMPTIONS: "Preempt",
     LATENCY: "Latency",
-    REQUESTS: "Requests",
+    THROUGHPUT: "Tokens",
     LOG: "Log",
     GPUS: "GPUs",
+    REQUESTS: "Requests",
+    STEPS: "Steps",
 }
+
+SHORT_NAMES = {**NAMES, PREEMPTIONS: "Pre", LATENCY: "Lat", THROUGHPUT: "Tok", REQUESTS: "Req"}
+"""Where the names above leave no room for the layout."""
 
 _OBJECTIVES = {
     "kv_cache_usage": KV_CACHE,
@@ -41,9 +46,9 @@ FINDING_PANES = {
     "slow_first_token": LATENCY,
     "slow_tokens": LATENCY,
     "prefill_contention": LATENCY,
-    "oversubscribed_sequences": REQUESTS,
-    "oversubscribed_compute": REQUESTS,
-    "not_admitted": REQUESTS,
+    "oversubscribed_sequences": THROUGHPUT,
+    "oversubscribed_compute": THROUGHPUT,
+    "not_admitted": THROUGHPUT,
     "engine_hung": LOG,
     "gpu_throttled": GPUS,
     "gpu_memory_below_reserve": GPUS,
@@ -90,7 +95,9 @@ def pane_bar(
     """
     parts: list[Part] = []
     used = 0
-    for number, name in NAMES.items():
+    whole = sum(cell_len(f" {key_of(f'pane_{number}')} {name} ") for number, name in NAMES.items())
+    fits = whole + cell_len(key_of("next_layout")) + cell_len(layout) + 3 <= width
+    for number, name in (NAMES if fits else SHORT_NAMES).items():
         lit = number in in_sight
         mark = "!" if number in problems else " "
         key = key_of(f"pane_{number}")

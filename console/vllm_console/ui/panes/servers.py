@@ -13,9 +13,10 @@ from textual import events
 from textual.message import Message
 from textual.strip import Strip
 
+from vllm_console.diagnosis.finding import PAIR_ASLEEP
 from vllm_console.fleet.snapshot import ServerView, State, Window
 from vllm_console.logs.startup import share_of
-from vllm_console.metrics.quantile import text_of
+from vllm_console.metrics.quantile import p99_of
 from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
 from vllm_console.ui.findings import worst_sign
 from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, usage_missed
@@ -287,6 +288,8 @@ def _status(server: ServerView, now: float, width: int) -> Cell | None:
             else None
         )
     if server.state is State.ASLEEP and server.sleep is not None:
+        if any(one.code == PAIR_ASLEEP for one in server.findings):
+            return f"neither it nor {server.partner} serves", STATE_STYLE[State.FAILED]
         return server.sleep.sentence.removeprefix("asleep, "), DIM
     reason = server.reason or UNKNOWN
     if server.state is State.UNRESPONSIVE:  # its age does not fit beside the state
@@ -400,9 +403,8 @@ def _preemption_cell(server: ServerView, _now: float, _width: int) -> Cell:
 
 
 def _latency_cell(server: ServerView, latency: str) -> Cell:
-    found = latencies_of(server.window, latency)
-    p99 = found.p99 if found else None
-    text, style = _with_mark(text_of(p99), server.missed(f"{latency}_p99_seconds"))
+    shown = p99_of(latencies_of(server.window, latency))
+    text, style = _with_mark(shown, server.missed(f"{latency}_p99_seconds"))
     return text, DIM if style is None and past_load(server) else style
 
 

@@ -16,7 +16,7 @@ from vllm_console.metrics.sample import Series
 from vllm_console.text import UNKNOWN, count, percent, round_duration
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.base import latencies_of, past_load, usage_missed
-from vllm_console.ui.panes.pane_bar import KV_CACHE, LATENCY, NAMES, PREEMPTIONS, REQUESTS
+from vllm_console.ui.panes.pane_bar import KV_CACHE, LATENCY, NAMES, PREEMPTIONS, THROUGHPUT
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY
 from vllm_console.ui.widgets.draw import fit
@@ -71,7 +71,7 @@ SPARKS = {
     ),
     "latency": Spark(LATENCY, "ttft_p99", _ttft, ("ttft_p99_seconds",), limit=_objective("ttft_p99_seconds")),
     "throughput": Spark(
-        REQUESTS, "generation_tokens_per_second", lambda w: f"{count(w.generation_tokens_per_second)} tok/s out"
+        THROUGHPUT, "generation_tokens_per_second", lambda w: f"{count(w.generation_tokens_per_second)} tok/s out"
     ),
 }
 """By pane."""

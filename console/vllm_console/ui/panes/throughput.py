@@ -49,7 +49,7 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
     if waiting and window is not None and (wait := longest_wait(window)) is not None:
         load.append((f", longest ≥ {duration(wait)}", WARN))
     note = age_note(server, now) or ((window_note(server, now), DIM),)
-    lines = [rule(title_of(4, "Requests", server), width, note), line(*figures), line(*load)]
+    lines = [rule(title_of(4, "Throughput", server), width, note), line(*figures), line(*load)]
     if about := server.load or server.load_result:
         sent: list[Part] = [(plain(about), ACCENT)]
         beside = lines[-1].cell_length + 3 + cell_len(about) <= width

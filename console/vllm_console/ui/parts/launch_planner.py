@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from textual.dom import DOMNode
 from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.ui.parts.flag_book import FlagBook
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_launchers.plan.findings import Finding
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.verdict import Answer, Verdict, question, with_verdict
+from vllm_launchers.plan.verdict import Answer, Verdict, with_verdict
 from vllm_launchers.vllm.flags.flag_table import FlagTable
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
 
 DEBOUNCE_SECONDS = 0.12
 """How long a change must stand before it is planned."""
@@ -51,7 +55,7 @@ class LaunchPlanner:
     def __init__(
         self,
         screen: DOMNode,
-        fleet: Fleet,
+        fleet: LocalFleet,
         invalidated: Callable[[], None],
         planned: Callable[[], None],
         redraw: Callable[[], None],
@@ -65,7 +69,7 @@ class LaunchPlanner:
         self.book = FlagBook()
         self._timer: Timer | None = None
         self._asked: Hashable = None
-        """What the engine is being asked, or is about to be; None: nothing."""
+        """The start that is prepared, or is about to be; None: nothing."""
         self._judge_timer: Timer | None = None
         """Until the engine is asked; then until its memory is shown anew."""
 
@@ -118,30 +122,39 @@ class LaunchPlanner:
             table = self._fleet.flags(plan.engine)
         return plan, table
 
-    # -- the engine's own verdict ----------------------------------------------------------------------------------
+    # -- preparing the launch, with the engine's own verdict -------------------------------------------------------
 
     @property
     def asking(self) -> str:
-        """What is said of a verdict that is awaited; empty if none is."""
+        """What is said of a verdict that is awaited, and of the process that then waits; empty if there is neither."""
         plan = self.outcome.plan
         if self._asked is None or plan is None:
             return ""
         memory = self._fleet.judging_mib
+        if plan.verdict is not None:
+            return f"prepared, {memory:,} MiB" if memory is not None else ""
         return f"asking {plan.engine.label} about these flags…{f' {memory:,} MiB' if memory is not None else ''}"
 
     def stop_judging(self) -> None:
-        """End the process that judges: the flags have changed, it is launched, or the screen is left."""
+        """End the process that judges: the plan has changed, or the screen is left."""
+        if self._asked is not None:
+            self.hand_over()
+            self._fleet.stop_judging()
+
+    def hand_over(self) -> None:
+        """What is prepared is launched now, or ended by the launch."""
+        self._asked = None
         if self._judge_timer is not None:
             self._judge_timer.stop()
             self._judge_timer = None
-        if self._asked is not None:
-            self._asked = None
-            self._fleet.stop_judging()
 
     def _judge_soon(self, request: LaunchRequest) -> None:
         """Ask the engine about the plan once it has stood for a moment, if its verdict is not known."""
         plan = self.outcome.plan
-        wanted = question(plan) if plan is not None and plan.verdict is None and self._fleet.judge_launches else None
+        wanted = None
+        if plan is not None and self._fleet.judge_launches:
+            useless = plan.verdict is not None and plan.verdict.answer is not Answer.ACCEPTED
+            wanted = _start_of(plan, request.name) if not useless else None
         if wanted is not None and wanted == self._asked:
             return
         self.stop_judging()
@@ -157,14 +170,21 @@ class LaunchPlanner:
         asked = self._asked
         try:
             judged = await answer_for(self._screen, partial(self._fleet.judged_plan, request), "judge")
-            verdict = judged.verdict if judged is not None and question(judged) == asked else None
+            same = judged is not None and _start_of(judged, request.name) == asked
+            verdict = judged.verdict if judged is not None and same else None
         except FleetError as error:
             verdict = Verdict(Answer.UNKNOWN, str(error).partition("\n")[0])
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             verdict = Verdict(Answer.UNKNOWN, f"unexpected error: {error}")
         if self._asked != asked:
             return  # another question came first
-        self.stop_judging()
+        if verdict is None or verdict.answer is not Answer.ACCEPTED:
+            self.stop_judging()
         if verdict is not None and self.outcome.plan is not None:
             self.outcome = Outcome(with_verdict(self.outcome.plan, verdict))
         self._redraw()
+
+
+def _start_of(plan: Plan, name: str | None) -> Hashable:
+    """What a prepared process depends on."""
+    return plan.engine, plan.argv, tuple(sorted(plan.environment.items())), name

@@ -13,11 +13,12 @@ from msgspec.structs import replace
 from textual.dom import DOMNode
 
 from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_launchers.plan.fit import Fit, fit_of
+from vllm_launchers.plan.model import Fit, fit_of
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
     from vllm_launchers.vllm.modelfacts.local import LocalModel
 
 TYPED = -1
@@ -30,7 +31,7 @@ class ModelPicker:
     """
 
     def __init__(
-        self, screen: DOMNode, fleet: Fleet, redraw: Callable[[], None], loaded: Callable[[Sequence[str]], None]
+        self, screen: DOMNode, fleet: LocalFleet, redraw: Callable[[], None], loaded: Callable[[Sequence[str]], None]
     ) -> None:
         self._screen, self._fleet, self._redraw, self._loaded = screen, fleet, redraw, loaded
         self._models: Sequence[LocalModel] | None = None

@@ -11,10 +11,10 @@ from enum import StrEnum
 import msgspec
 from textual.geometry import Region, Size
 
-PANES = ("kv-cache", "preemptions", "latency", "throughput", "log", "gpus")
+PANES = ("kv-cache", "preemptions", "latency", "throughput", "log", "gpus", "requests", "steps")
 """The panes' ids, in the order of their numbers."""
 
-METRICS, LOG, GPUS = PANES[:4], "log", "gpus"
+METRICS, LOG, GPUS, REQUESTS, STEPS = PANES[:4], *PANES[4:]
 STATE, WELCOME, SPARKS = "state", "welcome", "sparks"
 """What stands in place of panes: a server that is not measured, no server; and panes that are drawn as one line."""
 
@@ -88,8 +88,9 @@ def arrange(layout: PaneLayout, large: str, area: Size, shown: Shown) -> Arrange
     if large or layout is PaneLayout.FOCUS:
         return _focus(whole, large or PANES[0])
     if layout is PaneLayout.WIDE:
-        count = max(1, min(area.width // COLUMN, len(PANES) if shown.gpu_rows else len(PANES) - 1))
-        return Arrangement(layout, dict(zip(PANES, _columns(whole, count), strict=False)))
+        panes = [pane for pane in PANES if pane != GPUS or shown.gpu_rows]
+        count = max(1, min(area.width // COLUMN, len(panes)))
+        return Arrangement(layout, dict(zip(panes, _columns(whole, count), strict=False)))
     if layout is PaneLayout.TALL:
         return Arrangement(layout, _tall(whole, shown))
     return Arrangement(PaneLayout.OVERVIEW, _overview(whole, shown))
@@ -97,7 +98,7 @@ def arrange(layout: PaneLayout, large: str, area: Size, shown: Shown) -> Arrange
 
 def _focus(area: Region, large: str) -> Arrangement:
     others = sum(pane != large for pane in METRICS)
-    kept = LONG_ROWS if large in (LOG, GPUS) else LARGE_ROWS
+    kept = LARGE_ROWS if large in METRICS else LONG_ROWS
     rows = max(0, min(others, area.height - kept))
     regions = {large: area.shrink((0, 0, rows, 0))}
     if rows:

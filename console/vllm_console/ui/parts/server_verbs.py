@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
@@ -15,6 +16,7 @@ from vllm_console.text import plain, took
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import flag_text
 from vllm_console.ui.panes.finding import draining
+from vllm_console.ui.parts.staged_prediction import Predictions
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of, combined_warning
 from vllm_console.ui.parts.verdict import Verdicts
 from vllm_console.ui.screens.dialogs import Answer, Choose, Confirm
@@ -193,13 +195,21 @@ class ServerVerbs:
     """
 
     def __init__(
-        self, console: ConsoleApp, staging: Staging, verdicts: Verdicts, forget: Callable[[str], None]
+        self,
+        console: ConsoleApp,
+        staging: Staging,
+        verdicts: Verdicts,
+        predictions: Predictions,
+        forget: Callable[[str], None],
     ) -> None:
         self._console, self._staging, self._verdicts, self._forget = console, staging, verdicts, forget
+        self._predictions = predictions
         self.in_progress = VerbsInProgress()
         self.rolling = RollingUpdates(self, console, staging)
         self._question: tuple[str, Confirm] | None = None
         """The server that a restart was asked about last, and the dialog."""
+        self._sent: dict[str, tuple[int, Staged]] = {}
+        """By server, the run that is to be replaced and the changes: when their restart is canceled, staged again."""
 
     # -- which server may be changed -------------------------------------------------------------------------------
 
@@ -262,12 +272,20 @@ class ServerVerbs:
 
     def _restart(self, server: ServerView, staged: Staged, force: bool = False) -> None:
         fleet, name, port = self._console.fleet, server.name, server.port
+        predicted = self._predictions.seen(server, staged)
+
+        def restart() -> ServerView:
+            if predicted is not None:
+                with contextlib.suppress(FleetError):  # a prediction that isn't scored is no reason not to restart
+                    fleet.keep_prediction(name, server.generation, predicted)
+            return fleet.restart(name, changes_of(staged), RestartOptions(force=force))
 
         def done(view: ServerView) -> str:
             if self._staging.of(name) == staged:
                 self._staging.put(name, ())
             if view.restart is not None and view.restart.under_way:
-                return self._keeps_serving(name, "its restart is prepared")
+                self._sent[name] = server.generation, staged
+                return f"The restart of {name} is being prepared."
             number = view.generation + (view.state is State.STOPPING)  # the old generation is still stopping then
             moved = f" on port {view.port} ({port} is in use)" if port not in (0, view.port) else ""
             return f"{name} is restarting as run {number}{moved}."
@@ -276,7 +294,7 @@ class ServerVerbs:
             server,
             Verb.RESTART,
             f"Restarting {name}…",
-            lambda: fleet.restart(name, changes_of(staged), RestartOptions(force=force)),
+            restart,
             done,
             lambda error: self.refused(
                 server, error, "restart", edits_flags(), lambda: self._restart(server, staged, True)
@@ -286,8 +304,17 @@ class ServerVerbs:
     def cancel_restart(self, server: ServerView) -> None:
         """Cancel the restart that is being prepared, or going to sleep; the server goes on serving."""
         fleet, name = self._console.fleet, server.name
-        kept = f"{name} serves on." if draining(server) else f"{name} keeps its flags."
-        self._console.act("", lambda: fleet.cancel_restart(name), lambda _: kept)
+
+        def done(_: object) -> str:
+            if draining(server):
+                return f"{name} serves on."
+            run, changes = self._sent.pop(name, (0, ()))
+            if run != server.generation or not changes or self._staging.of(name):
+                return f"{name} keeps its flags."
+            self._staging.put(name, changes)
+            return f"{name} keeps its flags; the changes are staged again."
+
+        self._console.act("", lambda: fleet.cancel_restart(name), done)
 
     def stop(self, selected: ServerView | None) -> None:
         """Stop, after a yes."""
@@ -417,7 +444,7 @@ class ServerVerbs:
         def done(view: ServerView) -> str:
             self._forget(name)
             if view.restart is not None and view.restart.under_way:
-                return self._keeps_serving(name, f"preset {preset} is prepared")
+                return f"The switch of {name} to {preset} is being prepared."
             return f"Stopping {name}, then starting preset {preset}…"
 
         self._run(
@@ -434,11 +461,6 @@ class ServerVerbs:
                 lambda: self._switch(server, preset, True),
             ),
         )
-
-    def _keeps_serving(self, name: str, what: str) -> str:
-        """Say it of the server, so that it is withdrawn when the server's state changes; nothing else is to be said."""
-        self._console.say(f"{name} keeps serving while {what}; {key_of('clear')} cancels it.", server=name)
-        return ""
 
     def switch_pair(self, selected: ServerView | None, snapshot: FleetSnapshot | None) -> None:
         """Put a server to sleep or wake it up, after a yes; of a standby pair the other one gets its GPUs."""
@@ -493,6 +515,24 @@ class ServerVerbs:
             self._console.say(f"{name} is {server.state}: a load needs a ready server.", WARN)
         else:
             act("", lambda: fleet.start_load(name), lambda _: f"Sending {name} its preset's workload for one minute.")
+
+    def ramp(self, selected: ServerView | None) -> None:
+        """Find the highest rate at which a server meets its objectives, on a screen of its own."""
+        server = self.idle(selected)
+        if server is None:
+            return
+        fleet, name = self._console.fleet, server.name
+        if server.state is not State.READY:
+            self._console.say(f"{name} is {server.state}: a ramp needs a ready server.", WARN)
+            return
+
+        def started(_: object) -> str:
+            from vllm_console.ui.screens.ramp import RampScreen
+
+            self._console.push_screen(RampScreen(self._console, server.marked_name, name))
+            return ""
+
+        self._console.act("", lambda: fleet.start_ramp(name), started, once=f"ramp {name}")
 
     def stop_now(self, server: ServerView) -> None:
         """Stop a server without a question."""

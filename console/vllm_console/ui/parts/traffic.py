@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from vllm_console.fleet.verbs import Fleet
 from vllm_launchers.plan.choices.inputs import Choice
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
 
 
 class MeasuredTraffic(msgspec.Struct, frozen=True):
@@ -15,7 +19,7 @@ class MeasuredTraffic(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
 
 
-def measured_traffic(fleet: Fleet, name: str) -> MeasuredTraffic:
+def measured_traffic(fleet: LocalFleet, name: str) -> MeasuredTraffic:
     """Analyze a server's traffic. Blocks briefly.
 
     Raises:

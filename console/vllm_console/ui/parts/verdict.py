@@ -11,7 +11,7 @@ from rich.style import Style
 from textual.timer import Timer
 
 from vllm_console.fleet.snapshot import Changes, ServerView
-from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import count, plain
 from vllm_console.ui.parts.staging import Staged, Staging, changes_of
 from vllm_console.ui.theme import BAD, DIM, OK, WARN
@@ -20,6 +20,7 @@ from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.model import Plan
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
     from vllm_console.ui.app import ConsoleApp
 
 DEBOUNCE_SECONDS = 0.2
@@ -107,7 +108,7 @@ def _running(server: ServerView) -> _Running:
     return server.generation, server.preset
 
 
-def ask_verdict(fleet: Fleet, name: str, changes: Changes, now: Plan | None) -> tuple[Plan, PlanVerdict]:
+def ask_verdict(fleet: LocalFleet, name: str, changes: Changes, now: Plan | None) -> tuple[Plan, PlanVerdict]:
     """Plan a server's restart with and without a change; blocks. ``now`` is the plan without it if already known.
 
     Raises:

@@ -31,6 +31,7 @@ from vllm_console.runs.compare import (
 from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     amount_text,
+    ceiling_text,
     change_text,
     notes,
     objective_text,
@@ -279,6 +280,8 @@ def compare_lines(found: Comparison, width: int, *, may_revert: bool = False) ->
     lines += [_heading(found, columns), *map(draw, found.judged)]
     if found.verdict is not Verdict.TOO_LITTLE:
         lines += distribution_lines(found.figures, width)
+    if ceilings := ceiling_text(found):
+        lines.append(line((" Ceiling: ", STRONG), ceilings))
     lines.append(line((" Traffic: ", STRONG), (str(found.traffic), _LIKENESS.get(found.traffic, STRONG))))
     lines += [_factor(factor, columns) for factor in found.factors]
     if others := [figure for figure in found.figures if figure.verdict is None]:

@@ -120,6 +120,7 @@ def facts(server: ServerView, now: float) -> Mapping[str, str]:
         "GPUs": ", ".join(map(str, server.gpus)),
         "pid": str(server.pid) if server.pid is not None else "",
         "run": str(server.generation),
+        "probe": f"none: {server.no_probe}" if server.no_probe else "",
         "attempt": str(server.attempt) if server.attempt else "",
         "downtime": f"{took(server.downtime_seconds)} at the last restart" if server.downtime_seconds else "",
         "last exit": server.exit.reason if server.exit else "",
@@ -196,10 +197,7 @@ def _workload(server: ServerView, width: int) -> list[Strip]:
     if load is None:
         return []
     rows: list[list[Value]] = [
-        [
-            ("prompts", DIM),
-            f"{count(load.input_tokens_p95)} tokens (p95), {percent(load.prefix_reuse)} of them shared",
-        ],
+        [("prompts", DIM), f"{count(load.input_tokens_p95)} tokens (p95), {percent(load.prefix_reuse)} of them shared"],
         [("answers", DIM), f"{count(load.output_tokens_p95)} tokens (p95)"],
         [("concurrent", DIM), f"{load.concurrency:,} requests"],
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
 from textual import events, on
@@ -16,7 +16,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import Changes, FlagValue, ServerView
-from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
@@ -33,6 +33,9 @@ from vllm_launchers.plan.choices.inputs import Choice
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.model import same_value
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
 
 WIDE = 110
 """From this width on meanings stand in the table."""
@@ -59,7 +62,7 @@ class FlagsScreen(Screen[Changes | None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("flags")]
 
     def __init__(
-        self, server: ServerView, staged: Changes, fleet: Fleet, traffic: MeasuredTraffic | None = None
+        self, server: ServerView, staged: Changes, fleet: LocalFleet, traffic: MeasuredTraffic | None = None
     ) -> None:
         super().__init__()
         self._server, self._fleet = server, fleet
@@ -194,13 +197,9 @@ class FlagsScreen(Screen[Changes | None]):
         self._say("")
         self._draw()
 
-    def action_flags_down(self) -> None:
-        """Next flag."""
-        self._move(self._index + 1)
-
-    def action_flags_up(self) -> None:
-        """Previous flag."""
-        self._move(self._index - 1)
+    def action_move(self, step: int) -> None:
+        """So many flags down, or up."""
+        self._move(self._index + step)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Flags below."""
@@ -222,21 +221,13 @@ class FlagsScreen(Screen[Changes | None]):
             if event.chain == 2:
                 self.action_flags_edit()
 
-    def action_flags_page_down(self) -> None:
-        """A page down."""
-        self._move(self._index + self.query_one("#flags-list").size.height)
+    def action_page(self, step: int) -> None:
+        """So many pages down, or up."""
+        self._move(self._index + step * self.query_one("#flags-list").size.height)
 
-    def action_flags_page_up(self) -> None:
-        """A page up."""
-        self._move(self._index - self.query_one("#flags-list").size.height)
-
-    def action_flags_first(self) -> None:
-        """First flag."""
-        self._move(0)
-
-    def action_flags_last(self) -> None:
-        """Last flag."""
-        self._move(len(self._names) - 1)
+    def action_edge(self, end: int) -> None:
+        """The first flag for -1, the last one for 1."""
+        self._move(0 if end < 0 else len(self._names) - 1)
 
     def action_flags_changed(self) -> None:
         """Only flags that are set or changed, or all."""

@@ -11,7 +11,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.host_text import ports_text
-from vllm_console.text import UNKNOWN, plain, temperature
+from vllm_console.text import UNKNOWN, figure, plain, temperature
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import now_lines
 from vllm_console.ui.panes.gpu_lines import colors_of, process_count, process_lines
@@ -96,14 +96,14 @@ def _machine(host: Host, width: int) -> list[Strip]:
         (("host", DIM), host.hostname or UNKNOWN),
         (("driver", DIM), f"{host.driver or UNKNOWN}, CUDA {host.cuda or UNKNOWN}"),
         (("CPU", DIM), f"{host.cpu or UNKNOWN}{cores}{busy}"),
-        (("memory", DIM), f"{_gib(host.memory_free_gib)} free of {_gib(host.memory_gib)} GiB{_swap(host)}"),
+        (("memory", DIM), f"{figure(host.memory_free_gib, 1)} free of {figure(host.memory_gib, 1)} GiB{_swap(host)}"),
     ]
     rows += [(("problem", DIM), (host.problem, WARN))] if host.problem else []
     return table((Column(""), Column("")), rows, width)[1:]
 
 
 def _swap(host: Host) -> str:
-    return f", swap {_gib(host.swap_used_gib)} used of {_gib(host.swap_gib)} GiB" if host.swap_gib else ""
+    return f", swap {figure(host.swap_used_gib, 1)} used of {figure(host.swap_gib, 1)} GiB" if host.swap_gib else ""
 
 
 def _load(host: Host, width: int) -> list[Strip]:
@@ -123,13 +123,13 @@ def _load_row(gpu: Gpu) -> list[Value]:
     reasons = UNKNOWN if gpu.throttle is None else ", ".join(gpu.throttle) or "nothing"
     return [
         str(gpu.index),
-        _gib(gpu.free_gib),
-        _gib(gpu.memory_gib),
-        _with_unit(gpu.utilization, "%"),
-        _with_unit(gpu.memory_utilization, "%"),
+        figure(gpu.free_gib, 1),
+        figure(gpu.memory_gib, 1),
+        figure(gpu.utilization, 0, "%"),
+        figure(gpu.memory_utilization, 0, "%"),
         (temperature(gpu.temperature_c), hot),
-        f"{_whole(gpu.power_w)} of {_whole(gpu.power_limit_w)}",
-        f"{_whole(gpu.clock_mhz)} of {_whole(gpu.clock_max_mhz)}",
+        f"{figure(gpu.power_w)} of {figure(gpu.power_limit_w)}",
+        f"{figure(gpu.clock_mhz)} of {figure(gpu.clock_max_mhz)}",
         (reasons, WARN if gpu.throttle else DIM),
     ]
 
@@ -139,7 +139,7 @@ def _kinds(host: Host, width: int) -> list[Strip]:
                Column("CPUS"))  # fmt: skip
     rows = [
         [str(gpu.index), gpu.name or UNKNOWN, gpu.architecture or UNKNOWN, gpu.compute_capability or UNKNOWN,
-         _whole(gpu.numa_node), gpu.cpu_affinity or UNKNOWN]
+         figure(gpu.numa_node), gpu.cpu_affinity or UNKNOWN]
         for gpu in host.gpus
     ]  # fmt: skip
     return [heading("Models"), *table(columns, rows, width)]
@@ -181,8 +181,8 @@ def _links_row(gpu: Gpu) -> list[Value]:
         (f"{len(up)} of {len(gpu.nvlinks)}", None if len(up) == len(gpu.nvlinks) else WARN),
         next((link.version for link in gpu.nvlinks if link.version), None) or UNKNOWN,
         ", ".join(where) or UNKNOWN,
-        _rate(gpu.nvlink_sent_gbs),
-        _rate(gpu.nvlink_received_gbs),
+        figure(gpu.nvlink_sent_gbs, 1),
+        figure(gpu.nvlink_received_gbs, 1),
         ports_text(gpu),
     ]
 
@@ -190,8 +190,8 @@ def _links_row(gpu: Gpu) -> list[Value]:
 def _pcie(host: Host, width: int) -> list[Strip]:
     columns = (Column("GPU", True), Column("GENERATION"), Column("LANES"), Column("REPLAYS", True), Column("BUS"))
     rows = [
-        [str(gpu.index), f"{_whole(gpu.pcie_generation)} of {_whole(gpu.pcie_generation_max)}",
-         f"×{_whole(gpu.pcie_width)} of ×{_whole(gpu.pcie_width_max)}", _whole(gpu.pcie_replays),
+        [str(gpu.index), f"{figure(gpu.pcie_generation)} of {figure(gpu.pcie_generation_max)}",
+         f"×{figure(gpu.pcie_width)} of ×{figure(gpu.pcie_width_max)}", figure(gpu.pcie_replays),
          gpu.pci_bus_id or UNKNOWN]
         for gpu in host.gpus
     ]  # fmt: skip
@@ -206,9 +206,9 @@ def _health(host: Host, width: int) -> list[Strip]:
         Column("NEWEST XID", True), Column("PERSISTENCE"),
     )  # fmt: skip
     rows: list[list[Value]] = [
-        [str(gpu.index), _on_off(gpu.ecc), _whole(gpu.ecc_corrected),
-         (_whole(gpu.ecc_uncorrected), BAD if gpu.ecc_uncorrected else None),
-         (_whole(gpu.xid), WARN if gpu.xid is not None else None), _on_off(gpu.persistence)]
+        [str(gpu.index), _on_off(gpu.ecc), figure(gpu.ecc_corrected),
+         (figure(gpu.ecc_uncorrected), BAD if gpu.ecc_uncorrected else None),
+         (figure(gpu.xid), WARN if gpu.xid is not None else None), _on_off(gpu.persistence)]
         for gpu in reported
     ]  # fmt: skip
     return [heading("Health"), *table(columns, rows, width)] if rows else []
@@ -217,7 +217,7 @@ def _health(host: Host, width: int) -> list[Strip]:
 def _slices(host: Host, width: int) -> list[Strip]:
     columns = (Column("GPU", True), Column("PROFILE"), Column("FREE GiB", True), Column("OF", True), Column("UUID"))
     rows = [
-        [str(gpu.index), part.profile or UNKNOWN, _gib(part.free_gib), _gib(part.memory_gib), part.uuid]
+        [str(gpu.index), part.profile or UNKNOWN, figure(part.free_gib, 1), figure(part.memory_gib, 1), part.uuid]
         for gpu in host.gpus
         for part in gpu.mig
     ]
@@ -231,19 +231,3 @@ def _identifiers(host: Host, width: int) -> list[Strip]:
 
 def _on_off(value: bool | None) -> str:
     return UNKNOWN if value is None else "on" if value else "off"
-
-
-def _gib(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f}"
-
-
-def _whole(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}"
-
-
-def _with_unit(value: float | None, unit: str) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}{unit}"
-
-
-def _rate(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f}"

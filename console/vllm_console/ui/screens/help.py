@@ -30,6 +30,7 @@ _MARKS = (
     ("✗", "before a name: a critical finding"),
     ("✓", "all objectives met in the last minute; a staged change fits"),
     ("–", "not reported"),
+    ("=24ms", "exact: from the records of the server's probe"),
     ("~", "estimated within a histogram bucket of vLLM"),
     ("<300ms", "a bound: vLLM's histogram has no finer bucket"),
     (">3.6s", "a bound: it lies beyond the last bucket, or requests still run"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
 from textual import events, on
@@ -16,7 +16,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import LaunchRequest, Preset, ServerView
-from vllm_console.fleet.verbs import Fleet, FleetError, PresetProblem
+from vllm_console.fleet.verbs import FleetError, PresetProblem
 from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
@@ -44,6 +44,9 @@ from vllm_console.ui.widgets.entry import Entry
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.findings import Finding, Level
 
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
+
 LAUNCH, LEAVE = "launch", "leave"
 """What one more press of the same key does, after a warning."""
 
@@ -69,7 +72,7 @@ class LaunchScreen(Screen[ServerView | None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("launch")]
 
     def __init__(
-        self, fleet: Fleet, preset: str | None = None, *, choose_model: bool = False, partners: Sequence[str] = ()
+        self, fleet: LocalFleet, preset: str | None = None, *, choose_model: bool = False, partners: Sequence[str] = ()
     ) -> None:
         """``partners``: servers that the new one could be the standby of."""
         super().__init__()
@@ -149,8 +152,10 @@ class LaunchScreen(Screen[ServerView | None]):
         return sorted(presets, key=lambda preset: order.get(preset.name, len(order))), problems
 
     def on_unmount(self) -> None:
-        """Nobody waits for a verdict any more."""
-        self.planner.stop_judging()
+        """Nobody waits any more for what is prepared."""
+        self.planner.hand_over()
+        if self._fleet.judge_launches:
+            self._fleet.stop_judging()
 
     def _invalidated(self) -> None:
         """The draft has changed."""
@@ -284,19 +289,12 @@ class LaunchScreen(Screen[ServerView | None]):
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
-    def _to_section(self, step: int) -> None:
+    def action_section(self, step: int) -> None:
+        """The next section, or the previous one for -1."""
         self._layout_index = None
         self._section = SECTIONS[(SECTIONS.index(self._section) + step) % len(SECTIONS)]
         self._say("")
         self._arrange()
-
-    def action_launch_next(self) -> None:
-        """Next section."""
-        self._to_section(1)
-
-    def action_launch_previous(self) -> None:
-        """Previous section."""
-        self._to_section(-1)
 
     def go_to(self, name: str) -> None:
         """Put the cursor on a field or flag of the settings."""
@@ -310,7 +308,8 @@ class LaunchScreen(Screen[ServerView | None]):
         if name in names:
             self._cursor, self._under = names.index(name), name
 
-    def _move(self, step: int) -> None:
+    def action_move(self, step: int) -> None:
+        """So many lines down, or up; on the plan, findings."""
         draft = self.planner.draft
         if draft is None or self.editor.typing:
             return
@@ -331,46 +330,26 @@ class LaunchScreen(Screen[ServerView | None]):
             self._selected = min(max(0, self._selected + step), max(0, len(self.planner.outcome.findings) - 1))
         self.redraw()
 
-    def action_launch_down(self) -> None:
-        """Next line."""
-        self._move(1)
-
-    def action_launch_up(self) -> None:
-        """Previous line."""
-        self._move(-1)
-
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Next line."""
         event.stop()
-        self._move(1)
+        self.action_move(1)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Previous line."""
         event.stop()
-        self._move(-1)
+        self.action_move(-1)
 
     def on_click(self, event: events.Click) -> None:
         """Go to the section that was clicked."""
         clicked, _ = self.get_widget_at(event.screen_x, event.screen_y)
         section = (clicked.id or "").removeprefix("launch-")
         if section in SECTIONS and section != self._section and not self.editor.typing:
-            self._to_section(SECTIONS.index(section) - SECTIONS.index(self._section))
+            self.action_section(SECTIONS.index(section) - SECTIONS.index(self._section))
 
-    def action_launch_first(self) -> None:
-        """First line."""
-        self._move(-MANY)
-
-    def action_launch_last(self) -> None:
-        """Last line."""
-        self._move(MANY)
-
-    def action_launch_page_down(self) -> None:
-        """Several lines down."""
-        self._move(10)
-
-    def action_launch_page_up(self) -> None:
-        """Several lines up."""
-        self._move(-10)
+    def action_edge(self, end: int) -> None:
+        """The first line for -1, the last one for 1."""
+        self.action_move(end * MANY)
 
     # -- layouts ---------------------------------------------------------------------------------------------------
 
@@ -425,7 +404,7 @@ class LaunchScreen(Screen[ServerView | None]):
         if self._layout_index is not None:
             self._apply_layout(self._layout_index)
         elif self._section == "presets":
-            self._to_section(1)
+            self.action_section(1)
         elif self._section == "plan":
             self.action_launch_start()
         else:
@@ -561,7 +540,7 @@ class LaunchScreen(Screen[ServerView | None]):
             self._say(f"{key_of('launch_start')} again launches anyway: {found[0].message}", BAD if errors else WARN)
         elif self.planner.draft is not None:
             self._launching = True
-            self.planner.stop_judging()
+            self.planner.hand_over()
             self._say("launching…")
             request = self.planner.draft.request(force=bool(errors))
             self.run_worker(self._start(request), name="start", group="start")

@@ -145,13 +145,9 @@ class LogScreen(Screen[None]):
         else:
             self.dismiss(None)
 
-    def action_log_older(self) -> None:
-        """The next match above."""
-        self._view.find_next(backwards=True)
-
-    def action_log_newer(self) -> None:
-        """The next match below."""
-        self._view.find_next(backwards=False)
+    def action_next_match(self, step: int) -> None:
+        """The next match below, or above for -1."""
+        self._view.find_next(backwards=step < 0)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
@@ -167,37 +163,21 @@ class LogScreen(Screen[None]):
         """Stop following, or follow again."""
         self._view.toggle_hold()
 
-    def action_log_down(self) -> None:
-        """A line down."""
-        self._view.scroll_rows(1)
+    def action_rows(self, step: int) -> None:
+        """So many lines down, or up."""
+        self._view.scroll_rows(step)
 
-    def action_log_up(self) -> None:
-        """A line up."""
-        self._view.scroll_rows(-1)
+    def action_page(self, step: int) -> None:
+        """So many pages down, or up."""
+        self._view.scroll_pages(step)
 
-    def action_log_page_down(self) -> None:
-        """A page down."""
-        self._view.scroll_pages(1)
+    def action_sideways(self, step: int) -> None:
+        """Scroll right, or left for -1."""
+        self._view.scroll_sideways(step)
 
-    def action_log_page_up(self) -> None:
-        """A page up."""
-        self._view.scroll_pages(-1)
-
-    def action_log_left(self) -> None:
-        """Scroll left."""
-        self._view.scroll_sideways(-1)
-
-    def action_log_right(self) -> None:
-        """Scroll right."""
-        self._view.scroll_sideways(1)
-
-    def action_log_select_up(self) -> None:
-        """Select the line above."""
-        self._view.select(-1)
-
-    def action_log_select_down(self) -> None:
-        """Select the line below."""
-        self._view.select(1)
+    def action_select(self, step: int) -> None:
+        """Select the line below, or above for -1."""
+        self._view.select(step)
 
     # -- showing ---------------------------------------------------------------------------------------------------
 

@@ -50,7 +50,9 @@ from vllm_console.ui.parts.pane_layout import (
     GPUS,
     GRID_HEIGHT,
     PANES,
+    REQUESTS,
     SPARKS,
+    STEPS,
     Arrangement,
     PaneChoice,
     PaneLayout,
@@ -59,6 +61,7 @@ from vllm_console.ui.parts.pane_layout import (
 )
 from vllm_console.ui.parts.server_events import Seen, events_between, seen_of
 from vllm_console.ui.parts.server_verbs import ServerVerbs, no_server
+from vllm_console.ui.parts.staged_prediction import Predictions
 from vllm_console.ui.parts.staging import Staged, Staging, Step
 from vllm_console.ui.parts.time_cursor import TimeCursor
 from vllm_console.ui.parts.traffic import MeasuredTraffic, measured_traffic
@@ -70,6 +73,7 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.terminal.repaint import PartialRepaintScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
+from vllm_console.ui.widgets.chart import ChartView
 from vllm_console.ui.widgets.placed_area import PlacedArea, set_display, set_height
 from vllm_launchers.units import counted
 
@@ -111,7 +115,8 @@ class OperationsScreen(PartialRepaintScreen):
         self.console = console
         self.staging = Staging(self._staging_changed)
         self.verdicts = Verdicts(console, self.staging, self._verdict_changed)
-        self.verbs = ServerVerbs(console, self.staging, self.verdicts, self._forget)
+        self.predictions = Predictions(console, self.staging, self.verdicts, self.redraw)
+        self.verbs = ServerVerbs(console, self.staging, self.verdicts, self.predictions, self._forget)
         self.fixes = FixCycle(console, self.staging)
         self.changes = ChangeReport(console, self.redraw)
         self.time = TimeCursor(console, self._time_changed, at, replay)
@@ -144,7 +149,10 @@ class OperationsScreen(PartialRepaintScreen):
             Pane(preemption_lines, id="preemptions", number=2),
             Pane(latency_lines, id="latency", number=3),
             Pane(throughput_lines, id="throughput", number=4),
+            Pane(_request_lines, id=REQUESTS, number=7),
+            Pane(_step_lines, id=STEPS, number=8),
         )
+        self._requests_order = "slowest"
         self._log = LogPane(id="log")
         self._gpus = GpusPane(id="gpus")
         self._area = PlacedArea(
@@ -248,10 +256,12 @@ class OperationsScreen(PartialRepaintScreen):
 
     @property
     def wanted_time(self) -> TimeView:
-        """What the next snapshot shows: the time, and the GPU whose charts are in sight."""
+        """What the next snapshot shows: the time, the GPU whose charts are in sight, and requests where these are."""
+        in_sight = self._arrangement.regions if self._arrangement is not None else ()
+        view = replace(self.time.view, requests=REQUESTS in in_sight)
         if not self._gpus.display:
-            return self.time.view
-        return replace(self.time.view, gpu=self.gpu_history.gpu(self.console.snapshot, self.selected))
+            return view
+        return replace(view, gpu=self.gpu_history.gpu(self.console.snapshot, self.selected))
 
     @property
     def on_top(self) -> bool:
@@ -342,15 +352,17 @@ class OperationsScreen(PartialRepaintScreen):
         if self._tuning.server_name and (server is None or server.name != self._tuning.server_name):
             self._tuning.close()  # the cursor went to another server: its flags are not those that were tuned
             return  # closing has drawn everything
+        self.predictions.observe(server)
         self._observe_hints(server)
         self._arrange(server)
         self.draw_header()
         if snapshot is not None:
             self._draw_table(snapshot)
             if server is not None:
+                charts = replace(self.time.charts, order=self._requests_order)
                 for pane in (*self._panes, self._state):
                     if pane.display:
-                        pane.show_server(server, snapshot.at, self.time.charts)
+                        pane.show_server(server, snapshot.at, charts)
                 self._log.show_server(server)
             self._draw_finding(server, snapshot)
             if self._gpus.display:
@@ -401,7 +413,8 @@ class OperationsScreen(PartialRepaintScreen):
         """Draw message, staged changes or the tuning bar, and footer."""
         width, server = self.app.size.width, self.selected
         rows = message_rows(self.app.size.height)
-        self._message.show(message_lines(self.console.message, server, self.console.snapshot, width, rows))
+        message = self.console.message or self.predictions.text(server, width) or None
+        self._message.show(message_lines(message, server, self.console.snapshot, width, rows))
         if self.hints.shown:
             self._hint.show([self.hints.line(server, width)])
         if server is not None and self._tuning.display:
@@ -515,12 +528,12 @@ class OperationsScreen(PartialRepaintScreen):
     def action_pane(self, number: int) -> None:
         """Show one pane large; once more: the layout again."""
         self.panes.zoom(number)
-        self.redraw()
+        self._panes_changed()
 
     def action_step_pane(self, by: int) -> None:
         """The next or previous pane large."""
         self.panes.step(by, self._arrangement.large if self._arrangement is not None else "")
-        self.redraw()
+        self._panes_changed()
 
     def action_next_layout(self) -> None:
         """The next layout of the panes."""
@@ -541,12 +554,29 @@ class OperationsScreen(PartialRepaintScreen):
     def show_pane(self, pane: str) -> None:
         """Show a pane large."""
         self.panes.zoomed = pane
-        self.redraw()
+        self._panes_changed()
 
     def choose_columns(self, columns: Sequence[str]) -> None:
         """Show these columns of the table, by name; without any, what fits."""
         self.columns = tuple(columns)
         self.redraw()
+
+    def _panes_changed(self) -> None:
+        """Draw; requests are read only while they are in sight."""
+        self.redraw()
+        server = self.selected
+        if self.wanted_time.requests and server is not None and (server.probe is None or not server.probe.requests):
+            self.console.poll_once()
+
+    def action_requests_order(self) -> None:
+        """List the finished requests in the next order; the pane is shown large if it is not in sight."""
+        from vllm_console.ui.panes.requests import order_after
+
+        if self.wanted_time.requests:
+            self._requests_order = order_after(self._requests_order)
+            self.redraw()
+        else:
+            self.show_pane(REQUESTS)
 
     def action_gpu_history(self) -> None:
         """Charts of a GPU in the GPUs pane, which is shown large if it is not in sight; again: the GPUs now."""
@@ -828,6 +858,10 @@ class OperationsScreen(PartialRepaintScreen):
         """Send the preset's workload, or stop it."""
         self.verbs.toggle_load(self.live)
 
+    def action_ramp(self) -> None:
+        """Find the highest rate at which the server meets its objectives."""
+        self.verbs.ramp(self.live)
+
     # -- staging ---------------------------------------------------------------------------------------------------
 
     def action_stage(self, id: str) -> None:
@@ -1051,6 +1085,8 @@ class OperationsScreen(PartialRepaintScreen):
         def launched(result: ServerView | None) -> None:
             if result is not None:
                 self.select(result.name)
+                if why := self.console.fleet.unused_preparation:
+                    self.console.say(f"{result.name} starts without what was prepared: {why}")
             self.console.poll_once()
 
         snapshot = self.console.snapshot
@@ -1096,6 +1132,18 @@ class OperationsScreen(PartialRepaintScreen):
         from vllm_console.ui.screens.gpu_details import GpuDetailsScreen
 
         self.app.push_screen(GpuDetailsScreen(snapshot, lambda: self.console.snapshot, self.time.view.at))
+
+
+def _request_lines(server: ServerView, now: float, width: int, height: int, view: ChartView) -> Sequence[Strip]:
+    from vllm_console.ui.panes.requests import requests_lines  # imported when it is first seen: it costs at start
+
+    return requests_lines(server, now, width, height, view)
+
+
+def _step_lines(server: ServerView, now: float, width: int, height: int, view: ChartView) -> Sequence[Strip]:
+    from vllm_console.ui.panes.steps import step_lines
+
+    return step_lines(server, now, width, height, view)
 
 
 def _no_log(server: ServerView) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.cells import cell_len
 from textual import events, on
@@ -16,7 +16,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.fleet.snapshot import Preset
-from vllm_console.fleet.verbs import Fleet, FleetError
+from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain
 from vllm_console.ui.commands import Command, CommandError, Commands, Do
 from vllm_console.ui.parts.flag_book import FlagBook
@@ -28,6 +28,9 @@ from vllm_console.ui.widgets.draw import Part, fit, rule
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.placed_area import set_height
 from vllm_launchers.plan.model import Engine
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
 
 SHARE = 3
 """The command line takes one part in so many of the screen's rows: findings and table stand above it."""
@@ -49,7 +52,7 @@ class PaletteScreen(ModalScreen[Do | None]):
         Binding("pageup", "page(-1)", "Page up", show=False),
     ]
 
-    def __init__(self, commands: Commands, recent: RecentCommands, fleet: Fleet, engine: Engine | None) -> None:
+    def __init__(self, commands: Commands, recent: RecentCommands, fleet: LocalFleet, engine: Engine | None) -> None:
         super().__init__()
         self._commands, self._recent, self._fleet, self._engine = commands, recent, fleet, engine
         self._found: Sequence[Command] = ()
@@ -200,7 +203,7 @@ class PaletteScreen(ModalScreen[Do | None]):
         self._move(1)
 
 
-def _known(fleet: Fleet, engine: Engine | None, recent: RecentCommands) -> tuple[Sequence[Preset], FlagBook]:
+def _known(fleet: LocalFleet, engine: Engine | None, recent: RecentCommands) -> tuple[Sequence[Preset], FlagBook]:
     """In a thread: the presets, and the flags of an engine; reads what was typed before, too."""
     recent.read()
     presets, _ = fleet.presets()

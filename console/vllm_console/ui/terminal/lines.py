@@ -122,8 +122,8 @@ class LineView(Widget):
 
     DEFAULT_CSS = "LineView { height: auto; width: 1fr; }"
 
-    def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(name=name, id=id, classes=classes)
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
         self._lines: list[Strip] = []
         self._painted: list[Strip] = []
         self._painted_width = -1

@@ -41,6 +41,9 @@ FULL_ROWS = 3
 LABEL_ROWS = 6
 """From so many rows of a plot on, the clock times have a row of their own below the axis."""
 
+FRESH_POINTS = 3
+"""The newest figure is one of so many last points: the last one may not be over yet."""
+
 NAMES_WIDTH = 24
 """From so many columns on, lines have their names at their right end."""
 
@@ -73,10 +76,13 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class ChartView(msgspec.Struct, frozen=True):
-    """How a person looks at charts: the scale of latencies, and the moment under the cursor (Unix seconds)."""
+    """How a person looks at charts: the scale of latencies, the moment under the cursor (Unix seconds), and the order
+    in which requests are listed.
+    """
 
     log: bool = False
     cursor: float | None = None
+    order: str = "slowest"
 
 
 PLAIN = ChartView()
@@ -143,6 +149,20 @@ def column_of(series: Series, count: int, columns: int, at: float) -> int | None
     first = round(series.end / series.step) - count
     column = math.floor(at / series.step * columns / count) - (_newest_column(count, columns, first) - columns + 1)
     return column if 0 <= column < columns else None
+
+
+def value_at(series: Series, key: str, at: float | None) -> float | None:
+    """A figure at a moment (Unix seconds), or the newest one; None where nothing is known of it."""
+    column = series.values.get(key, ())
+    if at is not None:
+        place = math.ceil((at - series.start) / series.step) - 1
+        return column[place] if 0 <= place < len(column) else None
+    return next((value for value in reversed(column[-FRESH_POINTS:]) if value is not None), None)
+
+
+def dot(column: int, level: int) -> int:
+    """The bit of a dot in a braille cell: its column from the left, and its height from the bottom (0 to 3)."""
+    return _DOTS[column][3 - level]
 
 
 def nice_ceiling(value: float) -> float:

@@ -64,6 +64,18 @@ def beside(left: Strip, left_width: int, right: Strip) -> Strip:
     return Strip([*left.adjust_cell_length(left_width), *right])
 
 
+def side_by_side(blocks: Sequence[Sequence[Strip]], width: int, height: int) -> list[Strip]:
+    """Blocks of lines in columns of ``width`` cells, a blank one between them; ``height`` lines in all."""
+    lines = []
+    for row in range(height):
+        joined = line()
+        for place, strips in enumerate(blocks):
+            strip = strips[row] if row < len(strips) else line()
+            joined = beside(joined, place * (width + 1), strip) if place else strip
+        lines.append(joined)
+    return lines
+
+
 KeyHint = tuple[str, str] | tuple[str, str, str]
 """A key, what it does in a word, and the action that a click on both runs. Two keys in one hint, such as ``[ ]``, have
 two actions with a ``|`` between."""

@@ -44,13 +44,7 @@ class Entry(Input):
         self.display = False
 
     def open(
-        self,
-        purpose: str,
-        text: str = "",
-        choices: Sequence[str] = (),
-        *,
-        cycled: bool = True,
-        placeholder: str = "",
+        self, purpose: str, text: str = "", choices: Sequence[str] = (), *, cycled: bool = True, placeholder: str = ""
     ) -> None:
         """Let something be typed, beginning with ``text``. ``choices`` complete it, and are gone through by ↑ and ↓."""
         self.purpose = purpose

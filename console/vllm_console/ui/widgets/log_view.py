@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -17,13 +17,51 @@ from textual.message import Message
 from textual.strip import Strip
 
 from vllm_console.logs.file import Level, Line, LogFile, compile_pattern
-from vllm_console.logs.short_lines import short_line
+from vllm_console.logs.vllm_lines import parse_line
 from vllm_console.text import UNKNOWN
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import CURSOR, DIM, WARN
 from vllm_console.ui.threads import begin_worker, in_thread
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.log_pager import Filter, LogPager, Page
+
+_ENGINE = r"Engine (\d+): "
+_STATISTICS = (
+    ("prompt", r"Avg prompt throughput: ([\d.]+) tokens/s", " tok/s"),
+    ("gen", r"Avg generation throughput: ([\d.]+) tokens/s", " tok/s"),
+    ("run", r"Running: (\d+)", ""),
+    ("wait", r"(?:Waiting|Pending): (\d+)", ""),
+    ("KV", r"(?:GPU )?KV cache usage: ([\d.]+)%", "%"),
+)
+"""The figures of vLLM's periodic line, in the order in which they are shown. One such line comes in ten seconds: what
+matches them is not compiled before."""
+
+
+@lru_cache(maxsize=512)
+def short_line(text: str) -> str:
+    """``18:01:43 message``: without process, date, place in the source, and level unless it is a warning or worse."""
+    line = next(parse_line(0, text), None)
+    if line is None or not line.message.strip():
+        return text
+    clock = line.clock[-8:]
+    level = line.level if line.level not in ("", "INFO") else ""
+    return " ".join(filter(None, (clock, level, _statistics(line.message) or line.message)))
+
+
+def _statistics(message: str) -> str:
+    """``prompt 1758 tok/s · gen 1100 tok/s · run 40 · wait 13 · KV 62%``; empty for any other message."""
+    if "Avg prompt throughput" not in message:
+        return ""
+    found = [(name, figure[1], unit) for name, pattern, unit in _STATISTICS if (figure := re.search(pattern, message))]
+    parts = [f"{name} {float(figure):.0f}{unit}" for name, figure, unit in found]
+    engine = re.match(_ENGINE, message)
+    if engine is not None and int(engine[1]):
+        parts.insert(0, f"engine {int(engine[1])}")
+    return " · ".join(parts)
+
+
+# -- the view ---------------------------------------------------------------------------------------------------------
+
 
 TICK_SECONDS = 0.25
 """The least time between two reads of a log that grows: what scrolls by faster is skipped."""
@@ -80,21 +118,12 @@ class LogView(LineView):
             """The view."""
             return self.view
 
-    def __init__(
-        self,
-        *,
-        compact: bool = True,
-        clean: Callable[[str], str] | None = None,
-        name: str | None = None,
-        id: str | None = None,
-        classes: str | None = None,
-    ) -> None:
-        super().__init__(name=name, id=id, classes=classes)
+    def __init__(self, *, compact: bool = True, id: str | None = None) -> None:
+        super().__init__(id=id)
         self.page = Page()
         """What was read last."""
         self.wrap = False
         self._compact = compact
-        self._clean = clean
         self._left = 0
         self._path: Path | None = None
         self._pager: LogPager | None = None
@@ -293,7 +322,7 @@ class LogView(LineView):
         if self._pager is None or self._pager.log.path != path:
             if self._pager is not None:
                 self._pager.log.close()
-            self._pager = LogPager(LogFile(path, clean=self._clean or _redact()), rows, folds=True)
+            self._pager = LogPager(LogFile(path, clean=_redact()), rows, folds=True)
         page = self._pager.page()
         for command in commands:
             page = command(self._pager)
@@ -362,7 +391,7 @@ class LogView(LineView):
 
 
 def _redact() -> Callable[[str], str]:
-    from vllm_launchers.plan.secrets import redact
+    from vllm_launchers.secrets import redact
 
     return redact
 

@@ -30,7 +30,7 @@ _DRIVER = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_N
 
 
 _OWN: dict[str, Callable[[Any], Any]] = {
-    "memory_v2": lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2),
+    "memory_v2": lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
 }
 """Calls that pynvml overloads under one name, under distinct names."""
 

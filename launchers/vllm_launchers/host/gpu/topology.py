@@ -130,8 +130,7 @@ def pcie_groups(indices: Sequence[int], links: Sequence[Link]) -> tuple[tuple[in
     """Groups of GPUs that reach each other without crossing the CPU interconnect."""
     wanted = set(indices)
     return connected(
-        indices,
-        [(k.a, k.b) for k in links if k.a in wanted and k.b in wanted and level_of(k.kind) <= LinkLevel.NODE],
+        indices, [(k.a, k.b) for k in links if k.a in wanted and k.b in wanted and level_of(k.kind) <= LinkLevel.NODE]
     )
 
 

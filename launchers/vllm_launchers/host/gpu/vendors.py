@@ -34,7 +34,8 @@ class Vendor(msgspec.Struct, frozen=True):
     build: str
     way: str
     devices: str
-    words: re.Pattern[str]
+    words: str
+    """Matches the words of their names."""
 
     @property
     def sentence(self) -> str:
@@ -46,33 +47,29 @@ class Vendor(msgspec.Struct, frozen=True):
         )
 
 
-def _words(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE)
-
-
 VENDORS = (
     Vendor(
         "AMD GPUs",
         "rocm",
         "vLLM's ROCm build",
         "HIP_VISIBLE_DEVICES",
-        _words(r"amd|radeon|instinct|rocm|mi\d{2,3}[a-z]?|gfx\d+\w*|rx \d{4}\w*|w7[89]00"),
+        r"amd|radeon|instinct|rocm|mi\d{2,3}[a-z]?|gfx\d+\w*|rx \d{4}\w*|w7[89]00",
     ),
     Vendor(
         "Intel Gaudi accelerators",
         "hpu",
         "vLLM with its Gaudi plugin",
         "HABANA_VISIBLE_DEVICES",
-        _words(r"gaudi ?\d?|habana|hpu|hl-?\d{3}\w*"),
+        r"gaudi ?\d?|habana|hpu|hl-?\d{3}\w*",
     ),
     Vendor(
         "Intel GPUs",
         "xpu",
         "vLLM's XPU build",
         "ZE_AFFINITY_MASK",
-        _words(r"intel|xpu|arc(?: pro)? [ab]\d+\w*|[ab][357]\d0m?|data center gpu|ponte vecchio|battlemage"),
+        r"intel|xpu|arc(?: pro)? [ab]\d+\w*|[ab][357]\d0m?|data center gpu|ponte vecchio|battlemage",
     ),
-    Vendor("TPUs", "tpu", "vLLM's TPU build", "", _words(r"tpu|tpus|tpu ?v\d\w*|trillium|ironwood")),
+    Vendor("TPUs", "tpu", "vLLM's TPU build", "", r"tpu|tpus|tpu ?v\d\w*|trillium|ironwood"),
 )
 """The first one with a keyword in a name is taken."""
 
@@ -81,7 +78,8 @@ def vendor_of(name: str | None) -> Vendor | None:
     """The vendor of a named accelerator, or None if it is NVIDIA's or unknown."""
     if not name or re.search(r"nvidia|geforce|quadro|tesla", name, re.IGNORECASE):
         return None
-    return next((vendor for vendor in VENDORS if vendor.words.search(name.replace("_", " "))), None)
+    words = name.replace("_", " ")
+    return next((one for one in VENDORS if re.search(rf"\b(?:{one.words})\b", words, re.IGNORECASE)), None)
 
 
 def vendor_of_build(build: str | None) -> Vendor | None:

@@ -156,7 +156,6 @@ def learned_from(reported: Mapping[str, float], predicted: Mapping[str, float]) 
             kv_pin_bytes=_rounded(reported.get("kv_pin_bytes")),
         ),
         predicted_weights_gib=predicted.get("weights_gib"),
-        predicted_overhead_gib=predicted.get("overhead_gib"),
         predicted_kv_gib=predicted.get("kv_gib"),
         predicted_kv_tokens=_rounded(predicted.get("kv_tokens")),
     )

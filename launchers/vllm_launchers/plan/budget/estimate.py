@@ -276,12 +276,7 @@ def _longest(cache: CacheLayout, blocks: int, limit: int) -> int:
 
 
 def cache_tokens(
-    facts: ModelFacts,
-    flags: Flags,
-    kv_gib: float,
-    gpu: GpuShape,
-    *,
-    release: Release | None = None,
+    facts: ModelFacts, flags: Flags, kv_gib: float, gpu: GpuShape, *, release: Release | None = None
 ) -> tuple[int, float | None] | None:
     """Tokens and concurrency of a KV cache of a known size per GPU, as reported by a start; None if unknown."""
     assumed: list[str] = []

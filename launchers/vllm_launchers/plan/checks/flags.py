@@ -13,7 +13,7 @@ from difflib import SequenceMatcher, get_close_matches
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.plan.checks.request import BYTES, LENGTH, UTILIZATION, length, simulated, utilization
+from vllm_launchers.plan.checks.request import BLOCKS, BYTES, LENGTH, UTILIZATION, simulated, utilization
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.flags import TRUE_ONLY, flag_words, token_count
 from vllm_launchers.plan.inputs import PlanInputs
@@ -332,8 +332,8 @@ def _short(release: Release) -> str:
 
 
 HIGH_UTILIZATION = 0.95
-LONG_CONTEXT = 16_384
-"""From here on a prompt's activations need room besides the share that vLLM takes."""
+"""The largest share without a warning. Besides weights, KV cache and the activations of a full step, vLLM allocates
+what it has not measured: buffers of communication and of kernels, and fragments."""
 
 BATCHED = "max-num-batched-tokens"
 CHUNKED = "enable-chunked-prefill"
@@ -345,7 +345,9 @@ def value_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     """Each value alone (if no flag table does that better), then contradictory ones."""
     if inputs.flags is None:
         yield from _rules(plan)
-    yield from _utilization(plan, inputs)
+    else:
+        yield from _cache_blocks(plan)
+    yield from _utilization(plan)
     yield from _batching(plan)
     yield from _cache_bytes(plan)
 
@@ -356,6 +358,14 @@ def _rules(plan: Plan) -> Iterator[Finding]:
         if rule is not None and not rule.allows(value):
             text = f"vLLM will refuse --{name} {str(value)[:40]}: expected {rule.expected}"
             yield Finding("flag_value", Level.ERROR, text)
+
+
+def _cache_blocks(plan: Plan) -> Iterator[Finding]:
+    """vLLM takes any whole number, and needs a block when it starts (``BlockPool``)."""
+    blocks = plan.flags.get(BLOCKS)
+    if isinstance(blocks, int) and not isinstance(blocks, bool) and blocks < 1:
+        text = f"--{BLOCKS} {blocks} leaves no block for the KV cache, so vLLM will not start: expected 1 or more"
+        yield Finding("flag_value", Level.ERROR, text, Changes(unset=(BLOCKS,)))
 
 
 def _cache_bytes(plan: Plan) -> Iterator[Finding]:
@@ -375,19 +385,15 @@ def _cache_bytes(plan: Plan) -> Iterator[Finding]:
         yield Finding("flag_value", Level.WARNING, text, Changes(unset=(BYTES,)))
 
 
-def _utilization(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
+def _utilization(plan: Plan) -> Iterator[Finding]:
     share = utilization(plan)
-    context = length(plan, inputs)
-    long = context is not None and context > LONG_CONTEXT
-    if not (HIGH_UTILIZATION < share <= 1 or (share == HIGH_UTILIZATION and long)):
+    if not HIGH_UTILIZATION < share <= 1:
         return
-    with_length = f" with contexts of {context:,} tokens" if long else ""
     text = (
-        f"--{UTILIZATION} {share:g}{with_length} leaves {1 - share:.0%} of the GPU free: a long prompt can run out of "
-        f"memory. Use at most {HIGH_UTILIZATION}, and only with short contexts"
+        f"--{UTILIZATION} {share:g} leaves {1 - share:.0%} of the GPU free. vLLM can run out of memory while serving, "
+        f"since it sizes the KV cache before all that it needs is known. Use at most {HIGH_UTILIZATION}"
     )
-    fix = Changes(set={UTILIZATION: 0.92 if long else HIGH_UTILIZATION})
-    yield Finding("utilization_high", Level.WARNING, text, fix)
+    yield Finding("utilization_high", Level.WARNING, text, Changes(set={UTILIZATION: HIGH_UTILIZATION}))
 
 
 def _batching(plan: Plan) -> Iterator[Finding]:

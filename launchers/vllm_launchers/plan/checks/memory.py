@@ -24,7 +24,6 @@ from vllm_launchers.plan.checks.request import (
     fp8_cache_of,
     gpus_of,
     ranks,
-    size_of,
     utilization,
     without_fixed_size,
 )
@@ -35,7 +34,7 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import UUID_SINCE, format_held, takes_uuids
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import GIB
-from vllm_launchers.vllm.flags.changes import Changes, Flags
+from vllm_launchers.vllm.flags.changes import Changes, Flags, whole_number
 from vllm_launchers.vllm.modelfacts.facts import divisors
 
 SLACK_GIB = 0.05
@@ -233,9 +232,9 @@ def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Chan
         return None
     free = [gpu for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost and _has_room(plan, inputs, gpu)]
     there = max(len(free), len(plan.gpus))
-    others = ranks(plan.flags) // size_of(plan.flags, TENSOR)
+    others = ranks(plan.flags) // whole_number(plan.flags, TENSOR)
     for size in divisors(inputs.facts, min(there, MOST_TENSOR)):
-        if size <= size_of(plan.flags, TENSOR):
+        if size <= whole_number(plan.flags, TENSOR):
             continue
         flags = {**plan.flags, TENSOR: size}
         drop = tuple(name for name in (PIPELINE, DATA) if name in flags) if size * others > there else ()

@@ -8,22 +8,13 @@ from itertools import combinations
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host, connected
 from vllm_launchers.host.gpu.topology import LinkLevel, level_of, pcie_groups, spans
-from vllm_launchers.plan.checks.request import (
-    DATA,
-    EXPERTS,
-    PIPELINE,
-    TENSOR,
-    gpus_of,
-    ranks,
-    size_of,
-    spread,
-)
+from vllm_launchers.plan.checks.request import DATA, EXPERTS, PIPELINE, TENSOR, gpus_of, ranks, spread
 from vllm_launchers.plan.findings import Finding
 from vllm_launchers.plan.findings import Level as Weight
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import crossing, set_level
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.changes import Changes, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, divisors, expert_split_problem, split_problem
 
 MOST_TENSOR = 64
@@ -38,14 +29,14 @@ def parallel_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
 
 
 def _split(plan: Plan, facts: ModelFacts) -> Iterator[Finding]:
-    tensor, pipeline = size_of(plan.flags, TENSOR), size_of(plan.flags, PIPELINE)
+    tensor, pipeline = whole_number(plan.flags, TENSOR), whole_number(plan.flags, PIPELINE)
     if tensor > 1 and (problem := split_problem(facts, tensor)):
         fitting = divisors(facts, min(tensor, MOST_TENSOR))
         sizes_text = ", ".join(map(str, fitting[-3:]))
         text = f"--{TENSOR} {tensor}: {problem}; {sizes_text} would work"
         sure = facts.source != "table"
         yield Finding("tp_not_divisor", Weight.ERROR, text, Changes(set={TENSOR: fitting[-1]}), surely=sure)
-    spread = tensor * size_of(plan.flags, DATA)
+    spread = tensor * whole_number(plan.flags, DATA)
     if plan.flags.get(EXPERTS) is not True and (problem := expert_split_problem(facts, spread)):
         text = f"{spread} GPUs share each expert: {problem}; with --{EXPERTS} each GPU holds whole experts"
         yield Finding("experts_not_divisible", Weight.ERROR, text, Changes(set={EXPERTS: True}), surely=False)
@@ -64,7 +55,7 @@ def _count(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
         what = f"was given {there}" if plan.gpus else f"there {'is' if there == 1 else 'are'} {there} here"
         sure = not spread(plan.flags)
         text = f"it needs {wanted} GPUs (tensor × pipeline × data parallel) and {what}"
-        fix = Changes(set={TENSOR: there}) if size_of(plan.flags, TENSOR) == wanted else None
+        fix = Changes(set={TENSOR: there}) if whole_number(plan.flags, TENSOR) == wanted else None
         if fix is not None and inputs.facts is not None:
             fix = Changes(set={TENSOR: divisors(inputs.facts, there)[-1]})
         yield Finding("gpus_too_few", Weight.ERROR if sure else Weight.ADVICE, text, fix)
@@ -81,7 +72,7 @@ def _links(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     if len({gpu.name for gpu in gpus if gpu.name}) > 1:
         text = "mixed GPUs: the slowest limits speed, the smallest limits memory"
         yield Finding("gpus_differ", Weight.WARNING, text)
-    size = size_of(plan.flags, TENSOR)
+    size = whole_number(plan.flags, TENSOR)
     if host is None or size < 2 or len(gpus) < size:
         return
     for start in range(0, len(gpus) - size + 1, size):
@@ -146,7 +137,7 @@ def _group(plan: Plan, host: Host, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         yield Finding("tp_over_pcie", Weight.ADVICE, text)
         return
     fix = None
-    if len({len(group) for group in groups}) == 1 and len(groups) > 1 and size_of(plan.flags, PIPELINE) == 1:
+    if len({len(group) for group in groups}) == 1 and len(groups) > 1 and whole_number(plan.flags, PIPELINE) == 1:
         fix = Changes(set={TENSOR: len(groups[0]), PIPELINE: len(groups)})
     text = crossing(indices, groups, found)
     if faster := _fastest_all_the_same(plan):

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 
 from vllm_launchers.host.gpu.host import Gpu, Host
-from vllm_launchers.host.gpu.mig_slices import slice_gpu
+from vllm_launchers.host.gpu.sharing import slice_gpu
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache
 from vllm_launchers.plan.budget.memory_flags import decimal
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.engines import EngineKind
-from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -28,15 +28,9 @@ FAR = ("nnodes", "node-rank", "data-parallel-address", "data-parallel-size-local
 """Flags of a server with ranks on other machines."""
 
 
-def size_of(flags: Flags, name: str) -> int:
-    """One of the parallel sizes, 1 if it is unset or invalid."""
-    value = flags.get(name, 1)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
-
-
 def ranks(flags: Flags) -> int:
     """How many GPUs a server uses: tensor × pipeline × data parallel."""
-    return math.prod(size_of(flags, name) for name in (TENSOR, PIPELINE, DATA))
+    return math.prod(whole_number(flags, name) for name in (TENSOR, PIPELINE, DATA))
 
 
 def spread(flags: Flags) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from vllm_launchers.plan.alternatives import Alternative, thrift
 from vllm_launchers.plan.attention import is_fp8
-from vllm_launchers.plan.checks.request import BLOCKS, DATA, KV_DTYPE, LENGTH, fixed_size, size_of, without_fixed_size
+from vllm_launchers.plan.checks.request import BLOCKS, DATA, KV_DTYPE, LENGTH, fixed_size, without_fixed_size
 from vllm_launchers.plan.choices.inputs import SEQUENCES, BudgetFor
 from vllm_launchers.plan.choices.layout import LONG_AT_ONCE, UNASKED, format_layout, held_at_p95
 from vllm_launchers.plan.choices.lengths import rounded_up
@@ -17,7 +17,7 @@ from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Changes
+from vllm_launchers.vllm.flags.changes import Changes, whole_number
 
 NOTED = 0.5
 """Share of the requests that the KV cache is planned for: room for fewer is reported. Few requests are that long."""
@@ -44,7 +44,7 @@ def _held(plan: Plan, workload: Workload) -> Iterator[Finding]:
     held = held_at_p95(plan.memory)
     if held is None:
         return
-    copies, flight = size_of(plan.flags, DATA), workload.concurrency
+    copies, flight = whole_number(plan.flags, DATA), workload.concurrency
     held, wanted = held * copies, LONG_AT_ONCE * flight
     more = thrift(plan.alternatives)
     if held >= NOTED * wanted:

@@ -154,9 +154,3 @@ class ChoiceInputs(msgspec.Struct, frozen=True):
     def request_tokens(self) -> int:
         """Tokens of a request at the 95th percentile, prompt plus output."""
         return self.workload.input_tokens_p95 + self.workload.output_tokens_p95
-
-
-def whole(flags: Flags, name: str, otherwise: int = 1) -> int:
-    """A flag's whole number; ``otherwise`` if it has none."""
-    value = flags.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise

@@ -28,12 +28,11 @@ from vllm_launchers.plan.choices.inputs import (
     Choice,
     ChoiceInputs,
     Source,
-    whole,
 )
 from vllm_launchers.plan.choices.pool import Layout, Pool
 from vllm_launchers.plan.pace import Paces, timing_of
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, expert_split_problem, split_problem
 
 LONG_AT_ONCE = 0.75
@@ -293,7 +292,7 @@ def whole_experts(facts: ModelFacts | None, layout: Layout) -> bool:
 
 def fixed_layout(flags: Flags) -> list[Layout]:
     """The layout that is set."""
-    return [Layout(whole(flags, TENSOR), whole(flags, PIPELINE), whole(flags, DATA))]
+    return [Layout(whole_number(flags, TENSOR), whole_number(flags, PIPELINE), whole_number(flags, DATA))]
 
 
 def _layouts(inputs: ChoiceInputs, pool: Pool, weights_gib: float) -> Iterator[Layout]:
@@ -497,7 +496,7 @@ def _copies(inputs: ChoiceInputs, found: Fit, pool: Pool) -> Choice:
 def expert_choice(inputs: ChoiceInputs, flags: Flags) -> Choice | None:
     """Expert parallel for a mixture of experts over several GPUs; None if it does not apply."""
     facts = inputs.facts
-    layout = Layout(whole(flags, TENSOR), whole(flags, PIPELINE), whole(flags, DATA))
+    layout = Layout(whole_number(flags, TENSOR), whole_number(flags, PIPELINE), whole_number(flags, DATA))
     spread = layout.tensor * layout.data
     if facts is None or not is_mixture(facts) or spread == 1:
         return None

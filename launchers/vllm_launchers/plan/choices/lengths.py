@@ -16,12 +16,11 @@ from vllm_launchers.plan.choices.inputs import (
     Choice,
     ChoiceInputs,
     Source,
-    whole,
 )
 from vllm_launchers.plan.choices.layout import held_at_p95
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.units import counted
-from vllm_launchers.vllm.flags.changes import Flags
+from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.modelfacts.facts import LayerKind
 
 HEADROOM = 2
@@ -45,13 +44,7 @@ def context(inputs: ChoiceInputs) -> Choice:
     limit = inputs.facts.max_context if inputs.facts is not None else None
     if limit is None or length <= limit:
         rest = f"; the model supports {limit:,}" if limit is not None and limit > length else ""
-        return Choice(
-            LENGTH,
-            length,
-            f"{parts}, rounded up{rest}.",
-            Source.WORKLOAD,
-            "Longer requests are refused.",
-        )
+        return Choice(LENGTH, length, f"{parts}, rounded up{rest}.", Source.WORKLOAD, "Longer requests are refused.")
     tradeoff = "Longer requests are refused."
     if tokens > limit:
         tradeoff = f"{parts} do not fit: longer requests are refused, so split them or use another model."
@@ -70,7 +63,7 @@ def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -
     For a server with history that room was observed, and as many may run as were observed to run well. Otherwise it is
     requests of p95 length at once, all at full length: the worst case.
     """
-    copies, seen = whole(flags, DATA), inputs.seen
+    copies, seen = whole_number(flags, DATA), inputs.seen
     asked = math.ceil(inputs.workload.concurrency / copies)
     least = max(asked * HEADROOM, seen.ran if seen is not None else 0)
     wanted = next((count for count in COUNTS if count >= least), max(COUNTS[-1], seen.ran if seen is not None else 0))
@@ -101,7 +94,7 @@ def sequences(inputs: ChoiceInputs, flags: Flags, budget: MemoryBudget | None) -
 def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None, gpu_name: str = "") -> Choice:
     """``max-num-batched-tokens``: enough for the traffic's steady mix of prompts and outputs, in even steps."""
     work = inputs.workload
-    count = whole(flags, SEQUENCES)
+    count = whole_number(flags, SEQUENCES)
     length = token_count(flags.get(LENGTH)) or inputs.request_tokens
     if flags.get(CHUNKED) is False:
         return Choice(
@@ -125,10 +118,7 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
         steps = math.ceil(work.input_tokens_p95 / wanted)
         reason = f"Large steps prefill long prompts sooner: {steps} for one at p95."
     elif memory_gib is not None and memory_gib >= LARGE_GPU_GIB and "A100" not in gpu_name:
-        wanted, reason = (
-            max(wanted, LARGE_STEP),
-            "A GPU of this size handles large steps quickly.",
-        )
+        wanted, reason = (max(wanted, LARGE_STEP), "A GPU of this size handles large steps quickly.")
     size = min(_power_of_two(wanted), LARGEST_STEP)
     # vLLM requires at least a token per sequence; more than all of them at full length is never used.
     size = max(count, min(size, count * length))
@@ -138,7 +128,7 @@ def batched_tokens(inputs: ChoiceInputs, flags: Flags, memory_gib: float | None,
 
 def keeps_up(inputs: ChoiceInputs, flags: Flags, tokens: int) -> bool:
     """Whether steps of this many tokens are enough for this traffic and valid in vLLM, so that they need not change."""
-    least = max(2 * steady_step(inputs, flags), whole(flags, SEQUENCES))
+    least = max(2 * steady_step(inputs, flags), whole_number(flags, SEQUENCES))
     if flags.get(CHUNKED) is False:
         least = max(least, token_count(flags.get(LENGTH)) or inputs.request_tokens)
     if inputs.workload.input_tokens_p95 >= LONG_PROMPT or SPECULATION in flags:
@@ -152,8 +142,8 @@ def steady_step(inputs: ChoiceInputs, flags: Flags) -> int:
     While ``n`` requests each gain a token, prompts arrive at ``n · input / output``, less the reused part.
     """
     work = inputs.workload
-    running = math.ceil(work.concurrency / whole(flags, DATA))
-    running = min(running, whole(flags, SEQUENCES, running))
+    running = math.ceil(work.concurrency / whole_number(flags, DATA))
+    running = min(running, whole_number(flags, SEQUENCES, running))
     prompts = work.input_tokens_p95 * (1 - work.prefix_reuse) / work.output_tokens_p95
     return math.ceil(running * (1 + prompts))
 

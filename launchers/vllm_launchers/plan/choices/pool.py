@@ -9,8 +9,7 @@ import msgspec
 
 from vllm_launchers.engine_model.gpus import Interconnect, over_nvlink, over_pcie_slot
 from vllm_launchers.host.gpu.host import Gpu, Host, Link, connected
-from vllm_launchers.host.gpu.mig_slices import best_slice
-from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, is_held
+from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, best_slice, is_held
 from vllm_launchers.host.gpu.topology import LinkLevel, level_of
 
 IDLE_SHARE = 0.9

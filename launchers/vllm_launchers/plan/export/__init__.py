@@ -12,16 +12,7 @@ from vllm_launchers.plan.export.shell import config_yaml, shell
 from vllm_launchers.plan.export.systemd import systemd_unit
 from vllm_launchers.plan.model import Plan
 
-__all__ = [
-    "ExportError",
-    "Form",
-    "compose",
-    "config_yaml",
-    "export",
-    "kubernetes",
-    "shell",
-    "systemd_unit",
-]
+__all__ = ["ExportError", "Form", "compose", "config_yaml", "export", "kubernetes", "shell", "systemd_unit"]
 
 
 class Form(StrEnum):

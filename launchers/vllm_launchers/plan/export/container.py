@@ -14,7 +14,7 @@ from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comme
 from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.secrets import redact_argv, redact_environment
+from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.vllm.engines import EngineKind
 
 IMAGE = "vllm/vllm-openai"

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vllm_launchers.plan.export.container import (
-    CACHE,
-    ENTRYPOINT,
-    STARTUP_SECONDS,
-    Container,
-    Mount,
-    container,
-)
+from vllm_launchers.plan.export.container import CACHE, ENTRYPOINT, STARTUP_SECONDS, Container, Mount, container
 from vllm_launchers.plan.export.quoting import Yaml, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.model import Plan
@@ -132,10 +125,7 @@ def _service(plan: Plan, app: str) -> dict[str, Yaml]:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": app, "labels": _labels(app)},
-        "spec": {
-            "selector": _labels(app),
-            "ports": [{"name": "http", "port": plan.port, "targetPort": "http"}],
-        },
+        "spec": {"selector": _labels(app), "ports": [{"name": "http", "port": plan.port, "targetPort": "http"}]},
     }
 
 

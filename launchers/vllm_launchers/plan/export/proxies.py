@@ -13,8 +13,7 @@ from vllm_launchers.plan.export.container import STARTUP_SECONDS
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.secrets import redact_argv, redact_environment
-from vllm_launchers.secrets import API_KEY
+from vllm_launchers.secrets import API_KEY, redact_argv, redact_environment
 
 NGINX_ADDRESS = "127.0.0.1:8080"
 """Where nginx is to listen, unless the file is edited."""
@@ -40,8 +39,12 @@ class ProxiedServer(msgspec.Struct, frozen=True):
     @property
     def model(self) -> str:
         """The name by which its clients ask for its model."""
-        served = str(self.plan.flags.get("served-model-name", "")).split()
-        return served[0] if served else self.plan.model
+        return self.models[0]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """All names by which they may ask for it."""
+        return tuple(str(self.plan.flags.get("served-model-name", "")).split()) or (self.plan.model,)
 
 
 def export_for_proxy(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
@@ -58,15 +61,37 @@ def export_for_proxy(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
     return checked(forms[form](servers), "the configuration")
 
 
+def differing_models(servers: Sequence[ProxiedServer]) -> str:
+    """That one of these servers can't answer for another, since their models have other names; empty if each can."""
+    first = servers[0]
+    other = next((server for server in servers[1:] if set(server.models).isdisjoint(first.models)), None)
+    return f"{first.name} serves {first.model}, {other.name} serves {other.model}" if other is not None else ""
+
+
+def proxy_warning(servers: Sequence[ProxiedServer], form: ProxyForm) -> str:
+    """What a configuration does not do that may be expected of several servers; empty if nothing."""
+    different = differing_models(servers)
+    if not different:
+        return ""
+    proxy = {ProxyForm.LITELLM: "LiteLLM", ProxyForm.LLAMA_SWAP: "llama-swap"}.get(form, str(form))
+    return f"{different}: {proxy} gives each request to the server of its model, and none takes over for another"
+
+
 def nginx(servers: Sequence[ProxiedServer]) -> str:
     """An upstream whose first server gets all requests, the others while it does not answer.
 
     Raises:
-        ExportError: one of them uses TLS and another does not.
+        ExportError: one of them uses TLS and another does not, or they have different models.
     """
     first = servers[0]
     if len({server.plan.tls for server in servers}) > 1:
         raise ExportError("one of these servers uses TLS and another does not: an upstream of nginx needs them alike")
+    if different := differing_models(servers):
+        raise ExportError(
+            f"{different}: nginx does not look at a request's model, and the other server would answer it with 404. "
+            f"Export them one by one, give both the same --served-model-name, or use {ProxyForm.LITELLM} or "
+            f"{ProxyForm.LLAMA_SWAP}"
+        )
     places = [server.plan.url.partition("://")[2] for server in servers]
     if not all(map(_NGINX_HOST.fullmatch, places)):
         raise ExportError("the address of a server can't be written for nginx")
@@ -94,12 +119,9 @@ def nginx(servers: Sequence[ProxiedServer]) -> str:
         "    }",
         "}",
     ]
-    models = "These servers have different models: a request that reaches another one ends in 404."
-    several = [models] if len({server.model for server in servers}) > 1 else []
     head = comment(
         "nginx in front of vLLM; belongs into the http block, such as /etc/nginx/conf.d/. Check: nginx -t",
         "Clients send their API key themselves; nginx passes it on.",
-        *several,
     )
     return head + "\n".join(lines) + "\n"
 
@@ -110,6 +132,7 @@ def llama_swap(servers: Sequence[ProxiedServer]) -> str:
     Raises:
         ExportError: a word of a command would be taken for one of llama-swap's macros.
     """
+    warning = proxy_warning(servers, ProxyForm.LLAMA_SWAP)
     document: dict[str, Yaml] = {
         "healthCheckTimeout": STARTUP_SECONDS,
         "models": {server.name: _swapped_model(server) for server in servers},
@@ -124,7 +147,7 @@ def llama_swap(servers: Sequence[ProxiedServer]) -> str:
     if secrets:
         lines.append(f"Export {', '.join(secrets)} in the environment of llama-swap; its servers inherit them.")
     lines.append("ttl: seconds without a request after which a server is stopped; 0: never.")
-    return comment(*lines) + yaml_document(document)
+    return comment(*lines, *([f"{warning}."] if warning else [])) + yaml_document(document)
 
 
 def _swapped_model(server: ProxiedServer) -> dict[str, Yaml]:
@@ -152,21 +175,27 @@ def _share_gpus(servers: Sequence[ProxiedServer]) -> bool:
 
 
 def litellm(servers: Sequence[ProxiedServer]) -> str:
-    """One deployment per server; of those with the same model the first is tried first."""
+    """One deployment per server; if they have the same model the first is tried first."""
+    warning = proxy_warning(servers, ProxyForm.LITELLM)
+    ordered = len(servers) > 1 and not warning
+    shared = [name for name in servers[0].models if all(name in server.models for server in servers)]
     models: list[Yaml] = []
     for number, server in enumerate(servers, 1):
-        parameters: dict[str, Yaml] = {"model": f"hosted_vllm/{server.model}", "api_base": f"{server.plan.url}/v1"}
+        model = shared[0] if shared else server.model
+        parameters: dict[str, Yaml] = {"model": f"hosted_vllm/{model}", "api_base": f"{server.plan.url}/v1"}
         if API_KEY in server.plan.secrets:
             parameters["api_key"] = f"os.environ/{API_KEY}"
-        if len(servers) > 1:
+        if ordered:
             parameters["order"] = number
-        models.append({"model_name": server.model, "litellm_params": parameters, "model_info": {"id": server.name}})
+        models.append({"model_name": model, "litellm_params": parameters, "model_info": {"id": server.name}})
     document: dict[str, Yaml] = {"model_list": models}
-    if len(servers) > 1:
+    if ordered:
         document["router_settings"] = {"enable_pre_call_checks": True}
     lines = ["Start with: LITELLM_MASTER_KEY=... litellm --config FILE; clients send that key to LiteLLM."]
     if any(API_KEY in server.plan.secrets for server in servers):
         lines.append(f"{API_KEY} is read from the environment of LiteLLM.")
-    if len(servers) > 1:
+    if ordered:
         lines.append("order: the lowest is asked first, the others if that fails (enable_pre_call_checks).")
+    if warning:
+        lines.append(f"{warning}.")
     return comment(*lines) + yaml_document(document)

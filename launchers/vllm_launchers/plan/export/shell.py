@@ -5,8 +5,8 @@ from __future__ import annotations
 from vllm_launchers.plan.export.quoting import ExportError, checked, comment, yaml_number_or_text, yaml_text
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.secrets import redact_argv, redact_environment
 from vllm_launchers.plan.shell_quoting import line_word, script_line, script_word
+from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.vllm.engines import EngineKind
 
 
@@ -38,7 +38,7 @@ def split_argv(plan: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 # -- a plan as the YAML file of ``vllm serve --config``. Pure ---------------------------------------------------------
 
 
-def config_yaml(plan: Plan, *, file: str = "vllm.yaml") -> str:
+def config_yaml(plan: Plan) -> str:
     """The file's text. A comment at the top has the command that reads it, with what the file cannot contain.
 
     That is the environment, and values that begin with a dash.
@@ -63,13 +63,13 @@ def config_yaml(plan: Plan, *, file: str = "vllm.yaml") -> str:
             lines.append(f"{yaml_text(words[0][2:])}: true")
         elif words:
             lines.append(f"{yaml_text(words[0][2:])}: {yaml_number_or_text(words[1])}")
-    return _head(plan, besides, file) + "\n".join(lines) + "\n"
+    return _head(plan, besides) + "\n".join(lines) + "\n"
 
 
-def _head(plan: Plan, besides: list[str], file: str) -> str:
+def _head(plan: Plan, besides: list[str]) -> str:
     environment = redact_environment(plan.environment)
     words = [f"{name}={line_word(checked(value, name))}" for name, value in environment.items()]
     words += [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
     command = [line_word(checked(word, "the command")) for word in (*plan.engine.command, "serve")]
-    words += [*command, "--config", line_word(file), *map(line_word, besides)]
+    words += [*command, "--config", "vllm.yaml", *map(line_word, besides)]
     return comment("Run with:", f"  {' '.join(words)}")

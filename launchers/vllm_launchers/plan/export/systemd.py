@@ -5,8 +5,8 @@ from __future__ import annotations
 from vllm_launchers.plan.export.quoting import ExportError, checked, comment, label, systemd_assignment, systemd_word
 from vllm_launchers.plan.export.shell import split_argv
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.secrets import redact_argv, redact_environment
 from vllm_launchers.plan.shell_quoting import line_word
+from vllm_launchers.secrets import redact_argv, redact_environment
 
 STOP_SECONDS = 60
 """How long a server may take to stop, after the time for finishing its requests (``--shutdown-timeout``)."""

@@ -1,4 +1,4 @@
-"""Records each engine step and each finished request of a vLLM server: numbers only, no text and no token.
+"""Records each engine step, first token and finished request of a vLLM server: numbers only, no text and no token.
 
 vLLM loads `StatLogger` itself, by the entry point in the folder beside this file, into the process that serves the API.
 This file needs the standard library only (Python 3.9 or later), and nothing else of this program.
@@ -7,9 +7,9 @@ What vLLM calls does next to nothing: it appends a tuple to a bounded queue, and
 writes the queue every quarter of a second to the folder that the variable `FOLDER` names. Nothing that goes wrong here
 reaches vLLM; fields that a release does not have are recorded as unknown.
 
-The folder holds *segments*, of steps and of requests: a header in JSON, then records of one size. A full segment is
-followed by a new one, and the oldest are deleted, so the folder is bounded (`KEPT`). Each process
-writes segments of its own; a restart therefore continues in new ones. A reader ignores what follows the last whole
+The folder holds *segments* of one kind each (`LAYOUTS`): a header in JSON, then records of one size. A
+full segment is followed by a new one, and the oldest are deleted, so the folder is bounded (`KEPT`). Each process has
+segments of its own; a restart therefore continues in new ones. A reader ignores what follows the last whole
 record. Times are seconds of the monotonic clock: ``wall`` minus ``monotonic`` in the header turns them into Unix time.
 When somebody sets the machine's clock, a new segment begins.
 """
@@ -36,7 +36,7 @@ FOLDER = "VLLMCONSOLE_PROBE"
 FORMAT = 1
 HEADER_BYTES = 512
 SEGMENT_BYTES = 4 << 20
-KEPT = {"steps": 48 << 20, "requests": 16 << 20}
+KEPT = {"steps": 32 << 20, "intervals": 8 << 20, "first_tokens": 8 << 20, "requests": 16 << 20}
 """Bytes of each kind in a folder."""
 MOST_SEGMENTS = 200
 """Of each kind: a server that restarts often begins many."""
@@ -57,7 +57,18 @@ REQUEST_FIELDS = (
 REQUEST = struct.Struct("<64sddhiiiddddi12sq")
 """One finished request, with the times that vLLM reports."""
 
-LAYOUTS = {"steps": STEP, "requests": REQUEST}
+FIRST_TOKEN_FIELDS = ("at", "engine", "seconds", "dropped")
+FIRST_TOKEN = struct.Struct("<dhdq")
+"""One request's first token, and how long after its arrival that came: a request that has one may run for long."""
+
+INTERVAL_FIELDS = ("at", "engine", "seconds", "times", "dropped")
+INTERVAL = struct.Struct("<dhfiq")
+"""An inter-token interval of a step whose intervals differ, and how many of them there were: requests of a batch get
+their tokens together, but one that was preempted waited for longer. A step of more than `MOST_DISTINCT` has none."""
+
+MOST_DISTINCT = 16
+
+LAYOUTS = {"steps": STEP, "intervals": INTERVAL, "first_tokens": FIRST_TOKEN, "requests": REQUEST}
 
 FLUSH_SECONDS = 0.25
 RETRY_SECONDS = 1.0
@@ -129,7 +140,7 @@ class Segments:
             return False
         self.close()
         if not self._folder.is_dir():
-            self._folder.mkdir(mode=0o700, parents=True)
+            self._folder.mkdir(mode=0o700)  # in the folder of its server; without that nothing is recorded any more
             self._folder.chmod(0o700)  # whatever the umask
         self._prune()
         path = self._folder / f"{self._kind}-{time.time_ns():020d}-{os.getpid()}.bin"
@@ -239,10 +250,13 @@ class Probe:
         self._recorder, self._engine, self._evictions = recorder, engine, evictions
 
     def record(self, scheduler: Any, iteration: Any) -> None:
-        """Queue a step and the requests that ended in it. Raises nothing."""
+        """Queue a step, and the requests that had their first token or ended in it. Raises nothing."""
         try:
             now = time.monotonic()
             self._recorder.add("steps", self._step(now, scheduler, iteration))
+            self._add_intervals(now, iteration)
+            for seconds in getattr(iteration, "time_to_first_tokens_iter", None) or ():
+                self._recorder.add("first_tokens", (now, self._engine, seconds))
             if finished := getattr(iteration, "finished_requests", None):
                 delay = time.time() - getattr(iteration, "iteration_timestamp", time.time())
                 for request in finished:
@@ -275,6 +289,14 @@ class Probe:
             getattr(details, "num_ctx_tokens", -1),
             getattr(details, "num_generation_requests", -1),
         )
+
+    def _add_intervals(self, now: float, iteration: Any) -> None:
+        """Queue the intervals that `STEP` does not tell: those of a step of more than two, if they differ."""
+        intervals: Sequence[float] = getattr(iteration, "inter_token_latencies_iter", None) or ()
+        if len(intervals) > 2 and intervals.count(intervals[0]) < len(intervals):
+            counted = collections.Counter(intervals)
+            for seconds, times in counted.items() if len(counted) <= MOST_DISTINCT else ():
+                self._recorder.add("intervals", (now, self._engine, seconds, times))
 
     def _request(self, finished: float, request: Any) -> Row:
         e2e, reason = getattr(request, "e2e_latency", -1.0), getattr(request, "finish_reason", None)

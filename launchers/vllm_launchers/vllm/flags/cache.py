@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 from pathlib import Path
 
 import msgspec
@@ -102,7 +101,7 @@ class FlagCache:
     def _write(self, place: Path, kept: _Kept) -> None:
         path = self._path(place)
         make_folder(path.parent)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
             handle = open_file(fresh, os.O_WRONLY | os.O_EXCL)
             with os.fdopen(handle, "wb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -18,6 +19,12 @@ def same_value(one: FlagValue | None, other: FlagValue | None) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
+def whole_number(flags: Flags, name: str, otherwise: int = 1) -> int:
+    """A flag's positive whole number; ``otherwise`` if it has none."""
+    value = flags.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else otherwise
+
+
 class Changes(msgspec.Struct, frozen=True):
     """A difference of flags: staged by a user, or given as ``--set``/``--unset``."""
 
@@ -28,3 +35,25 @@ class Changes(msgspec.Struct, frozen=True):
     def empty(self) -> bool:
         """Whether nothing is changed."""
         return not self.set and not self.unset
+
+
+# -- numbers as vLLM's parser reads them. Pure ------------------------------------------------------------------------
+
+
+Number = int | float
+
+_SUFFIXED = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])")
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+"""The meaning of a letter after a number: ``4k`` is 4,000 and ``4K`` 4,096."""
+
+
+def human_int(text: str) -> int | None:
+    """A whole number that may be written 4k (4,000), 4K (4,096) or 1.5k; there is no 1.5K. None if invalid."""
+    text = text.strip()
+    try:
+        if match := _SUFFIXED.fullmatch(text):
+            number, unit = match.groups()
+            return int(float(number) * UNITS[unit]) if unit.islower() else int(number) * UNITS[unit]
+        return int(text)
+    except ValueError:
+        return None

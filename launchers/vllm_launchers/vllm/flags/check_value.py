@@ -10,11 +10,10 @@ import json
 import re
 from collections.abc import Mapping
 
-from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.flags.changes import FlagValue, Number, human_int
 from vllm_launchers.vllm.flags.conditions import broken_conditions
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 from vllm_launchers.vllm.flags.search import closest, resolve
-from vllm_launchers.vllm.flags.values import Number, human_int
 
 __all__ = ["judge", "problem"]
 

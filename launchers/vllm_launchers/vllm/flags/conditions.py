@@ -13,11 +13,10 @@ from difflib import get_close_matches
 
 import msgspec
 
-from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
 from vllm_launchers.vllm.flags.flag_table import FlagTable, ValueKind
 from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.flags.search import resolve
-from vllm_launchers.vllm.flags.values import human_int
 
 
 class Given:

@@ -8,9 +8,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from vllm_launchers.vllm.flags.hints import hints_of
+from vllm_launchers.vllm.flags.hints import UNKNOWN, EnumMember, FieldValue, Hints, Instance, Optional, hints_of
 from vllm_launchers.vllm.flags.package import Module, Package, Symbol
-from vllm_launchers.vllm.flags.values import UNKNOWN, EnumMember, FieldValue, Hints, Instance, Optional
 
 Scope = Mapping[str, object]
 
@@ -317,7 +316,7 @@ class Evaluator:
             items = self.iterated(values[0]) if values and isinstance(values[0], Symbol) else None
             values = [items] if items is not None else values
             return UNKNOWN if any(map(_untold, values)) else _BUILTINS[function.name](*values)
-        return Instance(function)
+        return Instance()
 
     def _field(self, module: Module, node: ast.Call, scope: Scope) -> object:
         keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
@@ -344,7 +343,7 @@ class Evaluator:
             return self.value(factory.module, factory.node.body)
         empty: dict[str, object] = {"builtins.list": [], "builtins.dict": {}, "builtins.set": set()}
         bases = [base.dotted for base in self.package.bases(factory)]
-        return next((empty[base] for base in bases if base in empty), Instance(factory))
+        return next((empty[base] for base in bases if base in empty), Instance())
 
 
 def _defines(statement: ast.stmt, name: str) -> bool:

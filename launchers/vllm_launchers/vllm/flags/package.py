@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -17,14 +16,14 @@ _DEPTH = 25
 """Maximum depth of followed imports: two modules may import one name from each other."""
 
 
-@dataclass(eq=False, slots=True)
 class Module:
     """One parsed file. ``names`` are what runs at import; ``hinted`` what is under ``if TYPE_CHECKING``."""
 
-    name: str
-    is_package: bool
-    names: dict[str, ast.AST] = field(default_factory=dict)
-    hinted: dict[str, ast.AST] = field(default_factory=dict)
+    def __init__(self, name: str, *, is_package: bool) -> None:
+        self.name = name
+        self.is_package = is_package
+        self.names: dict[str, ast.AST] = {}
+        self.hinted: dict[str, ast.AST] = {}
 
     @classmethod
     def parse(cls, name: str, text: str, *, is_package: bool) -> Module:
@@ -33,7 +32,7 @@ class Module:
         Raises:
             SyntaxError, ValueError, RecursionError: it is not Python that this interpreter can parse.
         """
-        module = cls(name, is_package)
+        module = cls(name, is_package=is_package)
         module._collect(ast.parse(text).body, module.names)
         return module
 

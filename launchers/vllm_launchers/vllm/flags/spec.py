@@ -15,9 +15,18 @@ from msgspec.structs import replace
 
 from vllm_launchers.vllm.flags.evaluate import Evaluator, Scope
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, ValueKind
-from vllm_launchers.vllm.flags.hints import hints_of, is_dataclass
+from vllm_launchers.vllm.flags.hints import (
+    UNKNOWN,
+    ConfigField,
+    EnumMember,
+    FieldValue,
+    Hints,
+    Instance,
+    Optional,
+    hints_of,
+    is_dataclass,
+)
 from vllm_launchers.vllm.flags.package import Module, Symbol, imported_as
-from vllm_launchers.vllm.flags.values import UNKNOWN, ConfigField, EnumMember, FieldValue, Hints, Instance, Optional
 
 Kwargs = dict[str, object]
 """Keyword arguments of ``add_argument``; under FIELD the field that they were made from."""

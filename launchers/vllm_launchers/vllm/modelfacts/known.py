@@ -132,10 +132,7 @@ _ROWS: dict[str, _Row] = {
     "gemma-2-9b": _Row("gemma2", (42, 16, 8, 256, 3584, 14336, 256000, 8192), tied=True),
     "gemma-2-27b": _Row("gemma2", (46, 32, 16, 128, 4608, 36864, 256000, 8192), tied=True),
     "gemma-3-4b": _Row(
-        "gemma3",
-        (34, 8, 4, 256, 2560, 10240, 262208, 131072),
-        more={"sliding_window": 1024},
-        parameters=4_300_079_472,
+        "gemma3", (34, 8, 4, 256, 2560, 10240, 262208, 131072), more={"sliding_window": 1024}, parameters=4_300_079_472
     ),
     "gemma-3-12b": _Row(
         "gemma3",
@@ -207,44 +204,35 @@ def _config(row: _Row) -> dict[str, Any]:
 # -- quantized checkpoints of well-known models -----------------------------------------------------------------------
 
 
-_PUBLISHED: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), names)
-    for pattern, names in (
-        (r"Qwen/(Qwen2\.5-(?:0\.5|1\.5|3|7|14|32|72)B-Instruct)", (r"Qwen/\1-AWQ", r"Qwen/\1-GPTQ-Int8")),
-        (r"Qwen/(Qwen2\.5-Coder-(?:0\.5|1\.5|3|7|14|32)B-Instruct)", (r"Qwen/\1-AWQ", r"Qwen/\1-GPTQ-Int8")),
-        (r"Qwen/(Qwen3-(?:4|8|14|32)B)", (r"Qwen/\1-FP8", r"Qwen/\1-AWQ")),
-        (r"Qwen/(Qwen3-(?:0\.6|1\.7)B)", (r"Qwen/\1-FP8",)),
-        (r"Qwen/(Qwen3-(?:30B-A3B|235B-A22B))", (r"Qwen/\1-FP8", r"Qwen/\1-GPTQ-Int4")),
-        (r"Qwen/(Qwen3-(?:4B|30B-A3B|235B-A22B)-(?:Instruct|Thinking)-2507)", (r"Qwen/\1-FP8",)),
-        (r"Qwen/(Qwen3-Coder-30B-A3B-Instruct)", (r"Qwen/\1-FP8",)),
-        (r"Qwen/(Qwen3-Next-80B-A3B-(?:Instruct|Thinking))", (r"Qwen/\1-FP8",)),
-        (r"Qwen/(QwQ-32B)", (r"Qwen/\1-AWQ",)),
-        (
-            r"meta-llama/(Llama-3\.3-70B-Instruct)",
-            (r"RedHatAI/\1-FP8-dynamic", r"RedHatAI/\1-quantized.w4a16"),
-        ),
-        (
-            r"meta-llama/(?:Meta-)?Llama-3\.1-(8B|70B|405B)-Instruct",
-            (r"RedHatAI/Meta-Llama-3.1-\1-Instruct-FP8", r"hugging-quants/Meta-Llama-3.1-\1-Instruct-AWQ-INT4"),
-        ),
-        (
-            r"deepseek-ai/(DeepSeek-R1-Distill-(?:Llama-(?:8|70)B|Qwen-(?:7|14|32)B))",
-            (r"RedHatAI/\1-FP8-dynamic", r"RedHatAI/\1-quantized.w4a16"),
-        ),
-        (
-            r"mistralai/(Mixtral-8x7B-Instruct-v0\.1)",
-            (r"RedHatAI/\1-FP8", r"TheBloke/\1-AWQ"),
-        ),
-        (r"google/(gemma-3-(?:4|12|27)b-it)", (r"RedHatAI/\1-FP8-dynamic", r"RedHatAI/\1-quantized.w4a16")),
-        (r"microsoft/(phi-4)", (r"RedHatAI/\1-FP8-dynamic", r"RedHatAI/\1-quantized.w4a16")),
-    )
+_PUBLISHED: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"Qwen/(Qwen2\.5-(?:0\.5|1\.5|3|7|14|32|72)B-Instruct)", (r"Qwen/\1-AWQ", r"Qwen/\1-GPTQ-Int8")),
+    (r"Qwen/(Qwen2\.5-Coder-(?:0\.5|1\.5|3|7|14|32)B-Instruct)", (r"Qwen/\1-AWQ", r"Qwen/\1-GPTQ-Int8")),
+    (r"Qwen/(Qwen3-(?:4|8|14|32)B)", (r"Qwen/\1-FP8", r"Qwen/\1-AWQ")),
+    (r"Qwen/(Qwen3-(?:0\.6|1\.7)B)", (r"Qwen/\1-FP8",)),
+    (r"Qwen/(Qwen3-(?:30B-A3B|235B-A22B))", (r"Qwen/\1-FP8", r"Qwen/\1-GPTQ-Int4")),
+    (r"Qwen/(Qwen3-(?:4B|30B-A3B|235B-A22B)-(?:Instruct|Thinking)-2507)", (r"Qwen/\1-FP8",)),
+    (r"Qwen/(Qwen3-Coder-30B-A3B-Instruct)", (r"Qwen/\1-FP8",)),
+    (r"Qwen/(Qwen3-Next-80B-A3B-(?:Instruct|Thinking))", (r"Qwen/\1-FP8",)),
+    (r"Qwen/(QwQ-32B)", (r"Qwen/\1-AWQ",)),
+    (r"meta-llama/(Llama-3\.3-70B-Instruct)", (r"RedHatAI/\1-FP8-dynamic", r"RedHatAI/\1-quantized.w4a16")),
+    (
+        r"meta-llama/(?:Meta-)?Llama-3\.1-(8B|70B|405B)-Instruct",
+        (r"RedHatAI/Meta-Llama-3.1-\1-Instruct-FP8", r"hugging-quants/Meta-Llama-3.1-\1-Instruct-AWQ-INT4"),
+    ),
+    (
+        r"deepseek-ai/(DeepSeek-R1-Distill-(?:Llama-(?:8|70)B|Qwen-(?:7|14|32)B))",
+        (r"RedHatAI/\1-FP8-dynamic", r"RedHatAI/\1-quantized.w4a16"),
+    ),
+    (r"mistralai/(Mixtral-8x7B-Instruct-v0\.1)", (r"RedHatAI/\1-FP8", r"TheBloke/\1-AWQ")),
+    (r"google/(gemma-3-(?:4|12|27)b-it)", (r"RedHatAI/\1-FP8-dynamic", r"RedHatAI/\1-quantized.w4a16")),
+    (r"microsoft/(phi-4)", (r"RedHatAI/\1-FP8-dynamic", r"RedHatAI/\1-quantized.w4a16")),
 )
 
 
 def siblings(model: str) -> tuple[str, ...]:
     """Names of quantized checkpoints of this model, the nearest in quality first; empty if none is known."""
     for pattern, names in _PUBLISHED:
-        if found := pattern.fullmatch(model):
+        if found := re.fullmatch(pattern, model, re.IGNORECASE):
             return tuple(found.expand(name) for name in names)
     return ()
 

@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_console.diagnosis.failure.failure_line import FailureLine, failure_line
+from vllm_console.diagnosis.failure.failure_line import FailureLine, failure_in
 from vllm_console.diagnosis.finding import Cause
+from vllm_console.logs.vllm_lines import parse_lines
 
 Form = Callable[[str, str], str]
 """Writes a line of a traceback: process and text to a line of the log."""
+
+
+def failure_line(lines: Sequence[str], exit_code: int | None = None) -> FailureLine | None:
+    """What `failure_in` finds in these lines."""
+    return failure_in(list(parse_lines(lines)), exit_code)
 
 
 def before_031(process: str, text: str) -> str:

@@ -20,11 +20,17 @@ OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usag
 
 
 def found(
-    itl: dict[float, float], *, running: float = 64, usage: float = 0.4, at_last: float | None = None, **known: Any
+    itl: dict[float, float],
+    *,
+    running: float = 64,
+    usage: float = 0.4,
+    at_last: float | None = None,
+    steady: bool = False,
+    **known: Any,
 ) -> dict[str, Finding]:
     """What is found of two minutes with a growing queue; ``itl`` has tokens per second by their gap (seconds).
 
-    ``at_last`` is the usage of the last twenty seconds.
+    ``at_last`` is the usage of the last twenty seconds. With a ``steady`` queue each request waits five seconds in it.
     """
     frames = Frames()
     for at in range(49):
@@ -32,10 +38,16 @@ def found(
         usage = at_last if at_last is not None and seconds > 100 else usage
         counts = tuple(seconds * sum(rate for gap, rate in itl.items() if gap <= bound) for bound in BOUNDS)
         gaps = Histogram(BOUNDS, counts, seconds * sum(gap * rate for gap, rate in itl.items()))
+        histograms = {"itl": gaps}
+        if steady:
+            waits = Histogram((2.0, 8.0, math.inf), (0.0, 4.0 * seconds, 4.0 * seconds), 20.0 * seconds)
+            prompts = Histogram((2.0, 8.0, math.inf), (4.0 * seconds,) * 3, 0.4 * seconds)
+            histograms |= {"ttft": waits, "queue": waits, "prefill": prompts}
         engine = EngineSample(
-            requests_running=running, requests_waiting=2.0 * at, kv_cache_usage=usage, preemptions_total=0,
+            requests_running=running, requests_waiting=20.0 if steady else 2.0 * at,
+            kv_cache_usage=usage, preemptions_total=0,
             prompt_tokens_total=400.0 * seconds, generation_tokens_total=seconds * sum(itl.values()),
-            requests_finished_total=4.0 * seconds, histograms={"itl": gaps},
+            requests_finished_total=4.0 * seconds, histograms=histograms,
         )  # fmt: skip
         frames.append(Sample(START + seconds, {"0": engine}, 100_000))
     evidence = {"now": START + 120, "ready_at": START - 60, "frames": frames.since(0.0), "build": "cuda",
@@ -109,3 +121,21 @@ def test_a_cpu_build_has_no_gpu_to_add() -> None:
     finding = found(SLOW, build="cpu")["oversubscribed_sequences"]
     assert "this machine can serve" in finding.cause
     assert "GPU" not in finding.fixes[-1].why
+
+
+def test_of_two_missed_latencies_none_is_fixed_at_the_others_cost() -> None:
+    seen = found(SLOW, steady=True)
+    assert {"slow_tokens", "slow_first_token"} <= seen.keys()
+    for code in ("slow_tokens", "slow_first_token"):
+        assert all("max-num-seqs" not in fix.changes.set for fix in seen[code].fixes), code
+        assert "send fewer requests" in seen[code].fixes[-1].why
+    assert "Fewer at once would lengthen the queue" in seen["slow_tokens"].cause
+    assert "More would slow every stream: ITL is 150ms on average" in seen["slow_first_token"].cause
+
+
+def test_where_single_steps_are_slow_more_sequences_are_offered() -> None:
+    seen = found(SPIKES, steady=True)
+    changes = [
+        fix.changes.set for finding in seen.values() for fix in finding.fixes if "max-num-seqs" in fix.changes.set
+    ]
+    assert changes == [{"max-num-seqs": 136}], "in one direction"

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, MigInstance
-from vllm_launchers.host.gpu.mig_slices import best_slice, on_slice, slice_gpu
-from vllm_launchers.host.gpu.sharing import GpuShare
+from vllm_launchers.host.gpu.sharing import GpuShare, best_slice, on_slice, slice_gpu
 from vllm_launchers.plan.choices.pool import pool_of
 from vllm_launchers.plan.placement import rank_placements
 

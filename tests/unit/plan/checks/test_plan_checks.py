@@ -125,7 +125,7 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("weights_do_not_fit", Level.ERROR, {"facts": SEVENTY}),
     ("kv_too_small", Level.ERROR, {"facts": BF16, "host": SMALL, "set": {"max-model-len": 131_072}}),
     ("utilization_high", Level.WARNING, {"set": {"gpu-memory-utilization": 0.97}}),
-    ("utilization_high", Level.WARNING, {"set": {"gpu-memory-utilization": 0.95, "max-model-len": 32_768}}),
+    ("flag_value", Level.ERROR, {"set": {"num-gpu-blocks-override": 0}}),
     ("context_over_model", Level.ERROR, {"set": {"max-model-len": 140_000}, "host": H100}),
     ("batch_too_small", Level.ERROR, {"set": {"max-num-batched-tokens": 128}}),
     ("batch_too_small", Level.ERROR, {"set": {"max-num-batched-tokens": 2048, "enable-chunked-prefill": False}}),

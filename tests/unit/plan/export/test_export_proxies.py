@@ -11,7 +11,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy
+from vllm_launchers.plan.export.proxies import ProxiedServer, ProxyForm, export_for_proxy, proxy_warning
 from vllm_launchers.plan.export.quoting import ExportError
 from vllm_launchers.plan.model import Plan
 
@@ -105,6 +105,41 @@ def test_litellm_asks_the_new_one_first_under_the_models_name(make: Make) -> Non
     }
     assert (old["model_name"], old["litellm_params"]["order"]) == ("qwen", 2)
     assert document["router_settings"] == {"enable_pre_call_checks": True}
+
+
+def different(make: Make) -> list[ProxiedServer]:
+    """Two servers with different models."""
+    return [
+        ProxiedServer(name, make({"served-model-name": name}, port=port)) for name, port in (("a", 8000), ("b", 8001))
+    ]
+
+
+def test_nginx_refuses_servers_that_cant_answer_for_each_other(make: Make) -> None:
+    with pytest.raises(ExportError, match="a serves a, b serves b: nginx does not look at a request's model"):
+        export_for_proxy(different(make), ProxyForm.NGINX)
+
+
+@pytest.mark.parametrize("form", [ProxyForm.LITELLM, ProxyForm.LLAMA_SWAP])
+def test_where_a_proxy_chooses_by_model_it_is_said_that_none_takes_over(make: Make, form: ProxyForm) -> None:
+    text = export_for_proxy(different(make), form)
+    assert "its model, and none takes over for another." in " ".join(text.replace("#", "").split())
+    assert "none takes over" in proxy_warning(different(make), form)
+    assert not proxy_warning(pair(make), form)
+    if form is ProxyForm.LITELLM:
+        document = yaml.safe_load(text)
+        assert [model["model_name"] for model in document["model_list"]] == ["a", "b"]
+        assert "router_settings" not in document
+        assert all("order" not in model["litellm_params"] for model in document["model_list"])
+
+
+def test_a_name_in_common_is_enough(make: Make) -> None:
+    servers = [
+        ProxiedServer("a", make({"served-model-name": "new qwen"})),
+        ProxiedServer("b", make({"served-model-name": "qwen"})),
+    ]
+    document = yaml.safe_load(export_for_proxy(servers, ProxyForm.LITELLM))
+    assert [model["model_name"] for model in document["model_list"]] == ["qwen", "qwen"]
+    assert not proxy_warning(servers, ProxyForm.NGINX)
 
 
 def test_litellm_reaches_a_server_that_listens_everywhere_on_this_machine(make: Make) -> None:

@@ -11,7 +11,9 @@ from vllm_console.ui.parts.pane_layout import (
     LOG,
     METRICS,
     PANES,
+    REQUESTS,
     SPARKS,
+    STEPS,
     PaneChoice,
     PaneLayout,
     Shown,
@@ -74,8 +76,8 @@ def test_side_by_side_shows_as_many_panes_as_fit():
     assert list(arrange(PaneLayout.WIDE, "", Size(120, 10), MEASURED).regions) == list(PANES[:3])
 
 
-def test_a_tall_screen_has_them_all():
-    assert set(arrange(PaneLayout.TALL, "", Size(90, 46), MEASURED).regions) == set(PANES)
+def test_a_tall_screen_has_all_but_the_panes_of_the_probe():
+    assert set(arrange(PaneLayout.TALL, "", Size(90, 46), MEASURED).regions) == {*PANES} - {REQUESTS, STEPS}
 
 
 def test_a_log_zoomed_while_a_server_starts_is_alone():
@@ -118,7 +120,7 @@ async def test_the_layout_of_the_settings_is_the_first_one(console, fakes):
         assert c.app.operations._arrangement.large == "kv-cache"
         await c.press("L")
         await c.sees("L wide")
-        await c.sees("4 Requests ──")
+        await c.sees("4 Throughput ──")
 
 
 async def test_another_size_gets_its_own_layout(console, fakes):

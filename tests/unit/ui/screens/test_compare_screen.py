@@ -8,6 +8,7 @@ from rich.cells import cell_len
 
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.runs.compare import Recorded, compare
+from vllm_console.runs.measurement import Measurement
 from vllm_console.runs.store import FlagChange
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.screens.compare import CompareScreen, compare_lines, nothing_lines, run_names
@@ -228,3 +229,14 @@ def shown(app):
 
 def restarted(fleet):
     return [call[:3] for call in fleet.calls if call[0] == "restart"]
+
+
+def test_the_ceilings_of_both_ramps_are_named(made):
+    steps = tuple({"rate": rate, "ttft_seconds": {"p99": 0.1}} for rate in (1.0, 2.0))
+    sides = made.pair(made.minutes(1), made.minutes(2))
+    assert not any("Ceiling" in text for text in texts(compare(*sides), 78))
+    before, after = (
+        replace(side, run=replace(side.run, measurements=(Measurement("ramp", 1.0, steps, ceiling),)))
+        for side, ceiling in zip(sides, (8.0, 9.44), strict=True)
+    )
+    assert any("Ceiling: 8 → 9.44 req/s" in text for text in texts(compare(before, after), 78))

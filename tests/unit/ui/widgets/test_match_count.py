@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vllm_console.logs.file import LogFile
-from vllm_console.ui.widgets.match_count import MatchCount
+from vllm_console.ui.widgets.log_pager import MatchCount
 
 
 def test_matches_are_counted_in_steps_and_go_on_with_the_log(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def _more_utilization(case: Case) -> list[Fix]:
     more = min(HIGHEST_UTILIZATION, round(case.utilization + 0.05, 2))
     share = more - case.utilization
     why = f"{percent(share)} more of the GPU's memory for the KV cache{_not_enough_with(case, share)}."
-    tradeoff = "That memory must be free, and long prompts have less of it for activations."
+    tradeoff = "That memory must be free, and less is left for what vLLM does not measure."
     return [Fix(change("gpu-memory-utilization", more), why, tradeoff)]
 
 

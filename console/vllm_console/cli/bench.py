@@ -1,0 +1,125 @@
+"""``vllm-console bench NAME``: the ``vllm bench serve`` of a server's own vLLM, with its preset's traffic."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
+from vllm_console.cli.options import add_json, count_from
+from vllm_console.cli.ramp import confirmed, only_one, rate_from
+from vllm_console.cli.runs import keep
+from vllm_console.fleet.snapshot import ServerView, Workload
+from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_console.text import plain
+
+MOST_SECONDS = 86_400
+OUTPUT_LINES = 12
+"""Of the tool's output, shown where it fails."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Run the 'vllm bench serve' of a server's own vLLM against it, with its preset's mean lengths and prefix "
+        "sharing, and keep the result with its run. Words after -- are passed on to it."
+    )
+    parser.add_argument("server", metavar="name", help="one of your servers, on real vLLM")
+    parser.add_argument("--rate", type=rate_from, metavar="R", help="requests per second (default: all at once)")
+    parser.add_argument(
+        "--concurrency", type=count_from, metavar="N", help="at most N requests in flight (default: the preset's)"
+    )
+    parser.add_argument("--requests", type=count_from, default=200, metavar="N", help="how many (default 200)")
+    add_shape(parser)
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    parser.add_argument("--yes", action="store_true", help="also on a server that serves others: they will wait")
+    add_json(parser)
+    parser.add_argument("more", nargs="*", metavar="-- WORD", help="further options of 'vllm bench serve'")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it, and keep its result."""
+    from vllm_console.runs.imports import ResultError, read_result
+
+    target = find_target(args, "--yes", others_allowed=False)
+    server = target.server
+    if server is None:
+        raise RefusedError("bench needs one of your servers: its vLLM is used, and the result is kept with its run")
+    if server.simulated or server.engine is None:
+        raise FleetError(f"{server.name} runs the simulated engine, which brings no benchmark; 'ramp' and 'load' work")
+    confirmed(args, target)
+    with tempfile.TemporaryDirectory() as folder, only_one(target, args.rate):
+        result = Path(folder) / "result.json"
+        _run_tool([*_words(args, target, server), *args.more], result, quiet=args.json)
+        try:
+            found = read_result(result)
+        except ResultError as error:
+            raise FleetError(f"'vllm bench serve' left no result: {error}") from error
+    keep(args, target.fleet, server.name, found)
+    return 0 if found.steps[0]["completed"] else 1
+
+
+def lengths(args: argparse.Namespace, workload: Workload, longest: int | None) -> tuple[int, int, int]:
+    """Tokens of a shared prefix, of the rest of a prompt, and of an answer: the means of the workload."""
+    from vllm_console.load.shape import fit, mean_length
+
+    prompt = args.input_tokens or round(mean_length(workload.input_tokens_p95))
+    output = args.output_tokens or round(mean_length(workload.output_tokens_p95))
+    prompt, output = fit(max(1, prompt), max(1, output), longest)
+    prefix = min(prompt - 1, round(prompt * workload.prefix_reuse))
+    return prefix, prompt - prefix, output
+
+
+def _words(args: argparse.Namespace, target: Target, server: ServerView) -> list[str]:
+    """The command line, with lengths that fit into the server's context."""
+    from vllm_launchers.plan.flags import token_count
+
+    served = server.flags.get("served-model-name") or server.model
+    served = str(served[0] if isinstance(served, list | tuple) else served)
+    longest = token_count(server.flags.get("max-model-len"))
+    prefix, prompt, output = lengths(args, shaped(args, target.workload), longest - 16 if longest else None)
+    command = server.engine.command if server.engine is not None else ()
+    words = [*command, "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
+    words += ["--base-url", server.url, "--model", server.model, "--served-model-name", served, "--ignore-eos"]
+    words += ["--dataset-name", "random", "--random-input-len", str(prompt), "--random-prefix-len", str(prefix)]
+    words += ["--random-output-len", str(output), "--num-prompts", str(args.requests), "--seed", str(args.seed)]
+    words += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99", "--disable-tqdm"]
+    words += ["--request-rate", f"{args.rate:g}"] if args.rate else []
+    return [*words, "--max-concurrency", str(args.concurrency or target.workload.concurrency)]
+
+
+def _run_tool(words: list[str], result: Path, *, quiet: bool) -> None:
+    """Run the tool and print its figures, unless ``quiet`` is set.
+
+    Raises:
+        FleetError: it cannot be run, or fails.
+    """
+    key = os.environ.get("VLLM_API_KEY")
+    environment = os.environ | ({"OPENAI_API_KEY": key} if key else {})
+    words = [*words, "--save-result", "--result-dir", str(result.parent), "--result-filename", result.name]
+    print(f"{plain(' '.join(words[:3]))} …", file=sys.stderr, flush=True)
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=MOST_SECONDS,
+            check=False,
+        )
+    except OSError as error:
+        raise FleetError(f"{words[0]} can't be run: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise FleetError("'vllm bench serve' ran for a day") from error
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode:
+        raise FleetError("'vllm bench serve' failed: " + plain(" / ".join(lines[-OUTPUT_LINES:]), 1500))
+    if not quiet:
+        print("\n".join(plain(line) for line in lines if "===" in line or ":  " in line))

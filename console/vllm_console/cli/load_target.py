@@ -1,0 +1,114 @@
+"""Where a command sends traffic, and of which shape: the server's preset unless overridden."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import count_from, share_from
+from vllm_console.fleet.snapshot import ServerView, State, Workload
+from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError
+from vllm_console.text import plain
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
+    from vllm_console.load.client import Lookup
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A server to send to, and its preset's traffic; ``lookup`` and ``folder`` (of its record) only for our own."""
+
+    url: str
+    workload: Workload
+    fleet: LocalFleet
+    server: ServerView | None = None
+    lookup: Lookup | None = None
+    folder: Path | None = None
+
+
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """``--preset`` and the options that replace its lengths."""
+    parser.add_argument("--preset", help="use this preset's workload")
+    prompt, output = parser.add_mutually_exclusive_group(), parser.add_mutually_exclusive_group()
+    prompt.add_argument("--input-tokens", type=count_from, metavar="N", help="every prompt has exactly N tokens")
+    prompt.add_argument("--input-p95", type=count_from, metavar="N", help="95th percentile of prompt tokens")
+    output.add_argument("--output-tokens", type=count_from, metavar="N", help="every answer has exactly N tokens")
+    output.add_argument("--output-p95", type=count_from, metavar="N", help="95th percentile of output tokens")
+    parser.add_argument(
+        "--prefix-reuse", type=share_from, metavar="SHARE", help="share of each prompt that is a common prefix"
+    )
+
+
+def shaped(args: argparse.Namespace, workload: Workload) -> Workload:
+    """A workload with the changes that the options of `add_shape` ask for."""
+    return Workload(
+        input_tokens_p95=args.input_p95 or workload.input_tokens_p95,
+        output_tokens_p95=args.output_p95 or workload.output_tokens_p95,
+        prefix_reuse=workload.prefix_reuse if args.prefix_reuse is None else args.prefix_reuse,
+        concurrency=getattr(args, "concurrency", None) or workload.concurrency,
+    )
+
+
+def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool) -> Target:
+    """The server that ``args.server`` names, or the URL that it is; ``flag`` is what allows others' servers.
+
+    Raises:
+        NotFoundError: there is no such server or preset.
+        RefusedError: it is another user's, and ``others_allowed`` is not set.
+        FleetError: it is not ready.
+    """
+    fleet = open_fleet(args)
+    if args.server.startswith(("http://", "https://")):
+        _refuse_others(fleet, args.server, flag, allowed=others_allowed)
+        return Target(args.server, _workload(args, fleet, None), fleet)
+    server = fleet.snapshot().server(args.server)
+    if server is None:
+        raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list', or give a URL")
+    if not server.ours and (not others_allowed or not server.port):
+        owner = server.owner or "another user"
+        can = f"; {flag} allows it" if server.port else ""
+        raise RefusedError(f"{server.name} was started by {owner} outside this console: not sending load{can}")
+    if server.state not in (State.READY, State.UNRESPONSIVE):
+        raise FleetError(f"{server.name} is {server.state}, not ready. {server.reason or 'Try again when it is.'}")
+    folder = Path(server.log_path).parent if server.log_path else None
+    workload = _workload(args, fleet, server.workload)
+    if not server.ours:
+        return Target(server.url, workload, fleet)
+    return Target(server.url, workload, fleet, server, partial(fleet.listener, server.name), folder)
+
+
+def _workload(args: argparse.Namespace, fleet: LocalFleet, known: Workload | None) -> Workload:
+    """The traffic of the preset that was asked for, else the server's own, else that of the chatbot preset."""
+    if known is not None and not args.preset:
+        return known
+    wanted = args.preset or "chatbot"
+    chosen = next((preset for preset in fleet.presets()[0] if preset.name == wanted), None)
+    if chosen is None:
+        raise NotFoundError(f"no preset is called '{wanted}'; see 'vllm-console presets'")
+    return chosen.workload
+
+
+def _refuse_others(fleet: LocalFleet, url: str, flag: str, *, allowed: bool) -> None:
+    """Refuse another user's server on this machine; one that this user started by hand may be measured.
+
+    Raises:
+        RefusedError: the port belongs to another user's server, and that is not allowed.
+    """
+    from vllm_launchers.addresses import is_loopback
+    from vllm_launchers.host.ports import user_name
+
+    with contextlib.suppress(ValueError):  # the client reports an invalid URL
+        parts = urlsplit(url)
+        if allowed or not is_loopback(parts.hostname or ""):
+            return
+        for server in fleet.snapshot().servers:
+            if server.port == parts.port and not server.ours and server.owner not in (None, user_name(os.getuid())):
+                raise RefusedError(f"{plain(url)} is a server of {server.owner}: not sending load; {flag} allows it")

@@ -1,0 +1,168 @@
+"""``vllm-console predict NAME``: what a change of flags would do to a server's own traffic, before the restart."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_changes, add_json, changes_from
+from vllm_console.cli.output import Document, print_json
+from vllm_console.fleet.verbs import UsageError
+from vllm_console.text import UNKNOWN, percent, plain, seconds
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.predictions import PredictedChange
+    from vllm_console.prediction.predict import Estimate, Estimates
+
+MOST_SCALE = 20.0
+_LATENCIES = (("ttft_seconds", "TTFT"), ("itl_seconds", "ITL"), ("e2e_seconds", "end to end"))
+_PARTS = ("p50", "p90", "p99", "mean")
+_RATES = ("tokens_per_second", "requests_waiting", "preemptions_per_minute", "kv_cache_usage")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Predict what a restart with changed flags would do to a running server. The requests that its probe has "
+        "recorded are replayed through a model of its scheduler, with step times fitted to this server."
+    )
+    parser.add_argument("name")
+    add_changes(parser)
+    parser.add_argument(
+        "--traffic-scale", type=_scale, default=1.0, metavar="X",
+        help=f"with X times as many requests per second, up to {MOST_SCALE:g}",
+    )  # fmt: skip
+    add_json(parser)
+    parser.add_argument(
+        "--draft", action="store_true", help="as the console asks: at low priority, and the prediction is not kept"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the prediction; exit code 1 if there is none."""
+    changes = changes_from(args)
+    if changes.empty and args.traffic_scale == 1:
+        raise UsageError("name a change with --set FLAG=VALUE, --unset FLAG or --traffic-scale X")
+    if args.draft:
+        os.nice(10)  # someone watches a screen meanwhile
+    found = open_fleet(args).predict(args.name, changes, args.traffic_scale, keep=not args.draft)
+    if args.draft:
+        print(msgspec.json.encode(found).decode())
+    elif args.json:
+        print_json(prediction_document(found))
+    else:
+        print("\n".join(_lines(args.name, found)))
+    return 1 if found.prediction.predicted.ttft_seconds.p50.value is None else 0
+
+
+def _scale(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= MOST_SCALE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a factor above 0 and up to {MOST_SCALE:g}")
+    return value
+
+
+def prediction_document(found: PredictedChange) -> Document:
+    """The prediction as JSON; null is unknown."""
+    record = found.record
+    return {
+        "changed": [{"flag": one.flag, "before": one.before, "after": one.after} for one in found.changed],
+        "now": _figures(found.prediction.now),
+        "predicted": _figures(found.prediction.predicted),
+        "evidence": {"requests": found.requests, "minutes": round(found.minutes, 2), "source": found.source},
+        "track_record": {
+            "predictions": record.predictions,
+            "median_error": record.median_error,
+            "covered": record.covered,
+        },
+        "outside": found.prediction.outside or None,
+    }
+
+
+def _figures(estimates: Estimates) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for name, _ in _LATENCIES:
+        spread = getattr(estimates, name)
+        document[name] = {part: _estimate(getattr(spread, part)) for part in _PARTS}
+    document |= {name: getattr(estimates, name).value for name in _RATES}
+    return document
+
+
+def _estimate(one: Estimate) -> dict[str, float | None]:
+    return {"value": one.value, "low": one.low, "high": one.high}
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def _lines(name: str, found: PredictedChange) -> Iterator[str]:
+    prediction = found.prediction
+    shown = ", ".join(f"{plain(one.flag)} {_value(one.before)} → {_value(one.after)}" for one in found.changed)
+    yield f"{plain(name)}: {shown}"
+    yield f"from {found.requests:,} requests in {found.minutes:.1f} min, {found.source}"
+    yield ""
+    if all(getattr(prediction.predicted, key).mean.value is None for key, _ in _LATENCIES):
+        yield prediction.outside
+        return
+    yield f"  {'':<22}{'NOW':>10}{'PREDICTED':>12}   90 % INTERVAL"
+    for key, title in _LATENCIES:
+        now, then = getattr(prediction.now, key), getattr(prediction.predicted, key)
+        for part in _PARTS:
+            yield _row(f"{title} {part}", getattr(now, part), getattr(then, part), seconds)
+    rows = (
+        ("tokens/s", "tokens_per_second", _count),
+        ("requests waiting", "requests_waiting", _count),
+        ("preemptions/min", "preemptions_per_minute", _count),
+        ("KV cache usage", "kv_cache_usage", percent),
+    )
+    for title, key, form in rows:
+        yield _row(title, getattr(prediction.now, key), getattr(prediction.predicted, key), form)
+    yield ""
+    yield prediction.outside or _sentence(prediction.now, prediction.predicted)
+    record = found.record
+    if record.median_error is not None and record.covered is not None:
+        yield (
+            f"Of {record.predictions} earlier predictions here the median error was {record.median_error:.0%}, and "
+            f"{record.covered:.0%} of what was measured lay in the interval."
+        )
+    if found.drift is not None:
+        slower = "slower" if found.drift > 0 else "faster"
+        yield f"After the last predicted restart the same steps were {abs(found.drift):.0%} {slower} than before it."
+
+
+def _row(title: str, now: Estimate, then: Estimate, form: Any) -> str:
+    interval = "" if then.low is None or then.high is None else f"{form(then.low)} to {form(then.high)}"
+    return f"  {title:<22}{form(now.value):>10}{form(then.value):>12}   {interval}".rstrip()
+
+
+def _value(value: object) -> str:
+    return "unset" if value is None else "on" if value is True else "off" if value is False else plain(f"{value}")
+
+
+def _count(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.1f}"
+
+
+def _sentence(now: Estimates, then: Estimates) -> str:
+    """What changes beyond doubt, in one sentence: the intervals that do not hold the present value."""
+    pairs = [(title, getattr(now, key).p50, getattr(then, key).p50) for key, title in _LATENCIES]
+    pairs.append(("tokens per second", now.tokens_per_second, then.tokens_per_second))
+    parts = []
+    for title, before, after in pairs:
+        if before.value and after.value is not None and not after.low <= before.value <= after.high:
+            share = after.value / before.value - 1
+            by = f"{abs(share):.0%}" if share < 1 else f"{after.value / before.value:.1f} times"
+            word = f"rise by {by}" if 0 < share < 1 else f"be {by} as high" if share >= 1 else f"fall by {by}"
+            parts.append(f"{'the median ' if title != 'tokens per second' else ''}{title} would {word}")
+    if not parts:
+        return "No figure would change beyond what the machine and the traffic vary anyway."
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."

@@ -1,0 +1,343 @@
+"""``vllm-console ramp NAME``: the highest request rate at which the objectives hold."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vllm_console.cli.load import MOST_SECONDS, WIPE, waited_for
+from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.runs_text import step_heading, step_line
+from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_console.text import duration, percent, plain, rate
+
+if TYPE_CHECKING:
+    from vllm_console.load.ramp import Ramp, RampOptions, RampProgress, RampStep
+    from vllm_console.runs.measurement import Measurement
+    from vllm_launchers.presets.model import Objectives
+
+HIGHEST_RATE = 10_000.0
+LOCK = "ramp.lock"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Find the highest request rate at which a server meets its preset's objectives. It is sent its preset's "
+        "traffic at one rate after the other: doubled until the objectives fail, bisected, then measured around the "
+        "ceiling for the rest of the time. Ctrl-C ends it with what is known by then."
+    )
+    parser.add_argument("server", metavar="name", help="a server's name, or a URL such as http://127.0.0.1:8000")
+    parser.add_argument(
+        "--rates", type=_rates, default=(), metavar="R,R,…", help="measure these rates instead, in requests per second"
+    )
+    parser.add_argument("--start", type=rate_from, metavar="R", help="the first rate (default: an estimate)")
+    parser.add_argument(
+        "--budget", type=_budget, default=600.0, metavar="TIME",
+        help="how long it may take at most, in seconds, or as 90s, 20m, 1h (default 10m)",
+    )  # fmt: skip
+    add_shape(parser)
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    parser.add_argument(
+        "--yes", action="store_true", help="also on a server that serves others, or that is not yours: they will wait"
+    )
+    add_json(parser)
+    parser.add_argument(
+        "--events", action="store_true",
+        help="print a JSON object per line while it runs: how it goes, each step, the result",
+    )  # fmt: skip
+
+
+def rate_from(text: str) -> float:
+    """Requests per second, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= HIGHEST_RATE:
+        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a rate in (0, 10000] requests per second")
+    return value
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    found = tuple(rate_from(word) for word in text.split(","))
+    if len(found) > 100:
+        raise argparse.ArgumentTypeError("at most 100 rates are measured in one go")
+    return found
+
+
+def _budget(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        value = float(number) * unit
+    except ValueError:
+        value = 0.0
+    if not 10 <= value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a time from 10s to 24h")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, print and store; exit code 1 if no rate held, or if it was canceled or the server stopped answering."""
+    from msgspec.structs import asdict
+
+    from vllm_console.diagnosis.objectives import objectives_of
+    from vllm_console.load.ramp import RampOptions
+
+    target = find_target(args, "--yes", others_allowed=args.yes)
+    server = target.server
+    objectives, source = objectives_of(*((server.objectives, server.preset) if server is not None else (None, "")))
+    try:
+        others = confirmed(args, target)
+    except ServesOthersError as error:
+        if args.events:
+            _event("others", error.why)
+        raise
+    options = RampOptions(args.rates, args.start, args.budget, args.seed, others)
+    with only_one(target):
+        if args.events:
+            _event("begin", {"objectives": asdict(objectives), "budget_seconds": options.budget_seconds})
+        elif not args.json:
+            print(_heading(target, objectives, source), flush=True)
+        found = _search(args, target, objectives, options)
+    if server is not None and found.steps:
+        _keep(target, server.name, found, objectives)
+    if args.events:
+        _event("result", found.document())
+    elif args.json:
+        print_json(found.document())
+    else:
+        print("\n".join(_result_lines(found, objectives)))
+    return 0 if found.complete and any(step.outcome.ok for step in found.steps) else 1
+
+
+def _heading(target: Target, objectives: Objectives, source: str) -> str:
+    name = target.server.name if target.server is not None else target.url
+    simulated = " (simulated engine)" if target.server is not None and target.server.simulated else ""
+    goals = (
+        f"TTFT p99 {objectives.ttft_p99_seconds:g}s, ITL p99 {objectives.itl_p99_seconds:g}s, "
+        f"KV cache {percent(objectives.kv_cache_usage)}, preemptions {percent(objectives.preemption_rate)}"
+    )
+    return "\n".join([*textwrap.wrap(f"{plain(name)}{simulated}: {goals} ({source})", 79), step_heading()])
+
+
+class ServesOthersError(RefusedError):
+    """It serves others, and nobody said that this is fine; ``why`` says what shows it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; a measurement makes its other clients wait: --yes goes on")
+        self.why = why
+
+
+def confirmed(args: argparse.Namespace, target: Target) -> bool:
+    """Whether it may go on although the server serves others.
+
+    Raises:
+        ServesOthersError: it serves others, and nobody said that this is fine.
+    """
+    if args.yes:
+        return True
+    if not (why := _others(target)):
+        return False
+    silent = args.json or getattr(args, "events", False)
+    if sys.stdin.isatty() and sys.stdout.isatty() and not silent:
+        print(f"{plain(why)}; a measurement makes its other clients wait. Go on? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return True
+    raise ServesOthersError(why)
+
+
+def _others(target: Target) -> str:
+    """Why a server is taken to serve others, in a sentence without its end; empty if it does not."""
+    from vllm_console.load.ramp import traffic_of_others
+    from vllm_console.load.spans import read_spans
+
+    if target.folder is not None and any(span.ended_at is None for span in read_spans(target.folder, time.time())):
+        return f"{_name(target)} is being sent load already"
+    why = asyncio.run(traffic_of_others(target.url, target.lookup))
+    return f"{_name(target)} serves others: {why}" if why else ""
+
+
+def _name(target: Target) -> str:
+    return target.server.name if target.server is not None else target.url
+
+
+@contextlib.contextmanager
+def only_one(target: Target, rate: float | None = None) -> Iterator[None]:
+    """One measurement of a server at a time, marked in its charts with its rate, if it has one.
+
+    Raises:
+        RefusedError: another one runs.
+    """
+    from vllm_console.load.spans import noted
+    from vllm_launchers.private import lock, open_file
+
+    if target.folder is None:
+        yield
+        return
+    opened = open_file(target.folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        try:
+            lock(opened, 0.0)
+        except OSError as error:
+            raise RefusedError(f"a measurement runs on {_name(target)} already") from error
+        with noted(target.folder, rate, MOST_SECONDS):
+            yield
+    finally:
+        os.close(opened)
+
+
+def _search(args: argparse.Namespace, target: Target, objectives: Objectives, options: RampOptions) -> Ramp:
+    """Run the ramp; SIGINT and SIGTERM end it early, with what it has.
+
+    Raises:
+        FleetError: it could not begin.
+    """
+    from vllm_console.load.client import LoadError
+    from vllm_console.load.ramp import run_ramp
+    from vllm_console.load.run import stop_on_signals
+    from vllm_console.load.shape import Exact
+
+    stop = asyncio.Event()
+    reports = _Reports(args, stop)
+
+    async def main() -> Ramp:
+        stop_on_signals(stop)
+        return await run_ramp(
+            target.url,
+            shaped(args, target.workload),
+            objectives,
+            options,
+            exact=Exact(args.input_tokens, args.output_tokens),
+            lookup=target.lookup,
+            allow_remote=args.yes,
+            stop=stop,
+            on_step=reports.step,
+            on_progress=reports.progress,
+        )
+
+    try:
+        return asyncio.run(main())
+    except LoadError as error:
+        raise FleetError(str(error)) from error
+    finally:
+        reports.end()
+
+
+def _event(kind: str, content: object, stop: asyncio.Event | None = None) -> None:
+    """Print one event; ``stop`` is set where nobody reads any more, so that the ramp ends and keeps what it has."""
+    import json
+
+    try:
+        print(json.dumps({kind: content}), flush=True)
+    except BrokenPipeError:
+        if stop is not None:
+            stop.set()
+
+
+class _Reports:
+    """What is printed while it runs: events, or steps and, on a terminal, a line on how it goes; with --json nothing.
+
+    ``stop`` is set where nobody reads the events any more.
+    """
+
+    def __init__(self, args: argparse.Namespace, stop: asyncio.Event) -> None:
+        self._events, self._json, self._stop = args.events, args.json, stop
+        self._line = _Progress(args.budget) if sys.stderr.isatty() and not (args.json or args.events) else None
+
+    def step(self, step: RampStep) -> None:
+        """A step has ended."""
+        self.end()
+        if self._events:
+            _event("step", step.document(), self._stop)
+        elif not self._json:
+            print(step_line(step.document()), flush=True)
+
+    def progress(self, progress: RampProgress) -> None:
+        """It goes on."""
+        if self._events:
+            from msgspec.structs import asdict
+
+            _event("progress", asdict(progress), self._stop)
+        elif self._line is not None:
+            self._line.show(progress)
+
+    def end(self) -> None:
+        """Nothing is under way any more."""
+        if self._line is not None:
+            self._line.clear()
+
+
+class _Progress:
+    """A line on the terminal that is overwritten."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+
+    def show(self, progress: RampProgress) -> None:
+        """Write it anew."""
+        if waited_for():
+            what = "warming up at" if progress.warming_up else "measuring"
+            left = duration(max(0.0, self._budget - progress.elapsed))
+            text = f"{what} {rate(progress.rate, 'req')}, {progress.in_flight:,} under way; at most {left} left"
+            print(f"{WIPE}{text}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove it."""
+        if waited_for():
+            print(WIPE, end="", file=sys.stderr, flush=True)
+
+
+def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
+    """The curve and the sentence."""
+    from vllm_console.runs.measurement import plots
+
+    lines = (
+        ["! the objectives do not hold at this rate", ""] if any(not one.outcome.ok for one in found.steps) else [""]
+    )
+    drawn = plots([("*", _measurement(found, objectives))])
+    if drawn and found.ceiling is not None:
+        lines += [*drawn, "        - - the objective, | the ceiling", ""]
+    elif drawn:
+        lines += [*drawn, "        - - the objective", ""]
+    lines += textwrap.wrap(plain(found.sentence), 78, break_on_hyphens=False)
+    if found.goodput is not None:
+        lines.append(f"Goodput there: {rate(found.goodput, 'req')} with TTFT and mean ITL within their limits.")
+    return lines
+
+
+def _measurement(found: Ramp, objectives: Objectives) -> Measurement:
+    """As it is stored."""
+    from msgspec.structs import asdict
+
+    from vllm_console.runs.measurement import RAMP, Measurement
+
+    document = found.document()
+    return Measurement(
+        RAMP,
+        time.time(),
+        tuple(document["steps"]),
+        found.ceiling,
+        found.goodput,
+        document["limited_by"],
+        found.sentence,
+        asdict(objectives),
+    )
+
+
+def _keep(target: Target, name: str, found: Ramp, objectives: Objectives) -> None:
+    """Store it with the server's run; a store that can't be written loses no result."""
+    try:
+        target.fleet.keep_measurement(name, _measurement(found, objectives))
+    except FleetError as error:
+        complain(f"the result is not kept: {error}")

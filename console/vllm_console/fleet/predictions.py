@@ -1,0 +1,352 @@
+"""Predicts a change of a running server: its records, its limits before and after, and what came of earlier ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.history.probe_records import FinishedRequest, ProbeReader, Step
+from vllm_console.metrics.parse import CacheConfig, cache_config
+from vllm_console.metrics.scrape import ScrapeError, Scraper
+from vllm_console.prediction.evidence import NoEvidenceError, gather
+from vllm_console.prediction.fit import fit
+from vllm_console.prediction.predict import Change, Prediction, measured, predict
+from vllm_console.prediction.score import KeptPrediction, TrackRecord, Traffic, settle, track_record
+from vllm_console.runs.store import FlagChange, Run, RunName, changes
+from vllm_launchers.addresses import base_url
+from vllm_launchers.engine_model.gpus import find_model, usable_gib
+from vllm_launchers.engine_model.scheduler import SchedulerLimits
+from vllm_launchers.engine_model.traffic_replay import EngineLimits
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.listeners import Owner
+from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.memory_flags import batch_sizes
+from vllm_launchers.plan.checks.check import errors
+from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.model import Flags, Plan
+from vllm_launchers.probe.environment import PROBE
+from vllm_launchers.typed_decoding import convert
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.runs import RunRecorder
+    from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+
+FIT_REQUESTS = 250
+"""Requests that the fit replays, dozens of times; the prediction itself replays more."""
+TRAFFIC = "traffic"
+"""In the list of what is changed, the factor on the rate of requests."""
+_UNLIMITED = 1 << 30
+_FEWEST_TO_SETTLE = 100
+_FEWEST_BLOCKS = 2
+"""Of a KV cache; one is vLLM's null block."""
+_SOURCE = "the probe's records"
+
+_BATCH = ("max-num-seqs", "max-num-batched-tokens", "enable-chunked-prefill")
+_CACHE = (
+    "gpu-memory-utilization",
+    "max-model-len",
+    "num-gpu-blocks-override",
+    "kv-cache-dtype",
+    "kv-cache-memory-bytes",
+)
+COVERED = frozenset({*_BATCH, *_CACHE, "enable-prefix-caching"})
+"""Flags whose effect is modeled."""
+
+_NOT_MODELED = {
+    "pipeline-parallel-size": 1, "data-parallel-size": 1, "speculative-config": None, "kv-transfer-config": None,
+    "kv-offloading-size": None, "scheduling-policy": "fcfs", "long-prefill-token-threshold": 0, "stream-interval": 1,
+}  # fmt: skip
+"""Flags that change how requests are scheduled in ways that are not modeled, unless they have this value."""
+
+
+class PredictedChange(msgspec.Struct, frozen=True):
+    """A prediction with what it rests on. ``drift`` is how much slower the engine was after the last restart that a
+    prediction came before (0.05 is 5 %)."""
+
+    changed: tuple[FlagChange, ...]
+    prediction: Prediction
+    requests: int
+    minutes: float
+    source: str
+    record: TrackRecord
+    drift: float | None = None
+    kept: KeptPrediction | None = None
+    """As it is to be kept, if it has figures."""
+
+
+def predict_change(
+    state: Path,
+    record: ServerRecord,
+    plans: tuple[Plan, Plan],
+    facts: ModelFacts | None,
+    runs: RunRecorder,
+    traffic_scale: float,
+    *,
+    keep: bool = True,
+) -> PredictedChange:
+    """Predict a restart of a running server; ``plans`` are its restart without and with the change.
+
+    Raises:
+        FleetError: it has no probe, too little is recorded, or it does not answer.
+        UsageError: nothing is changed.
+    """
+    details, (before, after) = unpack(record.current.spec.details), plans
+    if not record.current.spec.probe:
+        raise FleetError(f"{record.name} has no probe, so its traffic is not known: {details.no_probe}")
+    cache = _cache(record)
+    limits = _limits(details.flags, details, facts, cache)
+    budget = limits.scheduler.max_num_batched_tokens
+    requests, steps = _records(state, record)
+    try:
+        evidence = gather(requests, steps, cache.block_size, budget)
+        fitted_to = gather(requests, steps, cache.block_size, budget, most=FIT_REQUESTS)
+    except NoEvidenceError as error:
+        raise FleetError(f"{record.name}: {error}") from error
+    changed = changes(details.flags, after.flags)
+    if not changed and traffic_scale == 1:
+        raise UsageError("nothing would change: name another value with --set, or another --traffic-scale")
+    outside = _refused(before, after) or _uncovered(details.flags, changed) or _unknown_cache(before, after, changed)
+    cache_then = _cache_after(cache, before, after, changed)
+    if not outside and cache_then.blocks < _FEWEST_BLOCKS:
+        outside = f"It would not start: its KV cache would have {cache_then.blocks} blocks."
+    cost = None
+    if outside:
+        prediction = msgspec.structs.replace(measured(evidence), outside=outside)
+    else:
+        then = _limits(after.flags, details, facts, cache_then)
+        fitted = fit(fitted_to, limits)
+        change = Change(limits, then, traffic_scale, _kv_bytes(details.flags, after.flags))
+        prediction, cost = predict(evidence, fitted, change), fitted.costs[0]
+    kept = settled(state, record, runs, cache.block_size)
+    new = None
+    if cost is not None and prediction.predicted.ttft_seconds.p50.value is not None:
+        new = KeptPrediction(
+            at=time.time(),
+            changed={one.flag: one.after for one in changed},
+            predicted=prediction.predicted,
+            traffic=Traffic.of(evidence, traffic_scale),
+            cost=cost,
+            outside=bool(prediction.outside),
+        )
+        if keep:
+            keep_prediction(record, runs, new)
+    shown = changed if traffic_scale == 1 else (*changed, FlagChange(TRAFFIC, 1.0, traffic_scale))
+    drifts = [one.drift for one in kept if one.drift is not None]
+    return PredictedChange(
+        changed=shown,
+        prediction=prediction,
+        requests=evidence.requests,
+        minutes=evidence.seconds / 60,
+        source=_SOURCE,
+        record=track_record(kept),
+        drift=drifts[-1] if drifts else None,
+        kept=new,
+    )
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def _cache(record: ServerRecord) -> CacheConfig:
+    """The running server's KV cache, as it reports it. Raises FleetError."""
+    spec, server = record.current.spec, record.server
+    if server is None or not record.state.alive:
+        raise FleetError(f"{record.name} is {record.state}: a prediction needs a server that is up")
+    flags = unpack(spec.details).flags
+    url = base_url(spec.host, spec.port, tls=bool(flags.get("ssl-certfile") or flags.get("ssl-keyfile")))
+    try:
+        scraper = Scraper(url, owner=Owner(server.pid, server.start_time))
+        try:
+            found = cache_config(scraper.metrics_text())
+        finally:
+            scraper.close()
+    except ScrapeError as error:
+        raise FleetError(f"{record.name}: {error}") from error
+    if found is None:
+        raise FleetError(f"{record.name} does not report the size of one KV cache, so it can't be modeled")
+    return found
+
+
+def _limits(flags: Flags, details: Details, facts: ModelFacts | None, cache: CacheConfig) -> EngineLimits:
+    """What a server of these flags may do."""
+    seqs, batched = batch_sizes(facts, flags, details.engine.release if details.engine else None, _gpu(details))
+    length = token_count(flags.get("max-model-len")) or (facts.max_context if facts is not None else None)
+    caching = flags.get("enable-prefix-caching")
+    return EngineLimits(
+        SchedulerLimits(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=batched,
+            max_model_len=length or _UNLIMITED,
+            block_size=cache.block_size,
+            chunked_prefill=flags.get("enable-chunked-prefill") is not False,
+        ),
+        cache.blocks,
+        caching if isinstance(caching, bool) else cache.prefix_caching,
+    )
+
+
+def _gpu(details: Details) -> GpuShape | None:
+    """The GPU by which vLLM chooses its defaults; None for a CPU."""
+    if details.engine is not None and details.engine.build == "cpu":
+        return None
+    model = find_model(details.gpu_name)
+    return GpuShape(details.gpu_name, usable_gib=usable_gib(model.memory_gib) if model is not None else None)
+
+
+def _kv_bytes(before: Flags, after: Flags) -> float:
+    """By which factor the bytes of a cached token change."""
+    one, other = (1 if _eight_bits(flags) else 2 for flags in (before, after))
+    return other / one
+
+
+def _eight_bits(flags: Flags) -> bool:
+    return str(flags.get("kv-cache-dtype", "auto")).startswith(("fp8", "int8"))
+
+
+def _cache_after(now: CacheConfig, before: Plan, after: Plan, changed: Sequence[FlagChange]) -> CacheConfig:
+    """The KV cache after the change."""
+    override = after.flags.get("num-gpu-blocks-override")
+    if isinstance(override, int) and not isinstance(override, bool):
+        return now._replace(blocks=override)
+    one, other = (plan.memory.kv_tokens if plan.memory is not None else None for plan in (before, after))
+    if "num-gpu-blocks-override" in {change.flag for change in changed}:
+        return now._replace(blocks=(other or 0) // now.block_size)
+    if not one or not other:
+        return now
+    return now._replace(blocks=round(now.blocks * other / one))
+
+
+# -- what is outside ---------------------------------------------------------------------------------------------------
+
+
+def _refused(before: Plan, after: Plan) -> str:
+    """A sentence if the server would not start with the change."""
+    known = {finding.code for finding in before.findings}
+    new = [finding.message for finding in errors(after.findings) if finding.code not in known]
+    return f"It would not start: {new[0]}." if new else ""
+
+
+def _uncovered(flags: Flags, changed: Sequence[FlagChange]) -> str:
+    """A sentence if something is changed, or set, that is not modeled."""
+    names = [one.flag for one in changed if one.flag not in COVERED]
+    if names:
+        effect = f"The effect of {' and '.join(names)} on speed is not modeled"
+        return f"{effect}: it is outside what this server has shown."
+    for name, usual in _NOT_MODELED.items():
+        if name in flags and flags[name] not in (usual, None):
+            return f"It runs with {name}, and how that schedules requests is not modeled."
+    dtypes = {
+        str(value or "auto") for one in changed if one.flag == "kv-cache-dtype" for value in (one.before, one.after)
+    }
+    if not all(dtype in ("auto", "bfloat16", "float16") or dtype.startswith("fp8") for dtype in dtypes):
+        return "The speed of this kv-cache-dtype is not modeled."
+    return ""
+
+
+def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> str:
+    """A sentence if the KV cache's size after the change is not known."""
+    override = after.flags.get("num-gpu-blocks-override")
+    if isinstance(override, int) and not isinstance(override, bool):
+        return ""
+    sizes = [one.flag for one in changed if one.flag in _CACHE and one.flag != "max-model-len"]
+    known = all(plan.memory is not None and plan.memory.kv_tokens for plan in (before, after))
+    if not sizes or known:
+        return ""
+    return f"How large the KV cache would be with another {' and '.join(sizes)} is not known before the start."
+
+
+# -- records, and earlier predictions ----------------------------------------------------------------------------------
+
+
+def _records(
+    state: Path, record: ServerRecord, since: float | None = None, until: float | None = None
+) -> tuple[list[FinishedRequest], list[Step]]:
+    """The requests and steps of the present run, or of another one's time (Unix seconds). Raises FleetError."""
+    current = record.current
+    begin = (current.ready_at or current.started_at) if since is None else since
+    try:
+        reader = ProbeReader(client.folder(state, record.name) / PROBE)
+        requests = [
+            one for one in reader.requests() if begin <= one.arrived_at and (not until or one.finished_at <= until)
+        ]
+        steps = [one for one in reader.steps() if begin <= one.at and (not until or one.at <= until)]
+    except OSError as error:
+        raise FleetError(f"the records of {record.name} can't be read: {error.strerror}") from error
+    return requests, steps
+
+
+def settled(state: Path, record: ServerRecord, runs: RunRecorder, block_size: int) -> list[KeptPrediction]:
+    """A server's kept predictions, oldest first, with what came of those whose restart followed."""
+    from vllm_console.runs.store import RunStoreError
+
+    store = runs.open()
+    found: list[KeptPrediction] = []
+    after: Run | None = None
+    try:
+        for run, noted in store.predictions(record.name):
+            kept = [one for one in map(_decoded, noted) if one is not None]
+            new = [_settle(state, record, one, run, after, block_size) for one in kept]
+            if new != kept and not runs.read_only:
+                store.note_predictions(RunName(run.key, run.server, run.generation), run.started_at, _packed(new))
+            found = [*new, *found]
+            after = run
+    except RunStoreError as error:
+        raise FleetError(str(error)) from error
+    return found
+
+
+def _settle(
+    state: Path, record: ServerRecord, kept: KeptPrediction, run: Run, after: Run | None, block_size: int
+) -> KeptPrediction:
+    """Enter what came of a prediction, if the next run has exactly the flags that it was made for."""
+    if kept.settled or after is None or after.ready_at is None or after.before != run.id:
+        return kept
+    if {one.flag: one.after for one in after.changed} != dict(kept.changed):
+        return kept
+    budget = after.flags.get("max-num-batched-tokens")
+    requests, steps = _records(state, record, after.ready_at, after.ended_at)
+    try:
+        evidence = gather(requests, steps, block_size, budget if isinstance(budget, int) else _UNLIMITED)
+    except NoEvidenceError:
+        return kept
+    if evidence.requests < _FEWEST_TO_SETTLE and after.ended_at is None:
+        return kept
+    return settle(kept, evidence)
+
+
+def keep_prediction(record: ServerRecord, runs: RunRecorder, new: KeptPrediction) -> None:
+    """Keep a prediction with the server's present run; the newest one of each change counts.
+
+    Raises:
+        FleetError: the run database cannot be read.
+    """
+    from vllm_console.runs.store import RunStoreError
+
+    if runs.read_only:
+        return
+    store, name = runs.open(), runs.name(record)
+    try:
+        noted = next((noted for run, noted in store.predictions(name.server) if run.key == name.key), [])
+        others = [one for one in map(_decoded, noted) if one is not None and dict(one.changed) != dict(new.changed)]
+        store.note_predictions(name, new.at, _packed([*others, new]))
+    except RunStoreError as error:
+        raise FleetError(str(error)) from error
+
+
+def _decoded(noted: Mapping[str, object]) -> KeptPrediction | None:
+    try:
+        return convert(dict(noted), KeptPrediction)
+    except (TypeError, ValueError):  # written by another version
+        return None
+
+
+def _packed(kept: Sequence[KeptPrediction]) -> list[dict[str, object]]:
+    packed: list[dict[str, object]] = msgspec.to_builtins(kept)
+    return packed

@@ -1,0 +1,281 @@
+"""What the probe of a server of one's own has recorded, as a snapshot shows it."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.history.exact import BOUNDARY_SECONDS, Records, exact_latencies, read_records
+from vllm_console.history.probe_records import SETTLED_SECONDS, FinishedRequest, FirstToken, Interval, ProbeReader, Step
+from vllm_console.history.timeline import newest_points
+from vllm_console.metrics.sample import Sample, Series, Window
+from vllm_console.metrics.window import combine, growths
+from vllm_launchers.keeper.records import LaunchSpec
+from vllm_launchers.launch.details import Details, unpack
+from vllm_launchers.plan.probe import plan_probe
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.chart_history import ChartHistory, ChartSource
+    from vllm_console.history.probe_records import Timed
+    from vllm_console.history.step_timeline import StepTimeline
+    from vllm_console.history.time_view import ChartRange, TimeView
+
+WINDOW_SECONDS = 60.0
+"""How far back figures of a moment reach."""
+
+SPAN_SECONDS = 75.0
+"""How long records are kept for the figures of the last minute."""
+
+MOST_REQUESTS = 20_000
+"""Of so many newest requests the slowest are found."""
+
+MOST_LISTED = 200
+"""Requests of each order that a snapshot has."""
+
+MOST_DOTS = 2000
+"""Newest requests of which a snapshot has prompt length and TTFT."""
+
+ENDED_EARLY = ("abort", "error")
+"""Why a request ended that was not answered in full."""
+
+ORDERS = ("slowest", "newest", "preempted", "aborted")
+"""How requests are listed: by their whole time, or by their end; the last two only those of that kind."""
+
+
+class RequestsSeen(msgspec.Struct, frozen=True):
+    """The requests that finished in a span of time (Unix seconds).
+
+    ``listed`` has for each of `ORDERS` the first ones, ``counts`` how many there are. ``dots`` are prompt tokens and
+    TTFT in seconds of the newest. ``partial``: there were more than `MOST_REQUESTS`, and the oldest were left out.
+    """
+
+    since: float
+    until: float
+    count: int = 0
+    counts: tuple[int, ...] = (0,) * len(ORDERS)
+    listed: tuple[tuple[FinishedRequest, ...], ...] = ((),) * len(ORDERS)
+    dots: tuple[tuple[float, float], ...] = ()
+    partial: bool = False
+
+
+class ProbeView(msgspec.Struct, frozen=True):
+    """What a snapshot has of a server's records.
+
+    ``steps`` are points over the range that is shown, keyed as `vllm_console.history.step_timeline.SERIES`, ``last`` is
+    the newest step, ``requests`` are there where they are asked for. ``problem`` says in a sentence why not.
+    """
+
+    steps: Series | None = None
+    last: Step | None = None
+    requests: RequestsSeen | None = None
+    problem: str = ""
+
+
+def no_probe_message(name: str, details: Details) -> str:
+    """Why the requests of a server without a probe are not recorded, and what would change that, in a sentence."""
+    message = f"{name} has no probe, so its requests are not recorded: {details.no_probe}"
+    engine = details.engine
+    if engine is None or not plan_probe(engine, details.flags, {}, "on", asked=True).variables:
+        return message  # it can have none
+    return f"{message.removesuffix('; --probe adds it anyway')}; 'vllm-console restart {name} --probe' adds it"
+
+
+def exact_window(folder: Path, window: Window, samples: Sequence[Sample]) -> Window:
+    """A window of the past with exact latencies where the records in a folder have them. ``samples`` are its own."""
+    if len(samples) < 2:
+        return window
+    start, end = samples[0].at, samples[-1].at
+    try:
+        return _with_exact(window, samples, read_records(folder, start, end))
+    except OSError:
+        return window  # the estimates stay
+
+
+def _with_exact(window: Window, samples: Sequence[Sample], records: Records) -> Window:
+    before, after = samples[0], samples[-1]
+    histograms = combine(growths(before, after)).histograms
+    counted = {key: histogram.count for key, histogram in histograms.items()}
+    found = exact_latencies(records, before.at, after.at, counted)
+    if not found:
+        return window
+    means = {key: one.mean if one.mean is not None else _mean(window, key) for key, one in found.items()}
+    exact = {key: replace(one, mean=means[key]) for key, one in found.items()}
+    return replace(window, latencies={**window.latencies, **exact})
+
+
+def _mean(window: Window, key: str) -> float | None:
+    known = window.latencies.get(key)
+    return known.mean if known is not None else None
+
+
+class _Listing:
+    """The requests of a range, read once and kept up to date. Without ``end`` it goes on."""
+
+    def __init__(self, folder: Path, key: tuple[float, float | None], start: float, end: float | None) -> None:
+        self.key = key
+        self._reader = ProbeReader(folder, start, end, MOST_REQUESTS)
+        self._found: list[FinishedRequest] = []
+        self._partial = False
+        self._seen: RequestsSeen | None = None
+
+    def seen(self, start: float, until: float) -> RequestsSeen:
+        """Those between two moments. Raises OSError."""
+        added = self._reader.requests()
+        self._found += added
+        self._partial = self._partial or len(self._found) > MOST_REQUESTS
+        del self._found[: max(bisect_left(self._found, start, key=_end_of), len(self._found) - MOST_REQUESTS)]
+        if self._seen is None or added or self._seen.count != len(self._found):
+            self._seen = listed(self._found, start, until, partial=self._partial)
+        self._seen = replace(self._seen, since=start, until=until)
+        return self._seen
+
+
+def _end_of(request: FinishedRequest) -> float:
+    return request.finished_at
+
+
+def listed(found: Sequence[FinishedRequest], since: float, until: float, *, partial: bool = False) -> RequestsSeen:
+    """Requests of a span of time, in the order of their end, listed in each of `ORDERS`."""
+    slowest = heapq.nlargest(MOST_LISTED, found, key=lambda one: one.e2e_seconds or 0.0)
+    preempted = [one for one in found if one.preemptions]
+    aborted = [one for one in found if one.finish_reason in ENDED_EARLY]
+    kinds: tuple[Sequence[FinishedRequest], ...] = (found, preempted, aborted)
+    dots = (
+        (float(one.prompt_tokens), one.ttft_seconds)
+        for one in found[-MOST_DOTS:]
+        if one.prompt_tokens is not None and one.ttft_seconds is not None
+    )
+    return RequestsSeen(
+        since=since,
+        until=until,
+        count=len(found),
+        counts=(len(found), *map(len, kinds)),
+        listed=(tuple(slowest), *(tuple(kind[: -MOST_LISTED - 1 : -1]) for kind in kinds)),
+        dots=tuple(dots),
+        partial=partial,
+    )
+
+
+def step_source(folder: Path, begin: float = 0.0) -> ChartSource[Timed, StepTimeline]:
+    """The steps in a folder from a moment on (Unix seconds): it has those of earlier runs, too."""
+    from vllm_console.fleet.chart_history import ChartSource
+    from vllm_console.history.step_timeline import ProbeRows, StepTimeline
+
+    def append(timeline: StepTimeline, row: Timed) -> None:
+        if row.at >= begin:
+            timeline.append(row)
+
+    return ChartSource(lambda: ProbeRows(folder), lambda span: StepTimeline(span.step, span.points), append)
+
+
+class ServerProbe:
+    """Reads a server's records, each once; from a moment on (Unix seconds) for one of its runs."""
+
+    def __init__(self, folder: Path, name: str, begin: float = 0.0) -> None:
+        self._folder, self._name, self._begin = folder, name, begin
+        self._spec: LaunchSpec | None = None
+        self._reader: ProbeReader | None = None
+        self._steps: list[Step] = []
+        self._last: Step | None = None
+        self._intervals: list[Interval] = []
+        self._first_tokens: list[FirstToken] = []
+        self._requests: list[FinishedRequest] = []
+        self._charts: ChartHistory[Timed, StepTimeline] | None = None
+        self._listing: _Listing | None = None
+
+    def of(self, spec: LaunchSpec) -> ServerProbe:
+        """The same, of a server that was launched like this now."""
+        self._spec = spec
+        return self
+
+    def window(self, window: Window, samples: Sequence[Sample], now: float) -> Window:
+        """The window of the last minute with exact latencies where the records have them; ``samples`` are its own.
+
+        The newest records may not be written yet, so that minute ends a moment before the window.
+        """
+        self._update(now)
+        settled = [one for one in samples if one.at <= now - SETTLED_SECONDS - BOUNDARY_SECONDS]
+        if len(settled) < 2 or not self._steps or self._reader is None:
+            return window
+        writers = self._reader.writers(settled[0].at, settled[-1].at)
+        records = Records(self._steps, self._intervals, self._first_tokens, self._requests, writers)
+        return _with_exact(window, settled, records)
+
+    def _update(self, now: float) -> None:
+        """Read what is new, and drop what is too old."""
+        if self._reader is None:
+            self._reader = ProbeReader(self._folder, now - SPAN_SECONDS)
+        try:
+            self._steps += self._reader.steps()
+            self._intervals += self._reader.intervals()
+            self._first_tokens += self._reader.first_tokens()
+            self._requests += self._reader.requests()
+        except OSError:
+            return  # what cannot be read is missing, and then nothing is exact
+        self._last = self._steps[-1] if self._steps else self._last
+        since = now - SPAN_SECONDS
+        del self._steps[: bisect_left(self._steps, since, key=lambda one: one.at)]
+        del self._intervals[: bisect_left(self._intervals, since, key=lambda one: one.at)]
+        del self._first_tokens[: bisect_left(self._first_tokens, since, key=lambda one: one.at)]
+        del self._requests[: bisect_left(self._requests, since, key=_end_of)]
+
+    def in_time(
+        self, series: Series, span: ChartRange, now: float, time: TimeView, end: float | None
+    ) -> tuple[Series, ProbeView]:
+        """What is recorded of a chart's range, which ends at ``end`` (None: now), and the chart with exact points.
+
+        Raises:
+            HistoryError: the records cannot be read.
+        """
+        if not self._folder.is_dir():
+            return series, ProbeView(problem=self._why_nothing())
+        from vllm_console.history.step_timeline import with_exact_points
+
+        points = max(map(len, series.values.values()), default=0)
+        charts = self._step_charts()
+        steps = newest_points(charts.series(span, now, end), points)
+        requests, problem = None, ""
+        if time.requests:
+            first = charts.recorded_from(now) or self._begin
+            start, until = max(series.start, first), end
+            if time.at is not None:
+                start, until = time.at - WINDOW_SECONDS, time.at
+            try:
+                requests = self._requests_between(start, until, now)
+            except OSError as error:
+                problem = f"the requests of {self._name} can't be read: {error.strerror}"
+        last = self._last if time.at is None else None
+        return with_exact_points(series, steps), ProbeView(steps, last, requests, problem)
+
+    def _why_nothing(self) -> str:
+        if self._spec is None:
+            return f"nothing is left of what the probe of {self._name} recorded, if it had one"
+        if not self._spec.probe:
+            return no_probe_message(self._name, unpack(self._spec.details))
+        return f"the probe of {self._name} has recorded nothing yet"
+
+    def _step_charts(self) -> ChartHistory[Timed, StepTimeline]:
+        if self._charts is None:
+            from vllm_console.fleet.chart_history import ChartHistory
+
+            self._charts = ChartHistory(step_source(self._folder, self._begin))
+        return self._charts
+
+    def _requests_between(self, start: float, end: float | None, now: float) -> RequestsSeen:
+        start = max(start, self._begin)
+        key = (round(now - start) if end is None else start, end)
+        if self._listing is None or self._listing.key != key:
+            self._listing = _Listing(self._folder, key, start, end)
+        return self._listing.seen(start, now if end is None else end)
+
+    def close(self) -> None:
+        """Let go of what was read."""
+        if self._charts is not None:
+            self._charts.close()
+            self._charts = None

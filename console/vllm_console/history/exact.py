@@ -1,0 +1,175 @@
+"""Exact quantiles of latencies, from the records of a probe. Pure, but `read_records`.
+
+Records are compared with what vLLM itself has counted meanwhile: quantiles are exact only if no record is missing.
+vLLM reports the intervals between the tokens of a step: the probe records how many there are, the shortest and the
+longest. Mostly all are equal, since requests of a batch get their tokens together; where they differ, each is recorded.
+Where it is not, a quantile is exact only if what lies between the two ends cannot move it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from vllm_console.history.probe_records import FinishedRequest, FirstToken, Interval, ProbeReader, Step
+from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles
+from vllm_console.metrics.sample import LATENCIES
+
+BOUNDARY_SECONDS = 0.5
+"""How much later than a sample's time its figures may have been counted: the server answers when it can."""
+
+SAME = 1.001
+"""Two bounds of a quantile whose ratio is at most this are the same value."""
+
+_OF_REQUESTS = ("queue", "prefill", "decode", "e2e")
+
+Weighted = tuple[float, int]
+"""A value, and how often it was seen."""
+
+
+class Records(msgspec.Struct, frozen=True):
+    """What a probe recorded, each kind in the order of its time. ``writers`` is how many processes wrote it."""
+
+    steps: Sequence[Step] = ()
+    intervals: Sequence[Interval] = ()
+    first_tokens: Sequence[FirstToken] = ()
+    requests: Sequence[FinishedRequest] = ()
+    writers: int = 1
+
+
+def read_records(folder: Path, start: float, end: float) -> Records:
+    """The records in a folder that `exact_latencies` needs for a span of time (Unix seconds). Raises OSError."""
+    reader = ProbeReader(folder, start - 2 * BOUNDARY_SECONDS, end + 2 * BOUNDARY_SECONDS)
+    steps, intervals, first_tokens, requests = (
+        reader.steps(), reader.intervals(), reader.first_tokens(), reader.requests()
+    )  # fmt: skip
+    return Records(steps, intervals, first_tokens, requests, reader.writers(start, end))
+
+
+def exact_value(value: float) -> Quantile:
+    """A quantile that is known exactly."""
+    return Quantile(value, value, value)
+
+
+def exact_quantiles(values: Sequence[float]) -> Quantiles | None:
+    """Count, mean and exact quantiles of values; None without any."""
+    weighted = [(value, 1) for value in values]
+    return quantiles_between(weighted, weighted)
+
+
+def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quantiles | None:
+    """Quantiles of values of which some are only known to lie between two ends; None unless they are exact even so.
+
+    ``low`` has each value's lower end, ``high`` its upper one. The mean is None where it is not known.
+    """
+    count = sum(times for _, times in low)
+    if not count:
+        return None
+    found: list[Quantile] = []
+    ranked = _ranked(low, count)
+    for one, other in zip(ranked, ranked if high is low else _ranked(high, count), strict=True):
+        if other > one * SAME:
+            return None
+        found.append(exact_value(other))
+    total, most = (math.fsum(value * times for value, times in side) for side in (low, high))
+    p50, p90, p99 = found
+    return Quantiles(float(count), total / count if most <= total * SAME else None, p50, p90, p99, exact=True)
+
+
+def _ranked(values: Sequence[Weighted], count: int) -> list[float]:
+    """For each of `PARTS` the smallest value that at least this share of all does not exceed."""
+    found: list[float] = []
+    seen, ordered = 0, iter(sorted(values))
+    value = 0.0
+    for _, share in PARTS:
+        rank = math.ceil(share * count)
+        while seen < rank:
+            value, times = next(ordered)
+            seen += times
+        found.append(value)
+    return found
+
+
+def interval_ends(steps: Iterable[Step], intervals: Iterable[Interval]) -> tuple[list[Weighted], list[Weighted]]:
+    """The inter-token intervals of steps (seconds): the lower and the upper ends of what is known of them.
+
+    ``intervals`` are those of steps in which they differ.
+    """
+    differing: dict[tuple[float, int], list[Weighted]] = {}
+    for one in intervals:
+        differing.setdefault((one.at, one.engine), []).append((one.seconds, one.times))
+    known: list[Weighted] = []
+    low: list[Weighted] = []
+    high: list[Weighted] = []
+    for step in steps:
+        shortest, longest, count = step.shortest_interval, step.longest_interval, step.intervals
+        if shortest is None or longest is None or count < 1:
+            continue
+        if shortest == longest:
+            known.append((shortest, count))
+            continue
+        recorded = differing.get((step.at, step.engine), [])
+        if sum(times for _, times in recorded) == count:
+            known += recorded
+            continue
+        low += [(shortest, count - 1), (longest, 1)]
+        high += [(shortest, 1), (longest, count - 1)]
+    return (known + low, known + high) if low else (known, known)
+
+
+def exact_latencies(
+    records: Records, start: float, end: float, counted: Mapping[str, float], wanted: Iterable[str] = LATENCIES
+) -> dict[str, Quantiles]:
+    """Those latencies of a span of time (Unix seconds, its beginning excluded) that the records know exactly.
+
+    ``counted`` is how many observations of each vLLM has counted in it, keyed as `LATENCIES`; one whose records are
+    fewer or more is left out. ``records`` reach beyond both ends by `BOUNDARY_SECONDS`.
+    """
+    if records.writers != 1 or _lost(records, start, end):
+        return {}
+    keys = {key for key in wanted if counted.get(key, 0.0) > 0}
+    found: dict[str, Quantiles | None] = {}
+    if "ttft" in keys:
+        first = _Span(records.first_tokens, lambda one: one.at, start, end)
+        if first.holds(counted["ttft"], lambda _: 1):
+            found["ttft"] = exact_quantiles([one.seconds for one in first.inside])
+    if "itl" in keys:
+        steps = _Span(records.steps, lambda one: one.at, start, end)
+        if steps.holds(counted["itl"], lambda one: one.intervals):
+            found["itl"] = quantiles_between(*interval_ends(steps.inside, records.intervals))
+    ended = _Span(records.requests, lambda one: one.finished_at, start, end)
+    for key in keys.intersection(_OF_REQUESTS):
+        if ended.holds(counted[key], lambda _: 1):
+            values = (getattr(one, f"{key}_seconds") for one in ended.inside)
+            found[key] = exact_quantiles([value for value in values if value is not None])
+    return {key: one for key in wanted if (one := found.get(key)) is not None}
+
+
+_Row = TypeVar("_Row")
+
+
+class _Span(Generic[_Row]):
+    """The records of a span of time, and those within `BOUNDARY_SECONDS` after its two ends."""
+
+    def __init__(self, rows: Sequence[_Row], at: Callable[[_Row], float], start: float, end: float) -> None:
+        moments = (start, start + BOUNDARY_SECONDS, end, end + BOUNDARY_SECONDS)
+        first, second, third, fourth = (bisect_right(rows, moment, key=at) for moment in moments)
+        self.inside = rows[first:third]
+        self._early, self._late = rows[first : min(second, third)], rows[third:fourth]
+
+    def holds(self, counted: float, times: Callable[[_Row], int]) -> bool:
+        """Whether so many as were counted are recorded, whatever happened at the ends of the span."""
+        total = sum(map(times, self.inside))
+        return total - sum(map(times, self._early)) <= counted <= total + sum(map(times, self._late))
+
+
+def _lost(records: Records, start: float, end: float) -> bool:
+    """Whether the process has lost records meanwhile."""
+    first = bisect_left(records.steps, start - BOUNDARY_SECONDS, key=lambda one: one.at)
+    last = bisect_right(records.steps, end + BOUNDARY_SECONDS, key=lambda one: one.at) - 1
+    return last > first and records.steps[first].dropped != records.steps[last].dropped

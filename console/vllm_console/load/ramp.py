@@ -1,0 +1,622 @@
+"""Finds the highest request rate at which a server meets its objectives, by sending it the traffic of its preset."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+
+from vllm_console.load.client import (
+    LoadError,
+    Lookup,
+    Sender,
+    check_url,
+    find_target,
+    find_vocabulary,
+    lookup_of,
+    open_client,
+    read_body,
+    wait,
+)
+from vllm_console.load.ramp_search import (
+    FEWEST_REQUESTS,
+    FEWEST_SECONDS,
+    TOLERANCE,
+    Next,
+    StepFigures,
+    StepOutcome,
+    Tried,
+    bracket,
+    ceiling,
+    judge,
+    next_step,
+    steps_left,
+)
+from vllm_console.load.report import Latency, Tally
+from vllm_console.load.shape import Exact, TrafficShape, mean_length, request_count, suggested_rate
+from vllm_console.metrics.parse import NotMetricsError, Parser
+from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_console.metrics.window import combine, growths
+from vllm_console.text import percent
+from vllm_console.text import rate as rate_text
+from vllm_console.text import seconds as latency_text
+from vllm_launchers.presets.model import Objectives, Workload
+
+DEFAULT_BUDGET_SECONDS = 600.0
+WATCH_SECONDS = 0.5
+"""How often a step is judged while it runs."""
+
+SAMPLE_SECONDS = 1.0
+LOOK_SECONDS = 3.0
+"""How long a server is watched for traffic of others before anything is sent."""
+
+LOWEST, HIGHEST = 0.01, 10_000.0
+"""Rates are searched between these, in requests per second."""
+
+START_SHARE = 0.125
+"""The first rate, as a share of the one that by a rough estimate keeps the preset's concurrency in flight."""
+
+MOST_DOWN = 32
+"""The lowest rate that is tried is the first one divided by this."""
+
+WARM_UP_REQUESTS = 4
+WARM_UP_TOKENS = 32
+SHORTEST_WARM_UP, LONGEST_WARM_UP = 3.0, 60.0
+DEFAULT_ITL_SECONDS = 0.03
+LONGEST_STEP = 120.0
+SHORTEST_STEP = 8.0
+OTHERS_ALLOWED = 5
+"""Requests beyond ours that a server may count before they are called others' traffic: both counts race a little."""
+
+FEW_REQUESTS = 100
+"""Of fewer than these one alone can decide the p99."""
+
+MOST_IN_FLIGHT = 1024
+LONGEST_WAIT = 5.0
+
+
+class RampStep(msgspec.Struct, frozen=True):
+    """One rate that was tried (requests per second), as measured without its warm-up.
+
+    ``sent`` requests are more than ``completed`` and ``failed`` by those still under way at the end of the step; in the
+    latencies these are unfinished. ``waiting`` is the server's queue at the end, ``kv_cache_usage`` a median (share
+    from 0 to 1).
+    """
+
+    rate: float
+    sent: int
+    completed: int
+    failed: int
+    ttft: Latency
+    itl: Latency
+    e2e: Latency
+    tokens_per_second: float | None
+    kv_cache_usage: float | None
+    preemptions: float | None
+    waiting: float | None
+    outcome: StepOutcome = StepOutcome(False, None)
+    goodput: float | None = None
+    """Completed requests per second that had TTFT and mean ITL within their limits."""
+
+    def document(self) -> dict[str, Any]:
+        """The JSON contract of a step."""
+        return {
+            "rate": self.rate,
+            "sent": self.sent,
+            "completed": self.completed,
+            "failed": self.failed,
+            "ttft_seconds": self.ttft.document(),
+            "itl_seconds": self.itl.document(),
+            "e2e_seconds": self.e2e.document(),
+            "tokens_per_second": self.tokens_per_second,
+            "kv_cache_usage": self.kv_cache_usage,
+            "preemptions": self.preemptions,
+            "waiting": self.waiting,
+            "attained": self.outcome.attained,
+            "ok": self.outcome.ok,
+        }
+
+
+class Ramp(msgspec.Struct, frozen=True):
+    """A finished ramp. ``ceiling`` (requests per second) is None if no rate held, or none failed."""
+
+    steps: tuple[RampStep, ...]
+    ceiling: float | None
+    goodput: float | None
+    limited_by: str
+    sentence: str
+    complete: bool = True
+    """Whether it ran to its end: it was not canceled, and the server went on answering."""
+
+    def document(self) -> dict[str, Any]:
+        """The JSON contract of ``vllm-console ramp --json``."""
+        return {
+            "steps": [step.document() for step in self.steps],
+            "ceiling_requests_per_second": self.ceiling,
+            "goodput": self.goodput,
+            "limited_by": self.limited_by or None,
+            "sentence": self.sentence,
+        }
+
+
+class RampProgress(msgspec.Struct, frozen=True):
+    """A ramp while it runs: the present step's rate, whether it warms up, and seconds since the ramp began."""
+
+    rate: float
+    warming_up: bool
+    elapsed: float
+    in_flight: int
+
+
+class RampOptions(msgspec.Struct, frozen=True):
+    """How to search: fixed ``rates`` or none, the first rate or None for an estimate, and the time for all of it."""
+
+    rates: tuple[float, ...] = ()
+    start: float | None = None
+    budget_seconds: float = DEFAULT_BUDGET_SECONDS
+    seed: int = 0
+    others_allowed: bool = False
+    """Whether to go on although the server serves others."""
+
+
+async def traffic_of_others(url: str, lookup: Lookup | None) -> str:
+    """What a server to which we send nothing works on, in a few words; empty if it is idle, or if that is unknown."""
+    base = check_url(url, allow_remote=True)
+    async with open_client(base, os.environ.get("VLLM_API_KEY"), lookup or lookup_of(base)) as client:
+        return await _Signals(client).others()
+
+
+async def run_ramp(
+    url: str,
+    workload: Workload,
+    objectives: Objectives,
+    options: RampOptions,
+    *,
+    exact: Exact | None = None,
+    lookup: Lookup | None = None,
+    allow_remote: bool = False,
+    stop: asyncio.Event | None = None,
+    on_step: Callable[[RampStep], None] | None = None,
+    on_progress: Callable[[RampProgress], None] | None = None,
+) -> Ramp:
+    """Send a workload at one rate after the other, until the highest one that holds is known, or the time is over.
+
+    ``exact`` and ``lookup`` are as for `run_load`. At ``stop`` the present step is dropped.
+
+    Raises:
+        LoadError: the server does not answer, or is not on this machine.
+    """
+    base = check_url(url, allow_remote=allow_remote or lookup is not None)
+    if lookup is None and not allow_remote:
+        lookup = lookup_of(base)
+    stop = stop or asyncio.Event()
+    async with open_client(base, os.environ.get("VLLM_API_KEY"), lookup) as client:
+        target = await find_target(client, None)
+        vocabulary = await find_vocabulary(client, target.model)
+        shape = TrafficShape(
+            workload, exact=exact, seed=options.seed, max_model_len=target.max_model_len, vocabulary=vocabulary
+        )
+        if misfit := shape.misfit():
+            raise LoadError(misfit)
+        signals = _Signals(client)
+        most = max(4 * workload.concurrency, MOST_IN_FLIGHT)
+        sender = Sender(client, target.model, Tally(), most)
+        run = _Run(sender, shape, signals, objectives, options, stop, on_progress)
+        try:
+            return await run.search(on_step)
+        finally:
+            await sender.cancel("the ramp ended before the answer was complete")
+
+
+class _Signals:
+    """The server's own figures, a sample of ``/metrics`` per second as long as it reports them."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+        self._parser = Parser()
+
+    async def sample(self) -> Sample | None:
+        """A sample now; None if there is none to be had."""
+        try:
+            async with asyncio.timeout(2 * SAMPLE_SECONDS):
+                status, body = await read_body(self._client, "GET", "/metrics")
+            return self._parser.parse(body.decode(errors="replace"), time.time()) if status == 200 else None
+        except (httpx.HTTPError, TimeoutError, NotMetricsError):
+            return None
+
+    async def collect(self, into: list[Sample]) -> None:
+        """Sample until cancelled."""
+        while True:
+            began = time.perf_counter()
+            if (sample := await self.sample()) is not None:
+                into.append(sample)
+            await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.perf_counter() - began)))
+
+    async def others(self) -> str:
+        """See `traffic_of_others`."""
+        before = await self.sample()
+        await asyncio.sleep(LOOK_SECONDS)
+        after = await self.sample()
+        if before is None or after is None:
+            return ""
+        now = combine(after.engines.values())
+        busy = int((now.requests_running or 0) + (now.requests_waiting or 0))
+        if busy:
+            return f"it works on {busy} {'request' if busy == 1 else 'requests'}"
+        moved = sum(
+            (one.requests_finished_total or 0) + (one.generation_tokens_total or 0) for one in growths(before, after)
+        )
+        return "it has answered requests in the last seconds" if moved else ""
+
+
+class _Run:
+    """One ramp on one server."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        shape: TrafficShape,
+        signals: _Signals,
+        objectives: Objectives,
+        options: RampOptions,
+        stop: asyncio.Event,
+        on_progress: Callable[[RampProgress], None] | None,
+    ) -> None:
+        self._sender, self._shape, self._signals = sender, shape, signals
+        self._objectives, self._options, self._stop = objectives, options, stop
+        self._on_progress = on_progress or (lambda _: None)
+        self._begin = time.perf_counter()
+        self._mean_output = shape.exact.output_tokens or mean_length(shape.workload.output_tokens_p95)
+        self._request_seconds = self._mean_output * DEFAULT_ITL_SECONDS
+        """How long a request takes, by the newest step that held."""
+        self._tallies: list[Tally] = []
+        self._first: Sample | None = None
+        self._steps: list[RampStep] = []
+        self._end = ""
+        """Why the ramp ended early, in a sentence."""
+
+    @property
+    def _left(self) -> float:
+        return self._options.budget_seconds - (time.perf_counter() - self._begin)
+
+    async def search(self, on_step: Callable[[RampStep], None] | None) -> Ramp:
+        """Try one rate after the other, and conclude."""
+        self._first = await self._signals.sample()
+        await self._measure_one()
+        out_of_time = False
+        while not self._end and (wanted := self._next()) is not None:
+            warm_up, shortest = self._warm_up_seconds(), max(SHORTEST_STEP, FEWEST_REQUESTS / wanted.rate)
+            if self._left < warm_up + shortest:
+                out_of_time = True
+                break
+            seconds = min(LONGEST_STEP, self._left / max(1, self._steps_left())) - warm_up
+            step = await self._step(wanted, max(shortest, seconds))
+            if step is None:
+                break
+            self._steps.append(step)
+            if on_step is not None:
+                on_step(step)
+            await self._check()
+        ended = self._end or ("canceled" if self._stop.is_set() else "")
+        fixed = bool(self._options.rates)
+        return conclude(self._steps, self._objectives, fixed=fixed, ended=ended, out_of_time=out_of_time)
+
+    def _next(self) -> Next | None:
+        fixed, done = self._options.rates, len(self._steps)
+        if fixed:
+            return Next(fixed[done]) if done < len(fixed) else None
+        start = self._options.start or max(LOWEST, suggested_rate(self._shape.workload) * START_SHARE)
+        wanted = next_step(_tried(self._steps), start, max(LOWEST, start / MOST_DOWN), HIGHEST)
+        return Next(float(f"{wanted.rate:.4g}"), wanted.full) if wanted is not None else None
+
+    def _steps_left(self) -> int:
+        fixed = self._options.rates
+        return len(fixed) - len(self._steps) if fixed else steps_left(_tried(self._steps))
+
+    async def _measure_one(self) -> None:
+        """A few short requests: they fill the prefix cache, warm the server up, and tell how long a request takes."""
+        tally = self._new_tally()
+        short = [
+            msgspec.structs.replace(request, output_tokens=min(request.output_tokens, WARM_UP_TOKENS))
+            for request in self._shape.at([0.0] * WARM_UP_REQUESTS)
+        ]
+        await self._sender.play(short, self._stop)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(LONGEST_WARM_UP, self._options.budget_seconds)):
+                await self._sender.drain(self._stop)
+        self._learn(tally)
+        if not tally.completed and not self._stop.is_set():
+            failure = tally.report(0.0, 0).failure
+            raise LoadError(f"it answers no request of its traffic: {failure or 'none in a minute'}")
+
+    def _learn(self, tally: Tally) -> None:
+        if tally.ttft.count and tally.itl.count:
+            itl = tally.itl.sum / tally.itl.count
+            first = tally.ttft.sum / tally.ttft.count
+            self._request_seconds = first + itl * self._mean_output
+
+    def _warm_up_seconds(self) -> float:
+        """Until about as many requests are in flight as there will be at this rate."""
+        wanted = min(LONGEST_WARM_UP, max(SHORTEST_WARM_UP, 2 * self._request_seconds))
+        return min(
+            wanted, max(SHORTEST_WARM_UP, 0.25 * self._options.budget_seconds / max(1, len(self._options.rates)))
+        )
+
+    def _new_tally(self) -> Tally:
+        goals = self._objectives
+        tally = Tally(self._options.seed, (goals.ttft_p99_seconds, goals.itl_p99_seconds))
+        self._tallies.append(tally)
+        self._sender.tally = tally
+        return tally
+
+    async def _step(self, wanted: Next, seconds: float) -> RampStep | None:
+        """One rate: warm-up, then the measured part; None if the ramp was stopped in it."""
+        rate = wanted.rate
+        await self._sender.trim(max(1, round(rate * self._request_seconds)))
+        self._new_tally()
+        warm_up = self._warm_up_seconds()
+        with self._during(rate, warming_up=True) as over:
+            asyncio.get_running_loop().call_later(warm_up, over.set)
+            await self._sender.play(self._shape.stream(rate, warm_up), over)
+            await wait(over, warm_up)
+        samples: list[Sample] = []
+        scraping = asyncio.create_task(self._signals.collect(samples))
+        try:
+            with self._during(rate, warming_up=False) as over:
+                return None if self._stop.is_set() else await self._measured(wanted, seconds, samples, over)
+        finally:
+            scraping.cancel()
+
+    @contextlib.contextmanager
+    def _during(self, rate: float, *, warming_up: bool) -> Iterator[asyncio.Event]:
+        """Report the progress of one part of a step; the event is set when the ramp is stopped."""
+        over = asyncio.Event()
+
+        async def stopped() -> None:
+            await self._stop.wait()
+            over.set()
+
+        async def tell() -> None:
+            while True:
+                elapsed = time.perf_counter() - self._begin
+                self._on_progress(RampProgress(rate, warming_up, elapsed, self._sender.in_flight))
+                await asyncio.sleep(WATCH_SECONDS)
+
+        tasks = [asyncio.create_task(stopped()), asyncio.create_task(tell())]
+        try:
+            yield over
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _measured(
+        self, wanted: Next, seconds: float, samples: list[Sample], over: asyncio.Event
+    ) -> RampStep | None:
+        """Send until the outcome is clear or the time is over, then report."""
+        rate, tally = wanted.rate, self._new_tally()
+        counted, begin = self._output_tokens(), time.perf_counter()
+        due = self._shape.arrivals(request_count(rate, seconds), seconds)
+        sending = asyncio.create_task(self._sender.play(self._shape.at(due), over))
+        in_flight: list[float] = []
+        fewest = min(max(FEWEST_SECONDS, 2 * self._request_seconds), seconds)
+        outcome: StepOutcome | None = None
+        try:
+            while outcome is None:
+                await wait(over, WATCH_SECONDS)
+                if self._stop.is_set():
+                    return None
+                in_flight.append(float(self._sender.in_flight))
+                now = time.perf_counter()
+                figures = self._figures(rate, now - begin, tally, in_flight, samples)
+                outcome = judge(
+                    figures,
+                    self._objectives,
+                    fewest_seconds=fewest,
+                    final=now - begin >= seconds,
+                    early=not wanted.full,
+                )
+        finally:
+            over.set()
+            await asyncio.gather(sending, return_exceptions=True)
+        now = time.perf_counter()
+        elapsed = now - begin
+        tokens = (self._output_tokens() - counted) / elapsed
+        if (sample := await self._signals.sample()) is not None:
+            samples.append(sample)
+        await self._wait_for_first_tokens(tally)
+        for answer in self._sender.under_way(tally):
+            answer.cut_off(time.perf_counter(), gap_limit=self._objectives.itl_p99_seconds)
+        tally.never_sent([elapsed - at for at in due[tally.sent :] if at < elapsed])
+        return self._finished(rate, elapsed, tally, samples, outcome, tokens)
+
+    async def _wait_for_first_tokens(self, tally: Tally) -> None:
+        """Nothing is sent until each request of a step has its first token, or has missed its objective anyway."""
+        limit = min(LONGEST_WAIT, self._objectives.ttft_p99_seconds)
+
+        def open_ended() -> bool:
+            now = time.perf_counter()
+            return any(not one.begun and one.age(now) <= limit for one in self._sender.under_way(tally))
+
+        while open_ended() and not self._stop.is_set():
+            await asyncio.sleep(0.02)
+
+    def _output_tokens(self) -> int:
+        return sum(tally.output_tokens for tally in self._tallies)
+
+    def _figures(
+        self, rate: float, seconds: float, tally: Tally, in_flight: Sequence[float], samples: Sequence[Sample]
+    ) -> StepFigures:
+        limits = self._objectives
+        late = sum(
+            1
+            for answer in self._sender.under_way(tally)
+            if not answer.begun and answer.age(time.perf_counter()) > limits.ttft_p99_seconds
+        )
+        within, beyond = tally.ttft.within(limits.ttft_p99_seconds)
+        grown = _grown(samples)
+        delay = tally.send_delay.latency().p99 if not tally.held_back else None
+        return StepFigures(
+            rate=rate,
+            seconds=seconds,
+            ttft=(within, beyond + late + tally.failed),
+            itl=tally.itl.within(limits.itl_p99_seconds),
+            failed=tally.failed,
+            in_flight=tuple(in_flight),
+            kv_cache_usage=tuple(usage for sample in samples if (usage := _fullest(sample)) is not None),
+            preemptions=grown.preemptions_total,
+            finished=grown.requests_finished_total,
+            running=combine(samples[-1].engines.values()).requests_running if samples else None,
+            send_delay=delay,
+        )
+
+    def _finished(
+        self, rate: float, seconds: float, tally: Tally, samples: Sequence[Sample], outcome: StepOutcome, tokens: float
+    ) -> RampStep:
+        report = tally.report(seconds, tally.sent)
+        if outcome.ok:
+            self._learn(tally)
+        usages = sorted(usage for sample in samples if (usage := _fullest(sample)) is not None)
+        ended = tally.completed + tally.failed
+        return RampStep(
+            rate=rate,
+            sent=tally.sent,
+            completed=tally.completed,
+            failed=tally.failed,
+            ttft=report.ttft,
+            itl=report.itl,
+            e2e=report.e2e,
+            tokens_per_second=tokens,
+            kv_cache_usage=usages[len(usages) // 2] if usages else None,
+            preemptions=_grown(samples).preemptions_total,
+            waiting=combine(samples[-1].engines.values()).requests_waiting if samples else None,
+            outcome=outcome,
+            goodput=rate * tally.good / ended if ended else None,
+        )
+
+    async def _check(self) -> None:
+        """After a step: whether the server still answers, and whether it serves others."""
+        if not self._steps[-1].outcome.ok and self._steps[-1].failed:
+            try:
+                await find_target(self._sender.client, self._sender.model)
+            except LoadError:
+                self._end = "server"
+                return
+        latest = await self._signals.sample()
+        if self._options.others_allowed or self._first is None or latest is None:
+            return
+        finished = sum(one.requests_finished_total or 0 for one in growths(self._first, latest))
+        ours = sum(tally.sent for tally in self._tallies)
+        if finished > ours + OTHERS_ALLOWED:
+            self._end = "others"
+
+
+def _grown(samples: Sequence[Sample]) -> EngineSample:
+    """What the server counted between the first and the last of these samples."""
+    return combine(growths(samples[0], samples[-1])) if len(samples) > 1 else EngineSample()
+
+
+def _fullest(sample: Sample) -> float | None:
+    known = [one.kv_cache_usage for one in sample.engines.values() if one.kv_cache_usage is not None]
+    return max(known, default=None)
+
+
+# -- the result -------------------------------------------------------------------------------------------------------
+
+
+def _tried(steps: Sequence[RampStep]) -> list[Tried]:
+    return [
+        Tried(step.rate, step.outcome.ok, step.outcome.limited_by, step.outcome.ttft, step.outcome.itl)
+        for step in steps
+    ]
+
+
+def conclude(
+    steps: Sequence[RampStep],
+    objectives: Objectives,
+    *,
+    fixed: bool = False,
+    ended: str = "",
+    out_of_time: bool = False,
+) -> Ramp:
+    """The ceiling that these steps show, what limits it, and a sentence about both.
+
+    With ``fixed`` rates it is the highest one below which all hold. ``ended`` is why the ramp ended early:
+    ``canceled``, ``server`` (it stopped answering) or ``others`` (it serves others' requests); ``out_of_time`` that
+    its time was over first.
+    """
+    tried = _tried(steps)
+    known = bracket(tried)
+    found = ceiling(tried)
+    early = _ENDED.get(ended, "Out of time. " if out_of_time else "")
+    if found is None or known.low is None or known.high is None:
+        limited_by = "server" if ended == "server" else steps[-1].outcome.limited_by if known.high is not None else ""
+        sentence = early + _unlimited(steps, known.low, known.high, objectives)
+        return Ramp(tuple(steps), None, None, limited_by, sentence, complete=not ended)
+    if fixed or found.error is None:
+        rate, limited_by = known.low, _step_at(steps, known.high).outcome.limited_by
+    else:
+        rate, limited_by = float(f"{found.rate:.3g}"), found.limited_by
+    limited_by = "server" if ended == "server" else limited_by
+    beyond = min((step for step in steps if step.rate > rate and not step.outcome.ok), key=lambda step: step.rate)
+    sentence = f"{early}The objectives hold up to {_rate(rate)}; at {_rate(beyond.rate)}, {_why(beyond, objectives)}."
+    if known.high / known.low > 1 + TOLERANCE:
+        sentence += f" The ceiling lies between {_rate(known.low)} and {_rate(known.high)}."
+    judged = max(step.sent for step in steps if known.low <= step.rate <= known.high)
+    if judged < FEW_REQUESTS:
+        sentence += f" No rate near it had more than {judged} requests, too few for a p99: allow more time."
+    near = min(steps, key=lambda step: abs(step.rate / rate - 1))
+    goodput = near.goodput / near.rate * rate if near.goodput is not None else None
+    return Ramp(tuple(steps), rate, goodput, limited_by, sentence, complete=not ended)
+
+
+_ENDED = {
+    "canceled": "Canceled. ",
+    "server": "The server stopped answering, so the ramp ended. ",
+    "others": "Requests of others came, so the ramp ended. ",
+}
+
+
+def _step_at(steps: Sequence[RampStep], rate: float) -> RampStep:
+    """The newest step at a rate."""
+    return next(step for step in reversed(steps) if step.rate == rate)
+
+
+def _unlimited(steps: Sequence[RampStep], low: float | None, high: float | None, objectives: Objectives) -> str:
+    """Why no ceiling is known."""
+    if high is not None:
+        why = _why(_step_at(steps, high), objectives)
+        return f"The objectives did not hold at any rate; at the lowest, {_rate(high)}, {why}."
+    if low is None:
+        return "No rate was measured, so the ceiling is unknown."
+    return f"The objectives held at every rate up to {_rate(low)}: the ceiling was not reached."
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g} req/s" if value < 1000 else rate_text(value, "req")
+
+
+def _why(step: RampStep, objectives: Objectives) -> str:
+    """What was missed at a rate, with figure and limit."""
+    limited_by = step.outcome.limited_by
+    if limited_by == "ttft_p99_seconds":
+        return f"TTFT p99 was {step.ttft.cell('p99')} (limit {latency_text(objectives.ttft_p99_seconds)})"
+    if limited_by == "itl_p99_seconds":
+        return f"ITL p99 was {step.itl.cell('p99')} (limit {latency_text(objectives.itl_p99_seconds)})"
+    if limited_by == "kv_cache_usage":
+        return f"KV cache usage was {percent(step.kv_cache_usage)} (limit {percent(objectives.kv_cache_usage)})"
+    if limited_by == "preemption_rate":
+        count = f"{step.preemptions:g}" if step.preemptions is not None else "too many"
+        return f"{count} preemptions came (limit {percent(objectives.preemption_rate)} of the requests)"
+    if limited_by == "queue":
+        return "the queue kept growing"
+    if limited_by == "failures":
+        return f"{step.failed} of {step.sent} requests failed"
+    if limited_by == "client":
+        return "this client could not send as fast"
+    return "the server stopped answering"

@@ -1,0 +1,366 @@
+"""Which request rate to try next, and whether a step at a rate meets the objectives. Pure.
+
+A rate is doubled until it fails (or halved until it holds), then the bracket is bisected. A step is judged while it
+runs, so that it ends as soon as its outcome is clear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.load.report import quantile
+from vllm_console.metrics.window import preemptions_per_request
+from vllm_launchers.presets.model import Objectives
+
+TOLERANCE = 0.04
+"""The bracket around the ceiling is closed when its ends are this far apart, as a share of the lower one."""
+
+ATTAINED = 0.99
+"""A share of requests (of gaps between tokens) within the limit: the objectives are 99th percentiles."""
+
+P_HOLDS, P_FAILS = 0.995, 0.94
+"""Attainment that is to count as holding, and as failing, for the sequential test; between them either may come out.
+
+They are far apart, for steps far from the ceiling to be short; near it, steps are not ended early."""
+
+CERTAIN = math.log(0.95 / 0.05)
+"""Wald's threshold for 5% errors of both kinds."""
+
+_PER_HIT = math.log(P_HOLDS / P_FAILS)
+_PER_MISS = math.log((1 - P_HOLDS) / (1 - P_FAILS))
+
+GROWTH = 0.04
+"""More requests in flight at a step's end than at its beginning, as a share of those that came: a growing queue."""
+
+FEWEST_SECONDS = 8.0
+"""No step is called good sooner: short ones see neither a growing queue nor a full batch."""
+
+FEWEST_REQUESTS = 10
+"""With fewer requests, a step says nothing of the gaps between tokens that most of them have."""
+
+MANY_PREEMPTIONS = 5
+"""With fewer, a step is not ended early because of them."""
+
+
+class StepFigures(msgspec.Struct, frozen=True):
+    """What a step has measured so far, without its warm-up; None is unknown.
+
+    ``ttft`` counts requests within the limit and beyond it; one that failed, or waits longer already, is beyond.
+    ``itl`` counts gaps between tokens likewise. ``in_flight`` are evenly spaced counts of
+    this client's unfinished requests, ``kv_cache_usage`` samples of the fullest engine. ``send_delay`` is the p99 of
+    how late requests were sent although there was room for them, in seconds.
+    """
+
+    rate: float
+    seconds: float
+    ttft: tuple[int, int] = (0, 0)
+    itl: tuple[int, int] = (0, 0)
+    failed: int = 0
+    in_flight: Sequence[float] = ()
+    kv_cache_usage: Sequence[float] = ()
+    preemptions: float | None = None
+    finished: float | None = None
+    running: float | None = None
+    send_delay: float | None = None
+
+
+class StepOutcome(msgspec.Struct, frozen=True):
+    """Whether the objectives hold at a step's rate, the share attained, and the objective that fails.
+
+    ``limited_by`` is an objective's name, or ``failures``, ``queue`` (it keeps growing) or ``client`` (this client
+    cannot send as fast).
+    """
+
+    ok: bool
+    attained: float | None
+    limited_by: str = ""
+    ttft: tuple[float, float] = (0, 0)
+    itl: tuple[float, float] = (0, 0)
+    """Observations within and beyond each limit: requests, and engine steps."""
+
+
+def attained_share(figures: StepFigures) -> float | None:
+    """The lower of two shares: requests with TTFT within its limit, gaps between tokens within theirs."""
+    shares = [within / (within + beyond) for within, beyond in (figures.ttft, figures.itl) if within + beyond]
+    return min(shares, default=None)
+
+
+def evidence(within: float, beyond: float) -> float:
+    """Log-likelihood ratio of a holding rate against a failing one (Wald's sequential test of a binomial share)."""
+    return within * _PER_HIT + beyond * _PER_MISS
+
+
+def judge(
+    figures: StepFigures,
+    objectives: Objectives,
+    *,
+    fewest_seconds: float = FEWEST_SECONDS,
+    final: bool = False,
+    early: bool = True,
+) -> StepOutcome | None:
+    """The outcome of a step; None while more must be measured, which ``final`` excludes.
+
+    With ``early`` a step ends as soon as its outcome is clear.
+
+    Gaps of requests that run together are not independent, so those of an engine step count as one observation.
+    """
+    reason = _fails_clearly(figures, objectives, fewest_seconds) if early else ""
+    if not reason and not final and not (early and _holds_clearly(figures, fewest_seconds)):
+        return None
+    reason = reason or _failing(figures, objectives)
+    return StepOutcome(not reason, attained_share(figures), reason, figures.ttft, _engine_steps(figures))
+
+
+def _engine_steps(figures: StepFigures) -> tuple[float, float]:
+    """Engine steps within the limit of ITL and beyond: in each of them, every running request has a gap."""
+    running = sum(figures.in_flight) / len(figures.in_flight) if figures.in_flight else 1.0
+    within, beyond = (gaps / max(1.0, running) for gaps in figures.itl)
+    return within, beyond
+
+
+def _evidence(figures: StepFigures) -> tuple[float, float]:
+    """The evidence of both latencies."""
+    return evidence(*figures.ttft), evidence(*_engine_steps(figures))
+
+
+def _holds_clearly(figures: StepFigures, fewest_seconds: float) -> bool:
+    return figures.seconds >= fewest_seconds and min(_evidence(figures)) >= CERTAIN and not _grows(figures)
+
+
+def _fails_clearly(figures: StepFigures, objectives: Objectives, fewest_seconds: float) -> str:
+    first, gaps = _evidence(figures)
+    if first <= -CERTAIN:
+        return "failures" if 2 * figures.failed > figures.ttft[1] else _first_limit(figures)
+    if gaps <= -CERTAIN and figures.seconds >= fewest_seconds and sum(figures.ttft) >= FEWEST_REQUESTS:
+        return "itl_p99_seconds"
+    preempted = figures.preemptions or 0.0
+    share = _preemption_share(figures) or 0.0
+    if preempted >= MANY_PREEMPTIONS and share > 3 * objectives.preemption_rate:
+        return "preemption_rate"
+    usage = _usage(figures)
+    if figures.seconds >= fewest_seconds and usage is not None and usage > objectives.kv_cache_usage:
+        return "kv_cache_usage"
+    return ""
+
+
+def _first_limit(figures: StepFigures) -> str:
+    """What a missed TTFT is due to: this client, or the server."""
+    return "client" if _client_is_late(figures) else "ttft_p99_seconds"
+
+
+def _failing(figures: StepFigures, objectives: Objectives) -> str:
+    """The first objective that a finished step misses; empty if it meets all."""
+    ttft, itl = (
+        within / (within + beyond) if within + beyond else 1.0 for within, beyond in (figures.ttft, figures.itl)
+    )
+    decided = sum(figures.ttft)
+    share, usage = _preemption_share(figures), _usage(figures)
+    checks: Mapping[str, bool] = {
+        "failures": bool(decided) and figures.failed > (1 - ATTAINED) * decided,
+        _first_limit(figures): ttft < ATTAINED,
+        "itl_p99_seconds": itl < ATTAINED,
+        "preemption_rate": share is not None and share > objectives.preemption_rate,
+        "kv_cache_usage": usage is not None and usage > objectives.kv_cache_usage,
+        "queue": _grows(figures) or not decided,
+    }
+    return next((name for name, missed in checks.items() if missed), "")
+
+
+def _client_is_late(figures: StepFigures) -> bool:
+    return figures.send_delay is not None and figures.send_delay > 0.25
+
+
+def _usage(figures: StepFigures) -> float | None:
+    """The median, so that a single peak violates nothing."""
+    return quantile(sorted(figures.kv_cache_usage), 0.5) if figures.kv_cache_usage else None
+
+
+def _preemption_share(figures: StepFigures) -> float | None:
+    return preemptions_per_request(figures.preemptions, figures.finished, figures.running)
+
+
+def _grows(figures: StepFigures) -> bool:
+    """Whether the requests in flight became more by more than chance: the last third against the first."""
+    counts = figures.in_flight
+    third = len(counts) // 3
+    if not third:
+        return False
+    first, last = sum(counts[:third]) / third, sum(counts[-third:]) / third
+    came = figures.rate * figures.seconds * 2 / 3
+    return last - first > max(3.0, 2 * math.sqrt(max(first, 1.0)), GROWTH * came)
+
+
+# -- the rates --------------------------------------------------------------------------------------------------------
+
+NEAR = 1.25
+"""When the bracket's ends are this far apart, the rest of the time is spent where the ceiling is by all steps."""
+
+USED = 1.6
+"""Only steps at most this far from the bracket's middle tell where in it the ceiling is."""
+
+PRECISE = 0.015
+"""The standard error of the ceiling, as a share of it, at which the search ends."""
+
+OVERDISPERSION = 3.0
+"""How much more misses scatter than independent ones would: they come in bursts."""
+
+_LOGIT = math.log((1 - ATTAINED) / ATTAINED)
+_SLOPE, _SLOPE_SPREAD, _LEVEL_SPREAD = 10.0, 5.0, 3.0
+"""Prior of how the log-odds of a miss rise with the logarithm of the rate, and of their value amid the bracket."""
+
+_LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds")
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A step that was done: its rate, whether the objectives held, what failed first, and observations within and
+    beyond each latency's limit.
+    """
+
+    rate: float
+    ok: bool
+    limited_by: str = ""
+    ttft: tuple[float, float] = (0, 0)
+    itl: tuple[float, float] = (0, 0)
+
+
+class Next(msgspec.Struct, frozen=True):
+    """The rate of the next step; ``full``: it is to take all of its time, since every observation counts."""
+
+    rate: float
+    full: bool = False
+
+
+class Ceiling(msgspec.Struct, frozen=True):
+    """Where the objectives stop to hold (requests per second), its standard error as a share, and what fails there.
+
+    ``error`` is None where the ceiling is the lower end of the bracket instead of an estimate.
+    """
+
+    rate: float
+    limited_by: str
+    error: float | None = None
+
+
+class Bracket(msgspec.Struct, frozen=True):
+    """The highest rate that holds below the lowest that fails; None where there is none."""
+
+    low: float | None
+    high: float | None
+
+    @property
+    def ratio(self) -> float:
+        """How far its ends are apart; infinite if one is missing."""
+        return math.inf if self.low is None or self.high is None else self.high / self.low
+
+
+def bracket(tried: Sequence[Tried]) -> Bracket:
+    """What is known of the ceiling: where the outcomes turn.
+
+    They may contradict each other, since a disturbance of the machine makes a rate fail that holds. Then it is where
+    the fewest outcomes are on the wrong side, the lower place if two are equal.
+    """
+    rates = sorted({one.rate for one in tried})
+
+    def wrong(low: float) -> int:
+        return sum(1 for one in tried if one.ok is not (one.rate <= low))
+
+    lows = [0.0, *rates]
+    low = min(lows, key=wrong)  # the first, so the lowest, of equal ones
+    high = next((rate for rate in rates if rate > low), None)
+    return Bracket(low or None, high)
+
+
+def next_step(tried: Sequence[Tried], start: float, lowest: float, highest: float) -> Next | None:
+    """The next step, between ``lowest`` and ``highest`` requests per second; None at the end.
+
+    Near the ceiling a single step cannot tell a rate that holds from one that fails: misses come in bursts. So from
+    there on each step is at the ceiling as estimated from all of them, until the estimate is precise. A ceiling that
+    is not due to latencies (a full KV cache, preemptions) is bisected to the end.
+    """
+    known = bracket(tried)
+    if known.low is None or known.high is None:
+        rate = _widened(known, start, lowest, highest)
+        return None if rate is None else Next(rate)
+    if known.ratio > NEAR:
+        return Next(math.sqrt(known.low * known.high))
+    found = ceiling(tried)
+    if found is None or found.error is None:
+        return Next(math.sqrt(known.low * known.high), full=True) if known.ratio > 1 + TOLERANCE else None
+    if found.error <= PRECISE:
+        return None
+    return Next(found.rate, full=True)
+
+
+def _widened(known: Bracket, start: float, lowest: float, highest: float) -> float | None:
+    """The next rate while one end of the bracket is missing; None if there is no room left."""
+    if known.low is not None:
+        return min(2 * known.low, highest) if known.low < highest else None
+    if known.high is not None:
+        return max(known.high / 2, lowest) if known.high > lowest else None
+    return min(max(start, lowest), highest)
+
+
+def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
+    """The ceiling by all steps so far; None unless a rate held and another one failed."""
+    known = bracket(tried)
+    if known.low is None or known.high is None:
+        return None
+    high = known.high
+    by_bracket = Ceiling(known.low, next(one.limited_by for one in reversed(tried) if one.rate == high and not one.ok))
+    if known.ratio > NEAR or by_bracket.limited_by not in _LATENCIES:
+        return by_bracket
+    middle = math.sqrt(known.low * high)
+    used = [one for one in tried if middle / USED <= one.rate <= middle * USED]
+    found = []
+    for name, shares in ((_LATENCIES[0], [one.ttft for one in used]), (_LATENCIES[1], [one.itl for one in used])):
+        place, error = _crossing(
+            [(math.log(one.rate / middle), *share) for one, share in zip(used, shares, strict=True)]
+        )
+        found.append(Ceiling(middle * math.exp(place), name, error))
+    lowest = min(found, key=lambda one: one.rate)
+    lowest = replace(lowest, rate=min(max(lowest.rate, known.low / NEAR), high * NEAR))
+    # A step that failed for another reason bounds the ceiling from above.
+    others = min((one.rate for one in used if not one.ok and one.limited_by not in _LATENCIES), default=math.inf)
+    return lowest if lowest.rate < others else by_bracket
+
+
+def _crossing(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Where the share of misses reaches its limit, and the standard error of that.
+
+    ``points`` are the logarithm of a rate, and observations within and beyond the limit there. The log-odds of a miss
+    are taken as a straight line over the logarithm of the rate: logistic regression with a weak prior, by Newton's
+    method.
+    """
+    level, slope = _LOGIT, _SLOPE
+    for _ in range(50):
+        g0, g1 = (_LOGIT - level) / _LEVEL_SPREAD**2, (_SLOPE - slope) / _SLOPE_SPREAD**2
+        h00, h01, h11 = 1 / _LEVEL_SPREAD**2, 0.0, 1 / _SLOPE_SPREAD**2
+        for x, within, beyond in points:
+            count = (within + beyond) / OVERDISPERSION
+            share = 1 / (1 + math.exp(-max(-30.0, min(30.0, level + slope * x))))
+            residual, weight = beyond / OVERDISPERSION - count * share, count * share * (1 - share)
+            g0, g1 = g0 + residual, g1 + residual * x
+            h00, h01, h11 = h00 + weight, h01 + weight * x, h11 + weight * x * x
+        determinant = h00 * h11 - h01 * h01
+        step0, step1 = (h11 * g0 - h01 * g1) / determinant, (h00 * g1 - h01 * g0) / determinant
+        limit = max(1.0, abs(step0), abs(step1) / 5)
+        level, slope = level + step0 / limit, max(1.0, slope + step1 / limit)
+        if abs(step0) + abs(step1) < 1e-9:
+            break
+    place = max(-1.0, min(1.0, (_LOGIT - level) / slope))
+    variance = (h11 - 2 * h01 * place + h00 * place * place) / determinant / slope**2
+    return place, math.sqrt(max(0.0, variance))
+
+
+def steps_left(tried: Sequence[Tried]) -> int:
+    """About how many steps the search still takes, for sharing out the time."""
+    known = bracket(tried)
+    if known.low is None or known.high is None:
+        return 8
+    if known.ratio <= NEAR:
+        return 3
+    return math.ceil(math.log(math.log(known.ratio) / math.log(NEAR), 2)) + 4

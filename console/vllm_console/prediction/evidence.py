@@ -1,0 +1,410 @@
+"""What a server has shown: its requests and steps as the probe recorded them, ready to be replayed. Pure.
+
+The records have no moment at which a request reached the engine. It is taken from its end, which both clocks know: its
+end less its time in queue, prefill and decode. What is left of its whole time was spent before, in the front end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from vllm_console.history.probe_records import FinishedRequest, Step
+from vllm_console.prediction.figures import Figures, Spread, Weighted, each_once
+from vllm_launchers.engine_model.traffic_replay import Arrival
+
+FEWEST_REQUESTS = 30
+MOST_REQUESTS = 500
+MOST_SECONDS = 900.0
+PAUSE_SECONDS = 60.0
+"""Traffic before a pause of this length is another time's."""
+VANISHED = 1.15
+"""More requests in flight than were recorded by this factor: some have vanished."""
+VANISHED_SECONDS = 1.0
+"""For as long as that at least: both are counted at slightly different moments."""
+NO_QUEUE_SECONDS = 0.1
+"""A request that waited no longer than this found no queue: it waited for a step to end."""
+_SAME_STEP = 0.02
+
+
+class NoEvidenceError(Exception):
+    """The records are too few to predict from. The message is one sentence."""
+
+
+class SeenStep(msgspec.Struct, frozen=True):
+    """A recorded step: when it began, its duration, and its work, as `roofline.Work` counts it. ``prefills`` is how
+    many prompts it had a part of. Seconds.
+    """
+
+    at: float
+    seconds: float
+    sequences: int
+    tokens: int
+    reads: float
+    pairs: float
+    prefills: int = 0
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """Recorded traffic. Times are seconds since the first arrival.
+
+    ``arrivals`` come in order of time, with ``fronts``, the seconds that each spent in the front end. Those from
+    ``first`` to ``end`` are judged; the others only share the server with them. ``since`` and ``until`` are the first
+    and last judged arrival. ``observed`` is what was measured, ``ttft`` and ``e2e`` the engine's part of it in seconds.
+    ``flaw`` says why the records don't tell the whole traffic, a clause; empty if they do.
+    """
+
+    arrivals: tuple[Arrival, ...]
+    fronts: tuple[float, ...]
+    first: int
+    end: int
+    since: float
+    until: float
+    observed: Figures
+    ttft: tuple[float, ...]
+    itl: Weighted
+    e2e: tuple[float, ...]
+    cached_tokens: int
+    steps: tuple[SeenStep, ...]
+    most_running: int
+    flaw: str = ""
+
+    @property
+    def requests(self) -> int:
+        """Requests that are judged."""
+        return self.end - self.first
+
+    @property
+    def seconds(self) -> float:
+        """How long they took to come."""
+        return self.until - self.since
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether any prompt was partly found in the prefix cache."""
+        return self.cached_tokens > 0
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A request of which everything is known. Moments in Unix seconds."""
+
+    record: FinishedRequest
+    at: float
+    """When it reached the engine."""
+    first_token_at: float
+    prompt: int
+    output: int
+    cached: int
+    queue: float
+    prefill: float
+    decode: float
+
+    @property
+    def finished_at(self) -> float:
+        return self.record.finished_at
+
+
+def _known(record: FinishedRequest) -> _Known | None:
+    needed = (record.queue_seconds, record.prefill_seconds, record.decode_seconds, record.prompt_tokens)
+    if None in needed or not record.output_tokens:
+        return None
+    queue, prefill, decode = (value or 0.0 for value in needed[:3])
+    at = record.finished_at - queue - prefill - decode
+    return _Known(
+        record, at, record.finished_at - decode, record.prompt_tokens or 1, record.output_tokens,
+        record.cached_tokens or 0, queue, prefill, decode,
+    )  # fmt: skip
+
+
+def gather(
+    requests: Sequence[FinishedRequest],
+    steps: Sequence[Step],
+    block_size: int,
+    budget: int,
+    *,
+    most: int = MOST_REQUESTS,
+) -> Evidence:
+    """The evidence of a run's newest traffic, up to the last pause; ``budget`` is the server's tokens per step.
+
+    Raises:
+        NoEvidenceError: there are too few requests, or too little is known of them.
+    """
+    known = sorted((one for record in requests if (one := _known(record)) is not None), key=lambda one: one.at)
+    if len(known) < FEWEST_REQUESTS:
+        raise NoEvidenceError(
+            f"only {len(known)} usable requests are recorded; a prediction needs at least {FEWEST_REQUESTS}"
+        )
+    if len({record.engine for record in requests}) > 1:
+        raise NoEvidenceError("it has several engines, whose requests can't be told apart well enough yet")
+    stretch = _newest_stretch(known)
+    judged = _judged(stretch, steps, most)
+    if len(judged) < FEWEST_REQUESTS:
+        raise NoEvidenceError(
+            f"of {len(stretch)} recorded requests only {len(judged)} have ended, with all that ran beside them; a "
+            f"prediction needs at least {FEWEST_REQUESTS}. Its requests take so long that more time is needed"
+        )
+    begin, end = judged[0].at, judged[-1].at
+    if end - begin < 1.0:
+        raise NoEvidenceError("its requests came all at once: a prediction needs traffic over some time")
+    # From the last moment before them without a queue, with what was in flight then, until the last had ended.
+    last = max(one.finished_at for one in judged)
+    calm = max((one.at for one in stretch if one.at <= begin and one.queue <= NO_QUEUE_SECONDS), default=stretch[0].at)
+    around = [one for one in stretch if one.finished_at > calm and one.at <= last]
+    first = next(index for index, one in enumerate(around) if one is judged[0])
+    zero = around[0].at
+    timed = [one for one in _durations(steps) if begin <= one[0].at <= end]
+    itl = _intervals(timed)
+    prefixes = _prefixes(around, block_size)
+    arrivals = tuple(
+        Arrival(one.at - zero, one.prompt, one.output, prefix) for one, prefix in zip(around, prefixes, strict=True)
+    )
+    return Evidence(
+        arrivals=arrivals,
+        fronts=tuple(
+            max(0.0, (one.record.e2e_seconds or 0.0) - one.queue - one.prefill - one.decode) for one in around
+        ),
+        first=first,
+        end=first + len(judged),
+        since=begin - zero,
+        until=end - zero,
+        observed=_observed(judged, timed, itl, end - begin),
+        ttft=tuple(one.queue + one.prefill for one in judged),
+        itl=itl,
+        e2e=tuple(one.queue + one.prefill + one.decode for one in judged),
+        cached_tokens=sum(one.cached for one in judged),
+        steps=tuple(_work(around, timed, budget, zero)),
+        most_running=max((max(step.running or 0, step.intervals) for step, _ in timed), default=0),
+        flaw=_flaw(requests, steps, around, timed, end - begin),
+    )
+
+
+def _newest_stretch(known: Sequence[_Known]) -> list[_Known]:
+    """The newest requests without a pause between them, if they are enough; else all."""
+    begin, busy_until = 0, known[0].finished_at
+    for index, one in enumerate(known):
+        if one.at - busy_until > PAUSE_SECONDS and len(known) - index >= FEWEST_REQUESTS:
+            begin = index
+        busy_until = max(busy_until, one.finished_at)
+    return list(known[begin:])
+
+
+def _judged(stretch: Sequence[_Known], steps: Sequence[Step], most: int) -> list[_Known]:
+    """The newest requests of which all that were in flight with them are known, as far as can be said."""
+    last = max(one.finished_at for one in stretch)
+    whole = sorted(one.queue + one.prefill + one.decode for one in stretch)
+    long = whole[int(0.95 * (len(whole) - 1))]
+    idle = bool(steps) and not steps[-1].running and not steps[-1].waiting
+    ended = [one for one in stretch if idle or one.at <= last - long]
+    recent = [one for one in ended if one.at >= ended[-1].at - MOST_SECONDS][-most:] if ended else []
+    if recent:
+        whole_since = _vanished_until(stretch, steps, recent[-1].at)
+        undisturbed = [one for one in recent if one.at > whole_since]
+        recent = undisturbed if len(undisturbed) >= FEWEST_REQUESTS else recent
+    if recent and recent[0] is stretch[0]:
+        return recent
+    # Requests older than the longest are no longer in flight, so those in flight at its begin are all known.
+    return [one for one in recent if one.at >= stretch[0].at + long]
+
+
+def _vanished_until(known: Sequence[_Known], steps: Sequence[Step], until: float) -> float:
+    """The last moment up to ``until`` at which requests were in flight that left no record; -inf if there is none.
+
+    These are requests whose clients disconnected, as at the end of a load run. What comes after them is whole again.
+    """
+    arrived, finished = [one.at for one in known], sorted(one.finished_at for one in known)
+
+    def in_flight(at: float) -> int:
+        return bisect_right(arrived, at) - bisect_right(finished, at)
+
+    found, since, before = float("-inf"), None, 0
+    for step in steps:
+        if step.at > until:
+            break
+        now = in_flight(step.at)
+        if (step.running or 0) + (step.waiting or 0) > max(before, now) * VANISHED + 1:
+            since = step.at if since is None else since
+            found = step.at if step.at - since >= VANISHED_SECONDS else found
+        else:
+            since = None
+        before = now
+    return found
+
+
+def _durations(steps: Sequence[Step]) -> list[tuple[Step, float]]:
+    """Each step, and how long it took (seconds): the shortest interval between tokens is the engine's own clock."""
+    found = []
+    before = None
+    for step in steps:
+        gap = step.at - before.at if before is not None else 0.0
+        took = step.shortest_interval if step.intervals and step.shortest_interval else None
+        if took is None:
+            idle = before is None or not (before.running or before.waiting)
+            took = min(gap, 0.05) if idle else min(gap, 5.0)
+        found.append((step, took))
+        before = step
+    return found
+
+
+def _intervals(timed: Sequence[tuple[Step, float]]) -> list[tuple[float, int]]:
+    """Times between tokens and how many: of one step nearly all are equal, and the longest is known."""
+    found: list[tuple[float, int]] = []
+    for step, took in timed:
+        if not step.intervals or step.shortest_interval is None:
+            continue
+        longest = step.longest_interval or took
+        if step.intervals > 1 and longest > took * (1 + _SAME_STEP):
+            found += [(took, step.intervals - 1), (longest, 1)]
+        else:
+            found.append((took, step.intervals))
+    return found
+
+
+def _observed(judged: Sequence[_Known], timed: Sequence[tuple[Step, float]], itl: Weighted, seconds: float) -> Figures:
+    waiting = [(step.waiting, took) for step, took in timed if step.waiting is not None]
+    usage = [(step.kv_usage, took) for step, took in timed if step.kv_usage is not None]
+    tokens = sum(step.generation_tokens or 0 for step, _ in timed)
+    return Figures(
+        ttft_seconds=Spread.of(each_once(one.record.ttft_seconds or one.queue + one.prefill for one in judged)),
+        itl_seconds=Spread.of(itl),
+        e2e_seconds=Spread.of(each_once(one.record.e2e_seconds or 0.0 for one in judged)),
+        tokens_per_second=tokens / seconds if tokens else None,
+        requests_waiting=sum(count * took for count, took in waiting) / seconds if waiting else None,
+        preemptions_per_minute=sum(step.preempted or 0 for step, _ in timed) / seconds * 60 if timed else None,
+        kv_cache_usage=sum(share * took for share, took in usage) / seconds if usage else None,
+    )
+
+
+def _work(around: Sequence[_Known], timed: Sequence[tuple[Step, float]], budget: int, zero: float) -> list[SeenStep]:
+    """What each step computed, from what was under way then: a request's tokens grow evenly while it decodes.
+
+    A prefill's chunks are as large as the budget leaves room for, first come, first served, and its last step computes
+    what is left. Steps that a preempted request was in are left out, since the records don't say when it was.
+    """
+    queue = deque(sorted(around, key=lambda one: one.at + one.queue))
+    joining = deque(sorted(around, key=lambda one: one.first_token_at))
+    leaving = deque(sorted(around, key=lambda one: one.finished_at))
+    prefilling: list[tuple[_Known, int]] = []
+    constant = slope = 0.0
+    disturbed = 0
+    found = []
+    for step, took in timed:
+        begin, end = step.at - took / 2, step.at + took / 2
+        while queue and queue[0].at + queue[0].queue <= begin:
+            one = queue.popleft()
+            prefilling.append((one, one.prompt - one.cached))
+            disturbed += bool(one.record.preemptions)
+        chunks, prefilling = _chunks(prefilling, budget - step.intervals, end)
+        while leaving and leaving[0].finished_at <= begin:
+            one = leaving.popleft()
+            constant, slope = constant - _growth(one)[0], slope - _growth(one)[1]
+            disturbed -= bool(one.record.preemptions)
+        decoding = max(0.0, constant + slope * (step.at - took))
+        while joining and joining[0].first_token_at <= end:
+            one = joining.popleft()
+            constant, slope = constant + _growth(one)[0], slope + _growth(one)[1]
+        ending = [(one, count) for one, count, _ in chunks if one.first_token_at <= end]
+        complete = len(ending)
+        whole = [one.prefill for one, count in ending if count == one.prompt - one.cached]
+        if step.shortest_interval is None:  # then its duration is that of a prefill that it had all of
+            took = whole[0] if whole else 0.0
+        expected = step.intervals + complete
+        if disturbed or step.preempted or step.generation_tokens not in (None, expected):
+            continue
+        reads = decoding + step.intervals
+        pairs = reads + sum(count * (done + (count + 1) / 2) for _, count, done in chunks)
+        if took > 0 and (step.intervals or chunks):
+            found.append(
+                SeenStep(
+                    step.at - took - zero,
+                    took,
+                    step.intervals + len(chunks),
+                    step.intervals + sum(count for _, count, _ in chunks),
+                    reads + sum(count + done for _, count, done in chunks),
+                    pairs,
+                    len(chunks),
+                )
+            )
+    return found
+
+
+def _growth(one: _Known) -> tuple[float, float]:
+    """A request's tokens while it decodes, as a line over time: its value at time 0, and tokens per second."""
+    rate = one.output / one.decode if one.decode > 0 else 0.0
+    return one.prompt - rate * one.first_token_at, rate
+
+
+def _chunks(
+    prefilling: Sequence[tuple[_Known, int]], room: int, end: float
+) -> tuple[list[tuple[_Known, int, int]], list[tuple[_Known, int]]]:
+    """The chunks of prompts in a step: request, tokens, tokens before them; and what is left for later steps."""
+    chunks, left = [], []
+    for one, missing in prefilling:
+        count = missing if one.first_token_at <= end else min(missing - 1, max(0, room))
+        if count > 0:
+            chunks.append((one, count, one.prompt - missing))
+            room -= count
+        if one.first_token_at > end:
+            left.append((one, missing - count))
+    return chunks, left
+
+
+def _flaw(
+    requests: Sequence[FinishedRequest],
+    steps: Sequence[Step],
+    around: Sequence[_Known],
+    timed: Sequence[tuple[Step, float]],
+    seconds: float,
+) -> str:
+    """Why the records are not the whole traffic; empty if they are."""
+    if not timed:
+        return "no steps were recorded"
+    if requests[-1].dropped > requests[0].dropped or timed[-1][0].dropped > timed[0][0].dropped:
+        return "its probe lost records"
+    counted = sum(((step.running or 0) + (step.waiting or 0)) * took for step, took in timed)
+    begin, end = timed[0][0].at, timed[-1][0].at
+    known = sum(max(0.0, min(one.finished_at, end) - max(one.at, begin)) for one in around)
+    if counted > known * VANISHED + 0.5 * seconds:
+        last = steps[-1]
+        if (last.running or 0) + (last.waiting or 0) > (counted - known) / seconds:
+            return "requests that came in this time have not ended yet"
+        return "more requests ran than ended: clients disconnected, and such requests leave no record"
+    made = sum(step.generation_tokens or 0 for step, _ in timed)
+    emitted = sum(step.intervals for step, _ in timed) + len(around)
+    if made > 1.2 * emitted:
+        return "it generates several tokens per step, which is not modeled"
+    return ""
+
+
+def _prefixes(around: Sequence[_Known], block_size: int) -> list[tuple[int, ...]]:
+    """Which blocks requests share, as far as their cached tokens tell.
+
+    A request that found some blocks shares them with an earlier one: that with which others of this length were shared,
+    or else the last one that is long enough.
+    """
+    owner: dict[int, int] = {}
+    shared = [0] * len(around)
+    parent: list[int | None] = [None] * len(around)
+    for index, one in enumerate(around):
+        blocks = one.cached // block_size
+        if not blocks or one.record.preemptions:
+            continue
+        if blocks not in owner:
+            fits = (
+                other for other in range(index - 1, -1, -1)
+                if (around[other].prompt + around[other].output - 1) // block_size >= blocks
+            )  # fmt: skip
+            found = next(fits, None)
+            owner[blocks] = index if found is None else found
+        parent[index] = owner[blocks] if owner[blocks] != index else None
+        shared[index] = max(shared[index], blocks)
+        shared[owner[blocks]] = max(shared[owner[blocks]], blocks)
+    chains: list[tuple[int, ...]] = []
+    for index, count in enumerate(shared):
+        origin = parent[index]
+        own = around[index].cached // block_size
+        head = chains[origin][:own] if origin is not None else ()
+        chains.append(head + tuple((index + 1) << 20 | place for place in range(len(head), count)))
+    return chains

@@ -1,0 +1,63 @@
+"""The figures that are predicted, measured and compared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+PARTS = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+FEWEST_FOR = {"p50": 10, "p90": 50, "p99": 500}
+"""A quantile from fewer values than these would be decided by one or two of them."""
+LATENCIES = ("ttft_seconds", "itl_seconds", "e2e_seconds")
+RATES = ("tokens_per_second", "requests_waiting", "preemptions_per_minute", "kv_cache_usage")
+
+Weighted = Sequence[tuple[float, int]]
+"""Values, and how many there were of each."""
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A latency's quantiles and mean, in seconds; None where there were too few values."""
+
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    mean: float | None = None
+
+    @classmethod
+    def of(cls, values: Weighted) -> Spread:
+        """The spread of weighted values."""
+        ordered = sorted(values)
+        total = sum(count for _, count in ordered)
+        if not total:
+            return cls()
+        found = {name: weighted_quantile(ordered, q) for name, q in PARTS if total >= FEWEST_FOR[name]}
+        return cls(**found, mean=sum(value * count for value, count in ordered) / total)
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """How a server did over some minutes. Latencies in seconds; usage from 0 to 1; None is unknown."""
+
+    ttft_seconds: Spread = Spread()
+    itl_seconds: Spread = Spread()
+    e2e_seconds: Spread = Spread()
+    tokens_per_second: float | None = None
+    requests_waiting: float | None = None
+    preemptions_per_minute: float | None = None
+    kv_cache_usage: float | None = None
+
+
+def weighted_quantile(ordered: Weighted, q: float) -> float:
+    """The smallest value that at least the share ``q`` of all does not exceed; ``ordered`` is ascending, not empty."""
+    wanted = q * sum(count for _, count in ordered)
+    seen = 0
+    for value, count in ordered:
+        seen += count
+        if seen >= wanted:
+            return value
+    return ordered[-1][0]
+
+
+def each_once(values: Iterable[float]) -> list[tuple[float, int]]:
+    """Values that count once each."""
+    return [(value, 1) for value in values]

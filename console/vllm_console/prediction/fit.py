@@ -1,0 +1,264 @@
+"""Fits an engine's step cost to what its requests experienced, by replaying them. Pure.
+
+It starts from a regression on the durations of single steps and improves on it by replays: the quantiles of TTFT, ITL
+and end-to-end time have to come out as observed. Several sets of parameters fit almost equally well, since traffic does
+not tell all of them apart; they are kept, and their predictions differ where it matters.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from operator import mul
+from statistics import mean, median, pstdev
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.prediction.evidence import Evidence, SeenStep
+from vllm_console.prediction.figures import Weighted, each_once, weighted_quantile
+from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
+from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
+from vllm_launchers.engine_model.traffic_replay import EngineLimits, Replayed, replay_traffic
+
+KEPT = 20
+"""Parameter sets that are kept."""
+GENERATIONS, POPULATION, ELITE = 5, 12, 4
+_QUANTILES = (0.1, 0.25, 0.5, 0.5, 0.5, 0.75, 0.9)
+"""The medians count most: a prediction is refused where they are missed."""
+_FLOOR = 0.001
+"""Differences well below a millisecond don't count."""
+_QUIET = 0.01
+"""Steps that differ from their cost by less, typically, count as exact."""
+_NEARLY = 0.02, 1.25
+"""Sets whose typical error is at most this much above this multiple of the best one's fit almost equally well."""
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """Parameter sets that reproduce the evidence, the best first, and the best one's typical error (0.05 is 5 %).
+
+    ``start`` is the regression that the fit began with. What steps differ from it is noise: see `step_noise`.
+    """
+
+    costs: tuple[StepCost, ...]
+    error: float
+    start: StepCost
+
+
+Point = tuple[float, ...]
+"""How a cost differs from the start: the logarithm of each parameter's factor, and a shift of the share of weights."""
+
+_WIDTH: Point = (0.04, 0.15, 0.15, 0.06, 0.15)
+"""Of a step's base, of the share of weights in it, per sequence, per prompt token, per token read."""
+
+
+def _cost_at(start: StepCost, point: Point) -> StepCost:
+    base, share, sequence, token, read = point
+    fixed = start.overhead + start.weights
+    weights = min(1.0, max(0.0, start.weights / fixed + share)) * fixed
+    return replace(
+        start,
+        overhead=(fixed - weights) * math.exp(base),
+        weights=weights * math.exp(base),
+        per_sequence=start.per_sequence * math.exp(sequence),
+        per_token=start.per_token * math.exp(token),
+        per_pair=start.per_pair * math.exp(token),
+        per_read=start.per_read * math.exp(read),
+    )
+
+
+def fit(evidence: Evidence, limits: EngineLimits) -> Fit:
+    """Fit the step cost of a server with these limits to its evidence."""
+    targets = _targets(each_once(evidence.ttft), evidence.itl, each_once(evidence.e2e))
+    dice = random.Random(len(evidence.arrivals))
+    start = step_regression(evidence.steps)
+
+    noise = step_noise(start, evidence.steps)
+
+    def judged(point: Point) -> tuple[float, Point]:
+        return _error(evidence, limits, _cost_at(start, point), noise, targets), point
+
+    center: Point = (0.0,) * len(_WIDTH)
+    tried = [judged(center)]
+    # A bad start is searched around more widely.
+    wide = 1 + min(4.0, 10 * tried[0][0])
+    width: Point = tuple(wide * one for one in _WIDTH)
+    for _ in range(GENERATIONS):
+        drawn = [tuple(map(dice.gauss, center, width)) for _ in range(POPULATION)]
+        tried = sorted(tried + [judged(point) for point in drawn])
+        best = [point for _, point in tried[:ELITE]]
+        center = tuple(map(mean, zip(*best, strict=True)))
+        width = tuple((one + pstdev(values)) / 2 for one, values in zip(width, zip(*best, strict=True), strict=True))
+    limit = tried[0][0] * _NEARLY[1] + _NEARLY[0]
+    kept = [point for error, point in tried if error <= limit][:KEPT]
+    return Fit(tuple(_cost_at(start, point) for point in kept), tried[0][0], start)
+
+
+def step_noise(cost: StepCost, steps: Sequence[SeenStep]) -> StepNoise:
+    """By which factor steps differed from their cost when: other work on the machine slows them for a while.
+
+    None where they differ by next to nothing.
+    """
+    factors = [(step.prefills > 0, step.at, step.seconds / _modeled(cost, step)) for step in steps]
+    if median(abs(factor - 1) for _, _, factor in factors) < _QUIET:
+        return NO_NOISE
+    decode, prefill = (
+        tuple((at, factor) for kind, at, factor in factors if kind is wanted) for wanted in (False, True)
+    )
+    return StepNoise(decode, prefill, steps[-1].at + steps[-1].seconds)
+
+
+def replayed_latencies(evidence: Evidence, found: Replayed) -> tuple[Weighted, Weighted, Weighted]:
+    """TTFT, ITL and end-to-end times of the judged requests of a replay, in the engine."""
+    judged = [one for one in found.requests[evidence.first : evidence.end] if one is not None]
+    return (
+        each_once(one.ttft_seconds for one in judged),
+        found.intervals,
+        each_once(one.e2e_seconds for one in judged),
+    )
+
+
+def _error(
+    evidence: Evidence, limits: EngineLimits, cost: StepCost, noise: StepNoise, targets: Sequence[float]
+) -> float:
+    """The typical relative error of the quantiles of a replay."""
+    found = replay_traffic(evidence.arrivals, limits, cost, noise, since=evidence.since, until=evidence.until)
+    reached = _targets(*replayed_latencies(evidence, found))
+    if len(reached) != len(targets):
+        return math.inf
+    errors = [math.log((one + _FLOOR) / (other + _FLOOR)) ** 2 for one, other in zip(reached, targets, strict=True)]
+    return math.sqrt(sum(errors) / len(errors))
+
+
+def _targets(*latencies: Weighted) -> list[float]:
+    """Quantiles and mean of each latency."""
+    found = []
+    for values in latencies:
+        ordered = sorted(values)
+        total = sum(count for _, count in ordered)
+        if total:
+            found += [weighted_quantile(ordered, q) for q in _QUANTILES]
+            found.append(sum(value * count for value, count in ordered) / total)
+    return found
+
+
+# -- the start: a regression on single steps ---------------------------------------------------------------------------
+
+_COLUMNS = ("overhead", "weights", "per_sequence", "per_read", "per_token", "per_pair", "ungraphed")
+_ROUNDS = 6
+_MOST_STEPS = 1500
+_RIDGE = 1e-6
+_EXPLAINS_MORE = 0.7
+
+
+def step_regression(steps: Sequence[SeenStep]) -> StepCost:
+    """The step cost by least squares on recorded steps, each limited by memory or by arithmetic, whichever is longer.
+
+    What only large prefills tell (query-key pairs, and the lack of CUDA graphs) is left out where it explains little:
+    noise would decide it.
+    """
+    simple, error = _regression(steps, _COLUMNS[:5])
+    whole, smaller = _regression(steps, _COLUMNS)
+    return whole if smaller < _EXPLAINS_MORE * error else simple
+
+
+def _regression(steps: Sequence[SeenStep], names: Sequence[str]) -> tuple[StepCost, float]:
+    """The cost with these parameters, the others zero, and its typical relative error on steps with prompts.
+
+    Memory limits steps without prompts. What limits the others follows from the cost, so that is found in rounds,
+    beginning with arithmetic. Relative errors count: a long prefill is no more telling than a short step.
+    """
+    typical = median(step.seconds for step in steps)
+    decodes = _thinned([step for step in steps if not step.prefills])
+    prefills = _thinned([step for step in steps if step.prefills])
+    used = decodes + prefills
+    # Decode steps are many and alike: both kinds count the same.
+    weight = min(10.0, math.sqrt(max(1, len(decodes)) / max(1, len(prefills))))
+    usual = {bool(kind[0].prefills): median(step.seconds for step in kind) for kind in (decodes, prefills) if kind}
+    expected = [usual[bool(step.prefills)] for step in used]
+    by_memory = [not step.prefills for step in used]
+    cost = StepCost(typical)
+    for _ in range(_ROUNDS):
+        by = [(weight if step.prefills else 1.0) / one for step, one in zip(used, expected, strict=True)]
+        rows = [_row(step, memory)[: len(names)] for step, memory in zip(used, by_memory, strict=True)]
+        scaled = [[value * factor for value in row] for row, factor in zip(rows, by, strict=True)]
+        wanted = [step.seconds * factor for step, factor in zip(used, by, strict=True)]
+        cost = StepCost(**dict(zip(names, _not_negative(scaled, wanted), strict=True)))
+        if not cost.overhead + cost.weights:
+            cost = replace(cost, overhead=0.02 * typical)
+        used = [*_without_outliers(cost, decodes), *_without_outliers(cost, prefills)]
+        expected = [_modeled(cost, step) for step in used]
+        by_memory = [not step.prefills or _reads_longer(cost, step) for step in used]
+    return cost, median([_off(cost, step) for step in prefills or decodes])
+
+
+def _reads_longer(cost: StepCost, step: SeenStep) -> bool:
+    return cost.weights + cost.per_read * step.reads >= cost.per_token * step.tokens + cost.per_pair * step.pairs
+
+
+def _off(cost: StepCost, step: SeenStep) -> float:
+    """By how much a step differs from its cost, as a logarithm, so that too short and too long count alike."""
+    return abs(math.log(_modeled(cost, step) / step.seconds))
+
+
+def _thinned(steps: Sequence[SeenStep]) -> list[SeenStep]:
+    """An even choice of steps, where there are many."""
+    return list(steps[:: -(-len(steps) // _MOST_STEPS) or 1])
+
+
+def _without_outliers(cost: StepCost, steps: Sequence[SeenStep]) -> list[SeenStep]:
+    """The steps of one kind, without those that something else has disturbed."""
+    errors = [_off(cost, step) for step in steps]
+    limit = max(4 * median(errors), 0.002) if errors else 0.0
+    return [step for step, error in zip(steps, errors, strict=True) if error <= limit]
+
+
+def _row(step: SeenStep, by_memory: bool) -> tuple[float, ...]:
+    large = float(step.tokens > MAX_GRAPH_BATCH)
+    if by_memory:
+        return 1.0, 1.0, float(step.sequences), step.reads, 0.0, 0.0, large
+    return 1.0, 0.0, float(step.sequences), 0.0, float(step.tokens), step.pairs, large
+
+
+def _modeled(cost: StepCost, step: SeenStep) -> float:
+    return cost.seconds(step.sequences, step.tokens, step.reads, step.pairs)
+
+
+def _not_negative(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Least squares with weights of at least zero: columns that would get a negative weight are left out."""
+    width = len(rows[0])
+    columns = [column for column in range(width) if any(row[column] for row in rows)]
+    while columns:
+        solved = _least_squares([[row[column] for column in columns] for row in rows], values)
+        if min(solved) >= 0:
+            weights = [0.0] * width
+            for column, weight in zip(columns, solved, strict=True):
+                weights[column] = weight
+            return weights
+        columns.pop(min(range(len(columns)), key=lambda place: solved[place] * _norm(rows, columns[place])))
+    return [0.0] * width
+
+
+def _norm(rows: Sequence[Sequence[float]], column: int) -> float:
+    return math.sqrt(sum(row[column] ** 2 for row in rows))
+
+
+def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """The normal equations, scaled by column. Columns that can't be told apart get equal shares of their effect."""
+    width = len(rows[0])
+    scale = [_norm(rows, i) or 1.0 for i in range(width)]
+    columns = [[row[i] / scale[i] for row in rows] for i in range(width)]
+    matrix = [
+        [math.fsum(map(mul, one, other)) for other in columns] + [math.fsum(map(mul, one, values))] for one in columns
+    ]
+    for i in range(width):
+        matrix[i][i] += _RIDGE
+    for i in range(width):
+        pivot = max(range(i, width), key=lambda row: abs(matrix[row][i]))
+        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
+        for j in range(width):
+            if j != i:
+                factor = matrix[j][i] / matrix[i][i]
+                matrix[j] = [one - factor * other for one, other in zip(matrix[j], matrix[i], strict=True)]
+    return [matrix[i][width] / matrix[i][i] / scale[i] for i in range(width)]

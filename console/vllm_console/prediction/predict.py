@@ -1,0 +1,357 @@
+"""Predicts how a server would do with other limits or other traffic, with intervals, or says why it can't. Pure.
+
+The recorded requests are replayed twice with the fitted step cost: as the server is, and as it would be. What the first
+replay misses is taken off the second. The interval is the range over about twenty replays, each with other parameters
+that fit as well, a speed that is up to 15 % another (machines drift between two starts), and the traffic drawn anew,
+with that correction and without.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.prediction.evidence import Evidence
+from vllm_console.prediction.figures import LATENCIES, PARTS, RATES, Figures, Spread, each_once
+from vllm_console.prediction.fit import Fit, step_noise
+from vllm_launchers.engine_model.step_cost import StepCost, StepNoise
+from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
+
+DRAWS = 20
+SHIFTS = (0.0, 0.05, 0.1, 0.15, 0.2)
+"""Seconds."""
+SPEED = 0.15
+"""How much slower or faster the same engine may be after a restart."""
+MOST_LOAD = 0.85
+"""Above this share of what it could serve, small differences decide how long requests wait."""
+MOST_MISSED = 0.15
+"""A replay that misses the present medians by more than this explains the server too badly."""
+_LEAST_SECONDS = 0.004
+"""A difference of a few milliseconds is none: arrivals are known to no more."""
+FAR = 2.0
+"""Batches and prefills beyond this multiple of what was observed are none that the server has shown."""
+_BLOCK_OF_REQUESTS = 10
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A value and the interval in which it is expected in nine of ten cases; None is unknown."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class EstimatedSpread(msgspec.Struct, frozen=True):
+    """A latency's quantiles and mean, in seconds."""
+
+    p50: Estimate = Estimate()
+    p90: Estimate = Estimate()
+    p99: Estimate = Estimate()
+    mean: Estimate = Estimate()
+
+
+class Estimates(msgspec.Struct, frozen=True):
+    """`Figures` with intervals."""
+
+    ttft_seconds: EstimatedSpread = EstimatedSpread()
+    itl_seconds: EstimatedSpread = EstimatedSpread()
+    e2e_seconds: EstimatedSpread = EstimatedSpread()
+    tokens_per_second: Estimate = Estimate()
+    requests_waiting: Estimate = Estimate()
+    preemptions_per_minute: Estimate = Estimate()
+    kv_cache_usage: Estimate = Estimate()
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What was measured, and what is predicted. ``outside`` is why that says little or nothing, a sentence; or empty.
+
+    ``load`` is the share of its capacity that the traffic would take.
+    """
+
+    now: Estimates
+    predicted: Estimates = Estimates()
+    outside: str = ""
+    load: float | None = None
+
+
+class Change(msgspec.Struct, frozen=True):
+    """The server as it is and as it would be. ``kv_bytes`` is by which factor a cached token's bytes change."""
+
+    now: EngineLimits
+    after: EngineLimits
+    traffic_scale: float = 1.0
+    kv_bytes: float = 1.0
+
+
+def measured(evidence: Evidence) -> Prediction:
+    """What was measured, without a prediction."""
+    return Prediction(_exactly(evidence.observed))
+
+
+def predict(evidence: Evidence, fitted: Fit, change: Change) -> Prediction:
+    """Predict a change. What is outside what the server has shown is said, and not predicted where it can't be."""
+    now = measured(evidence)
+    if outside := _unusable(evidence, change):
+        return replace(now, outside=outside)
+    best = fitted.costs[0]
+    noise = step_noise(fitted.start, evidence.steps)
+    baseline = _outcomes(evidence, Change(change.now, change.now), best, noise)
+    modeled = _middle([one.figures for one in baseline])
+    if outside := _missed(evidence, modeled, baseline[0].replayed):
+        return replace(now, outside=outside)
+    arrivals = _scaled(evidence.arrivals, change.traffic_scale)
+    cost = replace(best, per_read=best.per_read * change.kv_bytes)
+    outcomes = _outcomes(evidence, change, cost, noise)
+    corrected = _corrector(modeled, evidence.observed)
+    value = corrected(_middle([one.figures for one in outcomes]))
+    draws = _draws(evidence, fitted, change, noise)
+    drawn = [*draws, *map(corrected, draws)]
+    load = _load(evidence, arrivals, change.after, cost, noise)
+    return replace(
+        now,
+        predicted=_with_intervals(value, drawn),
+        outside=_outside(evidence, outcomes[0].replayed, baseline[0].replayed, load),
+        load=load,
+    )
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    replayed: Replayed
+    figures: Figures
+
+
+def _outcomes(evidence: Evidence, change: Change, cost: StepCost, noise: StepNoise) -> list[_Outcome]:
+    """Replays of the recorded requests; several where the machine is slower at times, with these times shifted."""
+    arrivals = _scaled(evidence.arrivals, change.traffic_scale)
+    noises = [replace(noise, shift=shift) for shift in SHIFTS] if noise.decode else [noise]
+    return [_outcome(evidence, arrivals, change, cost, one) for one in noises]
+
+
+def _outcome(
+    evidence: Evidence, arrivals: Sequence[Arrival], change: Change, cost: StepCost, noise: StepNoise
+) -> _Outcome:
+    since, until = arrivals[evidence.first].at, arrivals[evidence.end - 1].at
+    found = replay_traffic(arrivals, change.after, cost, noise, since=since, until=until)
+    return _Outcome(found, _figures(evidence, found, until - since))
+
+
+def _middle(found: Sequence[Figures]) -> Figures:
+    """The median of each figure."""
+
+    def middle(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return median(known) if known else None
+
+    def spread(name: str) -> Spread:
+        return Spread(
+            *(middle([getattr(getattr(one, name), part) for one in found]) for part in Spread.__struct_fields__)
+        )
+
+    ttft, itl, e2e = map(spread, LATENCIES)
+    return Figures(ttft, itl, e2e, *(middle([getattr(one, name) for one in found]) for name in RATES))
+
+
+def _figures(evidence: Evidence, found: Replayed, seconds: float) -> Figures:
+    """A replay's figures of the judged requests, with what they spent in the front end."""
+    judged = slice(evidence.first, evidence.end)
+    both = zip(found.requests[judged], evidence.fronts[judged], strict=True)
+    pairs = [(one, front) for one, front in both if one is not None]
+    return Figures(
+        ttft_seconds=Spread.of(each_once(one.ttft_seconds + front for one, front in pairs)),
+        itl_seconds=Spread.of(found.intervals),
+        e2e_seconds=Spread.of(each_once(one.e2e_seconds + front for one, front in pairs)),
+        tokens_per_second=found.tokens / seconds,
+        requests_waiting=found.waiting / seconds,
+        preemptions_per_minute=found.preemptions / seconds * 60,
+        kv_cache_usage=found.kv_usage / seconds,
+    )
+
+
+def _scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
+    return [replace(one, at=one.at / scale) for one in arrivals]
+
+
+# -- intervals ---------------------------------------------------------------------------------------------------------
+
+
+def _draws(evidence: Evidence, fitted: Fit, change: Change, noise: StepNoise) -> list[Figures]:
+    """The figures of replays with other parameters, speeds and traffic."""
+    dice = random.Random(DRAWS)
+    speeds = [1 - SPEED + 2 * SPEED * place / (DRAWS - 1) for place in range(DRAWS)]
+    dice.shuffle(speeds)
+    found = []
+    for place, speed in enumerate(speeds):
+        cost = fitted.costs[place % len(fitted.costs)].scaled(speed)
+        cost = replace(cost, per_read=cost.per_read * change.kv_bytes)
+        arrivals = _redrawn(evidence, dice, change.traffic_scale)
+        shifted = replace(noise, shift=dice.random() * noise.span)
+        found.append(_outcome(evidence, arrivals, change, cost, shifted).figures)
+    return found
+
+
+def _redrawn(evidence: Evidence, dice: random.Random, scale: float) -> list[Arrival]:
+    """The same kind of traffic at another time: blocks of it put together anew.
+
+    Where prefixes are shared only the times are drawn, since the order of the requests matters.
+    """
+    arrivals = evidence.arrivals
+    gaps = [later.at - one.at for one, later in pairwise(arrivals)]
+    order: list[int] = []
+    while len(order) < len(gaps):
+        begin = dice.randrange(len(gaps))
+        order += range(begin, min(begin + _BLOCK_OF_REQUESTS, len(gaps)))
+    at, drawn = 0.0, [arrivals[0]]
+    for place, chosen in enumerate(order[: len(gaps)], 1):
+        at += gaps[chosen] / scale
+        source = arrivals[place if evidence.shares_prefixes else chosen + 1]
+        drawn.append(replace(source, at=at))
+    return drawn
+
+
+def _with_intervals(value: Figures, drawn: Sequence[Figures]) -> Estimates:
+    def spread(name: str) -> EstimatedSpread:
+        middle, others = getattr(value, name), [getattr(one, name) for one in drawn]
+        parts = (*(part for part, _ in PARTS), "mean")
+        return EstimatedSpread(
+            *(_estimate(getattr(middle, part), [getattr(one, part) for one in others]) for part in parts)
+        )
+
+    def rate(name: str) -> Estimate:
+        return _estimate(getattr(value, name), [getattr(one, name) for one in drawn])
+
+    ttft, itl, e2e = map(spread, LATENCIES)
+    return Estimates(ttft, itl, e2e, *map(rate, RATES))
+
+
+def _estimate(value: float | None, drawn: Sequence[float | None]) -> Estimate:
+    """The range of about twenty draws holds the next one in nine of ten cases."""
+    if value is None:
+        return Estimate()
+    known = [one for one in drawn if one is not None]
+    return Estimate(value, min([value, *known]), max([value, *known]))
+
+
+def _exactly(figures: Figures) -> Estimates:
+    """Measured figures: their intervals are points."""
+    return _with_intervals(figures, ())
+
+
+def _corrector(modeled: Figures, known: Figures) -> Callable[[Figures], Figures]:
+    """Takes what the replay of the present misses off another replay: as a factor, at most 2."""
+
+    def factor(one: float | None, other: float | None) -> float:
+        if not one or not other:
+            return 1.0
+        return min(2.0, max(0.5, other / one))
+
+    def spread(found: Figures, name: str) -> Spread:
+        parts = {}
+        for part in ("p50", "p90", "p99", "mean"):
+            value = getattr(getattr(found, name), part)
+            by = factor(getattr(getattr(modeled, name), part), getattr(getattr(known, name), part))
+            parts[part] = None if value is None else value * by
+        return Spread(**parts)
+
+    def correct(found: Figures) -> Figures:
+        by = factor(modeled.tokens_per_second, known.tokens_per_second)
+        tokens = found.tokens_per_second
+        return replace(
+            found,
+            **{name: spread(found, name) for name in LATENCIES},
+            tokens_per_second=None if tokens is None else tokens * by,
+        )
+
+    return correct
+
+
+# -- what can't be predicted -------------------------------------------------------------------------------------------
+
+
+def _unusable(evidence: Evidence, change: Change) -> str:
+    if evidence.flaw:
+        return f"The records don't hold the whole traffic: {evidence.flaw}."
+    if change.after.prefix_caching and not change.now.prefix_caching:
+        return "Turning prefix caching on can't be predicted: the records don't say which prompts begin alike."
+    longest = change.after.scheduler.max_model_len
+    refused = sum(one.prompt_tokens + one.output_tokens > longest for one in evidence.arrivals)
+    if refused:
+        return f"{refused} of the {len(evidence.arrivals)} recorded requests are longer than {longest} tokens."
+    largest = (change.after.blocks - 1) * change.after.scheduler.block_size
+    refused = sum(one.prompt_tokens + one.output_tokens > largest for one in evidence.arrivals)
+    if refused:
+        return (
+            f"{refused} of the {len(evidence.arrivals)} recorded requests need more than the whole KV cache of "
+            f"{largest} tokens."
+        )
+    return ""
+
+
+def _missed(evidence: Evidence, modeled: Figures, baseline: Replayed) -> str:
+    """A sentence if a replay of the present does not come out as it was measured."""
+    pairs = [
+        (name, getattr(modeled, key).p50, getattr(evidence.observed, key).p50)
+        for name, key in (("TTFT", "ttft_seconds"), ("ITL", "itl_seconds"), ("end-to-end time", "e2e_seconds"))
+    ]
+    pairs.append(("tokens per second", modeled.tokens_per_second, evidence.observed.tokens_per_second))
+    for name, one, other in pairs:
+        if one is None or other is None:
+            continue
+        least = _LEAST_SECONDS if name == "TTFT" else 0.0
+        if abs(one - other) > max(MOST_MISSED * other, least):
+            return (
+                f"The model does not reproduce this server as it is: the median {name} comes out "
+                f"{abs(one / other - 1):.0%} {'above' if one > other else 'below'} what was measured."
+            ).replace("median tokens", "tokens")
+    cached = sum(one.cached_tokens for one in baseline.requests[evidence.first : evidence.end] if one is not None)
+    if abs(cached - evidence.cached_tokens) > MOST_MISSED * max(evidence.cached_tokens, 1) + 0.02 * _prompts(evidence):
+        return "The records don't say well enough which prompts begin alike, and its prefix cache matters."
+    return ""
+
+
+def _prompts(evidence: Evidence) -> int:
+    return sum(one.prompt_tokens for one in evidence.arrivals[evidence.first : evidence.end])
+
+
+def _load(
+    evidence: Evidence, arrivals: Sequence[Arrival], limits: EngineLimits, cost: StepCost, noise: StepNoise
+) -> float:
+    """The share of its time that the server would need for this traffic if it always worked at its fullest."""
+    judged = arrivals[evidence.first : evidence.end]
+    together = [replace(one, at=0.0) for one in judged]
+    return replay_traffic(together, limits, cost, noise).busy / (judged[-1].at - judged[0].at)
+
+
+def _outside(evidence: Evidence, found: Replayed, baseline: Replayed, load: float) -> str:
+    """Why a prediction says less than its figures; empty if it doesn't."""
+    if load > MOST_LOAD:
+        return (
+            f"This traffic would take about {load:.0%} of what the server can serve: above {MOST_LOAD:.0%} only the "
+            "direction and the order of magnitude can be told."
+        )
+    batch = _typical_most(found.batches)
+    if batch > FAR * max(evidence.most_running, 1):
+        return (
+            f"Up to {batch} requests would run at once, and this server has shown at most {evidence.most_running}: "
+            "how long such steps take is a guess."
+        )
+    if found.prefill_tokens > FAR * max(baseline.prefill_tokens, 1):
+        return (
+            f"Steps would compute up to {found.prefill_tokens:,} prompt tokens, and this server has shown at most "
+            f"{baseline.prefill_tokens:,}: how long such steps take is a guess."
+        )
+    return ""
+
+
+def _typical_most(batches: dict[int, float]) -> int:
+    """The batch size that is exceeded in only 5 % of the busy time."""
+    left = 0.95 * sum(batches.values())
+    for count in sorted(batches):
+        left -= batches[count]
+        if left <= 0:
+            return count
+    return max(batches, default=0)

@@ -1,0 +1,116 @@
+"""Predictions beside what was measured after the restart, and how good they have been. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.prediction.evidence import Evidence
+from vllm_console.prediction.figures import Figures
+from vllm_console.prediction.predict import Estimate, Estimates
+from vllm_launchers.engine_model.step_cost import StepCost
+
+LIKE = 0.25
+"""Traffic whose rate and lengths differ by no more than this is the traffic that was predicted for."""
+SCORED = (("ttft_seconds", "p50"), ("itl_seconds", "p50"), ("e2e_seconds", "p50"), ("tokens_per_second", ""))
+"""The figures that are scored."""
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Requests per second and mean lengths in tokens."""
+
+    requests_per_second: float
+    prompt_tokens: float
+    output_tokens: float
+
+    @classmethod
+    def of(cls, evidence: Evidence, scale: float = 1.0) -> Traffic:
+        """The traffic of recorded requests, at ``scale`` times its rate."""
+        judged = evidence.arrivals[evidence.first : evidence.end]
+        count = len(judged)
+        return cls(
+            count / evidence.seconds * scale,
+            sum(one.prompt_tokens for one in judged) / count,
+            sum(one.output_tokens for one in judged) / count,
+        )
+
+    def like(self, other: Traffic) -> bool:
+        """Whether the other traffic is alike."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__struct_fields__)
+        return all(abs(one - two) <= LIKE * max(one, two) for one, two in pairs)
+
+
+class KeptPrediction(msgspec.Struct, frozen=True):
+    """A prediction as it is kept: when it was made (Unix seconds), for which flags' new values and which traffic.
+
+    ``outside`` ones are not scored. After the restart ``measured`` has what came, unless the traffic was ``unlike``,
+    and ``drift`` how much slower the same steps were than before it (0.05 is 5 %).
+    """
+
+    at: float
+    changed: Mapping[str, bool | int | float | str | None]
+    predicted: Estimates
+    traffic: Traffic
+    cost: StepCost
+    outside: bool = False
+    measured: Figures | None = None
+    unlike: bool = False
+    drift: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known what came of it."""
+        return self.measured is not None or self.unlike
+
+
+class TrackRecord(msgspec.Struct, frozen=True):
+    """Predictions that were followed by the restart: how many, their median relative error, and which share of the
+    measured figures lay in the predicted intervals; None without any.
+    """
+
+    predictions: int = 0
+    median_error: float | None = None
+    covered: float | None = None
+
+
+def settle(kept: KeptPrediction, evidence: Evidence) -> KeptPrediction:
+    """Enter what was measured after the restart."""
+    if evidence.flaw or not kept.traffic.like(Traffic.of(evidence)):
+        return replace(kept, unlike=True)
+    return replace(kept, measured=evidence.observed, drift=drift(kept.cost, evidence))
+
+
+def drift(cost: StepCost, evidence: Evidence) -> float | None:
+    """How much slower steps are than ``cost`` says, typically: 0.05 is 5 %. None if none were recorded."""
+    ratios = [
+        step.seconds / cost.seconds(step.sequences, step.tokens, step.reads, step.pairs) for step in evidence.steps
+    ]
+    return median(ratios) - 1 if ratios else None
+
+
+def track_record(kept: Sequence[KeptPrediction]) -> TrackRecord:
+    """How good the settled predictions were."""
+    errors, inside = [], []
+    scored = [one for one in kept if one.measured is not None and not one.outside]
+    for one in scored:
+        for latency, part in SCORED:
+            predicted, measured = getattr(one.predicted, latency), getattr(one.measured, latency)
+            if part:
+                predicted, measured = getattr(predicted, part), getattr(measured, part)
+            found = compared(predicted, measured)
+            if found is not None:
+                errors.append(found[0])
+                inside.append(found[1])
+    if not errors:
+        return TrackRecord()
+    return TrackRecord(len(scored), median(errors), sum(inside) / len(inside))
+
+
+def compared(predicted: Estimate, measured: float | None) -> tuple[float, bool] | None:
+    """The relative error, and whether the interval holds what was measured; None if either is unknown."""
+    if predicted.value is None or predicted.low is None or predicted.high is None or not measured:
+        return None
+    return abs(predicted.value / measured - 1), predicted.low <= measured <= predicted.high

@@ -1,0 +1,191 @@
+"""Reads the JSON results of ``vllm bench serve`` and ``guidellm`` as measurements. Pure but for `read_result`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_console.runs.measurement import Measurement
+from vllm_console.text import plain
+from vllm_launchers.private import open_regular
+
+LARGEST_RESULT = 512 << 20
+"""guidellm writes every request into its file."""
+
+MOST_STEPS = 200
+LARGEST = 1e12
+"""Numbers beyond it are none that was measured."""
+
+BENCH, GUIDELLM = "vllm bench serve", "guidellm"
+
+
+class ResultError(Exception):
+    """A file that is no result that we know. One sentence."""
+
+
+def read_result(path: Path) -> Measurement:
+    """The measurement in a file.
+
+    Raises:
+        ResultError: it cannot be read, is no JSON, or no result of a known tool.
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read(LARGEST_RESULT + 1)
+            changed_at = path.stat().st_mtime
+    except OSError as error:
+        raise ResultError(f"{path} can't be read: {error.strerror}") from error
+    if len(data) > LARGEST_RESULT:
+        raise ResultError(f"{path} is larger than {LARGEST_RESULT >> 20} MiB, so it is no benchmark's result")
+    try:
+        document = json.loads(data)  # which takes NaN and Infinity, as Python's tools write them
+    except (ValueError, RecursionError) as error:
+        raise ResultError(f"{path} is no JSON file: {plain(str(error), 200)}") from error
+    try:
+        found = measurement(document, changed_at)
+    except ResultError as error:
+        raise ResultError(f"{path}: {error}") from error
+    if found is None:
+        raise ResultError(
+            f"{path} is no result that is known here: expected the JSON file of 'vllm bench serve --save-result' or of "
+            "'guidellm'"
+        )
+    return found
+
+
+def measurement(document: object, changed_at: float) -> Measurement | None:
+    """A result as a measurement, ``changed_at`` (Unix seconds) if it does not say when it was; None if unknown.
+
+    Raises:
+        ResultError: it has too many benchmarks.
+    """
+    if not isinstance(document, dict):
+        return None
+    if "request_throughput" in document and "completed" in document:
+        return _bench(document, changed_at)
+    if isinstance(document.get("benchmarks"), list):
+        steps = [step for one in document["benchmarks"] if (step := _guidellm(one)) is not None]
+        ends = [at for one in document["benchmarks"] if (at := _number(one, "end_time")) is not None]
+        if len(steps) > MOST_STEPS:
+            raise ResultError(f"it has {len(steps):,} benchmarks, and at most {MOST_STEPS} are kept with a run")
+        if steps:
+            return Measurement(GUIDELLM, max(ends, default=changed_at), tuple(steps))
+    return None
+
+
+def _bench(document: Mapping[str, Any], changed_at: float) -> Measurement | None:
+    """``vllm bench serve``: latencies in milliseconds; a rate of ``inf`` sends all at once, so the rate is measured.
+
+    None without a rate or an answered request.
+    """
+    asked = _number(document, "request_rate")
+    rate = asked if asked is not None else _number(document, "request_throughput")
+    completed, sent = _number(document, "completed") or 0.0, _number(document, "num_prompts")
+    failed = _number(document, "failed")
+    if failed is None and sent is not None:
+        failed = sent - completed
+    latencies = [{name: _milliseconds(document, f"{name}_{key}_ms") for name in _PARTS} for key in _BENCH_LATENCIES]
+    step = _step(rate, (sent, completed, failed), latencies, _number(document, "output_throughput"))
+    if rate is None or not completed:
+        return None
+    try:
+        at = time.mktime(time.strptime(str(document.get("date")), "%Y%m%d-%H%M%S"))
+    except (ValueError, OverflowError):
+        at = changed_at
+    goodput = _number(document, "request_goodput")
+    return Measurement(BENCH, at, (step,), goodput=goodput)
+
+
+_BENCH_LATENCIES = ("ttft", "itl", "e2el")
+_PARTS = ("mean", "p50", "p90", "p99")
+
+
+def _milliseconds(document: Mapping[str, Any], key: str) -> float | None:
+    """One of its latencies in seconds; the median stands for a 50th percentile that was not asked for."""
+    value = _number(document, key)
+    if value is None and key.startswith("p50"):
+        value = _number(document, key.replace("p50", "median", 1))
+    return None if value is None else value / 1000
+
+
+def _guidellm(benchmark: object) -> dict[str, Any] | None:
+    """One benchmark of ``guidellm``: of its successful requests TTFT and ITL in milliseconds, whole ones in seconds."""
+    metrics = benchmark.get("metrics") if isinstance(benchmark, dict) else None
+    if not isinstance(metrics, dict):
+        return None
+    totals = _part(metrics, "request_totals")
+    completed, failed, unfinished = (_number(totals, name) or 0.0 for name in ("successful", "errored", "incomplete"))
+    strategy = _part(_part(benchmark, "config"), "strategy")
+    rate = _number(strategy, "rate")
+    measured = _number(_successful(metrics, "requests_per_second"), "mean")
+    return _step(
+        rate if rate is not None else measured,
+        (completed + failed + unfinished, completed, failed),
+        [
+            _distribution(_successful(metrics, "time_to_first_token_ms"), 1000),
+            _distribution(_successful(metrics, "inter_token_latency_ms"), 1000),
+            _distribution(_successful(metrics, "request_latency"), 1),
+        ],
+        _number(_successful(metrics, "output_tokens_per_second"), "mean"),
+    )
+
+
+def _part(document: object, name: str) -> Mapping[str, Any]:
+    found = document.get(name) if isinstance(document, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _successful(metrics: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return _part(_part(metrics, name), "successful")
+
+
+def _distribution(found: Mapping[str, Any], per_second: float) -> dict[str, float | None]:
+    """Mean and percentiles in seconds."""
+    percentiles = _part(found, "percentiles")
+    known = {"mean": _number(found, "mean"), **{name: _number(percentiles, name) for name in _PARTS[1:]}}
+    return {name: None if value is None else value / per_second for name, value in known.items()}
+
+
+def _number(document: object, name: str) -> float | None:
+    """A number that can have been measured, also one that is written as text; None if there is none."""
+    value = document.get(name) if isinstance(document, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if 0 <= number <= LARGEST else None
+
+
+def _step(
+    rate: float | None,
+    counts: tuple[float | None, float | None, float | None],
+    latencies: Sequence[Mapping[str, float | None]],
+    tokens_per_second: float | None,
+) -> dict[str, Any]:
+    """A step as a ramp has it: sent, completed and failed; TTFT, ITL and e2e. What a tool does not report is null."""
+    sent, completed, failed = counts
+    ttft, itl, e2e = latencies
+    return {
+        "rate": rate,
+        "sent": _whole(sent),
+        "completed": _whole(completed),
+        "failed": _whole(failed),
+        "ttft_seconds": dict(ttft),
+        "itl_seconds": dict(itl),
+        "e2e_seconds": dict(e2e),
+        "tokens_per_second": tokens_per_second,
+        "kv_cache_usage": None,
+        "preemptions": None,
+        "waiting": None,
+        "attained": None,
+        "ok": None,
+    }
+
+
+def _whole(value: float | None) -> int | None:
+    return int(value) if value is not None else None

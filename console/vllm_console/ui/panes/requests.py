@@ -1,0 +1,188 @@
+"""Pane 7: the requests that finished, each with where its time went, and how prompt length and TTFT belong together."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.fleet.probe import ORDERS, RequestsSeen
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.history.probe_records import FinishedRequest, Step
+from vllm_console.text import UNKNOWN, clock, count, plain, round_duration, seconds
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.base import nothing_recorded, title_of
+from vllm_console.ui.terminal.lines import clickable, line
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, WARN
+from vllm_console.ui.widgets.chart import PLAIN, ChartView
+from vllm_console.ui.widgets.draw import Part, beside, fit, parts_length, rule
+from vllm_console.ui.widgets.scatter import scatter
+
+SCATTER_WIDTH, SCATTER_HEIGHT = 40, 9
+"""The least size of the scatter plot with its heading."""
+
+LIST_WIDTH, LIST_ROWS = 64, 8
+"""What the list keeps beside or above the plot."""
+
+SHORT = 3
+"""Rows of a list up to which it has no legend."""
+
+SHORTEST_BAR, LONGEST_BAR = 8, 60
+ID_WIDTH = 25
+STALE_SECONDS = 5.0
+"""A step that is older than this is no news of what runs: its age is shown."""
+
+
+class _Stage(msgspec.Struct, frozen=True):
+    """A part of a request's time: its mark in the bar, which ASCII has too, and its name in the legend."""
+
+    mark: str
+    name: str
+    style: Style | None
+
+
+_STAGES = (
+    _Stage("·", "queue", WARN),
+    _Stage("▒", "prefill", ACCENT),
+    _Stage("█", "decode", None),
+    _Stage("─", "other", DIM),
+)
+"""In the order of time. The rest, such as tokenizing, is the API server's."""
+
+_COLUMNS = (("ARRIVED", 9, "<"), ("PROMPT", 7, ">"), ("OUT", 6, ">"), ("TTFT", 7, ">"), ("E2E", 7, ">"))
+_LATER = (("PREEMPT", 8, ">"), ("END", 7, "<"))
+
+_NOTHING = {
+    "preempted": "No request that finished was preempted.",
+    "aborted": "None aborted. Not recorded: those cut off by a stop, a restart or their client.",
+}
+
+
+def requests_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
+    """Title, what runs, a legend, and a line for each request; beside or below it the plot, where there is room."""
+    seen = server.probe.requests if server.probe is not None else None
+    title = rule(title_of(7, "Requests", server), width, _title_note(server, seen, view, now))
+    if seen is None:
+        return [title, *nothing_recorded(server, width)][:height]
+    order = ORDERS.index(view.order)
+    lines = [title, _figures(server, seen, now, width)]
+    below = height - len(lines)
+    plot_width = min(width * 2 // 5, width - LIST_WIDTH - 1)
+    if plot_width >= SCATTER_WIDTH and below >= SCATTER_HEIGHT:
+        listed = _list(seen, order, now, width - plot_width - 1, below)
+        plot = _plot(seen, plot_width, below, view)
+        listed += [line()] * (len(plot) - len(listed))
+        return [*lines, *(beside(one, width - plot_width, other) for one, other in zip(listed, plot, strict=False))]
+    plot_height = max(SCATTER_HEIGHT, below // 2) if below >= LIST_ROWS + SCATTER_HEIGHT else 0
+    lines += _list(seen, order, now, width, below - plot_height)
+    return [*lines, *_plot(seen, width, plot_height, view)][:height] if plot_height else lines[:height]
+
+
+def _title_note(server: ServerView, seen: RequestsSeen | None, view: ChartView, now: float) -> list[Part]:
+    if seen is None:
+        return []
+    if server.moment is not None and view.cursor is not None:
+        span = f"minute to {clock(seen.until, now, seconds=True)}"
+    else:
+        span = f"last {round_duration(seen.until - seen.since)}"
+    key = (key_of("requests_order"), clickable("screen.requests_order", KEY))
+    return [(f"{view.order} · {span} · ", DIM), key, (" order", DIM)]
+
+
+def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> Strip:
+    """What runs now, and how many have finished."""
+    last = server.probe.last if server.probe is not None else None
+    parts: list[Part] = [" ", *_running(last, now)] if last is not None else [" "]
+    kinds = [("finished", seen.counts[0], None), *zip(ORDERS[2:], seen.counts[2:], (WARN, BAD), strict=True)]
+    for name, number, style in kinds:
+        more = "+" if name == "finished" and seen.partial else ""
+        parts += [(f"{count(number)}{more}", style if number else None), (f" {name} · ", DIM)]
+    if parts_length(parts) > width and last is not None:
+        parts = [" ", *_running(last, now)]
+    return line(*parts[:-1], (str(parts[-1][0]).removesuffix(" · "), DIM)).crop(0, width)
+
+
+def _running(last: Step, now: float) -> list[Part]:
+    age = now - last.at
+    parts: list[Part] = [count(last.running), (" running · ", DIM)]
+    parts += [(count(last.waiting), WARN if last.waiting else None), (" waiting", DIM)]
+    parts.append((f" at {clock(last.at, now, seconds=True)} · " if age > STALE_SECONDS else " now · ", DIM))
+    return parts
+
+
+def _list(seen: RequestsSeen, order: int, now: float, width: int, height: int) -> list[Strip]:
+    """Legend, heading and one line for each request."""
+    requests = seen.listed[order][: max(1, height - 1)]
+    if not requests:
+        nothing = _NOTHING.get(ORDERS[order], "No request has finished.")
+        return [line(), line((fit(f" {nothing}", width).rstrip(), DIM))][:height]
+    columns = [*_COLUMNS, *_LATER] if width >= LIST_WIDTH else list(_COLUMNS)
+    used = 1 + sum(wide + 1 for _, wide, _ in columns)
+    with_id = width - used - 2 * SHORTEST_BAR - ID_WIDTH >= 0
+    bar = min(LONGEST_BAR, width - used - 1 - (ID_WIDTH + 1 if with_id else 0))
+    longest = max((one.e2e_seconds or 0.0 for one in requests), default=0.0)
+    if bar < SHORTEST_BAR:
+        bar = 0
+    head = " " + " ".join(fit(name, wide, align) for name, wide, align in columns[: len(_COLUMNS)])
+    later = columns[len(_COLUMNS) :]
+    head += f" {fit(f'0 to {seconds(longest)}', bar)}" if bar else ""
+    head += "".join(f" {fit(name, wide, align)}" for name, wide, align in later) + (" ID" if with_id else "")
+    lines = [_legend(width)] if height > SHORT else []
+    lines.append(line((fit(head, width).rstrip(), DIM)))
+    for one in requests:
+        cells = _cells(one, now)
+        first = [fit(cell, wide, align) for cell, (_, wide, align) in zip(cells, columns, strict=False)]
+        parts: list[Part] = [" " + " ".join(first[: len(_COLUMNS)])]
+        parts += [" ", *_bar(one, longest, bar)] if bar else []
+        for text, (name, _, _) in zip(first[len(_COLUMNS) :], later, strict=True):
+            parts += [" ", (text, WARN if name == "PREEMPT" and one.preemptions else None)]
+        parts += [" ", (plain(one.id, ID_WIDTH) or UNKNOWN, DIM)] if with_id else []
+        lines.append(line(*parts).crop(0, width))
+    return lines[:height]
+
+
+def _legend(width: int) -> Strip:
+    parts: list[Part] = []
+    for stage in _STAGES:
+        parts += [" ", (stage.mark, stage.style), (f" {stage.name} ", DIM)]
+    return line(*parts) if parts_length(parts) <= width else line()
+
+
+def _cells(one: FinishedRequest, now: float) -> tuple[str, ...]:
+    return (
+        clock(one.arrived_at, one.arrived_at if now - one.arrived_at < 86_400 else now, seconds=True)[-8:],
+        count(one.prompt_tokens),
+        count(one.output_tokens),
+        seconds(one.ttft_seconds),
+        seconds(one.e2e_seconds),
+        count(one.preemptions),
+        plain(one.finish_reason) or UNKNOWN,
+    )
+
+
+def _bar(one: FinishedRequest, longest: float, width: int) -> list[Part]:
+    """A request's time to scale: in its stages as far as these are known."""
+    whole = one.e2e_seconds
+    if not whole or not longest:
+        return [" " * width]
+    stages = [one.queue_seconds, one.prefill_seconds, one.decode_seconds]
+    known = [value or 0.0 for value in stages]
+    ends = [sum(known[: at + 1]) for at in range(len(known))] + [max(whole, sum(known))]
+    cells = [min(width, round(end / longest * width)) for end in ends]
+    cells[-1] = max(1, cells[-1])
+    parts: list[Part] = []
+    before = 0
+    for stage, end in zip(_STAGES, cells, strict=True):
+        parts.append((stage.mark * (end - before), stage.style))
+        before = max(before, end)
+    return [*parts, " " * (width - before)]
+
+
+def _plot(seen: RequestsSeen, width: int, height: int, view: ChartView) -> list[Strip]:
+    heading = line((fit(" TTFT over prompt tokens" + (", log scale" if view.log else ""), width).rstrip(), DIM))
+    return [heading, *scatter(seen.dots, width, height - 1, count, seconds, log=view.log)]
+
+
+def order_after(order: str) -> str:
+    """The order that the key changes to."""
+    return ORDERS[(ORDERS.index(order) + 1) % len(ORDERS)]

@@ -1,0 +1,99 @@
+"""Pane 8: what the engine did in each step: how large batches were, which tokens they had, how long they took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+from textual.strip import Strip
+
+from vllm_console.fleet.snapshot import ServerView
+from vllm_console.metrics.sample import Series
+from vllm_console.text import UNKNOWN, amount, seconds
+from vllm_console.ui.panes.base import nothing_recorded, title_of
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import ACCENT, DIM, WARN
+from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, value_at
+from vllm_console.ui.widgets.draw import Part, rule, side_by_side
+
+COLUMN = 44
+"""The least width of a chart beside another."""
+
+SMALLEST_CHART = 4
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+class _Plot(msgspec.Struct, frozen=True):
+    title: str
+    curves: tuple[Curve, ...]
+    label: Callable[[float], str]
+    whole: bool = False
+
+
+PLOTS = (
+    _Plot(
+        "tokens per step",
+        (Curve("decode_tokens", "decode", ACCENT, _mean), Curve("prompt_tokens", "prompt", WARN, _mean)),
+        amount,
+    ),
+    _Plot(
+        "step time",
+        (Curve("step_p50", "p50", DIM), Curve("step_p99", "p99", ACCENT)),
+        seconds,
+    ),
+    _Plot(
+        "requests per step",
+        (Curve("running", "run", ACCENT, _mean), Curve("waiting", "wait", WARN)),
+        amount,
+    ),
+)
+"""What is drawn, in the order in which it gets room."""
+
+
+def step_lines(server: ServerView, _now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
+    """Title, and the charts that fit, each with its present figures; why there are none where nothing is recorded."""
+    probe = server.probe
+    title = title_of(8, "Steps", server)
+    if probe is None or probe.steps is None:
+        return [rule(title, width), *nothing_recorded(server, width)][:height]
+    series = probe.steps
+    columns = min(len(PLOTS), max(1, width // COLUMN))
+    room = height - 1
+    fitting = min(len(PLOTS), columns * max(1, room // SMALLEST_CHART))
+    rows = -(-fitting // columns)
+    note = "" if fitting == len(PLOTS) else "a larger pane shows more"
+    lines = [rule(title, width, ((note, DIM),) if note else ())]
+    for row in range(rows):
+        tall = room // rows + (1 if row < room % rows else 0)
+        shown = PLOTS[row * columns : min(fitting, (row + 1) * columns)]
+        wide = (width - len(shown) + 1) // len(shown)
+        lines += side_by_side([_chart(plot, series, server, view, wide, tall) for plot in shown], wide, tall)
+    return lines[:height]
+
+
+def _chart(plot: _Plot, series: Series, server: ServerView, view: ChartView, width: int, height: int) -> list[Strip]:
+    log = view.log and plot.label is seconds
+    chart = chart_of(
+        series,
+        plot.curves,
+        width,
+        height - 1,
+        plot.label,
+        view=replace(view, log=log),
+        markers=server.markers,
+    )
+    return [_heading(plot, series, view.cursor, width), *chart]
+
+
+def _heading(plot: _Plot, series: Series, cursor: float | None, width: int) -> Strip:
+    """The chart's name, and its figures at the cursor or now."""
+    parts: list[Part] = [(f" {plot.title} ", DIM)]
+    for curve in plot.curves:
+        value = value_at(series, curve.key, cursor)
+        text = UNKNOWN if value is None else plot.label(value)
+        parts += [(f" {curve.name} ", curve.style), text]
+    return line(*parts).crop(0, width)

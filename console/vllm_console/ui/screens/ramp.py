@@ -1,0 +1,193 @@
+"""A ramp while it runs, and what it found: what is measured now, the curves over the rate, and a row per step."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.style import Style
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.strip import Strip
+
+from vllm_console.fleet.ramps import RampView
+from vllm_console.text import count, duration, percent, plain, rate, seconds
+from vllm_console.ui.screens.dialogs import Confirm
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import BAD, DIM, OK, STRONG, WARN
+from vllm_console.ui.widgets.draw import fit
+from vllm_console.ui.widgets.reader import Reader
+from vllm_console.ui.widgets.scatter import scatter
+from vllm_console.ui.widgets.table import Column, Value, table
+
+if TYPE_CHECKING:
+    from vllm_console.ui.app import ConsoleApp
+
+REDRAW_SECONDS = 0.5
+
+_COLUMNS = (
+    Column("REQ/S", True), Column("DONE", True), Column("FAILED", True), Column("TTFT p99", True),
+    Column("ITL p99", True), Column("TOK/S", True), Column("KV", True), Column("WAIT", True),
+    Column("ATTAINED", True), Column("OK"),
+)  # fmt: skip
+
+_CURVES = (("TTFT p99", "ttft_seconds", "ttft_p99_seconds"), ("ITL p99", "itl_seconds", "itl_p99_seconds"))
+"""Title, latency and limit of each."""
+
+
+class RampScreen(Screen[None]):
+    """Shows the ramp on a server. While it runs, leaving asks whether to end it; what it has is shown then."""
+
+    def __init__(self, console: ConsoleApp, title: str, server: str) -> None:
+        super().__init__()
+        self._main, self._server = console, server
+        self._asked = False
+        self._reader = Reader(
+            lambda: f"{title}: ramp to the highest rate that meets the objectives",
+            lambda width: ramp_lines(self._view, width, self.app.size.height),
+            step_back=self._end,
+        )
+
+    @property
+    def _view(self) -> RampView:
+        """As it is now; a server that is gone has none."""
+        return self._main.fleet.ramp(self._server) or RampView(running=False, problem="the server is gone")
+
+    def compose(self) -> ComposeResult:
+        """Everything, in one reader."""
+        yield self._reader
+
+    def on_mount(self) -> None:
+        """Follow the ramp."""
+        self.set_interval(REDRAW_SECONDS, self._follow)
+
+    def _follow(self) -> None:
+        view = self._view
+        self._reader.redraw()
+        if view.others and not view.running and not self._asked and self.is_current:
+            self._asked = True
+            details = ["A measurement makes its other clients wait."]
+            self._main.push_screen(
+                Confirm(f"{view.others}. Measure all the same?", details, "measure", late=True), self._others_asked
+            )
+
+    def _others_asked(self, yes: bool | None) -> None:
+        if not yes:
+            self.dismiss(None)
+            return
+        fleet, name = self._main.fleet, self._server
+        self._main.act("", lambda: fleet.start_ramp(name, others_allowed=True), lambda _: "")
+
+    def _end(self) -> bool:
+        """Ask before leaving one that runs; whether it does."""
+        view = self._view
+        if not view.running:
+            return False
+        if not view.canceled:
+            details = ["What it has measured by then is shown and kept with the run."]
+            self._main.push_screen(Confirm(f"End the ramp on {self._server}?", details, "end it"), self._ended)
+        return True
+
+    def _ended(self, yes: bool | None) -> None:
+        if yes:
+            fleet, name = self._main.fleet, self._server
+            self._main.act("", lambda: fleet.cancel_ramp(name), lambda _: "")
+
+
+def ramp_lines(view: RampView, width: int, height: int) -> list[Strip]:
+    """What runs now or what was found, the curves once there are two rates, and the steps, the newest first.
+
+    ``height`` is that of the screen.
+    """
+    lines = _state(view, width)
+    lines += _curves(view, width, 13 if height >= 36 else 8)
+    rows = [_row(step) for step in reversed(view.steps)]
+    if rows:
+        lines += [line(), *table(_COLUMNS, rows, width)]
+    return lines
+
+
+def _state(view: RampView, width: int) -> list[Strip]:
+    if view.running:
+        return [line((f" {_now(view)}", STRONG))]
+    texts: list[tuple[str, Style | None]] = []
+    if view.result is not None:
+        known = view.result.ceiling_requests_per_second is not None
+        texts.append((view.result.sentence, OK if known else WARN))
+        if view.result.goodput is not None:
+            there = f"Goodput there: {rate(view.result.goodput, 'req')} with TTFT and mean ITL within their limits."
+            texts.append((there, None))
+    elif view.canceled:
+        texts.append(("Canceled before anything was measured.", WARN))
+    elif view.others:
+        texts.append((f"{view.others}.", WARN))
+    if view.problem:
+        problem = view.problem.removesuffix(".")
+        texts.append((f"{problem[:1].upper()}{problem[1:]}.", BAD))
+    return [
+        line((f" {row}", style))
+        for text, style in texts
+        for row in textwrap.wrap(plain(text), max(20, width - 2), break_on_hyphens=False)
+    ]
+
+
+def _now(view: RampView) -> str:
+    """What runs, and since when."""
+    if view.canceled:
+        return "Ending…"
+    now = view.progress
+    if now is None:
+        return "First it is seen whether the server serves others; then a few requests warm it up…"
+    what = "warming up at" if now.warming_up else "measuring"
+    at_most = duration(view.budget_seconds)
+    return f"Now {what} {rate(now.rate, 'req')}, {now.in_flight:,} under way; {duration(now.elapsed)} of {at_most}"
+
+
+def _curves(view: RampView, width: int, height: int) -> list[Strip]:
+    """p99 of TTFT and ITL over the rate, beside each other; with the limits, and the ceiling where it is known."""
+    found = view.measured
+    across = width // 2 - 1
+    panels = []
+    for title, latency, limit in _CURVES:
+        points = found.curve(latency)
+        if len(points) < 2:
+            continue
+        most = found.limits.get(limit)
+        name = f"{title} over requests/s" + (f", limit {seconds(most)}" if most is not None else "")
+        drawn = scatter(
+            points, across, height, _rate, seconds, log=True, limit=most, at=found.ceiling_requests_per_second
+        )
+        panels.append([line((fit(f" {name}", across), DIM)), *drawn])
+    if not panels:
+        return []
+    rows = [list(row) for row in zip(*panels, strict=True)]
+    lines = [line(), *(Strip.join([row[0], *(part for one in row[1:] for part in (line("  "), one))]) for row in rows)]
+    if found.ceiling_requests_per_second is not None:
+        lines.append(line((f" ┊ the ceiling, {_rate(found.ceiling_requests_per_second)} req/s   ╌ the limit", DIM)))
+    return lines
+
+
+def _row(step: Mapping[str, Any]) -> list[Value]:
+    attained, ok = step["attained"], step["ok"]
+    return [
+        _rate(step["rate"]),
+        count(step["completed"]),
+        (count(step["failed"]), WARN if step["failed"] else None),
+        _p99(step["ttft_seconds"]),
+        _p99(step["itl_seconds"]),
+        count(step["tokens_per_second"]),
+        percent(step["kv_cache_usage"]),
+        count(step["waiting"]),
+        percent(attained, 1) if attained is None or attained < 0.9995 else "100%",
+        ("yes", OK) if ok else ("no", BAD),
+    ]
+
+
+def _p99(latency: Mapping[str, float | None]) -> str:
+    above = latency.get("p99_above")
+    return seconds(latency.get("p99")) if above is None else f">{seconds(above)}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else count(value)

@@ -1,0 +1,72 @@
+"""A scatter plot in braille: pure, from pairs of values to lines of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from rich.style import Style
+from textual.strip import Strip
+
+from vllm_console.ui.terminal.lines import line
+from vllm_console.ui.theme import ACCENT, DIM, WARN
+from vllm_console.ui.widgets.chart import AXIS, Scale, dot, nice_ceiling
+from vllm_console.ui.widgets.draw import fit
+
+
+def scatter(
+    points: Sequence[tuple[float, float]],
+    width: int,
+    height: int,
+    label_x: Callable[[float], str],
+    label_y: Callable[[float], str],
+    *,
+    log: bool = False,
+    limit: float | None = None,
+    at: float | None = None,
+) -> list[Strip]:
+    """The points with their axes in ``height`` rows of ``width`` cells; axes begin at 0 unless they are ``log``.
+
+    A dashed row stands at the value ``limit``, a dotted column at ``at``; both scales reach as far.
+    """
+    columns, rows = width - AXIS, height - 1
+    if columns < 4 or rows < 1:
+        return []
+    if not points:
+        empty = [line((" " * (AXIS - 1) + "┤", DIM)) for _ in range(rows)]
+        empty[rows // 2] = line((" " * (AXIS - 1) + "┤ ", DIM), (fit("nothing recorded yet", columns - 1), DIM))
+        return [*empty, line((" " * (AXIS - 1) + "┼" + "─" * columns, DIM))]
+    across = _scale([x for x, _ in points] + ([at] if at is not None else []), columns, log)
+    up = _scale([y for _, y in points] + ([limit] if limit is not None else []), rows, log)
+    cells = [[0] * columns for _ in range(rows)]
+    for x, y in points:
+        place, level = min(2 * columns - 1, across.level(x) // 2), up.level(y)
+        cells[rows - 1 - level // 4][place // 2] |= dot(place % 2, level % 4)
+    ticks = {0: label_y(up.hi)}
+    if rows >= 5:
+        middle = math.sqrt(up.lo * up.hi) if log else (up.lo + up.hi) / 2
+        ticks[up.row(middle) or rows // 2] = label_y(middle)
+    lines = []
+    limit_row = up.row(limit) if limit is not None else None
+    marked = min(columns - 1, across.level(at) // 4) if at is not None else None
+    for row, bits in enumerate(cells):
+        drawn: list[tuple[str, Style | None]] = []
+        for place, one in enumerate(bits):
+            if one:
+                drawn.append((chr(0x2800 + one), ACCENT))
+            elif place == marked:
+                drawn.append(("┊", WARN))
+            else:
+                drawn.append(("╌" if row == limit_row else " ", DIM))
+        lines.append(line((fit(ticks.get(row, ""), AXIS - 1, ">") + "┤", DIM), *drawn).simplify())
+    first, last = label_x(across.lo), label_x(across.hi)
+    axis = f"{first}{'─' * max(0, columns - len(first) - len(last))}{last}"
+    return [*lines, line((fit(label_y(up.lo), AXIS - 1, ">") + "┼" + fit(axis, columns), DIM))]
+
+
+def _scale(values: Sequence[float], cells: int, log: bool) -> Scale:
+    top = nice_ceiling(max(values))
+    positive = [value for value in values if value > 0]
+    if log and positive:
+        return Scale(min(10.0 ** math.floor(math.log10(min(positive)) + 1e-9), top / 10), top, cells, log=True)
+    return Scale(0.0, top, cells)

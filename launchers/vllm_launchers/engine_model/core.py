@@ -1,0 +1,100 @@
+"""One engine's core: scheduler and step-time model, without a clock, so that a test can run minutes in milliseconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from vllm_launchers.engine_model.roofline import Roofline
+from vllm_launchers.engine_model.scheduler import Batch, BlockPool, Request, Scheduler, SchedulerLimits
+
+
+@dataclass(slots=True)
+class StepReport:
+    """One iteration's results, in terms of vLLM's iteration statistics.
+
+    ``ttfts`` are in seconds from arrival, ``itls`` seconds since a request's previous token; ``prefilled`` are the
+    requests whose first token came out, ``advanced`` all that got a token and ``finished`` those of them that ended.
+    """
+
+    seconds: float
+    tokens: int
+    preempted: int
+    cache_queries: int
+    cache_hits: int
+    ttfts: list[float] = field(default_factory=list)
+    itls: list[float] = field(default_factory=list)
+    prefilled: list[Request] = field(default_factory=list)
+    advanced: list[Request] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """An iteration in the pipeline, and when its tokens are ready."""
+
+    batch: Batch
+    due: float
+
+
+class Core:
+    """One data-parallel rank. Call :meth:`begin`, let its seconds pass, then :meth:`finish`.
+
+    With pipeline stages, as many iterations are in flight at once, like in vLLM's batch queue: the next one consists of
+    requests not in the pipeline yet, and enters a stage when the previous one has left it. ``speed`` 2 halves every
+    duration.
+    """
+
+    def __init__(self, limits: SchedulerLimits, blocks: int, roofline: Roofline, *, prefix_caching: bool) -> None:
+        self.scheduler = Scheduler(limits, BlockPool(blocks, caching=prefix_caching))
+        self.roofline = roofline
+        self.speed = 1.0
+        self._pipeline: deque[_InFlight] = deque()
+        self._entry_free = 0.0
+        self._last_due = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is running or waiting."""
+        return self.scheduler.busy
+
+    def begin(self, now: float) -> float:
+        """Fill the pipeline; return how many seconds the oldest iteration in it still takes."""
+        while len(self._pipeline) < self.roofline.pipeline_parallel:
+            batch = self.scheduler.schedule(now)
+            if self._pipeline and not batch.shares:
+                # Everything is in the pipeline already; preemptions are reported with the oldest iteration.
+                self._pipeline[0].batch.preempted += batch.preempted
+                break
+            self._enter(batch, now)
+        return max(0.0, self._pipeline[0].due - now)
+
+    def _enter(self, batch: Batch, now: float) -> None:
+        """Put an iteration into the pipeline: no stage works on two, and none overtakes another."""
+        stage = self.roofline.stage_seconds(batch) / self.speed
+        entry = max(now, self._entry_free)
+        self._entry_free = entry + stage
+        due = entry + self.roofline.seconds(batch) / self.speed
+        if self._pipeline:
+            due = max(due, self._last_due + stage)
+        self._last_due = due
+        self._pipeline.append(_InFlight(batch, due))
+
+    def finish(self, seconds: float, now: float) -> StepReport:
+        """End the oldest iteration and report it. Raises RuntimeError if none is in flight."""
+        if not self._pipeline:
+            raise RuntimeError("no iteration is in flight")
+        batch = self._pipeline.popleft().batch
+        report = StepReport(seconds, batch.token_count, batch.preempted, batch.cache_queries, batch.cache_hits)
+        before = {share.request.id: share.request.last_token_at for share in batch.shares}
+        report.advanced = self.scheduler.complete(batch, now)
+        for request in report.advanced:
+            previous = before[request.id]
+            if previous is None:
+                report.ttfts.append(now - request.arrival)
+                report.prefilled.append(request)
+            else:
+                report.itls.append(now - previous)
+            if request.finished is not None:
+                report.finished.append(request)
+        return report

@@ -1,0 +1,480 @@
+"""vLLM's V1 scheduler, iteration by iteration: token budget, chunked prefill, prefix cache, preemption by recompute.
+
+Pure: no clock of its own and no I/O. Times are seconds on whatever clock the caller has.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+
+class NoFreeBlocksError(Exception):
+    """More blocks were asked for than are free."""
+
+
+def extend_chain(parent: int, tokens: Sequence[int]) -> int:
+    """Hash one full block of ``tokens`` after the chain ``parent``, so that equal hashes mean equal prefixes."""
+    return hash((parent, tuple(tokens)))
+
+
+def any_token(seed: int, position: int) -> int:
+    """A token where no text is wanted: as good as different for each ``seed`` and ``position``."""
+    return hash((seed, position))
+
+
+class BlockPool:
+    """Blocks of one KV cache, each free, held by one request, or shared by several through a common prefix.
+
+    ``total`` counts blocks as vLLM reports them; one of them is its null block and never allocated. A freed block with
+    a hash stays findable until it is reused: the least recently freed goes first, after all without one.
+    """
+
+    def __init__(self, total: int, *, caching: bool) -> None:
+        if total < 2:
+            raise ValueError(f"a block pool needs at least 2 blocks, got {total}")
+        self.total = total
+        self.capacity = total - 1
+        """Blocks that can be allocated."""
+        self.caching = caching
+        self.used = 0
+        """Blocks held by requests."""
+        self._fresh = 0
+        self._free: OrderedDict[int, None] = OrderedDict()
+        self._references: dict[int, int] = {}
+        self._hash_of: dict[int, int] = {}
+        self._by_hash: dict[int, dict[int, None]] = {}
+        """Requests that run at the same time can compute the same block: one is found until all are reused."""
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be allocated now, including cached ones."""
+        return self.capacity - self.used
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool in use, 0 to 1, as ``vllm:kv_cache_usage_perc`` has it."""
+        return self.used / self.capacity
+
+    @property
+    def cached(self) -> int:
+        """Blocks that can be found by hash, held or free."""
+        return len(self._hash_of)
+
+    def match(self, hashes: Iterable[int]) -> list[int]:
+        """Return the blocks of the longest cached prefix of ``hashes``, without taking them."""
+        found: list[int] = []
+        if not self.caching:
+            return found
+        for value in hashes:
+            blocks = self._by_hash.get(value)
+            if blocks is None:
+                break
+            found.append(next(iter(blocks)))
+        return found
+
+    def free_among(self, blocks: Iterable[int]) -> int:
+        """How many of ``blocks`` are free, and so would leave the free list in :meth:`share`."""
+        return sum(1 for block in blocks if block not in self._references)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Take one more reference on each of ``blocks``, which :meth:`match` returned."""
+        for block in blocks:
+            held = self._references.get(block, 0)
+            if not held:
+                del self._free[block]
+                self.used += 1
+            self._references[block] = held + 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Take ``count`` empty blocks; their cached content is dropped. Without caching they are only counted.
+
+        Raises :class:`NoFreeBlocksError`, and then takes none.
+        """
+        if count > self.free:
+            raise NoFreeBlocksError(f"{count} blocks wanted, {self.free} free")
+        self.used += count
+        if not self.caching:
+            return [0] * count
+        taken: list[int] = []
+        for _ in range(count):
+            if self._fresh < self.capacity:
+                block = self._fresh
+                self._fresh += 1
+            else:
+                block, _nothing = self._free.popitem(last=False)
+                self._forget(block)
+            self._references[block] = 1
+            taken.append(block)
+        return taken
+
+    def remember(self, block: int, value: int) -> None:
+        """Make the held ``block`` findable by its chain hash."""
+        if self.caching and block not in self._hash_of:
+            self._by_hash.setdefault(value, {})[block] = None
+            self._hash_of[block] = value
+
+    def forget(self) -> bool:
+        """Empty the prefix cache; False, with nothing done, while blocks are held."""
+        if self.used:
+            return False
+        self._hash_of.clear()
+        self._by_hash.clear()
+        return True
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Release one reference on each block, tails first, so that the ends of prefixes are evicted first.
+
+        Blocks without a hash can't be found again: they are reused before all others.
+        """
+        if not self.caching:
+            self.used -= len(blocks)
+            return
+        for block in reversed(blocks):
+            held = self._references[block]
+            if held > 1:
+                self._references[block] = held - 1
+                continue
+            del self._references[block]
+            self.used -= 1
+            self._free[block] = None
+            if block not in self._hash_of:
+                self._free.move_to_end(block, last=False)
+
+    def _forget(self, block: int) -> None:
+        value = self._hash_of.pop(block, None)
+        if value is None:
+            return
+        del self._by_hash[value][block]
+        if not self._by_hash[value]:
+            del self._by_hash[value]
+
+
+class FinishReason(StrEnum):
+    """Why a request ended, as in the API and in ``vllm:request_success_total``."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(slots=True)
+class Parent:
+    """Shared by the sequences of one request with ``n`` choices: how many there are and have yet to end."""
+
+    n: int
+    left: int
+    most_generated: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request and its progress. ``tokens`` grows by each generated token, which ``sample`` gives for ``seed`` and its
+    position in the output. Without ``sample`` only lengths are known: ``prompt_length`` is given instead of tokens, and
+    blocks are shared only through the first ``hashes``, where those are given.
+
+    ``output_length`` is how many tokens it will generate; it ends with ``LENGTH`` when that is ``max_tokens``, unless
+    it is ``stopped`` there by a stop string or token. A request for several choices has one of these for each, with a
+    ``parent`` in common.
+    """
+
+    id: str
+    tokens: list[int]
+    max_tokens: int
+    output_length: int
+    arrival: float = 0.0
+    seed: int = 0
+    sample: Callable[[int, int], int] | None = any_token
+    stopped: bool = False
+    parent: Parent | None = None
+    prompt_length: int = 0
+    computed: int = 0
+    under_way: int = 0
+    """Tokens of iterations in flight: several may be in a pipeline."""
+    generated: int = 0
+    cached: int | None = None
+    preemptions: int = 0
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
+    remembered: int = 0
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    finished: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_length = self.prompt_length or len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """Tokens of its prompt and of what it has generated."""
+        return self.prompt_length + self.generated
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute before the next token comes out."""
+        return self.prompt_length + self.generated - self.computed - self.under_way
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A request's part of one iteration: ``count`` tokens computed after ``context`` cached ones.
+
+    ``preemptions`` is how often the request had been preempted by then: a stale share counts for nothing.
+    """
+
+    request: Request
+    count: int
+    context: int
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """One iteration's work, and what happened while it was scheduled."""
+
+    shares: list[Share] = field(default_factory=list)
+    preempted: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
+
+    @property
+    def token_count(self) -> int:
+        """Tokens computed in this iteration."""
+        return sum(share.count for share in self.shares)
+
+
+class SchedulerLimits(msgspec.Struct, frozen=True):
+    """The scheduler's settings from the flags. ``max_num_batched_tokens`` is the budget of one iteration."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    chunked_prefill: bool = True
+
+
+class Scheduler:
+    """First come, first served over a block pool."""
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is any request, running or waiting."""
+        return bool(self.running or self.waiting)
+
+    def add(self, request: Request) -> None:
+        """Append a request to the queue. Raises ValueError if it could never fit."""
+        length = request.prompt_length + request.output_length
+        if request.prompt_length < 1 or request.output_length < 1 or length > self.limits.max_model_len:
+            raise ValueError(f"request of {length} tokens does not fit in {self.limits.max_model_len}")
+        if self._blocks_for(length) > self.pool.capacity:
+            raise ValueError(f"request of {length} tokens needs more than the whole KV cache")
+        self.waiting.append(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request now, wherever it is, and free its blocks. A finished one is left alone."""
+        if request.finished is not None:
+            return
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self._end(request, FinishReason.ABORT)
+
+    def schedule(self, now: float) -> Batch:
+        """Choose the next iteration's work: running requests first, then waiting ones while the budget lasts."""
+        batch = Batch()
+        budget = self._schedule_running(batch)
+        if not batch.preempted:
+            self._admit(batch, budget, now)
+        return batch
+
+    def complete(self, batch: Batch, now: float) -> list[Request]:
+        """Account for an iteration that has run; return the requests that got a token, finished ones included."""
+        advanced: list[Request] = []
+        for share in batch.shares:
+            request = share.request
+            if request.finished is not None or share.preemptions != request.preemptions:
+                continue  # aborted, or preempted by an iteration behind this one
+            request.computed += share.count
+            request.under_way -= share.count
+            if request.computed < request.length:
+                continue
+            self._emit(request, now)
+            advanced.append(request)
+        if any(request.finished for request in advanced):
+            self.running = [request for request in self.running if request.finished is None]
+        return advanced
+
+    def decode_steps(self, most: int) -> int:
+        """How many of the next iterations, up to ``most``, are one token for each running request and nothing else.
+
+        The last of them may end requests. 0 where the next iteration admits, preempts, or computes prompts.
+        """
+        running, count = self.running, len(self.running)
+        if not running or count > self.limits.max_num_batched_tokens or self._could_admit():
+            return 0
+        held = 0
+        for request in running:
+            if request.prompt_length + request.generated - request.computed != 1 or request.under_way:
+                return 0
+            held += len(request.blocks)
+            if request.output_length - request.generated < most:
+                most = request.output_length - request.generated
+        room = self.pool.free + held
+        while most and sum([self._blocks_for(request.computed + most) for request in running]) > room:
+            most //= 2
+        return most
+
+    def decode(self, steps: int, now: float) -> list[Request]:
+        """Account for that many iterations, as `decode_steps` allows, of requests known by length; those that ended."""
+        for request in self.running:
+            self._grow(request, steps)
+            request.computed += steps
+            self._remember(request)
+            request.generated += steps
+            request.last_token_at = now
+        ended = [request for request in self.running if request.generated >= request.output_length]
+        for request in ended:
+            self._end(request, FinishReason.LENGTH)
+        if ended:
+            self.running = [request for request in self.running if request.finished is None]
+        return ended
+
+    def _could_admit(self) -> bool:
+        """Whether the first waiting request could run now."""
+        if not self.waiting or len(self.running) >= self.limits.max_num_seqs:
+            return False
+        request = self.waiting[0]
+        return self._fits(request, self._find_prefix(request))
+
+    def _schedule_running(self, batch: Batch) -> int:
+        budget = self.limits.max_num_batched_tokens
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            count = min(request.remaining, budget)
+            if not count:
+                index += 1  # its token is still in the pipeline
+                continue
+            while not self._grow(request, count):
+                victim = self.running.pop()
+                self._preempt(victim, batch)
+                if victim is request:
+                    return budget
+            batch.shares.append(Share(request, count, request.computed + request.under_way, request.preemptions))
+            request.under_way += count
+            self._remember(request)
+            budget -= count
+            index += 1
+        return budget
+
+    def _admit(self, batch: Batch, budget: int, now: float) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            request = self.waiting[0]
+            reused = self._find_prefix(request)
+            start = len(reused) * self.limits.block_size
+            count = request.length - start
+            if count > budget:
+                if not self.limits.chunked_prefill:
+                    return
+                count = budget
+            # The whole input must fit before any of it is computed, otherwise it would be preempted half-way.
+            if not self._fits(request, reused):
+                return
+            self.waiting.popleft()
+            self.pool.share(reused)
+            request.blocks = reused
+            request.computed = start
+            request.remembered = len(reused)
+            if request.cached is None:
+                request.cached = start
+                batch.cache_queries += request.prompt_length
+                batch.cache_hits += start
+            if request.scheduled_at is None:
+                request.scheduled_at = now
+            self._grow(request, count)
+            self.running.append(request)
+            batch.shares.append(Share(request, count, start, request.preemptions))
+            request.under_way = count
+            self._remember(request)
+            budget -= count
+
+    def _fits(self, request: Request, reused: Sequence[int]) -> bool:
+        """Whether the blocks for its tokens so far are free, ``reused`` among them."""
+        needed = self._blocks_for(request.length) - len(reused)
+        return needed <= self.pool.free - self.pool.free_among(reused)
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        if not self.pool.caching:
+            return []
+        self._hash(request, request.length)
+        # The last token is always computed: the next one is sampled from it.
+        usable = (request.length - 1) // self.limits.block_size
+        return self.pool.match(request.hashes[:usable])
+
+    def _grow(self, request: Request, count: int) -> bool:
+        tokens, held = request.computed + request.under_way + count, len(request.blocks)
+        if tokens <= held * self.limits.block_size:
+            return True
+        missing = self._blocks_for(tokens) - held
+        if missing > self.pool.free:
+            return False
+        request.blocks.extend(self.pool.allocate(missing))
+        return True
+
+    def _remember(self, request: Request) -> None:
+        """Make its full blocks findable as soon as they are scheduled, so also for requests of the same iteration."""
+        if not self.pool.caching:
+            return
+        full = (request.computed + request.under_way) // self.limits.block_size
+        if full > request.remembered:
+            self._hash(request, full * self.limits.block_size)
+            for index in range(request.remembered, full):
+                self.pool.remember(request.blocks[index], request.hashes[index])
+            request.remembered = full
+
+    def _hash(self, request: Request, length: int) -> None:
+        size = self.limits.block_size
+        hashes = request.hashes
+        for index in range(len(hashes), length // size):
+            parent = hashes[-1] if hashes else 0
+            content = request.tokens[index * size : (index + 1) * size] if request.sample else (request.seed, index)
+            hashes.append(extend_chain(parent, content))
+
+    def _emit(self, request: Request, now: float) -> None:
+        if request.sample is not None:
+            request.tokens.append(request.sample(request.seed, request.generated))
+        request.generated += 1
+        if request.first_token_at is None:
+            request.first_token_at = now
+        request.last_token_at = now
+        if request.generated >= request.output_length:
+            hit_limit = request.generated >= request.max_tokens and not request.stopped
+            self._end(request, FinishReason.LENGTH if hit_limit else FinishReason.STOP)
+
+    def _preempt(self, request: Request, batch: Batch) -> None:
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.computed = request.under_way = 0
+        request.remembered = 0
+        request.preemptions += 1
+        batch.preempted += 1
+        self.waiting.appendleft(request)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        request.finished = reason
+        self.pool.release(request.blocks)
+        request.blocks = []
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.limits.block_size)

@@ -1,0 +1,53 @@
+"""How long an engine's steps take, in a few figures that can be fitted to what a server has shown. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
+
+
+class StepCost(msgspec.Struct, frozen=True):
+    """A step's duration, in seconds:
+
+        overhead + per_sequence · n + max(weights + per_read · reads, per_token · tokens + per_pair · pairs)
+
+    for ``n`` requests of which ``tokens`` are computed, with the keys and values of ``reads`` tokens read for ``pairs``
+    query-key pairs (see `roofline.Work`). The maximum is memory traffic against arithmetic. Above `MAX_GRAPH_BATCH`
+    tokens, for which there are no CUDA graphs, it takes ``ungraphed`` more.
+    """
+
+    overhead: float
+    per_sequence: float = 0.0
+    per_token: float = 0.0
+    per_read: float = 0.0
+    weights: float = 0.0
+    per_pair: float = 0.0
+    ungraphed: float = 0.0
+
+    def seconds(self, sequences: int, tokens: int, reads: float, pairs: float) -> float:
+        """The duration of one step."""
+        memory = self.weights + self.per_read * reads
+        arithmetic = self.per_token * tokens + self.per_pair * pairs
+        fixed = self.overhead if tokens <= MAX_GRAPH_BATCH else self.overhead + self.ungraphed
+        return fixed + self.per_sequence * sequences + (memory if memory > arithmetic else arithmetic)
+
+    def scaled(self, factor: float) -> StepCost:
+        """Every step takes ``factor`` times as long."""
+        return StepCost(*(getattr(self, name) * factor for name in self.__struct_fields__))
+
+
+class StepNoise(msgspec.Struct, frozen=True):
+    """By which factor steps took longer than their cost at a time: pairs of seconds and factor, in the order of time,
+    of steps that only decode and of those with a prompt. Empty: none.
+
+    After ``span`` seconds a replay begins again with the first; it begins ``shift`` seconds in.
+    """
+
+    decode: tuple[tuple[float, float], ...] = ()
+    prefill: tuple[tuple[float, float], ...] = ()
+    span: float = 0.0
+    shift: float = 0.0
+
+
+NO_NOISE = StepNoise()

@@ -1,0 +1,267 @@
+"""Replays the arrivals of requests through vLLM's scheduler, in virtual time: what a server with given limits would do.
+
+Only lengths are known, no tokens. Iterations in which every running request gets one token and nothing else happens
+are taken together, so that minutes of traffic take a fraction of a second. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.engine_model.scheduler import Batch, BlockPool, Request, Scheduler, SchedulerLimits
+from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
+
+_MOST_STEPS_TOGETHER = 4096
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """A request as far as it matters: when it comes (seconds), its lengths in tokens, and which prefix it shares.
+
+    ``prefix`` are the hashes of its first full blocks that other requests have too; equal ones are the same content.
+    """
+
+    at: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix: tuple[int, ...] = ()
+
+
+class EngineLimits(msgspec.Struct, frozen=True):
+    """What a server may do: its scheduler's limits, the blocks of its KV cache, and whether prefixes are cached."""
+
+    scheduler: SchedulerLimits
+    blocks: int
+    prefix_caching: bool
+
+
+class ReplayedRequest(msgspec.Struct, frozen=True):
+    """What became of one arrival; seconds from its arrival."""
+
+    queue_seconds: float
+    ttft_seconds: float
+    e2e_seconds: float
+    preemptions: int
+    cached_tokens: int
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What a replay came to.
+
+    ``requests`` are in the order of the arrivals; None for one that could never be served. ``intervals`` are times
+    between tokens in seconds and how many there were of each. These and the rest are of the iterations that began in
+    the time asked for: ``tokens`` generated, seconds ``busy``, request-seconds ``waiting``, and the KV cache's usage
+    (0 to 1) times seconds. ``batches`` are busy seconds by the number of running requests; ``prefill_tokens`` the most
+    prompt tokens in one iteration. ``seconds`` is from the first arrival to the last token, and ``steps`` counts all.
+    """
+
+    requests: tuple[ReplayedRequest | None, ...]
+    intervals: tuple[tuple[float, int], ...]
+    steps: int
+    seconds: float
+    tokens: int
+    busy: float
+    waiting: float
+    kv_usage: float
+    batches: dict[int, float]
+    prefill_tokens: int
+    preemptions: int
+
+
+def replay_traffic(
+    arrivals: Sequence[Arrival],
+    limits: EngineLimits,
+    cost: StepCost,
+    noise: StepNoise = NO_NOISE,
+    *,
+    since: float = 0.0,
+    until: float = math.inf,
+) -> Replayed:
+    """Replay ``arrivals``, in the order of their times, to the last one's end; sum up from ``since`` to ``until``."""
+    if limits.prefix_caching and not any(one.prefix for one in arrivals):
+        # Then only a preempted request finds something in the cache: what it had computed itself.
+        plain = replace(limits, prefix_caching=False)
+        replay = _Replay(arrivals, plain, cost, noise, since, until)
+        found = replay.run()
+        if not replay.any_preempted:
+            return found
+    return _Replay(arrivals, limits, cost, noise, since, until).run()
+
+
+class _Replay:
+    """One replay under way."""
+
+    def __init__(
+        self,
+        arrivals: Sequence[Arrival],
+        limits: EngineLimits,
+        cost: StepCost,
+        noise: StepNoise,
+        since: float,
+        until: float,
+    ) -> None:
+        self._scheduler = Scheduler(limits.scheduler, BlockPool(limits.blocks, caching=limits.prefix_caching))
+        self._cost, self._since, self._until = cost, since, until
+        self._decode_noise = _Factors(noise.decode, noise)
+        self._prefill_noise = _Factors(noise.prefill, noise)
+        self._requests = [
+            Request(
+                "", [], one.output_tokens, one.output_tokens, arrival=one.at, seed=index, sample=None,
+                prompt_length=one.prompt_tokens, hashes=list(one.prefix) if limits.prefix_caching else [],
+            )
+            for index, one in enumerate(arrivals)
+        ]  # fmt: skip
+        self._queue = deque(self._requests)
+        self._refused: set[int] = set()
+        self._now = self._requests[0].arrival if self._requests else 0.0
+        self._intervals: list[tuple[float, int]] = []
+        self._batches: dict[int, float] = {}
+        self._steps = self._prefill = self._preempted = 0
+        self.any_preempted = False
+        self._tokens = 0
+        self._busy = self._waiting = self._usage = 0.0
+
+    def run(self) -> Replayed:
+        scheduler = self._scheduler
+        while True:
+            self._admit()
+            if not scheduler.busy:
+                if not self._queue:
+                    break
+                self._now = self._queue[0].arrival
+                continue
+            steps = scheduler.decode_steps(_MOST_STEPS_TOGETHER)
+            if steps:
+                self._decode(steps)
+            else:
+                self._step()
+        return Replayed(
+            requests=tuple(self._outcome(request) for request in self._requests),
+            intervals=tuple(self._intervals),
+            steps=self._steps,
+            seconds=self._now - self._requests[0].arrival if self._requests else 0.0,
+            tokens=self._tokens,
+            busy=self._busy,
+            waiting=self._waiting,
+            kv_usage=self._usage,
+            batches=self._batches,
+            prefill_tokens=self._prefill,
+            preemptions=self._preempted,
+        )
+
+    def _admit(self) -> None:
+        """Queue the requests that have come."""
+        while self._queue and self._queue[0].arrival <= self._now:
+            request = self._queue.popleft()
+            try:
+                self._scheduler.add(request)
+            except ValueError:
+                self._refused.add(request.seed)
+
+    def _decode(self, steps: int) -> None:
+        """At most ``steps`` iterations of one token for each running request, until an arrival may join them."""
+        running = self._scheduler.running
+        count, seconds = len(running), self._cost.seconds
+        reads = float(sum(request.computed for request in running) + count)
+        full = count >= self._scheduler.limits.max_num_seqs
+        usage, began = self._scheduler.pool.usage, self._now
+        factor = self._decode_noise.at
+        done = 0
+        while done < steps:
+            took = seconds(count, count, reads, reads) * factor(self._now)
+            counted = self._since <= self._now < self._until
+            self._now += took
+            reads += count
+            done += 1
+            came = bool(self._queue) and self._queue[0].arrival <= self._now
+            if came:
+                self._admit()
+            if counted:
+                self._count(took, count, count)
+                self._intervals.append((took, count))
+            if came and not full:
+                break
+        self._steps += done
+        ended = self._scheduler.decode(done, self._now)
+        self._use((usage + (usage if ended else self._scheduler.pool.usage)) / 2, began)
+
+    def _step(self) -> None:
+        """One iteration, whatever is in it."""
+        scheduler, began = self._scheduler, self._now
+        batch = scheduler.schedule(began)
+        took = self._cost.seconds(*_work(batch))
+        usage, count = scheduler.pool.usage, len(batch.shares)
+        before = [(share.request, share.request.last_token_at) for share in batch.shares]
+        prefill = sum(share.count for share in batch.shares if share.count > 1)
+        self._prefill = max(self._prefill, prefill)
+        took *= (self._prefill_noise if prefill else self._decode_noise).at(began)
+        self._now += took
+        self._steps += 1
+        self.any_preempted |= batch.preempted > 0
+        advanced = scheduler.complete(batch, self._now)
+        self._admit()
+        if self._since <= began < self._until:
+            self._count(took, count, len(advanced))
+            self._preempted += batch.preempted
+            for request, last in before:
+                if last is not None and request.last_token_at == self._now:
+                    self._intervals.append((self._now - last, 1))
+        self._use(usage, began)
+
+    def _count(self, took: float, count: int, tokens: int) -> None:
+        """Add up one iteration; who waits at its end, those that came meanwhile too, as vLLM's statistics have it."""
+        self._tokens += tokens
+        self._busy += took
+        self._waiting += took * len(self._scheduler.waiting)
+        self._batches[count] = self._batches.get(count, 0.0) + took
+
+    def _use(self, usage: float, began: float) -> None:
+        if self._since <= began < self._until:
+            self._usage += usage * (min(self._now, self._until) - began)
+
+    def _outcome(self, request: Request) -> ReplayedRequest | None:
+        if request.seed in self._refused or request.first_token_at is None or request.last_token_at is None:
+            return None
+        return ReplayedRequest(
+            queue_seconds=(request.scheduled_at or request.arrival) - request.arrival,
+            ttft_seconds=request.first_token_at - request.arrival,
+            e2e_seconds=request.last_token_at - request.arrival,
+            preemptions=request.preemptions,
+            cached_tokens=request.cached or 0,
+        )
+
+
+class _Factors:
+    """The factors of one kind of step by time, for times that only grow."""
+
+    def __init__(self, points: Sequence[tuple[float, float]], noise: StepNoise) -> None:
+        self._points, self._span = points, noise.span
+        self._place, self._begin = 0, -noise.shift
+
+    def at(self, now: float) -> float:
+        """The factor of the last step seen by then."""
+        points = self._points
+        if not points:
+            return 1.0
+        if now - self._begin >= self._span > 0:
+            self._begin += (now - self._begin) // self._span * self._span
+            self._place = 0
+        at, place = now - self._begin, self._place
+        while place + 1 < len(points) and points[place + 1][0] <= at:
+            place += 1
+        self._place = place
+        return points[place][1]
+
+
+def _work(batch: Batch) -> tuple[int, int, float, float]:
+    """Requests, tokens, reads and pairs of an iteration, as `roofline.Work` counts them."""
+    tokens, reads, pairs = 0, 0, 0.0
+    for share in batch.shares:
+        tokens += share.count
+        reads += share.context + share.count
+        pairs += share.count * (share.context + (share.count + 1) / 2)
+    return len(batch.shares), tokens, float(reads), pairs

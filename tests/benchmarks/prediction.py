@@ -1,0 +1,340 @@
+"""How good predictions are: each change is predicted from the traffic before it, made, and measured.
+
+    python tests/benchmarks/prediction.py [--seeds 2] [--json]
+    python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--changes N] [--rounds 1] [--seconds 60]
+
+Without arguments every change runs on the simulated engine in virtual time, under three kinds of traffic: steady
+(Poisson arrivals), bursty (the rate changes every ten seconds) and with shared prefixes. What is predicted from one
+traffic is measured with another one of the same kind (another seed), as after a restart, and with the very same
+requests. The noise floor is how much the same flags differ between the two.
+
+With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
+restart, load. The same requests are sent before and after. Each round ends with the first flags once more, which gives
+the noise floor.
+
+Below 70 % of capacity and above are listed apart, and so are predictions that were flagged as outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fakes.virtual_records import Recorded, record, traffic
+from vllm_console.history.probe_records import ProbeReader
+from vllm_console.prediction.evidence import Evidence, gather
+from vllm_console.prediction.figures import Figures
+from vllm_console.prediction.fit import Fit, fit
+from vllm_console.prediction.predict import Change, Estimate, predict
+from vllm_console.prediction.score import SCORED
+
+FIT = 250
+REQUESTS = 300
+BASE = "--max-num-seqs 48 --max-model-len 4096"
+TIGHT = f"{BASE} --num-gpu-blocks-override 700"
+CHANGES = (
+    (BASE, "--max-num-seqs 12 --max-model-len 4096", 1.0),
+    ("--max-num-seqs 16 --max-model-len 4096", BASE, 1.0),
+    (BASE, f"{BASE} --max-num-batched-tokens 256", 1.0),
+    (f"{BASE} --max-num-batched-tokens 512", f"{BASE} --max-num-batched-tokens 4096", 1.0),
+    (f"{BASE} --max-num-batched-tokens 4096", f"{BASE} --max-num-batched-tokens 4096 --no-enable-chunked-prefill", 1.0),
+    (BASE, TIGHT, 1.0),
+    (TIGHT, f"{BASE} --num-gpu-blocks-override 3000", 1.0),
+    (TIGHT, f"{TIGHT} --kv-cache-dtype fp8 --num-gpu-blocks-override 1400", 1.0),
+    (BASE, f"{BASE} --no-enable-prefix-caching", 1.0),
+    (BASE, BASE, 1.5),
+)
+TRAFFICS: dict[str, dict[str, Any]] = {"steady": {}, "bursty": {"burst": 1.8}, "shared": {"shared": 512}}
+RATES = (1.5, 2.6)
+FIGURES = tuple((part and f"{latency}.{part}") or latency for latency, part in SCORED)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One predicted change: per figure what was measured before, predicted, and measured after, on the traffic of its
+    kind and on the very same requests; and whether the interval held the first."""
+
+    change: str
+    traffic: str
+    load: float | None
+    outside: str
+    now: dict[str, float | None]
+    predicted: dict[str, tuple[float | None, float | None, float | None]]
+    measured: dict[str, float | None]
+    same: dict[str, float | None]
+    noise: dict[str, float | None]
+
+
+def values(figures: Figures) -> dict[str, float | None]:
+    found = {}
+    for name, (latency, part) in zip(FIGURES, SCORED, strict=True):
+        value = getattr(figures, latency)
+        found[name] = getattr(value, part) if part else value
+    return found
+
+
+def intervals(prediction: Any) -> dict[str, tuple[float | None, float | None, float | None]]:
+    found = {}
+    for name, (latency, part) in zip(FIGURES, SCORED, strict=True):
+        value = getattr(prediction, latency)
+        one: Estimate = getattr(value, part) if part else value
+        found[name] = one.value, one.low, one.high
+    return found
+
+
+# -- the simulated engine ----------------------------------------------------------------------------------------------
+
+
+def evidence_of(recorded: Recorded, most: int = 500) -> Evidence:
+    limits = recorded.limits.scheduler
+    return gather(recorded.requests, recorded.steps, limits.block_size, limits.max_num_batched_tokens, most=most)
+
+
+def simulated(seeds: int) -> Iterator[Outcome]:
+    for seed in range(1, seeds + 1):
+        for kind in TRAFFICS:
+            for rate in RATES:
+                for before, after, scale in CHANGES:
+                    if "prefix" in after and kind != "shared":
+                        continue
+                    yield one_simulated(before, after, scale, kind, rate, seed)
+
+
+@cache
+def run(line: str, kind: str, rate: float, seed: int) -> tuple[Recorded, Evidence]:
+    recorded = record(line, traffic(REQUESTS, rate, seed=seed, **TRAFFICS[kind]))
+    return recorded, evidence_of(recorded)
+
+
+@cache
+def fitted(line: str, kind: str, rate: float, seed: int) -> Fit:
+    recorded, _ = run(line, kind, rate, seed)
+    return fit(evidence_of(recorded, FIT), recorded.limits)
+
+
+def one_simulated(before: str, after: str, scale: float, kind: str, rate: float, seed: int) -> Outcome:
+    first, other = 10 * seed, 10 * seed + 1
+    recorded, evidence = run(before, kind, rate, first)
+    (same, as_same), (_, as_measured) = (run(after, kind, rate * scale, one) for one in (first, other))
+    eight_bits = "fp8" in after
+    change = Change(recorded.limits, same.limits, scale, 0.5 if eight_bits else 1.0)
+    found = predict(evidence, fitted(before, kind, rate, first), change)
+    changed = f"{before} → {after}" if before != after else f"{before}, traffic × {scale:g}"
+    return Outcome(
+        changed, f"{kind} {rate:g}/s", found.load, found.outside, values(evidence.observed), intervals(found.predicted),
+        values(as_measured.observed), values(as_same.observed), values(run(before, kind, rate, other)[1].observed),
+    )  # fmt: skip
+
+
+# -- real vLLM ---------------------------------------------------------------------------------------------------------
+
+REAL_BASE = {"max-num-seqs": 16, "max-model-len": 512, "block-size": 32, "num-gpu-blocks-override": 120}
+REAL_CHANGES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({}, {"max-num-seqs": 4}),
+    ({}, {"max-num-batched-tokens": 64}),
+    ({"max-num-seqs": 4}, {"max-num-seqs": 16}),
+    ({}, {"num-gpu-blocks-override": 40}),
+    ({"max-num-batched-tokens": 128}, {"max-num-batched-tokens": 2048}),
+    ({}, {"enable-prefix-caching": False}),
+)
+QUIET = {
+    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_HOST_IP": "127.0.0.1",
+    "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}  # fmt: skip
+
+
+class Program:
+    """The program's commands, in a state folder of its own."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.port = port
+        self.environment = {
+            **os.environ, **QUIET, "HOME": str(folder),
+            **{f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("STATE", "CONFIG", "CACHE")},
+        }  # fmt: skip
+        self.server = folder / "state/vllm-console/servers/bench"
+
+    def __call__(self, *words: str, check: bool = True) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "vllm_console", *words], env=self.environment, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        if check and done.returncode:
+            raise SystemExit(f"{' '.join(words)}: {done.stderr or done.stdout}")
+        return done.stdout
+
+    def start(self, vllm: str, model: str, flags: dict[str, Any]) -> None:
+        sets = [word for name, value in flags.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+        self("start", "chatbot", "--engine", "vllm", "--vllm", vllm, "--model", model, "--name", "bench", "--wait",
+             "--port", str(self.port), "--force", *sets)  # fmt: skip
+
+    def change(self, change: dict[str, Any]) -> None:
+        self("restart", "bench", "--wait", "--force", *words_of(change))
+
+    def load(self, rate: float, seconds: float) -> float:
+        began = time.time()
+        self("load", "bench", "--rate", f"{rate}", "--duration", f"{seconds}", "--input-p95", "300",
+             "--output-p95", "200", "--seed", "3", "--max-failed", "1")  # fmt: skip
+        return began
+
+    def measured(self, since: float) -> Figures:
+        reader = ProbeReader(self.server / "probe")
+        requests = [one for one in reader.requests() if one.arrived_at >= since]
+        steps = [one for one in reader.steps() if one.at >= since]
+        return gather(requests, steps, REAL_BASE["block-size"], 2048).observed
+
+
+def words_of(change: dict[str, Any]) -> list[str]:
+    return [word for name, value in change.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+
+
+def real(vllm: str, model: str, port: int, changes: int, rounds: int, rate: float, seconds: float) -> Iterator[Outcome]:
+    for number, (first, change) in enumerate(REAL_CHANGES[:changes] * rounds):
+        with tempfile.TemporaryDirectory(prefix="prediction-") as folder:
+            program = Program(Path(folder), port)
+            try:
+                yield one_real(program, vllm, model, first, change, rate, seconds)
+            finally:
+                program("stop", "bench", check=False)
+                for _ in range(60):
+                    if '"alive": true' not in program("status", "bench", "--json", check=False):
+                        break
+                    time.sleep(1)
+        print(f"  {number + 1} of {changes * rounds}", file=sys.stderr)
+
+
+def one_real(
+    program: Program, vllm: str, model: str, first: dict[str, Any], change: dict[str, Any], rate: float, seconds: float
+) -> Outcome:
+    flags = {**REAL_BASE, **first}
+    program.start(vllm, model, flags)
+    program.load(rate, 10)  # warm
+    now = program.measured(program.load(rate, seconds))
+    found = json.loads(program("predict", "bench", *words_of(change), "--json", check=False) or "{}")
+    program.change(change)
+    program.load(rate, 10)
+    after = program.measured(program.load(rate, seconds))
+    program.change({name: flags.get(name, {"enable-prefix-caching": True}.get(name, 2048)) for name in change})
+    program.load(rate, 10)
+    again = program.measured(program.load(rate, seconds))
+    predicted = {}
+    for name, (latency, part) in zip(FIGURES, SCORED, strict=True):
+        one = found.get("predicted", {}).get(latency)
+        one = one[part] if part and one else {"value": one, "low": None, "high": None}
+        predicted[name] = one["value"], one["low"], one["high"]
+    title = ", ".join(f"{name} {flags.get(name, 'default')} → {value}" for name, value in change.items())
+    return Outcome(
+        title, f"{rate:g}/s", None, found.get("outside") or "", values(now), predicted, values(after), values(after),
+        values(again),
+    )  # fmt: skip
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def error(predicted: float | None, measured: float | None) -> float | None:
+    return None if predicted is None or not measured else abs(predicted / measured - 1)
+
+
+def shown(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{median(known):.1%}" if known else "–"
+
+
+def summary(outcomes: Sequence[Outcome], title: str) -> Iterator[str]:
+    yield f"{title}: {len(outcomes)} changes"
+    if not outcomes:
+        return
+    columns = ("same requests", "other requests", "nothing changes", "noise floor", "in the interval", "direction")
+    yield f"  {'median error of':<18}" + "".join(f"{name:>17}" for name in columns)
+    for name in FIGURES:
+        inside, right, moved = [], 0, 0
+        for one in outcomes:
+            value, low, high = one.predicted[name]
+            measured, now = one.measured[name], one.now[name]
+            if low is not None and high is not None and measured is not None:
+                inside.append(low <= measured <= high)
+            if value is not None and measured and now and abs(measured / now - 1) > 0.2:
+                moved += 1
+                right += (value > now) == (measured > now)
+        cells = (
+            shown([error(one.predicted[name][0], one.same[name]) for one in outcomes]),
+            shown([error(one.predicted[name][0], one.measured[name]) for one in outcomes]),
+            shown([error(one.now[name], one.measured[name]) for one in outcomes]),
+            shown([error(one.noise[name], one.now[name]) for one in outcomes]),
+            f"{sum(inside) / len(inside):.0%}" if inside else "–",
+            f"{right} of {moved}",
+        )
+        yield f"  {name.replace('_seconds', ''):<18}" + "".join(f"{cell:>17}" for cell in cells)
+    yield ""
+
+
+def each(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    for one in outcomes:
+        yield f"{one.change} · {one.traffic}" + (f" · load {one.load:.0%}" if one.load is not None else "")
+        for name in FIGURES:
+            value, low, high = one.predicted[name]
+            numbers = (one.now[name], value, low, high, one.measured[name], one.same[name], one.noise[name])
+            cells = "".join(f"{'–' if number is None else f'{number:.4g}':>10}" for number in numbers)
+            yield f"  {name.replace('_seconds', ''):<18}{cells}"
+        if one.outside:
+            yield f"  {one.outside}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--each", action="store_true", help="list every change, too")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--vllm")
+    parser.add_argument("--model")
+    parser.add_argument("--changes", type=int, default=len(REAL_CHANGES))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=2.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--port", type=int, default=18471)
+    args = parser.parse_args()
+    if args.vllm:
+        outcomes_of = real(args.vllm, args.model, args.port, args.changes, args.rounds, args.rate, args.seconds)
+    else:
+        outcomes_of = simulated(args.seeds)
+    outcomes = []
+    for one in outcomes_of:
+        outcomes.append(one)
+        if args.vllm or args.each:
+            print("\n".join(each([one])), flush=True)
+    if args.json:
+        print(json.dumps([asdict(one) for one in outcomes]))
+        return
+    print("\ncolumns of each change: now, predicted, low, high, measured, on the same requests, the first flags again")
+    given = [one for one in outcomes if one.predicted[FIGURES[0]][0] is not None]
+    for title, part in (
+        ("below 70 % of capacity", [one for one in given if one.load is not None and one.load < 0.7]),
+        ("70 to 85 %", [one for one in given if one.load is not None and 0.7 <= one.load <= 0.85]),
+        ("above 85 %, flagged", [one for one in given if one.load is not None and one.load > 0.85]),
+        ("flagged as outside for another reason", [one for one in given if one.outside and (one.load or 0) <= 0.85]),
+        ("all that were predicted", given),
+    ):
+        print("\n".join(summary(part, title)))
+    print(f"refused: {len(outcomes) - len(given)}")
+    for one in outcomes:
+        if one not in given:
+            print(f"  {one.change} · {one.traffic}: {one.outside}")
+
+
+if __name__ == "__main__":
+    main()

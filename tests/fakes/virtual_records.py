@@ -1,0 +1,108 @@
+"""What the probe would record of a simulated engine under traffic, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vllm_console.history.probe_records import FinishedRequest, Step
+from vllm_launchers.engine_model.core import Core
+from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits
+from vllm_launchers.engine_model.traffic_replay import EngineLimits
+from vllm_launchers.simulated.flags import parse
+from vllm_launchers.simulated.memory import plan_memory
+from vllm_launchers.simulated.server import build_core
+from vllm_launchers.simulated.settings import Simulated, resolve
+
+MODEL = "Qwen/Qwen3-8B-AWQ"
+BEGAN = 1_000_000.0
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run's records, and the limits of its engine."""
+
+    requests: Sequence[FinishedRequest]
+    steps: Sequence[Step]
+    limits: EngineLimits
+
+
+def record(line: str, requests: Iterable[Request], *, model: str = MODEL, speed: float = 1.0) -> Recorded:
+    """Run ``requests`` to their ends on an engine with the flags of ``line``."""
+    settings = resolve(parse(["serve", model, *line.split()]), Simulated.from_environment({}))
+    core = build_core(settings, plan_memory(settings))
+    core.speed = speed
+    pool, limits = core.scheduler.pool, core.scheduler.limits
+    finished, steps = _run(core, deque(sorted(requests, key=lambda one: one.arrival)))
+    kept = SchedulerLimits(
+        limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len, limits.block_size,
+        limits.chunked_prefill,
+    )  # fmt: skip
+    return Recorded(finished, steps, EngineLimits(kept, pool.total, pool.caching))
+
+
+def _run(core: Core, queue: deque[Request]) -> tuple[list[FinishedRequest], list[Step]]:
+    finished: list[FinishedRequest] = []
+    steps: list[Step] = []
+    now = 0.0
+    while queue or core.busy:
+        if not core.busy:
+            now = max(now, queue[0].arrival)
+        while queue and queue[0].arrival <= now:
+            core.scheduler.add(queue.popleft())
+        seconds = core.begin(now)
+        now += seconds
+        report = core.finish(seconds, now)
+        prompts = sum(request.prompt_length for request in report.prefilled)
+        finished += [finished_request(request) for request in report.finished]
+        scheduler = core.scheduler
+        steps.append(
+            Step(
+                BEGAN + now, 0, len(scheduler.running), len(scheduler.waiting), scheduler.pool.usage, None,
+                report.cache_queries, report.cache_hits, prompts, len(report.advanced), report.preempted,
+                len(report.itls), min(report.itls, default=None), max(report.itls, default=None), None, None, None, 0,
+            )
+        )  # fmt: skip
+    return finished, steps
+
+
+def finished_request(request: Request) -> FinishedRequest:
+    """The record of a request that has ended."""
+    scheduled, first, last = (
+        one or 0.0 for one in (request.scheduled_at, request.first_token_at, request.last_token_at)
+    )
+    return FinishedRequest(
+        request.id, BEGAN + request.arrival, BEGAN + last, 0, request.prompt_length, request.generated,
+        request.cached or 0, scheduled - request.arrival, first - scheduled, last - first, last - request.arrival,
+        request.preemptions, str(request.finished), 0,
+    )  # fmt: skip
+
+
+def traffic(
+    count: int,
+    rate: float,
+    *,
+    prompt: tuple[int, int] = (100, 900),
+    output: tuple[int, int] = (50, 350),
+    shared: int = 0,
+    burst: float = 1.0,
+    seed: int = 1,
+) -> list[Request]:
+    """Poisson arrivals of requests with lengths drawn evenly. The first ``shared`` tokens of all prompts are the same.
+
+    With ``burst`` above 1 the rate changes every ten seconds between that multiple and what keeps the mean.
+    """
+    dice = random.Random(seed)
+    common = [dice.randrange(50_000) for _ in range(shared)]
+    at, found = 0.0, []
+    for index in range(count):
+        high = burst > 1 and int(at / 10) % 2 == 0
+        factor = burst if high else (2 - burst if 1 < burst < 2 else 1.0 if burst == 1 else 0.1)
+        at += dice.expovariate(rate * factor)
+        length = dice.randint(*prompt)
+        tokens = common + [dice.randrange(50_000) for _ in range(length)]
+        made = dice.randint(*output)
+        found.append(Request(str(index), tokens, made, made, arrival=at, seed=index))
+    return found

@@ -1,0 +1,90 @@
+"""What a claim of an operating guide is, and what comes of running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import cache
+from itertools import pairwise
+
+import msgspec
+
+
+class Verdict(StrEnum):
+    """Whether the direction or order that a guide claims is what the model gives."""
+
+    HOLDS = "holds"
+    CONDITIONAL = "holds with a condition"
+    WRONG = "wrong"
+
+
+class Source(StrEnum):
+    """What kind of statement a claim is."""
+
+    FORMULA = "formula"
+    RULE = "rule of thumb"
+    RESULTS = "table of results"
+    SYMPTOM = "symptom"
+    FIX = "fix"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of running a claim. ``figures`` fill its texts.
+
+    ``as_claimed`` is whether direction or order is as the guide has it, ``with_condition`` whether it is so where the
+    claim's reason says. ``explained`` is whether what the reason says was seen in the run.
+    """
+
+    figures: Mapping[str, float]
+    as_claimed: bool
+    with_condition: bool = False
+    explained: bool = True
+
+    @property
+    def verdict(self) -> Verdict:
+        """What follows of the two."""
+        if self.as_claimed:
+            return Verdict.HOLDS
+        return Verdict.CONDITIONAL if self.with_condition else Verdict.WRONG
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """One claim. ``setup`` is what is run, ``gives`` and ``reason`` are templates for an outcome's figures."""
+
+    name: str
+    source: Source
+    says: str
+    setup: str
+    gives: str
+    verdict: Verdict
+    reason: str
+    measure: Callable[[], Outcome]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Run it, once for each process."""
+        return _measured(self.measure)
+
+    def filled(self, template: str) -> str:
+        """A template with the outcome's figures. Raises KeyError if it names one that does not exist."""
+        return template.format(**self.outcome.figures)
+
+
+@cache
+def _measured(measure: Callable[[], Outcome]) -> Outcome:
+    return measure()
+
+
+def rising(*values: float) -> bool:
+    """Whether each value is above the one before."""
+    return all(before < after for before, after in pairwise(values))
+
+
+def close(value: float, other: float, share: float) -> bool:
+    """Whether two values differ by at most ``share`` of the second."""
+    return abs(value - other) <= share * abs(other)
+
+
+def gained(after: float, before: float) -> int:
+    """By how many percent ``after`` is more than ``before``."""
+    return round(100 * (after / before - 1))

@@ -1,0 +1,11 @@
+"""Pictures of the panes that show what a server's probe has recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("key", ["7", "8"])
+def test_requests_and_steps(snap_compare, app, pressing, fakes, size, key):
+    assert snap_compare(app(fakes.chat, fakes.coder), terminal_size=size, run_before=pressing(key))

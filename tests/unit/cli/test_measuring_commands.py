@@ -1,0 +1,47 @@
+"""The arguments of the commands that measure, and the words of the tool that ``bench`` runs."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from vllm_console.cli.bench import lengths
+from vllm_console.cli.main import CHANGING, parse
+from vllm_launchers.presets.model import Workload
+
+WORK = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
+
+
+def test_commands_that_send_traffic_are_refused_in_read_only_mode():
+    assert {"load", "ramp", "bench"} <= CHANGING
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("20m", 1200), ("1.5h", 5400)])
+def test_a_budget_in_units(text, seconds):
+    assert parse(["ramp", "chat", "--budget", text]).budget == seconds
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--budget", "5"], ["--budget", "soon"], ["--budget", ""], ["--budget", "nan"], ["--budget", "25h"],
+        ["--rates", "0"], ["--rates", "1,,2"], ["--rates", "10001"], ["--rates", "inf"], ["--start", "-1"],
+        ["--rates", ",".join("1" * 101)],
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_a_wrong_argument(words):
+    with pytest.raises(SystemExit) as ended:
+        parse(["ramp", "chat", *words])
+    assert ended.value.code == 2
+
+
+def test_a_benchmark_has_the_presets_mean_lengths_within_the_context():
+    asked = argparse.Namespace(input_tokens=None, output_tokens=None)
+    prefix, prompt, output = lengths(asked, WORK, None)
+    assert prefix == pytest.approx(prompt, abs=1)
+    assert 1000 < prefix + prompt < 1500
+    assert 250 < output < 400
+    prefix, prompt, output = lengths(asked, WORK, 512)
+    assert prefix + prompt + output <= 512
+    assert lengths(argparse.Namespace(input_tokens=1, output_tokens=3), WORK, None) == (0, 1, 3)

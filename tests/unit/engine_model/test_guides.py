@@ -1,0 +1,27 @@
+"""What operating guides say of vLLM, run in the model: the verdicts of ``docs/guides.md`` are what comes out."""
+
+from __future__ import annotations
+
+import pytest
+
+from guides.claim import Claim, Outcome, Verdict
+from guides.table import TOPICS
+
+CLAIMS = [claim for claims in TOPICS.values() for claim in claims]
+
+
+@pytest.mark.xdist_group("guides")  # the runs are shared with the check that the document is current
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_a_guides_claim_is_judged_by_what_the_model_gives(claim: Claim) -> None:
+    assert claim.outcome.verdict is claim.verdict, claim.filled(claim.gives)
+    assert claim.outcome.explained, f"{claim.filled(claim.gives)}: {claim.filled(claim.reason)}"
+
+
+def test_a_claim_that_fails_as_it_stands_needs_a_condition_to_hold() -> None:
+    assert Outcome({}, as_claimed=True).verdict is Verdict.HOLDS
+    assert Outcome({}, as_claimed=False, with_condition=True).verdict is Verdict.CONDITIONAL
+    assert Outcome({}, as_claimed=False).verdict is Verdict.WRONG
+
+
+def test_claims_have_names_of_their_own() -> None:
+    assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)

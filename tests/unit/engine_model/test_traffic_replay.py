@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_launchers.engine_model.scheduler import Scheduler, SchedulerLimits
+from vllm_launchers.engine_model.step_cost import StepCost
+from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
+
+COST = StepCost(0.002, per_sequence=1e-5, per_token=5e-5, per_read=1e-7, weights=0.006)
+
+
+def limits(
+    *, seqs: int = 8, budget: int = 64, blocks: int = 200, caching: bool = False, chunked: bool = True
+) -> EngineLimits:
+    return EngineLimits(SchedulerLimits(seqs, budget, 512, 4, chunked), blocks, caching)
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.floats(0, 0.2), st.integers(1, 60), st.integers(1, 60), st.integers(0, 10), st.sampled_from([0, 1]),
+    ),
+    min_size=1, max_size=25,
+)  # fmt: skip
+
+
+def one_step_at_a_time(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> Replayed:
+    with monkeypatch.context() as patched:
+        patched.setattr(Scheduler, "decode_steps", lambda self, most: 0)
+        return replay_traffic(*arguments)
+
+
+def spread(replayed: Replayed) -> list[tuple[float, int]]:
+    counts: dict[float, int] = {}
+    for seconds, count in replayed.intervals:
+        counts[round(seconds, 9)] = counts.get(round(seconds, 9), 0) + count
+    return sorted(counts.items())
+
+
+@settings(max_examples=60, deadline=None)
+@given(drawn=ARRIVALS, seqs=st.integers(1, 8), blocks=st.integers(32, 80), caching=st.booleans(), chunked=st.booleans())
+def test_steps_taken_together_are_the_same_as_one_by_one(
+    drawn: list[tuple[float, int, int, int, int]], seqs: int, blocks: int, caching: bool, chunked: bool
+) -> None:
+    at, arrivals = 0.0, []
+    for gap, prompt, output, shared, group in drawn:
+        at += gap
+        prefix = tuple(range(1000 * group, 1000 * group + min(shared, prompt // 4)))
+        arrivals.append(Arrival(at, prompt, output, prefix))
+    allowed = limits(seqs=seqs, budget=64 if chunked else 512, blocks=blocks, caching=caching, chunked=chunked)
+    together = replay_traffic(arrivals, allowed, COST)
+    with pytest.MonkeyPatch.context() as patched:
+        apart = one_step_at_a_time(patched, arrivals, allowed, COST)
+    assert together.steps == apart.steps
+    assert together.preemptions == apart.preemptions
+    assert spread(together) == pytest.approx(spread(apart))
+    for one, other in zip(together.requests, apart.requests, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.ttft_seconds == pytest.approx(other.ttft_seconds)
+            assert one.e2e_seconds == pytest.approx(other.e2e_seconds)
+            assert (one.preemptions, one.cached_tokens) == (other.preemptions, other.cached_tokens)
+    assert together.waiting == pytest.approx(apart.waiting)
+    assert together.batches == pytest.approx(apart.batches)
+
+
+def test_a_request_alone_takes_its_prefill_and_one_step_per_token() -> None:
+    found = replay_traffic([Arrival(5.0, 40, 11)], limits(), COST)
+    (request,) = found.requests
+    assert request is not None
+    prefill = COST.seconds(1, 40, 40, 40 * 41 / 2)
+    assert request.ttft_seconds == pytest.approx(prefill)
+    steps = [COST.seconds(1, 1, 40 + number, 40 + number) for number in range(1, 11)]
+    assert request.e2e_seconds == pytest.approx(prefill + sum(steps))
+    assert sum(count for _, count in found.intervals) == 10
+    assert found.seconds == pytest.approx(request.e2e_seconds)
+
+
+def test_a_shared_prefix_is_computed_once_if_caching_is_on() -> None:
+    prefix = tuple(range(8))
+    arrivals = [Arrival(0.0, 40, 5, prefix), Arrival(1.0, 40, 5, prefix)]
+    first, second = replay_traffic(arrivals, limits(caching=True), COST).requests
+    assert first is not None
+    assert second is not None
+    assert (first.cached_tokens, second.cached_tokens) == (0, 32)
+    assert second.ttft_seconds < first.ttft_seconds
+    without = replay_traffic(arrivals, limits(), COST).requests[1]
+    assert without is not None
+    assert without.cached_tokens == 0
+
+
+def test_fewer_sequences_make_requests_wait_and_decode_faster() -> None:
+    arrivals = [Arrival(0.01 * number, 20, 40) for number in range(20)]
+    many, few = (replay_traffic(arrivals, limits(seqs=seqs, blocks=500), COST) for seqs in (16, 2))
+    assert few.waiting > many.waiting
+    assert max(few.batches) == 2
+    longest = [max(seconds for seconds, _ in one.intervals) for one in (many, few)]
+    assert longest[1] < longest[0]
+
+
+def test_a_request_that_never_fits_is_refused_and_the_others_served() -> None:
+    found = replay_traffic([Arrival(0.0, 600, 10), Arrival(0.0, 10, 10)], limits(), COST)
+    assert found.requests[0] is None
+    assert found.requests[1] is not None

@@ -1,0 +1,81 @@
+"""The ramps that a console runs: what it makes of their events, of one that could not begin, and of one it cancels."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_console.fleet.ramps import Ramps, RampView
+from vllm_console.fleet.verbs import RefusedError
+
+STEP: dict[str, Any] = {"rate": 2.0, "ok": True, "ttft_seconds": {"p99": 0.2}}
+RESULT = {"steps": [STEP], "ceiling_requests_per_second": 2.0, "goodput": None, "limited_by": None, "sentence": "So."}
+BEGIN = {"begin": {"objectives": {"ttft_p99_seconds": 1.0}, "budget_seconds": 60.0}}
+
+
+def says(*events: object) -> str:
+    return "".join(f"echo '{json.dumps(event)}'\n" for event in events)
+
+
+@pytest.fixture
+def ramps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Ramps]]:
+    """Begins a ramp on ``chat`` whose process is a script."""
+    made = Ramps()
+
+    def begin(script: str) -> Ramps:
+        program = tmp_path / "python"
+        program.write_text(f'#!/bin/bash\necho "$@" > {tmp_path / "words"}\n{script}\n')
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        made.start("chat", tmp_path, others_allowed=False)
+        return made
+
+    yield begin
+    made.close()
+
+
+def ended(ramps: Ramps) -> RampView:
+    ramps._ramps["chat"].reader.join(20)
+    view = ramps.view("chat")
+    assert view is not None
+    assert not view.running
+    return view
+
+
+def test_events_become_steps_limits_and_a_result(ramps: Callable[[str], Ramps], tmp_path: Path) -> None:
+    progress = {"rate": 2.0, "warming_up": True, "elapsed": 3.0, "in_flight": 1}
+    view = ended(ramps(says(BEGIN, {"progress": progress}, {"step": STEP}, {"result": RESULT})))
+    assert (view.steps, view.budget_seconds, view.problem) == ((STEP,), 60.0, "")
+    assert view.result is not None
+    assert (view.result.ceiling_requests_per_second, view.result.sentence) == (2.0, "So.")
+    assert view.result.limits == {"ttft_p99_seconds": 1.0}
+    assert "--yes" not in (tmp_path / "words").read_text()
+
+
+def test_one_that_could_not_begin_says_why(ramps: Callable[[str], Ramps]) -> None:
+    began = ramps("echo 'vllm-console: a measurement runs on chat already' >&2; exit 4")
+    assert ended(began).problem == "a measurement runs on chat already"
+
+
+def test_that_a_server_serves_others_is_no_problem_but_a_question(ramps: Callable[[str], Ramps]) -> None:
+    view = ended(ramps(says({"others": "chat serves others"}) + "echo 'vllm-console: refused' >&2; exit 4"))
+    assert (view.others, view.problem) == ("chat serves others", "")
+
+
+def test_a_canceled_one_reports_what_it_has_and_there_is_one_at_a_time(ramps: Callable[[str], Ramps]) -> None:
+    waits = 'while [ -z "$over" ]; do sleep 0.01; done\n'
+    began = ramps("trap over=1 TERM\n" + says(BEGIN) + waits + says({"result": RESULT}))
+    with pytest.raises(RefusedError, match="a ramp runs on chat already"):
+        began.start("chat", Path(), others_allowed=False)
+    view = began.view("chat")
+    while view is not None and not view.limits:  # until it has set its trap
+        view = began.view("chat")
+    began.cancel("chat")
+    view = ended(began)
+    assert view.canceled
+    assert view.result is not None

@@ -1,0 +1,74 @@
+"""The process that predicts staged changes: its words, its errors, and its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vllm_console.fleet.predictions import PredictedChange
+from vllm_console.fleet.snapshot import Changes
+from vllm_console.fleet.staged_predictions import StagedPredictions
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.prediction.predict import Estimates, Prediction
+from vllm_console.prediction.score import TrackRecord
+
+FOUND = PredictedChange((), Prediction(Estimates(), outside="A guess."), 100, 2.0, "the probe's records", TrackRecord())
+CHANGES = Changes(set={"max-num-seqs": 64, "enable-prefix-caching": False}, unset=("kv-cache-dtype",))
+
+
+@pytest.fixture
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a script in the place of the program; returns the file to which it writes its words."""
+
+    def put(script: str) -> Path:
+        program, words = tmp_path / "python", tmp_path / "words"
+        program.write_text(f'#!/bin/sh\necho "$$ $@" > {words}\n{script}\n')
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+        return words
+
+    return put
+
+
+def test_it_runs_the_command_and_keeps_nothing(pretend: Callable[[str], Path], tmp_path: Path) -> None:
+    answer = tmp_path / "answer"
+    answer.write_bytes(msgspec.json.encode(FOUND))
+    words = pretend(f"cat {answer}; exit 1")
+    assert StagedPredictions(["--state", "/s"]).ask("chat", CHANGES) == FOUND
+    changes = "--set max-num-seqs=64 --set enable-prefix-caching=false --unset kv-cache-dtype"
+    assert words.read_text().endswith(f" -m vllm_console --state /s predict chat --draft {changes}\n")
+
+
+def test_its_error_is_the_commands(pretend: Callable[[str], Path]) -> None:
+    pretend("echo 'vllm-console: chat: a prediction needs more' >&2; exit 1")
+    with pytest.raises(FleetError, match=r"^chat: a prediction needs more$"):
+        StagedPredictions(()).ask("chat", CHANGES)
+
+
+def test_it_is_given_up_after_its_deadline(pretend: Callable[[str], Path]) -> None:
+    pretend("exec sleep 60")
+    with pytest.raises(FleetError, match="no prediction within"):
+        StagedPredictions((), deadline=0.2).ask("chat", CHANGES)
+
+
+@pytest.mark.parametrize("end", [StagedPredictions.cancel, StagedPredictions.close])
+def test_it_is_ended(pretend: Callable[[str], Path], end: Callable[[StagedPredictions], None]) -> None:
+    words, asked, answers = pretend("exec sleep 60"), StagedPredictions(()), list[object]()
+    thread = threading.Thread(target=lambda: answers.append(asked.ask("chat", CHANGES)))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not (words.exists() and words.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    end(asked)
+    thread.join(20)
+    assert answers == [None]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(words.read_text().split()[0]), 0)

@@ -1,0 +1,129 @@
+"""Which rate is tried next and when a step is over, on simulated responses."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.load.ramp_search import StepFigures, Tried, bracket, ceiling, judge, next_step
+from vllm_launchers.presets.model import Objectives
+
+GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=0.1, kv_cache_usage=0.85, preemption_rate=0.02)
+CALM = StepFigures(
+    rate=8.0, seconds=30.0, ttft=(240, 0), itl=(20_000, 0), in_flight=(20.0,) * 60, kv_cache_usage=(0.5,) * 30,
+    preemptions=0.0, finished=240.0, running=20.0,
+)  # fmt: skip
+
+
+def searched(miss, start, *, steps=40, seed=0, requests=1500):
+    """The ceiling found where a request at a rate is late with probability ``miss(rate)``."""
+    chance, tried = random.Random(seed), []
+    while len(tried) < steps and (wanted := next_step(tried, start, start / 32, 10_000)) is not None:
+        outcome, late, count = None, 0, 0
+        while outcome is None:
+            count += 10
+            late += sum(chance.random() < miss(wanted.rate) for _ in range(10))
+            figures = replace(CALM, rate=wanted.rate, ttft=(count - late, late))
+            outcome = judge(figures, GOALS, final=count >= requests, early=not wanted.full)
+        tried.append(Tried(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+    return ceiling(tried), tried
+
+
+def curve(at, steepness):
+    """A share of misses that is 1% at a rate, and rises with that power of it."""
+    return lambda rate: 1 / (1 + 99 * (at / rate) ** steepness)
+
+
+@pytest.mark.parametrize("steepness", [8, 15, 40])
+@pytest.mark.parametrize("at", [0.7, 9.3, 210.0])
+def test_within_5_percent_of_an_exhaustive_search(at, steepness):
+    miss = curve(at, steepness)
+    grid = [at * 0.5 * 1.005**step for step in range(280)]
+    exhaustive = max(rate for rate in grid if miss(rate) <= 0.01)
+    errors = [abs(searched(miss, at / 6, seed=seed)[0].rate / exhaustive - 1) for seed in range(10)]
+    assert sorted(errors)[8] < 0.05, errors
+
+
+def test_the_first_rate_may_be_too_high():
+    found, tried = searched(curve(1.0, 20), 10.0)
+    assert found.rate == pytest.approx(1.0, rel=0.05)
+    assert [one.rate for one in tried[:3]] == [10.0, 5.0, 2.5]
+
+
+def test_clear_steps_end_early_and_a_rate_far_beyond_ends_at_once():
+    _, tried = searched(curve(9.3, 40), 1.0)
+    assert [sum(one.ttft) for one in tried if one.rate < 5] == pytest.approx([60] * 3, abs=20)
+    assert sum(next(one for one in tried if not one.ok).ttft) <= 20
+
+
+def test_no_rate_holds_and_every_rate_holds():
+    found, tried = searched(lambda _: 0.5, 8.0)
+    assert found is None
+    assert not any(one.ok for one in tried)
+    assert min(one.rate for one in tried) == 8.0 / 32
+    found, tried = searched(lambda _: 0.0, 1000.0)
+    assert found is None
+    assert max(one.rate for one in tried) == 10_000
+
+
+def test_a_rate_that_failed_by_a_disturbance_does_not_hold_the_ceiling_down():
+    tried = [
+        Tried(4.0, True),
+        Tried(8.0, False),
+        Tried(5.7, True),
+        Tried(9.0, True),
+        Tried(9.5, True),
+        Tried(16.0, False),
+    ]
+    assert (bracket(tried).low, bracket(tried).high) == (9.5, 16.0)
+
+
+def test_a_full_cache_is_bisected_to_the_end():
+    tried = []
+    while (wanted := next_step(tried, 1.0, 0.1, 1000.0)) is not None:
+        figures = replace(CALM, rate=wanted.rate, kv_cache_usage=(wanted.rate / 10,) * 30)
+        outcome = judge(figures, GOALS, final=True)
+        tried.append(Tried(wanted.rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
+    assert ceiling(tried).limited_by == "kv_cache_usage"
+    assert 8.5 / 1.04 <= ceiling(tried).rate <= 8.5
+    assert len(tried) < 12
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, ""),
+        ({"ttft": (230, 10)}, "ttft_p99_seconds"),
+        ({"ttft": (230, 10), "failed": 9}, "failures"),
+        ({"ttft": (230, 10), "send_delay": 2.0}, "client"),
+        ({"itl": (19_000, 1000)}, "itl_p99_seconds"),
+        ({"kv_cache_usage": (0.2, 0.9, 0.9)}, "kv_cache_usage"),
+        ({"kv_cache_usage": (0.2, 0.2, 0.99)}, ""),
+        ({"preemptions": 6.0}, "preemption_rate"),
+        ({"in_flight": tuple(float(20 + 2 * at) for at in range(60))}, "queue"),
+        ({"in_flight": (), "kv_cache_usage": (), "preemptions": None, "finished": None, "running": None}, ""),
+    ],
+)
+def test_what_a_finished_step_misses(changed, reason):
+    outcome = judge(replace(CALM, **changed), GOALS, final=True)
+    assert (outcome.ok, outcome.limited_by) == (not reason, reason)
+
+
+def test_a_step_goes_on_while_its_queue_grows_and_while_it_is_short():
+    assert judge(CALM, GOALS) is not None
+    assert judge(replace(CALM, seconds=3.0), GOALS) is None
+    assert judge(replace(CALM, ttft=(20, 0)), GOALS) is None
+    assert judge(replace(CALM, in_flight=tuple(float(20 + 2 * at) for at in range(60))), GOALS) is None
+    assert judge(CALM, GOALS, early=False) is None
+
+
+def test_few_slow_gaps_at_the_start_do_not_end_a_step():
+    assert judge(replace(CALM, seconds=1.0, ttft=(4, 0), itl=(300, 60)), GOALS) is None
+
+
+def test_an_empty_step_does_not_hold():
+    outcome = judge(StepFigures(1.0, 10.0), GOALS, final=True)
+    assert not outcome.ok
+    assert outcome.attained is None

@@ -1,0 +1,38 @@
+"""Recorded requests sent again: when, how long, and what they share."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from vllm_console.load.recorded import RecordedRequest, RecordedTraffic
+
+
+def shared(one, other):
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+
+
+def test_arrivals_and_lengths_are_those_recorded():
+    traffic = RecordedTraffic([RecordedRequest(105.0, 30, 7), RecordedRequest(100.0, 10, 5)], speed=2.0)
+    sent = list(traffic.stream(range(1000, 2000)))
+    assert [(one.at, len(one.prompt), one.output_tokens) for one in sent] == [(0.0, 10, 5), (2.5, 30, 7)]
+    assert all(1000 <= token < 2000 for one in sent for token in one.prompt)
+    assert "2 recorded requests" in traffic.words()
+    assert "2 times as fast" in traffic.words()
+
+
+def test_a_prompt_begins_with_as_much_of_an_earlier_one_as_was_cached():
+    lengths = [(200, 0), (100, 96), (500, 0), (400, 320), (50, None)]
+    traffic = RecordedTraffic([RecordedRequest(float(at), *one[:1], 5, one[1]) for at, one in enumerate(lengths)])
+    prompts = [one.prompt for one in traffic.stream(range(200, 2000))]
+    assert shared(prompts[1], prompts[0]) == 96
+    assert shared(prompts[3], prompts[2]) == 320
+    assert shared(prompts[2], prompts[0]) < 8
+    assert shared(prompts[4], prompts[3]) < 8
+    assert prompts == [one.prompt for one in traffic.stream(range(200, 2000))]
+
+
+def test_a_prefix_that_was_cached_before_the_record_is_unknown_and_lengths_are_cut_to_the_context():
+    traffic = RecordedTraffic([RecordedRequest(1.0, 900, 500, 640)])
+    (sent,) = traffic.stream((), 512)
+    assert (len(sent.prompt), sent.output_tokens) == (256, 256)
+    assert traffic.due == [0.0]

@@ -1,0 +1,190 @@
+"""From a simulated engine's records to a prediction, and what is refused."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from msgspec.structs import replace
+
+from fakes.virtual_records import Recorded, record, traffic
+from vllm_console.prediction.evidence import Evidence, NoEvidenceError, gather
+from vllm_console.prediction.fit import Fit, fit, step_regression
+from vllm_console.prediction.predict import Change, Prediction, predict
+from vllm_console.prediction.score import KeptPrediction, Traffic, settle, track_record
+
+BASE = "--max-num-seqs 48 --max-model-len 4096"
+
+
+@cache
+def recorded(line: str = BASE, *, rate: float = 2.6, seed: int = 1, count: int = 100, shared: int = 0) -> Recorded:
+    return record(line, traffic(count, rate, seed=seed, shared=shared))
+
+
+def evidence_of(found: Recorded) -> Evidence:
+    limits = found.limits.scheduler
+    return gather(found.requests, found.steps, limits.block_size, limits.max_num_batched_tokens)
+
+
+@cache
+def fitted(line: str = BASE, shared: int = 0) -> tuple[Recorded, Evidence, Fit]:
+    found = recorded(line, shared=shared)
+    evidence = evidence_of(found)
+    return found, evidence, fit(evidence, found.limits)
+
+
+@cache
+def predicted(line: str, before: str = BASE, shared: int = 0, scale: float = 1.0) -> tuple[Prediction, Evidence]:
+    found, evidence, cost = fitted(before, shared)
+    after = record(line, traffic(100, 2.6 * scale, seed=1, shared=shared))
+    return predict(evidence, cost, Change(found.limits, after.limits, scale)), evidence_of(after)
+
+
+def test_the_cost_of_a_step_is_found_from_the_records() -> None:
+    _, evidence, found = fitted()
+    cost = step_regression(evidence.steps)
+    off = [cost.seconds(one.sequences, one.tokens, one.reads, one.pairs) / one.seconds - 1 for one in evidence.steps]
+    assert sum(abs(one) < 0.02 for one in off) > 0.9 * len(off)
+    assert any(one.prefills for one in evidence.steps)
+    assert found.error < 0.05
+
+
+@pytest.mark.parametrize(
+    ("line", "before", "shared", "scale"),
+    [
+        ("--max-num-seqs 10 --max-model-len 4096", BASE, 0, 1.0),
+        (f"{BASE} --max-num-batched-tokens 256", BASE, 0, 1.0),
+        (f"{BASE} --num-gpu-blocks-override 300", BASE, 0, 1.0),
+        (f"{BASE} --no-enable-prefix-caching", BASE, 512, 1.0),
+        (BASE, BASE, 0, 1.3),
+    ],
+)
+def test_the_same_requests_after_a_change_take_what_was_predicted(
+    line: str, before: str, shared: int, scale: float
+) -> None:
+    prediction, after = predicted(line, before, shared, scale)
+    for latency in ("ttft_seconds", "itl_seconds", "e2e_seconds"):
+        estimate, measured = getattr(prediction.predicted, latency).p50, getattr(after.observed, latency).p50
+        assert estimate.value == pytest.approx(measured, rel=0.1)
+        assert estimate.low <= measured <= estimate.high
+    tokens = prediction.predicted.tokens_per_second
+    assert tokens.value == pytest.approx(after.observed.tokens_per_second, rel=0.05)
+
+
+def test_other_traffic_of_the_kind_lies_in_the_interval() -> None:
+    prediction, _ = predicted("--max-num-seqs 16 --max-model-len 4096")
+    assert not prediction.outside
+    inside = []
+    for seed in (2, 3, 4):
+        other = evidence_of(recorded("--max-num-seqs 16 --max-model-len 4096", seed=seed)).observed
+        for latency in ("ttft_seconds", "itl_seconds", "e2e_seconds"):
+            estimate = getattr(prediction.predicted, latency).p50
+            inside.append(estimate.low <= getattr(other, latency).p50 <= estimate.high)
+    assert sum(inside) >= 7
+
+
+def test_a_quantile_that_few_requests_decide_is_not_shown() -> None:
+    prediction, _ = predicted(f"{BASE} --max-num-batched-tokens 256")
+    assert prediction.now.ttft_seconds.p99.value is None
+    assert prediction.predicted.ttft_seconds.p99.value is None
+    assert prediction.predicted.ttft_seconds.p90.value is not None
+
+
+def test_near_capacity_only_the_direction_is_told() -> None:
+    prediction, _ = predicted("--max-num-seqs 3 --max-model-len 4096")
+    assert "direction and the order of magnitude" in prediction.outside
+    assert prediction.predicted.ttft_seconds.p50.value is not None
+    assert prediction.load is not None
+    assert prediction.load > 0.85
+
+
+def test_what_the_records_do_not_say_is_refused() -> None:
+    found, evidence, cost = fitted()
+    off = replace(found.limits, prefix_caching=False)
+    caching = predict(evidence, cost, Change(off, found.limits))
+    assert "prompts begin alike" in caching.outside
+    assert caching.predicted.ttft_seconds.p50.value is None
+    assert caching.now.ttft_seconds.p50.value is not None
+    short = replace(found.limits, scheduler=replace(found.limits.scheduler, max_model_len=600))
+    assert "longer than 600 tokens" in predict(evidence, cost, Change(found.limits, short)).outside
+    tight = replace(found.limits, blocks=21)
+    assert "the whole KV cache of 320 tokens" in predict(evidence, cost, Change(found.limits, tight)).outside
+
+
+def test_requests_that_vanished_are_noticed() -> None:
+    found = recorded()
+    kept = [one for index, one in enumerate(found.requests) if index % 3]
+    evidence = evidence_of(Recorded(kept, found.steps, found.limits))
+    assert "disconnected" in evidence.flaw
+    _, _, cost = fitted()
+    assert "disconnected" in predict(evidence, cost, Change(found.limits, found.limits)).outside
+
+
+def test_traffic_after_requests_that_vanished_is_whole_again() -> None:
+    found = recorded()
+    middle = found.requests[len(found.requests) // 2].arrived_at
+    kept = [one for index, one in enumerate(found.requests) if index % 3 or one.arrived_at > middle]
+    evidence = evidence_of(Recorded(kept, found.steps, found.limits))
+    assert not evidence.flaw
+    assert evidence.requests >= 30
+
+
+def test_lost_records_are_noticed() -> None:
+    found = recorded()
+    lost = [*found.requests[:-1], found.requests[-1]._replace(dropped=3)]
+    assert "lost records" in evidence_of(Recorded(lost, found.steps, found.limits)).flaw
+
+
+def test_a_server_that_the_model_does_not_explain_is_refused() -> None:
+    found, evidence, cost = fitted()
+    wrong = replace(cost, costs=tuple(one.scaled(1.5) for one in cost.costs))
+    prediction = predict(evidence, wrong, Change(found.limits, found.limits))
+    assert "does not reproduce this server as it is" in prediction.outside
+    assert prediction.predicted.itl_seconds.p50.value is None
+
+
+def test_too_few_requests_are_no_evidence() -> None:
+    found = recorded()
+    with pytest.raises(NoEvidenceError, match="only 12 usable requests"):
+        gather(found.requests[:12], found.steps, 16, 2048)
+
+
+def test_while_traffic_runs_requests_with_unknown_company_are_not_judged() -> None:
+    found = recorded()
+    last = found.requests[80].finished_at
+    steps = [one for one in found.steps if one.at <= last]
+    evidence = gather(found.requests[:81], steps, 16, 2048)
+    assert evidence.requests < len(evidence.arrivals) <= 81
+    assert not evidence.flaw
+
+
+def test_shared_prefixes_are_told_from_the_cached_tokens() -> None:
+    found, evidence, _ = fitted(BASE, 512)
+    assert evidence.cached_tokens > 0.8 * 512 * evidence.requests
+    hit = [one for one, request in zip(evidence.arrivals, found.requests, strict=False) if request.cached_tokens]
+    assert len({one.prefix[:32] for one in hit}) == 1
+
+
+def kept(after: Evidence, *, outside: bool = False) -> KeptPrediction:
+    _, evidence, cost = fitted()
+    prediction, _ = predicted("--max-num-seqs 16 --max-model-len 4096")
+    one = KeptPrediction(0.0, {"max-num-seqs": 16}, prediction.predicted, Traffic.of(evidence), cost.costs[0], outside)
+    return settle(one, after)
+
+
+def test_a_prediction_is_scored_by_what_came() -> None:
+    slower = record("--max-num-seqs 16 --max-model-len 4096", traffic(100, 2.6, seed=2), speed=1 / 1.1)
+    one = kept(evidence_of(slower))
+    assert one.drift == pytest.approx(0.1, abs=0.02)
+    scored = track_record([one, kept(evidence_of(slower), outside=True)])
+    assert scored.predictions == 1
+    assert scored.median_error is not None
+    assert 0.03 < scored.median_error < 0.3
+    assert scored.covered is not None
+    assert scored.covered >= 0.75
+
+
+def test_a_prediction_is_not_scored_by_other_traffic() -> None:
+    one = kept(evidence_of(recorded("--max-num-seqs 16 --max-model-len 4096", rate=1.2)))
+    assert one.unlike
+    assert track_record([one]).median_error is None

@@ -1,0 +1,83 @@
+"""Results of other tools: real files of ``vllm bench serve`` 0.32 and guidellm 0.8.1, shortened; and others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vllm_console.runs.imports import ResultError, measurement, read_result
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def test_a_result_of_vllm_bench_serve():
+    found = read_result(RESULTS / "vllm-bench-serve-0.32.json")
+    (step,) = found.steps
+    assert found.kind == "vllm bench serve"
+    assert (step["rate"], step["sent"], step["completed"], step["failed"]) == (4.0, 20, 20, 0)
+    assert step["ttft_seconds"]["p99"] == pytest.approx(0.0717, abs=1e-4)
+    assert step["itl_seconds"]["p50"] == pytest.approx(0.0302, abs=1e-4)
+    assert step["e2e_seconds"]["mean"] == pytest.approx(0.5071, abs=1e-4)
+    assert step["tokens_per_second"] == pytest.approx(57.96, abs=0.01)
+    assert step["kv_cache_usage"] is step["ok"] is None
+
+
+def test_a_result_of_guidellm():
+    found = read_result(RESULTS / "guidellm-0.8.1.json")
+    (step,) = found.steps
+    assert found.kind == "guidellm"
+    assert found.at == pytest.approx(1795437112.18, abs=0.01)
+    assert (step["rate"], step["sent"], step["completed"], step["failed"]) == (4.0, 12, 12, 0)
+    assert step["ttft_seconds"]["p50"] == pytest.approx(0.6428, abs=1e-4)
+    assert step["itl_seconds"]["p99"] == pytest.approx(0.0779, abs=1e-4)
+    assert step["e2e_seconds"]["p99"] == pytest.approx(2.0718, abs=1e-4)
+
+
+def test_all_requests_at_once_have_the_rate_that_was_measured():
+    document = json.loads((RESULTS / "vllm-bench-serve-0.32.json").read_text())
+    found = measurement(document | {"request_rate": "inf", "p50_ttft_ms": None, "date": "?"}, 5.0)
+    assert found.steps[0]["rate"] == pytest.approx(3.62, abs=0.01)
+    assert found.steps[0]["ttft_seconds"]["p50"] == pytest.approx(0.0545, abs=1e-4), "the median"
+    assert found.at == 5.0
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -5, 10**400, 1e300, True, [1]])
+def test_what_cannot_have_been_measured_is_unknown(tmp_path, number):
+    path = tmp_path / "result.json"
+    document = json.loads((RESULTS / "vllm-bench-serve-0.32.json").read_text())
+    path.write_text(json.dumps(document | {"p99_ttft_ms": number, "output_throughput": number}))
+    (step,) = read_result(path).steps
+    assert step["ttft_seconds"]["p99"] is step["tokens_per_second"] is None
+    assert step["completed"] == 20
+    path.write_text(json.dumps(document | {"completed": number}))
+    with pytest.raises(ResultError, match="no result that is known here"):
+        read_result(path)
+
+
+def test_a_result_with_too_many_benchmarks_is_refused(tmp_path):
+    document = json.loads((RESULTS / "guidellm-0.8.1.json").read_text())
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(document | {"benchmarks": document["benchmarks"] * 201}))
+    with pytest.raises(ResultError, match=r"has 201 benchmarks, and at most 200"):
+        read_result(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}", "no result that is known here"),
+        ('{"benchmarks": [{"metrics": 3}, null]}', "no result that is known here"),
+        ("[1]", "no result that is known here"),
+        ("# README", "no JSON file"),
+        (None, "can't be read"),
+    ],
+)
+def test_anything_else_is_one_sentence(tmp_path, text, why):
+    path = tmp_path / "result.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ResultError, match=why) as raised:
+        read_result(path)
+    assert "\n" not in str(raised.value)

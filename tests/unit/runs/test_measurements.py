@@ -1,0 +1,93 @@
+"""What clients measured of a run: kept with it, listed, and drawn over each other."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from msgspec.structs import replace
+
+from fakes import made_runs
+from vllm_console.cli.runs_text import comparison_lines, run_lines, step_lines
+from vllm_console.runs import store as run_store
+from vllm_console.runs.compare import compare
+from vllm_console.runs.document import comparison_document
+from vllm_console.runs.measurement import Curve, Measurement, plot
+from vllm_console.runs.store import RunHead, RunName, RunStore
+
+
+def ramp(at=1000.0, ceiling=8.0, slower=1.0):
+    steps = tuple(
+        {"rate": rate, "sent": 100, "completed": 90, "failed": 0, "ttft_seconds": {"p99": ttft * slower},
+         "itl_seconds": {"p99": 0.03}, "e2e_seconds": {}, "tokens_per_second": 100.0 * rate, "kv_cache_usage": 0.5,
+         "preemptions": 0, "waiting": 0, "attained": 1.0 if rate <= ceiling else 0.8, "ok": rate <= ceiling}
+        for rate, ttft in ((2.0, 0.2), (4.0, 0.25), (8.0, 0.5), (16.0, 4.0))
+    )  # fmt: skip
+    limits = {"ttft_p99_seconds": 1.0, "itl_p99_seconds": 0.1}
+    return Measurement("ramp", at, steps, ceiling, ceiling, "ttft_p99_seconds", "It holds.", limits)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return RunStore(tmp_path / "runs.sqlite")
+
+
+def test_a_ramp_is_kept_with_its_run_and_listed(store):
+    store.enter([RunHead("chat-1", "chat", 1, 500.0, preset="chatbot", flags={"max-num-seqs": 8})])
+    store.add_measurement(RunName("chat-1", "chat", 1), ramp())
+    (run,) = store.runs("chat")
+    assert run.measurements == (ramp(),)
+    assert any("ceiling 8 req/s, limited by TTFT p99" in line for line in run_lines([run], 2000.0))
+
+
+def test_a_run_keeps_the_newest(store, monkeypatch):
+    monkeypatch.setattr(run_store, "MOST_MEASUREMENTS", 2)
+    name = RunName("chat-1", "chat", 1)
+    for at in (3.0, 1.0, 2.0):
+        store.add_measurement(name, ramp(at))
+    assert [one.at for one in store.runs("chat")[0].measurements] == [2.0, 3.0]
+
+
+def test_a_file_of_the_version_before_is_read_and_migrated(store, monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr(run_store, "MIGRATIONS", run_store.MIGRATIONS[:3])
+        store.enter([RunHead("chat-1", "chat", 1, 500.0, preset="chatbot")])
+    assert store.runs("chat")[0].measurements == ()
+    store.add_measurement(RunName("chat-1", "chat", 1), ramp())
+    assert len(store.runs("chat")[0].measurements) == 1
+    with sqlite3.connect(store.path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(run_store.MIGRATIONS),)
+
+
+def test_a_comparison_draws_both_curves():
+    sides = made_runs.pair(made_runs.minutes(1), made_runs.minutes(2))
+    ramps = ramp(slower=2.0), ramp()
+    before, after = (
+        replace(side, run=replace(side.run, measurements=(one,))) for side, one in zip(sides, ramps, strict=True)
+    )
+    found = compare(before, after)
+    text = "\n".join(comparison_lines(found))
+    assert "o before ramp: ceiling 8 req/s" in text
+    assert "* after  ramp: ceiling 8 req/s" in text
+    assert max(len(line) for line in text.splitlines()[-9:]) < 80
+    assert comparison_document(found)["after"]["ceiling_requests_per_second"] == 8.0
+
+
+def test_a_plot_marks_points_limit_and_ceiling():
+    lines = plot("TTFT p99", [Curve("*", [(1.0, 0.1), (10.0, 10.0)], 10.0**0.5)], 1.0)
+    assert lines[1].rstrip().endswith("*"), "top right"
+    assert lines[-2][7] == "*", "bottom left"
+    assert {line[7 + 13] for line in lines[2:-1]} | {line[7 + 14] for line in lines[2:-1]} >= {"|"}
+    assert any("- - -" in line for line in lines[2:-2])
+
+
+@pytest.mark.parametrize("points", [[], [(1.0, 0.1)], [(1.0, 0.1), (1.0, 0.1)]])
+def test_a_plot_of_hardly_any_points(points):
+    assert bool(plot("TTFT p99", [Curve("*", points)], None)) is bool(points)
+
+
+def test_steps_are_lines_of_80_columns():
+    lines = step_lines(ramp())
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[-1].endswith("!")
+    assert not lines[-2].endswith("!")

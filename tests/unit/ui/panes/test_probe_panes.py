@@ -1,0 +1,121 @@
+"""The panes of requests and of steps as text: what is listed, where time went, and why there may be nothing."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from textual.strip import Strip
+
+from vllm_console.fleet.probe import ORDERS, ProbeView
+from vllm_console.history.probe_records import FinishedRequest
+from vllm_console.metrics.quantile import Quantile
+from vllm_console.ui.panes.latency import latency_lines
+from vllm_console.ui.panes.requests import order_after, requests_lines
+from vllm_console.ui.panes.servers import columns_for, row
+from vllm_console.ui.panes.steps import step_lines
+from vllm_console.ui.theme import to_ascii
+from vllm_console.ui.widgets.chart import ChartView
+from vllm_console.ui.widgets.scatter import scatter
+
+SIZES = [(20, 4), (60, 6), (80, 14), (120, 30), (200, 10), (200, 50)]
+
+
+def text(strips: object) -> str:
+    return "\n".join(strip.text.rstrip() for strip in strips)
+
+
+@pytest.fixture
+def recorded(fakes):
+    """A server with the records of its probe."""
+    return replace(fakes.chat(fakes.NOW), probe=fakes.probe_at(fakes.NOW), series=fakes.series_at(fakes.NOW, 1.0))
+
+
+@pytest.mark.parametrize("draw", [requests_lines, step_lines])
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_they_fit_any_size(fakes, recorded, draw, width, height):
+    for server in (recorded, replace(recorded, probe=None), replace(recorded, probe=ProbeView(problem="none " * 30))):
+        lines = draw(server, fakes.NOW, width, height, ChartView(log=True))
+        assert len(lines) <= height
+        assert all(strip.cell_length <= width for strip in lines), text(lines)
+
+
+def rows_of(server, now, order):
+    lines = text(requests_lines(server, now, 100, 14, ChartView(order=order))).splitlines()
+    return lines[0], lines[4:]
+
+
+def test_requests_are_listed_in_the_order_asked_for(fakes, recorded):
+    title, rows = rows_of(recorded, fakes.NOW, "slowest")
+    assert "slowest · last 15m" in title
+    e2e = [row.split()[4] for row in rows]
+    assert e2e == [f"{float(one[:-1]):.0f}s" for one in e2e]
+    assert e2e == sorted(e2e, key=lambda one: -float(one[:-1]))
+    assert all(" abort" in row for row in rows_of(recorded, fakes.NOW, "aborted")[1])
+    title, rows = rows_of(recorded, fakes.NOW, "preempted")
+    assert {row.split()[-3] for row in rows} <= {"1", "2"}
+    assert [order_after(order) for order in ORDERS] == [*ORDERS[1:], ORDERS[0]]
+
+
+def test_the_bar_tells_its_parts_apart_without_colors_in_ascii_too(fakes, recorded):
+    one = FinishedRequest("r", fakes.NOW - 20, fakes.NOW, 0, 900, 80, 0, 5.0, 5.0, 5.0, 20.0, 0, "stop", 0)
+    seen = replace(recorded.probe.requests, listed=((one,),) * 4, counts=(1, 1, 0, 0), count=1)
+    lines = text(requests_lines(replace(recorded, probe=replace(recorded.probe, requests=seen)), fakes.NOW, 80, 6))
+    legend, bar = lines.splitlines()[2], lines.splitlines()[4]
+    marks = [legend[legend.index(name) - 2] for name in ("queue", "prefill", "decode", "other")]
+    assert all(mark * 4 in bar for mark in marks)
+    assert len(set(map(to_ascii, marks))) == 4
+
+
+def test_what_runs_now_and_how_many_ended_how(fakes, recorded):
+    line = text(requests_lines(recorded, fakes.NOW, 120, 20)).splitlines()[1]
+    assert line.startswith(" 62 running · 12 waiting now · 240 finished · 27 preempted · 4 aborted")
+    old = replace(recorded.probe, last=recorded.probe.last._replace(at=fakes.NOW - 60))
+    assert " waiting at " in text(requests_lines(replace(recorded, probe=old), fakes.NOW, 120, 20))
+
+
+@pytest.mark.parametrize("draw", [requests_lines, step_lines])
+def test_without_records_it_says_why(fakes, draw):
+    chat = fakes.chat(fakes.NOW)
+    why = "chat has no probe, so its requests are not recorded: --no-probe was given"
+    assert why in text(draw(replace(chat, probe=ProbeView(problem=why)), fakes.NOW, 120, 10))
+    assert "not started here" in text(draw(fakes.observed(fakes.NOW), fakes.NOW, 120, 10))
+
+
+def test_steps_have_their_figures_at_the_cursor(fakes, recorded):
+    now = text(step_lines(recorded, fakes.NOW, 150, 12))
+    assert "tokens per step" in now
+    assert "p99 30ms" in now
+    burst = fakes.NOW - 5 * (180 - 106)
+    assert "p99 210ms" in text(step_lines(recorded, fakes.NOW, 150, 12, ChartView(cursor=burst)))
+    assert "a larger pane shows more" in text(step_lines(recorded, fakes.NOW, 60, 6))
+
+
+def test_exact_latencies_are_marked_in_pane_and_table(fakes, recorded):
+    def exact(one):
+        parts = {name: Quantile(0.5, 0.5, 0.5) for name in ("p50", "p90", "p99")}
+        return replace(one, exact=True, **parts)
+
+    window = recorded.window
+    some = replace(window, latencies={**window.latencies, "ttft": exact(window.latencies["ttft"])})
+    every = replace(window, latencies={key: exact(one) for key, one in window.latencies.items()})
+    partly = text(latency_lines(replace(recorded, window=some), fakes.NOW, 80, 30))
+    assert " exact: TTFT\n" in partly
+    assert "last minute, exact" not in partly
+    assert "last minute, exact" in text(latency_lines(replace(recorded, window=every), fakes.NOW, 80, 30))
+    assert "exact" not in text(latency_lines(recorded, fakes.NOW, 80, 30))
+    server = replace(recorded, window=some)
+    cells: Strip = row(server, columns_for([server], 200), fakes.NOW, 200, False)
+    assert "=500ms" in cells.text
+    points = (1.0,) * 90 + (None,) * 90
+    series = replace(recorded.series, values={**recorded.series.values, "ttft_exact": points})
+    assert "TTFT p50, p99, partly exact" in text(latency_lines(replace(recorded, series=series), fakes.NOW, 80, 30))
+
+
+def test_a_scatter_plot_has_its_points_in_place():
+    lines = scatter([(0.0, 0.0), (100.0, 1.0)], 26, 6, "{:.0f}".format, "{:.1f}".format)
+    assert len(lines) == 6
+    assert lines[0].text == "  1.0┤" + " " * 19 + "⠈"
+    assert lines[4].text[6] == "⡀"
+    assert lines[5].text.endswith("─100")
+    assert "nothing recorded yet" in text(scatter([], 40, 6, str, str))
+    assert scatter([(1.0, 1.0)], 8, 2, str, str) == []

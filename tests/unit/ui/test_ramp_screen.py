@@ -1,0 +1,112 @@
+"""The ramp by its key: its screen follows it, leaving asks, and where it may not be it does not begin."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.fleet.ramps import RampView
+from vllm_console.fleet.snapshot import State
+from vllm_console.load.ramp import RampProgress
+from vllm_console.runs.measurement import RAMP, Measurement
+
+LIMITS = {"ttft_p99_seconds": 1.0, "itl_p99_seconds": 0.1}
+SENTENCE = "The objectives hold up to 6 req/s; at 8 req/s, TTFT p99 was 2.4s (limit 1s)."
+
+
+def step(rate, ttft, itl, ok=True):
+    return {
+        "rate": rate, "sent": 90, "completed": 80, "failed": 0, "ttft_seconds": {"p99": ttft},
+        "itl_seconds": {"p99": itl}, "e2e_seconds": {"p99": 3.0}, "tokens_per_second": 1234.0, "kv_cache_usage": 0.4,
+        "preemptions": 0, "waiting": 3, "attained": 0.998, "ok": ok,
+    }  # fmt: skip
+
+
+STEPS = (step(2.0, 0.2, 0.02), step(4.0, 0.4, 0.03), step(8.0, 2.4, 0.07, ok=False))
+RUNNING = RampView(STEPS[:1], LIMITS, RampProgress(4.0, True, 72.0, 11))
+DONE = RampView(STEPS, LIMITS, running=False, result=Measurement(
+    RAMP, 0.0, STEPS, 6.0, 5.9, "ttft_p99_seconds", SENTENCE, LIMITS,
+))  # fmt: skip
+
+
+@pytest.fixture
+def fleet(fakes):
+    """One ready server on which a ramp runs once it was begun."""
+
+    class Fleet(fakes.FakeFleet):
+        begins = RUNNING
+
+        def start_ramp(self, name, *, others_allowed=False):
+            super().start_ramp(name, others_allowed=others_allowed)
+            self.ramps[name] = RUNNING if others_allowed else self.begins
+
+        def cancel_ramp(self, name):
+            super().cancel_ramp(name)
+            self.ramps[name] = replace(DONE, canceled=True)
+
+    return Fleet(lambda at: replace(fakes.chat(at), findings=()))
+
+
+async def test_steps_appear_as_they_finish_and_at_the_end_the_sentence(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("B")
+        await c.sees("Now warming up at 4.0 req/s, 11 under way; 1m12s of 10m00s")
+        await c.sees("200ms")
+        assert "2.4s" not in c.text
+        fleet.ramps["chat"] = DONE
+        await c.sees(SENTENCE)
+        await c.sees("2.4s")
+        await c.sees("┊ the ceiling, 6 req/s")
+        await c.press("escape")
+        await c.until(lambda: c.app.operations.on_top)
+        assert fleet.calls == [("start_ramp", "chat")]
+
+
+async def test_leaving_one_that_runs_asks_then_it_shows_what_it_has(console, fleet):
+    async with console(fleet=fleet) as c:
+        await c.press("B")
+        await c.sees("Now warming up")
+        await c.press("escape")
+        await c.sees("End the ramp on chat?")
+        await c.press("n")
+        await c.sees("Now warming up")
+        assert fleet.calls == [("start_ramp", "chat")]
+        await c.press("escape")
+        await c.sees("End the ramp on chat?")
+        await c.press("y")
+        await c.sees(SENTENCE)
+        assert fleet.calls[-1] == ("cancel_ramp", "chat")
+
+
+@pytest.mark.parametrize("key", ["y", "n"])
+async def test_a_server_that_serves_others_is_measured_only_after_a_yes(console, fleet, key):
+    fleet.begins = RampView(running=False, others="chat serves others: it works on 3 requests")
+    async with console(fleet=fleet) as c:
+        await c.press("B")
+        await c.sees("it works on 3 requests. Measure all the same?")
+        await c.press(key)
+        if key == "y":
+            await c.sees("Now warming up")
+            assert fleet.calls[-1] == ("start_ramp", "chat", "others")
+        else:
+            await c.until(lambda: c.app.operations.on_top)
+            assert fleet.calls == [("start_ramp", "chat")]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"state": State.STARTING}, "a ramp needs a ready server"), ({"ours": False, "owner": "anna"}, "started by anna")],
+)
+async def test_what_is_not_ready_or_not_ours_is_not_measured(console, fakes, change, why):
+    async with console(lambda at: replace(fakes.chat(at), **change)) as c:
+        await c.press("B")
+        await c.sees(why)
+        assert c.fleet.calls == []
+
+
+async def test_read_only_has_no_ramp(console, fakes):
+    async with console(fakes.chat, read_only=True) as c:
+        await c.press("B")
+        await c.pilot.pause()
+        assert c.app.operations.on_top
+        assert c.fleet.calls == []

@@ -1,0 +1,99 @@
+"""The prediction of what is staged: shown for it alone, kept only when the restart follows."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.fleet.predictions import PredictedChange
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates, Prediction
+from vllm_console.prediction.score import TrackRecord
+from vllm_console.ui.parts import staged_prediction
+from vllm_console.ui.parts.staged_prediction import prediction_text
+
+
+def estimates(ttft, itl, preemptions=None):
+    return Estimates(
+        ttft_seconds=EstimatedSpread(p99=ttft),
+        itl_seconds=EstimatedSpread(p50=itl),
+        preemptions_per_minute=preemptions or Estimate(),
+    )
+
+
+NOW = estimates(Estimate(1.9, 1.9, 1.9), Estimate(0.024, 0.024, 0.024), Estimate(18, 18, 18))
+PREDICTION = Prediction(NOW, estimates(Estimate(1.1, 0.9, 1.4), Estimate(0.022, 0.02, 0.025), Estimate(1, 0, 2)))
+FOUND = PredictedChange((), PREDICTION, 300, 5.0, "the probe's records", TrackRecord())
+TTFT = "predicted: TTFT p99 1.9s → 1.1s (900ms–1.4s)"
+
+
+@pytest.fixture
+def fleet(fakes, monkeypatch):
+    monkeypatch.setattr(staged_prediction, "DEBOUNCE_SECONDS", 0.01)
+    return fakes.FakeFleet(fakes.chat)
+
+
+def asked(fleet):
+    return [call[2] for call in fleet.calls if call[0] == "predict_staged"]
+
+
+def kept(fleet):
+    return [call[3] for call in fleet.calls if call[0] == "keep_prediction"]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "width", "text"),
+    [
+        (PREDICTION, 120, f"{TTFT} · ITL p50 24ms → 22ms (20ms–25ms) · preemptions 18 → 1/min (0–2)"),
+        (PREDICTION, 60, TTFT),
+        (replace(PREDICTION, now=estimates(Estimate(), Estimate())), 120, "predicted: "),
+        (replace(PREDICTION, outside="A guess."), 60, "predicted: A guess."),
+    ],
+)
+def test_the_line(prediction, width, text):
+    assert prediction_text(prediction, width) == text
+
+
+async def test_it_belongs_to_what_is_staged_and_is_kept_with_the_restart(console, fleet):
+    first, second = (fleet_values(fleet, by) for by in (2, 4))
+    fleet.predictions[first] = FOUND
+    fleet.predictions[second] = replace(FOUND, prediction=replace(PREDICTION, outside="Too far from what it showed."))
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        await c.sees(TTFT)
+        await c.press("left_square_bracket")
+        await c.sees("predicted: Too far from what it showed.")
+        assert TTFT not in c.text
+        await c.press("right_square_bracket")
+        await c.sees(TTFT)
+        assert len(asked(fleet)) == 2, "what was predicted a moment ago is not predicted anew"
+        assert kept(fleet) == []
+        await c.press("r", "y")
+        await c.until(lambda: any(call[0] == "restart" for call in fleet.calls))
+        assert kept(fleet) == [FOUND]
+
+
+def fleet_values(fleet, by):
+    return (fleet._view("chat").flags["max-num-seqs"] // by,)
+
+
+async def test_why_nothing_is_predicted(console, fleet):
+    fleet.predictions[fleet_values(fleet, 2)] = FleetError("chat: a prediction needs at least 30 requests")
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        await c.sees("not predicted: a prediction needs at least 30 requests")
+        await c.press("m")
+        await c.sees("chat: not predicted: a prediction needs at least 30 requests")
+
+
+async def test_nothing_is_asked_without_a_probe_or_of_what_the_plan_refuses(console, fakes, fleet):
+    fleet.makers[:] = [lambda at: replace(fakes.chat(at), no_probe="it is switched off")]
+    async with console(fleet=fleet) as c:
+        await c.press("left_square_bracket")
+        await c.sees("fits (estimate)")
+        fleet.makers[:] = [fakes.chat]
+        fleet.plan_error = FleetError("can't be planned")
+        await c.press("left_square_bracket")
+        await c.sees("can't be planned")
+        await c.pilot.pause(0.1)
+        assert asked(fleet) == []
