@@ -203,7 +203,7 @@ def test_a_recording_of_the_demo_replays_to_the_same_screen(terminal, tmp_path):
     console = terminal("demo", "--record", str(path))
     console.wait_for("hint 1/4  i shows the findings of docs")
     console.press("d")
-    console.wait_for("Command")
+    console.wait_for("esc back")
     console.press("\x1b")
     console.wait_for("esc hides hints")
     console.press("q")
