@@ -1,7 +1,7 @@
 """How good predictions are: each change is predicted from the traffic before it, made, and measured.
 
     python tests/benchmarks/prediction.py [--seeds 2] [--json]
-    python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--changes N] [--rounds 1] [--seconds 60]
+    python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--rate 4] [--seconds 45] [--paced STEP TOKEN]
 
 Without arguments every change runs on the simulated engine in virtual time, under three kinds of traffic: steady
 (Poisson arrivals), bursty (the rate changes every ten seconds) and with shared prefixes. What is predicted from one
@@ -9,8 +9,9 @@ traffic is measured with another one of the same kind (another seed), as after a
 requests. The noise floor is how much the same flags differ between the two.
 
 With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
-restart, load. The same requests are sent before and after. Each round ends with the first flags once more, which gives
-the noise floor.
+restart, load. The same requests are sent before and after. After each change the first flags are measured once more,
+which gives the noise floor. ``--paced`` makes a step of vLLM take STEP seconds and TOKEN more for each token that it
+computes, as a GPU would with a larger model; otherwise a step takes what the CPU takes.
 
 Below 70 % of capacity and above are listed apart, and so are predictions that were flagged as outside.
 """
@@ -141,106 +142,135 @@ def one_simulated(before: str, after: str, scale: float, kind: str, rate: float,
 
 # -- real vLLM ---------------------------------------------------------------------------------------------------------
 
-REAL_BASE = {"max-num-seqs": 16, "max-model-len": 512, "block-size": 32, "num-gpu-blocks-override": 120}
-REAL_CHANGES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-    ({}, {"max-num-seqs": 4}),
-    ({}, {"max-num-batched-tokens": 64}),
-    ({"max-num-seqs": 4}, {"max-num-seqs": 16}),
-    ({}, {"num-gpu-blocks-override": 40}),
-    ({"max-num-batched-tokens": 128}, {"max-num-batched-tokens": 2048}),
-    ({}, {"enable-prefix-caching": False}),
+PACED = Path(__file__).parents[1] / "real/environment/paced"
+REAL_BASE = {"max-num-seqs": 16, "max-model-len": 512, "block-size": 32, "num-gpu-blocks-override": 160}
+REAL_DEFAULTS = {"max-num-batched-tokens": 2048, "enable-prefix-caching": True, "enable-chunked-prefill": True}
+REAL_CHANGES: tuple[dict[str, Any], ...] = (
+    {"max-num-seqs": 6},
+    {"max-num-batched-tokens": 64},
+    {"num-gpu-blocks-override": 40},
+    {"enable-chunked-prefill": False},
+    {"max-num-seqs": 8},
+    {"enable-prefix-caching": False},
+    {"num-gpu-blocks-override": 60},
+    {"max-num-batched-tokens": 128},
 )
 QUIET = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_HOST_IP": "127.0.0.1",
     "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }  # fmt: skip
+# each load of a traffic: what share of the rate it has, in seconds after the start, and for how long (shares of all)
+REAL_TRAFFICS: dict[str, tuple[tuple[float, float, float, tuple[str, ...]], ...]] = {
+    "steady": ((1.0, 0.0, 1.0, ()),),
+    "bursty": ((0.6, 0.0, 1.0, ()), (1.0, 0.15, 0.2, ()), (1.0, 0.6, 0.2, ())),
+    "shared": ((1.0, 0.0, 1.0, ("--prefix-reuse", "0.5")),),
+}
 
 
 class Program:
     """The program's commands, in a state folder of its own."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, paced: Sequence[float]) -> None:
         self.port = port
         self.environment = {
             **os.environ, **QUIET, "HOME": str(folder),
-            **{f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("STATE", "CONFIG", "CACHE")},
+            **{f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("STATE", "CONFIG", "CACHE", "DATA")},
         }  # fmt: skip
+        if paced:
+            step, token = paced
+            self.environment |= {"PYTHONPATH": str(PACED), "PACED_STEP_SECONDS": f"{step}"}
+            self.environment |= {"PACED_TOKEN_SECONDS": f"{token}"}
         self.server = folder / "state/vllm-console/servers/bench"
 
-    def __call__(self, *words: str, check: bool = True) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "vllm_console", *words], env=self.environment, capture_output=True, text=True,
-            check=False,
+    def command(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "vllm_console", *words], env=self.environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )  # fmt: skip
-        if check and done.returncode:
-            raise SystemExit(f"{' '.join(words)}: {done.stderr or done.stdout}")
-        return done.stdout
 
-    def start(self, vllm: str, model: str, flags: dict[str, Any]) -> None:
-        sets = [word for name, value in flags.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    def __call__(self, *words: str, check: bool = True) -> str:
+        return self.answer(self.command(*words), check)
+
+    def answer(self, command: subprocess.Popen[str], check: bool = True) -> str:
+        printed, errors = command.communicate()
+        if check and command.returncode:
+            raise SystemExit(f"{command.args}: {errors or printed}")
+        return printed
+
+    def start(self, vllm: str, model: str) -> None:
         self("start", "chatbot", "--engine", "vllm", "--vllm", vllm, "--model", model, "--name", "bench", "--wait",
-             "--port", str(self.port), "--force", *sets)  # fmt: skip
+             "--port", str(self.port), "--force", *words_of(REAL_BASE))  # fmt: skip
 
     def change(self, change: dict[str, Any]) -> None:
         self("restart", "bench", "--wait", "--force", *words_of(change))
 
-    def load(self, rate: float, seconds: float) -> float:
+    def load(self, kind: str, rate: float, seconds: float) -> Figures:
+        """Send the traffic of a kind, the same one each time, after a few seconds of it that are not counted."""
+        self("load", "bench", "--rate", f"{rate}", "--duration", f"{min(8.0, seconds)}", "--max-failed", "1")
         began = time.time()
-        self("load", "bench", "--rate", f"{rate}", "--duration", f"{seconds}", "--input-p95", "300",
-             "--output-p95", "200", "--seed", "3", "--max-failed", "1")  # fmt: skip
-        return began
-
-    def measured(self, since: float) -> Figures:
+        running: list[subprocess.Popen[str]] = []
+        for number, (share, after, part, more) in enumerate(REAL_TRAFFICS[kind]):
+            time.sleep(max(0.0, began + after * seconds - time.time()))
+            running.append(self.command(
+                "load", "bench", "--rate", f"{rate * share}", "--duration", f"{seconds * part}", "--input-p95", "300",
+                "--output-p95", "200", "--seed", f"{3 + number}", "--max-failed", "1", *more,
+            ))  # fmt: skip
+        for one in running:
+            self.answer(one)
         reader = ProbeReader(self.server / "probe")
-        requests = [one for one in reader.requests() if one.arrived_at >= since]
-        steps = [one for one in reader.steps() if one.at >= since]
+        requests = [one for one in reader.requests() if one.arrived_at >= began]
+        steps = [one for one in reader.steps() if one.at >= began]
         return gather(requests, steps, REAL_BASE["block-size"], 2048).observed
+
+    def end(self) -> None:
+        self("stop", "bench", check=False)
+        for _ in range(60):
+            if '"alive": true' not in self("status", "bench", "--json", check=False):
+                return
+            time.sleep(1)
 
 
 def words_of(change: dict[str, Any]) -> list[str]:
     return [word for name, value in change.items() for word in ("--set", f"{name}={json.dumps(value)}")]
 
 
-def real(vllm: str, model: str, port: int, changes: int, rounds: int, rate: float, seconds: float) -> Iterator[Outcome]:
-    for number, (first, change) in enumerate(REAL_CHANGES[:changes] * rounds):
+def real(args: argparse.Namespace) -> Iterator[Outcome]:
+    for kind in args.traffic:
         with tempfile.TemporaryDirectory(prefix="prediction-") as folder:
-            program = Program(Path(folder), port)
+            program = Program(Path(folder), args.port, args.paced)
             try:
-                yield one_real(program, vllm, model, first, change, rate, seconds)
+                program.start(args.vllm, args.model)
+                now = program.load(kind, args.rate, args.seconds)
+                for change in REAL_CHANGES[: args.changes]:
+                    outcome, now = one_real(program, change, kind, now, args.rate, args.seconds)
+                    yield outcome
             finally:
-                program("stop", "bench", check=False)
-                for _ in range(60):
-                    if '"alive": true' not in program("status", "bench", "--json", check=False):
-                        break
-                    time.sleep(1)
-        print(f"  {number + 1} of {changes * rounds}", file=sys.stderr)
+                program.end()
 
 
 def one_real(
-    program: Program, vllm: str, model: str, first: dict[str, Any], change: dict[str, Any], rate: float, seconds: float
-) -> Outcome:
-    flags = {**REAL_BASE, **first}
-    program.start(vllm, model, flags)
-    program.load(rate, 10)  # warm
-    now = program.measured(program.load(rate, seconds))
-    found = json.loads(program("predict", "bench", *words_of(change), "--json", check=False) or "{}")
+    program: Program, change: dict[str, Any], kind: str, now: Figures, rate: float, seconds: float
+) -> tuple[Outcome, Figures]:
+    """The outcome of a change, and what is measured with the first flags again."""
+    # as the console asks: with the load, and not kept
+    found = json.loads(program("predict", "bench", *words_of(change), "--draft", check=False))["prediction"]
     program.change(change)
-    program.load(rate, 10)
-    after = program.measured(program.load(rate, seconds))
-    program.change({name: flags.get(name, {"enable-prefix-caching": True}.get(name, 2048)) for name in change})
-    program.load(rate, 10)
-    again = program.measured(program.load(rate, seconds))
+    after = program.load(kind, rate, seconds)
+    first = REAL_BASE | REAL_DEFAULTS
+    program.change({name: first[name] for name in change})
+    again = program.load(kind, rate, seconds)
     predicted = {}
     for name, (latency, part) in zip(FIGURES, SCORED, strict=True):
-        one = found.get("predicted", {}).get(latency)
-        one = one[part] if part and one else {"value": one, "low": None, "high": None}
-        predicted[name] = one["value"], one["low"], one["high"]
-    title = ", ".join(f"{name} {flags.get(name, 'default')} → {value}" for name, value in change.items())
-    return Outcome(
-        title, f"{rate:g}/s", None, found.get("outside") or "", values(now), predicted, values(after), values(after),
-        values(again),
+        one = found.get("predicted", {}).get(latency) or {}
+        one = one.get(part) or {} if part else one
+        predicted[name] = one.get("value"), one.get("low"), one.get("high")
+    title = ", ".join(f"{name} {first[name]} → {value}" for name, value in change.items())
+    outcome = Outcome(
+        title, f"{kind} {rate:g}/s", found.get("load"), found.get("outside", ""), values(now), predicted, values(after),
+        values(after), values(again),
     )  # fmt: skip
+    return outcome, again
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -303,15 +333,13 @@ def main() -> None:
     parser.add_argument("--vllm")
     parser.add_argument("--model")
     parser.add_argument("--changes", type=int, default=len(REAL_CHANGES))
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=2.0)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--traffic", nargs="+", choices=tuple(REAL_TRAFFICS), default=tuple(REAL_TRAFFICS))
+    parser.add_argument("--rate", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--paced", nargs=2, type=float, default=(), metavar=("STEP", "TOKEN"))
     parser.add_argument("--port", type=int, default=18471)
     args = parser.parse_args()
-    if args.vllm:
-        outcomes_of = real(args.vllm, args.model, args.port, args.changes, args.rounds, args.rate, args.seconds)
-    else:
-        outcomes_of = simulated(args.seeds)
+    outcomes_of = real(args) if args.vllm else simulated(args.seeds)
     outcomes = []
     for one in outcomes_of:
         outcomes.append(one)

@@ -1,7 +1,8 @@
 """What a server has shown: its requests and steps as the probe recorded them, ready to be replayed. Pure.
 
 The records have no moment at which a request reached the engine. It is taken from its end, which both clocks know: its
-end less its time in queue, prefill and decode. What is left of its whole time was spent before, in the front end.
+end less its time in queue, prefill and decode. What is left of its whole time was spent before, in the front end, or in
+wait of the step that ran when it came: vLLM counts a request as queued once that step has ended.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_console.history.probe_records import FinishedRequest, Step
 from vllm_console.prediction.figures import Figures, Spread, Weighted, each_once
@@ -28,6 +30,8 @@ VANISHED_SECONDS = 1.0
 NO_QUEUE_SECONDS = 0.1
 """A request that waited no longer than this found no queue: it waited for a step to end."""
 _SAME_STEP = 0.02
+_FRONT_QUANTILE = 0.1
+"""So many requests in all met the engine between two steps, and spent in the front end what all spend there."""
 
 
 class NoEvidenceError(Exception):
@@ -132,7 +136,8 @@ def gather(
     Raises:
         NoEvidenceError: there are too few requests, or too little is known of them.
     """
-    known = sorted((one for record in requests if (one := _known(record)) is not None), key=lambda one: one.at)
+    known = [one for record in requests if (one := _known(record)) is not None]
+    known = sorted(_with_step_waits(known, _durations(steps)), key=lambda one: one.at)
     if len(known) < FEWEST_REQUESTS:
         raise NoEvidenceError(
             f"only {len(known)} usable requests are recorded; a prediction needs at least {FEWEST_REQUESTS}"
@@ -163,9 +168,7 @@ def gather(
     )
     return Evidence(
         arrivals=arrivals,
-        fronts=tuple(
-            max(0.0, (one.record.e2e_seconds or 0.0) - one.queue - one.prefill - one.decode) for one in around
-        ),
+        fronts=tuple(_front(one) for one in around),
         first=first,
         end=first + len(judged),
         since=begin - zero,
@@ -179,6 +182,29 @@ def gather(
         most_running=max((max(step.running or 0, step.intervals) for step, _ in timed), default=0),
         flaw=_flaw(requests, steps, around, timed, end - begin),
     )
+
+
+def _front(one: _Known) -> float:
+    return max(0.0, (one.record.e2e_seconds or 0.0) - one.queue - one.prefill - one.decode)
+
+
+def _with_step_waits(known: Sequence[_Known], timed: Sequence[tuple[Step, float]]) -> list[_Known]:
+    """The requests with the wait for the step that ran when they came counted as time in the queue.
+
+    It is what a request spent before it was queued beyond what all spend there, and no more than that step took.
+    """
+    if not known or not timed:
+        return list(known)
+    usual = sorted(map(_front, known))[int(_FRONT_QUANTILE * len(known))]
+    ends = [step.at for step, _ in timed]
+    found = []
+    for one in known:
+        place = bisect_right(ends, one.at)
+        # Both clocks lag by a little: the step that had just ended then is one of these two.
+        longest = max(took for _, took in timed[max(0, place - 1) : place + 1])
+        wait = min(max(0.0, _front(one) - usual), longest)
+        found.append(replace(one, at=one.at - wait, queue=one.queue + wait))
+    return found
 
 
 def _newest_stretch(known: Sequence[_Known]) -> list[_Known]:

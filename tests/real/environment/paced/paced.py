@@ -1,4 +1,5 @@
-"""A vLLM plugin for tests under load: a step of the engine takes at least ``PACED_STEP_SECONDS``.
+"""A vLLM plugin for tests and benchmarks under load: a step of the engine takes at least ``PACED_STEP_SECONDS``, and
+``PACED_TOKEN_SECONDS`` more for each token that it computes (0 by default).
 
 The tiny model's steps take a few milliseconds, so that an engine under load, and the process that streams its tokens,
 take all of a machine. With the pace of a model of usual size they take a fraction of it, and behave alike.
@@ -11,19 +12,26 @@ import time
 
 def pace():
     """Called by vLLM in each of its processes, before an engine is made."""
-    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.core.sched.scheduler import Scheduler
 
-    if getattr(EngineCore.step, "paced", False):
+    schedule, update = Scheduler.schedule, Scheduler.update_from_output
+    if hasattr(schedule, "paced"):
         return
-    step, seconds = EngineCore.step, float(os.environ["PACED_STEP_SECONDS"])
+    per_step = float(os.environ["PACED_STEP_SECONDS"])
+    per_token = float(os.environ.get("PACED_TOKEN_SECONDS", "0"))
 
-    @functools.wraps(step)
-    def paced(self):
-        since = time.monotonic()
-        outputs, ran = step(self)
-        if ran:
-            time.sleep(max(0.0, since + seconds - time.monotonic()))
-        return outputs, ran
+    @functools.wraps(schedule)
+    def paced(self, *args, **kwargs):
+        output = schedule(self, *args, **kwargs)
+        tokens = output.total_num_scheduled_tokens
+        output.paced_end = time.monotonic() + per_step + per_token * tokens if tokens else 0.0
+        return output
+
+    @functools.wraps(update)
+    def updated(self, scheduler_output, *args, **kwargs):
+        # Before the step's results get their time.
+        time.sleep(max(0.0, scheduler_output.paced_end - time.monotonic()))
+        return update(self, scheduler_output, *args, **kwargs)
 
     paced.paced = True
-    EngineCore.step = paced
+    Scheduler.schedule, Scheduler.update_from_output = paced, updated
