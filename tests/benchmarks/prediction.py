@@ -9,9 +9,10 @@ traffic is measured with another one of the same kind (another seed), as after a
 requests. The noise floor is how much the same flags differ between the two.
 
 With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
-restart, load. The same requests are sent before and after. After each change the first flags are measured once more,
-which gives the noise floor. ``--paced`` makes a step of vLLM take STEP seconds and TOKEN more for each token that it
-computes, as a GPU would with a larger model; otherwise a step takes what the CPU takes.
+restart, load. The same requests are sent before and after. Each change is taken back afterwards, which is predicted and
+measured, too; that the first flags are measured again and again gives the noise floor. ``--paced`` makes a step of
+vLLM take STEP seconds and TOKEN more for each token that it computes, as a GPU would with a larger model; otherwise a
+step takes what the CPU takes.
 
 Below 70 % of capacity and above are listed apart, and so are predictions that were flagged as outside.
 """
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -145,16 +146,21 @@ def one_simulated(before: str, after: str, scale: float, kind: str, rate: float,
 PACED = Path(__file__).parents[1] / "real/environment/paced"
 REAL_BASE = {"max-num-seqs": 16, "max-model-len": 512, "block-size": 32, "num-gpu-blocks-override": 160}
 REAL_DEFAULTS = {"max-num-batched-tokens": 2048, "enable-prefix-caching": True, "enable-chunked-prefill": True}
-REAL_CHANGES: tuple[dict[str, Any], ...] = (
-    {"max-num-seqs": 6},
-    {"max-num-batched-tokens": 64},
-    {"num-gpu-blocks-override": 40},
-    {"enable-chunked-prefill": False},
-    {"max-num-seqs": 8},
-    {"enable-prefix-caching": False},
-    {"num-gpu-blocks-override": 60},
-    {"max-num-batched-tokens": 128},
-)
+# each change is made, predicted and measured, and then taken back, which is a change as well
+REAL_CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
+    "steady": (
+        {"max-num-seqs": 8}, {"max-num-batched-tokens": 64}, {"num-gpu-blocks-override": 40},
+        {"enable-chunked-prefill": False},
+    ),
+    "bursty": (
+        {"max-num-seqs": 10}, {"max-num-batched-tokens": 128}, {"num-gpu-blocks-override": 60},
+        {"enable-chunked-prefill": False},
+    ),
+    "shared": (
+        {"max-num-seqs": 6}, {"enable-prefix-caching": False}, {"num-gpu-blocks-override": 40},
+        {"max-num-batched-tokens": 64},
+    ),
+}  # fmt: skip
 QUIET = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_HOST_IP": "127.0.0.1",
@@ -166,6 +172,9 @@ REAL_TRAFFICS: dict[str, tuple[tuple[float, float, float, tuple[str, ...]], ...]
     "bursty": ((0.6, 0.0, 1.0, ()), (1.0, 0.15, 0.2, ()), (1.0, 0.6, 0.2, ())),
     "shared": ((1.0, 0.0, 1.0, ("--prefix-reuse", "0.5")),),
 }
+
+
+WARM_SECONDS = 8.0
 
 
 class Program:
@@ -206,22 +215,26 @@ class Program:
         self("restart", "bench", "--wait", "--force", *words_of(change))
 
     def load(self, kind: str, rate: float, seconds: float) -> Figures:
-        """Send the traffic of a kind, the same one each time, after a few seconds of it that are not counted."""
-        self("load", "bench", "--rate", f"{rate}", "--duration", f"{min(8.0, seconds)}", "--max-failed", "1")
+        """Send the traffic of a kind, the same one each time, after some seconds of it that are not counted."""
+        self._send(kind, rate, min(WARM_SECONDS, seconds), seed=100)
+        began = time.time()
+        self._send(kind, rate, seconds, seed=3)
+        reader = ProbeReader(self.server / "probe")
+        requests = [one for one in reader.requests() if one.arrived_at >= began]
+        steps = [one for one in reader.steps() if one.at >= began]
+        return gather(requests, steps, REAL_BASE["block-size"], 2048).observed
+
+    def _send(self, kind: str, rate: float, seconds: float, seed: int) -> None:
         began = time.time()
         running: list[subprocess.Popen[str]] = []
         for number, (share, after, part, more) in enumerate(REAL_TRAFFICS[kind]):
             time.sleep(max(0.0, began + after * seconds - time.time()))
             running.append(self.command(
                 "load", "bench", "--rate", f"{rate * share}", "--duration", f"{seconds * part}", "--input-p95", "300",
-                "--output-p95", "200", "--seed", f"{3 + number}", "--max-failed", "1", *more,
+                "--output-p95", "200", "--seed", f"{seed + number}", "--max-failed", "1", *more,
             ))  # fmt: skip
         for one in running:
             self.answer(one)
-        reader = ProbeReader(self.server / "probe")
-        requests = [one for one in reader.requests() if one.arrived_at >= began]
-        steps = [one for one in reader.steps() if one.at >= began]
-        return gather(requests, steps, REAL_BASE["block-size"], 2048).observed
 
     def end(self) -> None:
         self("stop", "bench", check=False)
@@ -239,38 +252,39 @@ def real(args: argparse.Namespace) -> Iterator[Outcome]:
     for kind in args.traffic:
         with tempfile.TemporaryDirectory(prefix="prediction-") as folder:
             program = Program(Path(folder), args.port, args.paced)
+            flags = REAL_BASE | REAL_DEFAULTS
             try:
                 program.start(args.vllm, args.model)
-                now = program.load(kind, args.rate, args.seconds)
-                for change in REAL_CHANGES[: args.changes]:
-                    outcome, now = one_real(program, change, kind, now, args.rate, args.seconds)
-                    yield outcome
+                now = first = program.load(kind, args.rate, args.seconds)
+                for change in REAL_CHANGES[kind][: args.changes]:
+                    back = {name: flags[name] for name in change}
+                    there, after = one_real(program, back, change, kind, now, args)
+                    yield there if now is first else replace(there, noise=values(first))
+                    again, now = one_real(program, change, back, kind, after, args)
+                    yield again
             finally:
                 program.end()
 
 
 def one_real(
-    program: Program, change: dict[str, Any], kind: str, now: Figures, rate: float, seconds: float
+    program: Program, before: dict[str, Any], change: dict[str, Any], kind: str, now: Figures, args: argparse.Namespace
 ) -> tuple[Outcome, Figures]:
-    """The outcome of a change, and what is measured with the first flags again."""
+    """The outcome of a change, and what is measured after it."""
     # as the console asks: with the load, and not kept
     found = json.loads(program("predict", "bench", *words_of(change), "--draft", check=False))["prediction"]
     program.change(change)
-    after = program.load(kind, rate, seconds)
-    first = REAL_BASE | REAL_DEFAULTS
-    program.change({name: first[name] for name in change})
-    again = program.load(kind, rate, seconds)
+    after = program.load(kind, args.rate, args.seconds)
     predicted = {}
     for name, (latency, part) in zip(FIGURES, SCORED, strict=True):
         one = found.get("predicted", {}).get(latency) or {}
         one = one.get(part) or {} if part else one
         predicted[name] = one.get("value"), one.get("low"), one.get("high")
-    title = ", ".join(f"{name} {first[name]} → {value}" for name, value in change.items())
+    title = ", ".join(f"{name} {before[name]} → {value}" for name, value in change.items())
     outcome = Outcome(
-        title, f"{kind} {rate:g}/s", found.get("load"), found.get("outside", ""), values(now), predicted, values(after),
-        values(after), values(again),
+        title, f"{kind} {args.rate:g}/s", found.get("load"), found.get("outside", ""), values(now), predicted,
+        values(after), values(after), {},
     )  # fmt: skip
-    return outcome, again
+    return outcome, after
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -305,7 +319,7 @@ def summary(outcomes: Sequence[Outcome], title: str) -> Iterator[str]:
             shown([error(one.predicted[name][0], one.same[name]) for one in outcomes]),
             shown([error(one.predicted[name][0], one.measured[name]) for one in outcomes]),
             shown([error(one.now[name], one.measured[name]) for one in outcomes]),
-            shown([error(one.noise[name], one.now[name]) for one in outcomes]),
+            shown([error(one.noise.get(name), one.now[name]) for one in outcomes]),
             f"{sum(inside) / len(inside):.0%}" if inside else "–",
             f"{right} of {moved}",
         )
@@ -318,7 +332,7 @@ def each(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"{one.change} · {one.traffic}" + (f" · load {one.load:.0%}" if one.load is not None else "")
         for name in FIGURES:
             value, low, high = one.predicted[name]
-            numbers = (one.now[name], value, low, high, one.measured[name], one.same[name], one.noise[name])
+            numbers = (one.now[name], value, low, high, one.measured[name], one.same[name], one.noise.get(name))
             cells = "".join(f"{'–' if number is None else f'{number:.4g}':>10}" for number in numbers)
             yield f"  {name.replace('_seconds', ''):<18}{cells}"
         if one.outside:
@@ -332,7 +346,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--vllm")
     parser.add_argument("--model")
-    parser.add_argument("--changes", type=int, default=len(REAL_CHANGES))
+    parser.add_argument("--changes", type=int, default=4, help="of each traffic")
     parser.add_argument("--traffic", nargs="+", choices=tuple(REAL_TRAFFICS), default=tuple(REAL_TRAFFICS))
     parser.add_argument("--rate", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=45.0)

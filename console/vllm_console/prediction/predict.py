@@ -195,22 +195,28 @@ def _draws(evidence: Evidence, fitted: Fit, change: Change, noise: StepNoise) ->
 
 
 def _redrawn(evidence: Evidence, dice: random.Random, scale: float) -> list[Arrival]:
-    """The same kind of traffic at another time: blocks of it put together anew.
+    """The same kind of traffic at another time: blocks of it put together anew, twice. What was seen is one sample of
+    this traffic, and what will be measured another one; both are off.
 
     Where prefixes are shared only the times are drawn, since the order of the requests matters.
     """
     arrivals = evidence.arrivals
     gaps = [later.at - one.at for one, later in pairwise(arrivals)]
-    order: list[int] = []
-    while len(order) < len(gaps):
-        begin = dice.randrange(len(gaps))
-        order += range(begin, min(begin + _BLOCK_OF_REQUESTS, len(gaps)))
+    order = _blocks_of(_blocks_of(range(len(gaps)), dice), dice)
     at, drawn = 0.0, [arrivals[0]]
-    for place, chosen in enumerate(order[: len(gaps)], 1):
+    for place, chosen in enumerate(order, 1):
         at += gaps[chosen] / scale
         source = arrivals[place if evidence.shares_prefixes else chosen + 1]
         drawn.append(replace(source, at=at))
     return drawn
+
+
+def _blocks_of(order: Sequence[int], dice: random.Random) -> list[int]:
+    found: list[int] = []
+    while len(found) < len(order):
+        begin = dice.randrange(len(order))
+        found += order[begin : begin + _BLOCK_OF_REQUESTS]
+    return found[: len(order)]
 
 
 def _with_intervals(value: Figures, drawn: Sequence[Figures]) -> Estimates:
