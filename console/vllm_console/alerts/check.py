@@ -11,10 +11,14 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, finding_document
 from vllm_console.diagnosis.objectives import Judged, Served, judge, served
+from vllm_console.fleet.probe import recorded_latencies
 from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.history.exact import BOUNDARY_SECONDS
+from vllm_console.history.probe_records import SETTLED_SECONDS
 from vllm_console.history.store import HISTORY, TIERS, Entry, HistoryError, HistoryMissingError, Reader
 from vllm_console.metrics.first_requests import traffic
 from vllm_console.text import duration
+from vllm_launchers.probe.environment import PROBE
 
 STALE_SECONDS = 30.0
 """Seconds without a sample after which the present state is unknown; the recorder samples once a second."""
@@ -24,6 +28,9 @@ MOST_POINTS = 2000
 
 CHUNK_SECONDS = 3600.0
 """How much of a long window is held in memory at once: ten-second rows hold many histograms."""
+
+LONGEST_EXACT_SECONDS = 1800.0
+"""Latencies of a longer window are estimates: it takes too long to read so many records."""
 
 SILENT_SECONDS = 60.0
 """No prompt computes for longer than this without a token: past it the engine hangs."""
@@ -77,16 +84,19 @@ def _bucket(one: Judged) -> dict[str, Any]:
     if not one.name.endswith("_seconds"):
         return {}
     found = one.bucket
-    return {"value_below": found.below if found else None, "value_above": found.above if found else None}
+    ends = {"value_below": found.below if found else None, "value_above": found.above if found else None}
+    return {**ends, "exact": one.exact}
 
 
 def look(server: ServerView, now: float, window: float, *, allow_idle: bool = False) -> Report:
     """Read a server's history of the last ``window`` seconds before ``now`` and judge it."""
-    reader = Reader(Path(server.log_path).with_name(HISTORY))
+    folder = Path(server.log_path).parent
+    reader = Reader(folder / HISTORY)
     try:
         entries = reader.range(now - window, now, MOST_POINTS)
         often = _often(reader, now, window) if window > TIERS[0].step * TIERS[0].rows else None
-        return check(server, entries, now, window, allow_idle=allow_idle, often=often)
+        probe = folder / PROBE if window <= LONGEST_EXACT_SECONDS else None
+        return check(server, entries, now, window, allow_idle=allow_idle, often=often, probe=probe)
     except HistoryMissingError:
         return check(server, (), now, window, allow_idle=allow_idle)
     except HistoryError as error:
@@ -113,20 +123,25 @@ def check(
     allow_idle: bool = False,
     trouble: str = "",
     often: Iterable[Entry] | None = None,
+    probe: Path | None = None,
 ) -> Report:
     """Judge a window of a server's history. Only the present generation counts, without its first requests.
 
     ``allow_idle`` accepts a server that got no requests; ``trouble`` is why its history cannot be read. ``often`` holds
-    the entries that KV cache usage is judged by if the others are minutes apart.
+    the entries that KV cache usage is judged by if the others are minutes apart. ``probe`` is the folder of what the
+    server's probe may have recorded: latencies are exact where that is complete.
     """
     present = [entry for entry in entries if entry.generation == server.generation]
     fine = (entry.sample for entry in often if entry.generation == server.generation) if often is not None else None
-    done = served(traffic(entry.sample for entry in present), fine)
+    samples = traffic(entry.sample for entry in present)
+    done = served(samples, fine)
+    written = [one for one in samples if one.at <= now - SETTLED_SECONDS - BOUNDARY_SECONDS]
+    exact = recorded_latencies(probe, written) if probe is not None else {}
     covered = present[-1].at - present[0].at if present else 0.0
     span = min(covered, window)
     judged = tuple(
         replace(one, note=_waiting(server)) if one.name == "ttft_p99_seconds" else one
-        for one in judge(done, server.objectives, server.preset, span)
+        for one in judge(done, server.objectives, server.preset, span, exact)
     )
     problems = _engine_problems(server, now) or _no_data(server, present, now, trouble)
     if not problems:

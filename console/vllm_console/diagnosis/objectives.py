@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Measure, Severity
 from vllm_console.diagnosis.live.rule import Evidence
-from vllm_console.metrics.quantile import Quantile
+from vllm_console.metrics.quantile import Quantile, Quantiles
 from vllm_console.metrics.sample import EngineSample, Sample, Window
 from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles, restarted
 from vllm_console.text import UNKNOWN, duration, percent, seconds
@@ -44,7 +45,8 @@ class Judged(msgspec.Struct, frozen=True):
 
     ``value`` and ``ok`` are None if there is nothing to judge by: not reported, or nothing served. A latency also has
     its ``bucket``: if that has only one end, ``value`` is None, and ``ok`` follows from that end, or is None.
-    ``seconds`` is how long it is known for, if that is not the whole window.
+    ``seconds`` is how long it is known for, if that is not the whole window. ``exact``: it is known from the records of
+    a probe, not from buckets.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Judged(msgspec.Struct, frozen=True):
     bucket: Quantile | None = None
     note: str = ""
     """What the figure leaves out, in a few words."""
+    exact: bool = False
 
     @property
     def sentence(self) -> str:
@@ -173,17 +176,32 @@ def objectives_of(objectives: Objectives | None, preset: str) -> tuple[Objective
     return evidence.objectives, evidence.objectives_source
 
 
-def judge(done: Served, objectives: Objectives | None, preset: str, span: float | None = None) -> tuple[Judged, ...]:
+def judge(
+    done: Served,
+    objectives: Objectives | None,
+    preset: str,
+    span: float | None = None,
+    exact: Mapping[str, Quantiles] = MappingProxyType({}),
+) -> tuple[Judged, ...]:
     """Each objective over a window; without a preset our defaults apply, and the source says so.
 
-    ``span`` is how many seconds of it were recorded, to state if usage is known for less.
+    ``span`` is how many seconds of it were recorded, to state if usage is known for less. ``exact`` are the latencies
+    that are known exactly, in place of the estimates from buckets.
     """
     objectives, source = objectives_of(objectives, preset)
     counted = done.counted or EngineSample()
     values = {"kv_cache_usage": done.usage, "preemption_rate": _preempted(done)}
     judged = [_judged(name, value, getattr(objectives, name), source) for name, value in values.items()]
     judged += [
-        _judged_latency(f"{key}_p99_seconds", _p99(counted, key), getattr(objectives, f"{key}_p99_seconds"), source)
+        replace(
+            _judged_latency(
+                f"{key}_p99_seconds",
+                exact[key].p99 if key in exact else _p99(counted, key),
+                getattr(objectives, f"{key}_p99_seconds"),
+                source,
+            ),
+            exact=key in exact,
+        )
         for key in ("ttft", "itl")
     ]
     if span is not None and done.usage_seconds < MOSTLY * span:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from vllm_console.history.exact import BOUNDARY_SECONDS, Records, exact_latencies, read_records
 from vllm_console.history.probe_records import SETTLED_SECONDS, FinishedRequest, FirstToken, Interval, ProbeReader, Step
 from vllm_console.history.timeline import newest_points
+from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Sample, Series, Window
 from vllm_console.metrics.window import combine, growths
 from vllm_launchers.keeper.records import LaunchSpec
@@ -88,20 +89,28 @@ def no_probe_message(name: str, details: Details) -> str:
 
 def exact_window(folder: Path, window: Window, samples: Sequence[Sample]) -> Window:
     """A window of the past with exact latencies where the records in a folder have them. ``samples`` are its own."""
+    return _with_exact(window, recorded_latencies(folder, samples))
+
+
+def recorded_latencies(folder: Path, samples: Sequence[Sample]) -> dict[str, Quantiles]:
+    """The latencies of the time between the first and the last sample that the records in a folder know exactly."""
     if len(samples) < 2:
-        return window
-    start, end = samples[0].at, samples[-1].at
+        return {}
     try:
-        return _with_exact(window, samples, read_records(folder, start, end))
+        records = read_records(folder, samples[0].at, samples[-1].at)
     except OSError:
-        return window  # the estimates stay
+        return {}  # the estimates stay
+    return _recorded(samples, records)
 
 
-def _with_exact(window: Window, samples: Sequence[Sample], records: Records) -> Window:
+def _recorded(samples: Sequence[Sample], records: Records) -> dict[str, Quantiles]:
     before, after = samples[0], samples[-1]
     histograms = combine(growths(before, after)).histograms
     counted = {key: histogram.count for key, histogram in histograms.items()}
-    found = exact_latencies(records, before.at, after.at, counted)
+    return exact_latencies(records, before.at, after.at, counted)
+
+
+def _with_exact(window: Window, found: Mapping[str, Quantiles]) -> Window:
     if not found:
         return window
     means = {key: one.mean if one.mean is not None else _mean(window, key) for key, one in found.items()}
@@ -205,7 +214,7 @@ class ServerProbe:
             return window
         writers = self._reader.writers(settled[0].at, settled[-1].at)
         records = Records(self._steps, self._intervals, self._first_tokens, self._requests, writers)
-        return _with_exact(window, settled, records)
+        return _with_exact(window, _recorded(settled, records))
 
     def _update(self, now: float) -> None:
         """Read what is new, and drop what is too old."""

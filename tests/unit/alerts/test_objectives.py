@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from vllm_console.metrics.sample import EngineSample, Histogram, Sample, Window
 from vllm_console.metrics.window import window
 from vllm_console.runs.windows import Windows
 from vllm_launchers.presets.model import Objectives
+from vllm_launchers.probe.plugin import vllm_console_probe as plugin
 
 NOW = 1_000_000.0
 INF = float("inf")
@@ -76,6 +78,25 @@ def test_steady_service_holds_every_objective() -> None:
     assert all(one["ok"] and one["source"] == "objectives of preset chatbot" for one in document["objectives"])
     assert document["objectives"][0]["value"] == 0.4
     assert document["objectives"][0]["limit"] == 0.85
+
+
+def test_latencies_are_exact_where_the_probe_has_recorded_every_request(tmp_path: Path) -> None:
+    now, begin = time.time(), time.monotonic() - 119
+    entries = [
+        entry._replace(at=now - 119 + tick, sample=replace(entry.sample, at=now - 119 + tick))
+        for tick, entry in enumerate(looks(*STEADY))
+    ]
+    segments = {kind: plugin.Segments(tmp_path, kind, {}) for kind in ("steps", "first_tokens")}
+    for at in (begin + tick + 0.5 for tick in range(119)):
+        segments["steps"].write([plugin.STEP.pack(at, 0, 1, 0, 0.5, *[-1] * 3, 9, 9, 0, 9, 0.02, 0.02, -1, -1, -1, 0)])
+        segments["first_tokens"].write([plugin.FIRST_TOKEN.pack(at, 0, 1.25, 0)])
+    ttft, itl = report_document(check(SERVER, entries, now, 300, probe=tmp_path))["objectives"][2:]
+    assert (ttft["value"], ttft["exact"], ttft["ok"]) == (1.25, True, False)
+    assert (itl["value"], itl["exact"], itl["ok"]) == (pytest.approx(0.02), True, True)
+    segments["first_tokens"].write([plugin.FIRST_TOKEN.pack(begin + 60, 0, 1.25, 0)] * 3)
+    ttft, itl = report_document(check(SERVER, entries, now, 300, probe=tmp_path))["objectives"][2:]
+    assert not ttft["exact"], "more than vLLM has counted: these are other requests"
+    assert ttft["value_below"] == 0.5
 
 
 def test_each_broken_objective_is_one_sentence_with_figure_limit_and_source() -> None:

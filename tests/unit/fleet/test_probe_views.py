@@ -28,7 +28,8 @@ def folder(tmp_path: Path) -> Path:
     rows: dict[str, list[bytes]] = {kind: [] for kind in plugin.LAYOUTS}
     for second in range(120):
         at = now - 120 + second + 0.5
-        rows["steps"].append(plugin.STEP.pack(at, 0, 3, 1, 0.5, -1, 0, 0, 9, 4, 0, 4, 0.02, 0.02, -1, -1, -1, 0))
+        # A little earlier: each kind of record has its own file, with its own offset between the clocks.
+        rows["steps"].append(plugin.STEP.pack(at - 0.01, 0, 3, 1, 0.5, -1, 0, 0, 9, 4, 0, 4, 0.02, 0.02, -1, -1, -1, 0))
         for number in range(2):
             rows["first_tokens"].append(plugin.FIRST_TOKEN.pack(at, 0, 0.25, 0))
             end = b"abort" if second % 10 == 0 and number else b"stop"
