@@ -1,12 +1,16 @@
 """How good predictions are: each change is predicted from the traffic before it, made, and measured.
 
     python tests/benchmarks/prediction.py [--seeds 2] [--json]
+    python tests/benchmarks/prediction.py --coverage 60 [--json]
     python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--rate 4] [--seconds 45] [--paced STEP TOKEN]
 
 Without arguments every change runs on the simulated engine in virtual time, under three kinds of traffic: steady
 (Poisson arrivals), bursty (the rate changes every ten seconds) and with shared prefixes. What is predicted from one
 traffic is measured with another one of the same kind (another seed), as after a restart, and with the very same
 requests. The noise floor is how much the same flags differ between the two.
+
+How often the interval holds what is measured with other traffic takes many pairs of traffics: ``--coverage`` predicts
+for so many that nothing changes, with step costs straight from the regression, and measures the other traffic.
 
 With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
 restart, load. The same requests are sent before and after. Each change is taken back afterwards, which is predicted and
@@ -39,7 +43,7 @@ from fakes.virtual_records import Recorded, record, traffic
 from vllm_console.history.probe_records import ProbeReader
 from vllm_console.prediction.evidence import Evidence, gather
 from vllm_console.prediction.figures import Figures
-from vllm_console.prediction.fit import Fit, fit
+from vllm_console.prediction.fit import Fit, fit, step_regression
 from vllm_console.prediction.predict import Change, Estimate, predict
 from vllm_console.prediction.score import SCORED
 
@@ -125,6 +129,20 @@ def run(line: str, kind: str, rate: float, seed: int) -> tuple[Recorded, Evidenc
 def fitted(line: str, kind: str, rate: float, seed: int) -> Fit:
     recorded, _ = run(line, kind, rate, seed)
     return fit(evidence_of(recorded, FIT), recorded.limits)
+
+
+def covered(pairs: int) -> Iterator[Outcome]:
+    for kind, more in TRAFFICS.items():
+        for pair in range(pairs):
+            first, other = (record(BASE, traffic(REQUESTS, RATES[0], seed=seed, **more)) for seed in (pair, -1 - pair))
+            evidence = evidence_of(first)
+            start = step_regression(evidence.steps)
+            found = predict(evidence, Fit((start,), 0.0, start), Change(first.limits, first.limits))
+            measured = values(evidence_of(other).observed)
+            now = values(evidence.observed)
+            yield Outcome(
+                BASE, kind, found.load, found.outside, now, intervals(found.predicted), measured, now, measured
+            )
 
 
 def one_simulated(before: str, after: str, scale: float, kind: str, rate: float, seed: int) -> Outcome:
@@ -342,6 +360,7 @@ def each(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--coverage", type=int, default=0, metavar="PAIRS")
     parser.add_argument("--each", action="store_true", help="list every change, too")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--vllm")
@@ -353,7 +372,7 @@ def main() -> None:
     parser.add_argument("--paced", nargs=2, type=float, default=(), metavar=("STEP", "TOKEN"))
     parser.add_argument("--port", type=int, default=18471)
     args = parser.parse_args()
-    outcomes_of = real(args) if args.vllm else simulated(args.seeds)
+    outcomes_of = real(args) if args.vllm else covered(args.coverage) if args.coverage else simulated(args.seeds)
     outcomes = []
     for one in outcomes_of:
         outcomes.append(one)
@@ -364,6 +383,8 @@ def main() -> None:
         return
     print("\ncolumns of each change: now, predicted, low, high, measured, on the same requests, the first flags again")
     given = [one for one in outcomes if one.predicted[FIGURES[0]][0] is not None]
+    for kind in TRAFFICS if args.coverage else ():
+        print("\n".join(summary([one for one in given if one.traffic == kind], kind)))
     for title, part in (
         ("below 70 % of capacity", [one for one in given if one.load is not None and one.load < 0.7]),
         ("70 to 85 %", [one for one in given if one.load is not None and 0.7 <= one.load <= 0.85]),

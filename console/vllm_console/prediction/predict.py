@@ -198,7 +198,7 @@ def _redrawn(evidence: Evidence, dice: random.Random, scale: float) -> list[Arri
     """The same kind of traffic at another time: blocks of it put together anew, twice. What was seen is one sample of
     this traffic, and what will be measured another one; both are off.
 
-    Where prefixes are shared only the times are drawn, since the order of the requests matters.
+    Where prefixes are shared only times and outputs are drawn, since the order of the prompts matters.
     """
     arrivals = evidence.arrivals
     gaps = [later.at - one.at for one, later in pairwise(arrivals)]
@@ -206,7 +206,8 @@ def _redrawn(evidence: Evidence, dice: random.Random, scale: float) -> list[Arri
     at, drawn = 0.0, [arrivals[0]]
     for place, chosen in enumerate(order, 1):
         at += gaps[chosen] / scale
-        source = arrivals[place if evidence.shares_prefixes else chosen + 1]
+        other = arrivals[chosen + 1]
+        source = replace(arrivals[place], output_tokens=other.output_tokens) if evidence.shares_prefixes else other
         drawn.append(replace(source, at=at))
     return drawn
 
