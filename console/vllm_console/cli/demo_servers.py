@@ -52,12 +52,12 @@ def traffic_on(server: DemoServer, in_flight: int) -> tuple[tuple[Phase, ...], t
     return (begin,) if in_flight else (), tuple(server.traffic)
 
 
-_SUMMARY, _REPORT = Exact(400, 150), Exact(1000, 500)
+_SUMMARY, _REPORT = Exact(400, 150), Exact(800, 800)
 _SUMMARIES = Phase("summaries", WINDOW_SECONDS, 4.4, DOCUMENTS, _SUMMARY)
 _REPORTS = (
     Phase("reports", 12.0, 1 / 12, DOCUMENTS, _REPORT),
-    Phase("a burst of reports", 3.0, 8.0, DOCUMENTS, _REPORT),
-    Phase("after the burst", WINDOW_SECONDS - 15.0, 1 / 5, DOCUMENTS, _REPORT),
+    Phase("a burst of reports", 4.0, 5.0, DOCUMENTS, _REPORT),
+    Phase("after the burst", WINDOW_SECONDS - 16.0, 1 / 4, DOCUMENTS, _REPORT),
 )
 _CODE = Phase("code", WINDOW_SECONDS, 0.2, CODE, Exact(5000, 400))
 

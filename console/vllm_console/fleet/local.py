@@ -379,6 +379,11 @@ class LocalFleet:
         """Plan a launch without doing it; problems are in its findings."""
         return self._launcher.plan(request).plan
 
+    def launch_name(self, request: LaunchRequest) -> str:
+        """The name that a server gets if it is launched now: that of its preset, with a number where it is taken."""
+        with keeper_errors():
+            return self._launcher.name_of(request)
+
     def judged_plan(self, request: LaunchRequest) -> Plan | None:
         """Plan a launch and let the engine itself judge its flags, which takes seconds: its verdict is in the findings.
 

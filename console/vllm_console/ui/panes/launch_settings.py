@@ -192,7 +192,7 @@ def _setting(draft: LaunchDraft, plan: Plan | None, name: str) -> _Setting:
         return _Setting(False, draft.preset.model)
     resolved = {"engine": plan.engine.label, "host": plan.host, "port": str(plan.port)} if plan else {}
     if name == "name":
-        return _Setting(False, f"{CHOSEN[name]} ({draft.preset.name})")
+        return _Setting(False, f"{CHOSEN[name]} → {draft.planned_name or draft.preset.name}")
     known = resolved.get(name, CHOSEN[name])
     return _Setting(False, CHOSEN[name] if known == CHOSEN[name] else f"{CHOSEN[name]} → {known}")
 
