@@ -36,7 +36,7 @@ NARROW = 60
 """Narrower panes stand beside others: key 3 shows them large."""
 
 BRIEF = ("ttft", "itl", "e2e")
-"""The rows of such a pane that would have no room for a chart otherwise."""
+"""The rows of such a pane that would have no room for a chart otherwise, as many as there is room for; two at least."""
 
 
 def latency_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
@@ -51,8 +51,8 @@ def latency_lines(server: ServerView, now: float, width: int, height: int, view:
     lines = [rule(title_of(3, "Latency", server), width, note),
              line((fit("", columns.label) + heads + fit("obj.", columns.objective, ">"), DIM))]  # fmt: skip
     most = 2 + len(LABELS) + SMALLEST_CHART
-    brief = width < NARROW and most - len(LABELS) + len(BRIEF) <= height < most
-    rows = BRIEF if brief else tuple(LABELS)
+    brief = width < NARROW and most - len(LABELS) + 2 <= height < most
+    rows = BRIEF[: height - 2 - SMALLEST_CHART] if brief else tuple(LABELS)
     lines += [_row(server, latency, objectives.get(latency), columns) for latency in rows]
     if (hidden := len(lines) - height) > 0:
         text = f" {hidden + 1} more rows: {key_of('pane_3')} enlarges"

@@ -54,9 +54,12 @@ def preset_lines(
                             CURSOR if chosen and active else ACCENT if chosen else STRONG)))  # fmt: skip
         if preset.title.casefold().replace(" ", "-") != preset.name:
             strips += wrapped(preset.title, width, DIM, "   ")
+    before = ""
     for problem in problems:
         file = PurePath(problem.path)  # its name first, since a folder's may be longer than the line
-        strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
+        if problem.path != before:
+            strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
+        before = problem.path
         strips += wrapped(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
     about = [line(), *_about_preset(draft.preset, width)]
     room = max(3, height - 1 - len(about)) if height > len(about) + 8 else height - 1
