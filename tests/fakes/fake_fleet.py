@@ -665,6 +665,9 @@ class FakeFleet:
     def suggest(self, name: str, workload: Workload, room: SeenRoom | None = None) -> Sequence[Choice]:
         return self.suggestions.get(name, ())
 
+    def launch_name(self, request: LaunchRequest) -> str:
+        return request.name or request.preset
+
     def plan(self, request: LaunchRequest) -> Plan:
         flags = {name: value for name, value in CHAT_FLAGS.items() if name not in request.changes.unset}
         flags |= request.changes.set

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from vllm_console.fleet.ramps import RampView
 from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.ui.screens.ramp import RampScreen
@@ -25,8 +27,16 @@ STEPS = (step(2.0, 0.21, 0.022), step(4.0, 0.24, 0.027), step(8.0, 0.55, 0.041, 
          step(11.3, 1.6, 0.061, 21), step(9.51, 0.94, 0.048, 7))  # fmt: skip
 
 
-def test_a_ramp_that_has_ended(snap_compare, alone):
+def ended():
     result = Measurement(RAMP, 0.0, STEPS, 9.4, 9.2, "ttft_p99_seconds", SENTENCE, LIMITS)
     view = RampView(STEPS, LIMITS, running=False, result=result)
-    console = SimpleNamespace(fleet=SimpleNamespace(ramp=lambda _: view))
-    assert snap_compare(alone(lambda: RampScreen(console, "chat", "chat")), terminal_size=(120, 40))
+    return RampScreen(SimpleNamespace(fleet=SimpleNamespace(ramp=lambda _: view)), "chat", "chat")
+
+
+def test_a_ramp_that_has_ended(snap_compare, alone):
+    assert snap_compare(alone(ended), terminal_size=(120, 40))
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (200, 60), (200, 20)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_a_ramp_at_other_sizes(snap_compare, alone, size):
+    assert snap_compare(alone(ended), terminal_size=size)

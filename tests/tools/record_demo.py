@@ -72,7 +72,7 @@ def requests_of(phases: Sequence[Phase], longest: int) -> Iterator[tuple[float, 
     begun, number = 0.0, 0
     shapes: dict[Phase, TrafficShape] = {}
     for phase in phases:
-        shape = shapes.setdefault(phase, TrafficShape(phase.workload, max_model_len=longest))
+        shape = shapes.setdefault(phase, TrafficShape(phase.workload, exact=phase.exact, max_model_len=longest))
         for one in shape.stream(phase.rate, phase.seconds):
             number, at = number + 1, begun + one.at
             tokens = one.output_tokens

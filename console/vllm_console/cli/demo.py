@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from vllm_console.cli import demo_recording as recording
 from vllm_console.cli.console import need_screen, show
-from vllm_console.cli.demo_servers import SERVERS, DemoServer
+from vllm_console.cli.demo_servers import SERVERS, WINDOW_SECONDS, DemoServer
 from vllm_console.cli.picture_options import add_picture_arguments, check, save
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.snapshot import Changes, LaunchRequest
@@ -107,7 +107,14 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
 
     ``host_file`` is another recorded host to show them on.
     """
-    fleet = LocalFleet(root, observe=False, interactive=True, host_file=host_file or HOST, leftovers=False)
+    fleet = LocalFleet(
+        root,
+        observe=False,
+        interactive=True,
+        host_file=host_file or HOST,
+        leftovers=False,
+        window_seconds=WINDOW_SECONDS,
+    )
     places = emptiest(fleet.snapshot().host) if host_file is not None else [server.place for server in SERVERS]
     recorded = recording.read()
     traffic: list[subprocess.Popen[bytes]] = []

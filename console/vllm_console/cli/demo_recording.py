@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from vllm_console.cli.demo_servers import WINDOW_SECONDS
 from vllm_console.fleet.gpu_charts import history_path
 from vllm_console.fleet.gpus import occupied
 from vllm_console.fleet.snapshot import ServerView
@@ -92,11 +93,12 @@ def enter(
     _write(folder / LOG, b"".join(_log_of(server.runs, now)))
     writer = Writer(folder / HISTORY)
     for number, (run, spec) in enumerate(zip(server.runs, specs, strict=True), 1):
-        minutes = WindowRecorder(state / FILE_NAME, RunName(_run_key(spec, number), folder.name, number))
+        name = RunName(_run_key(spec, number), folder.name, number)
+        windows = WindowRecorder(state / FILE_NAME, name, WINDOW_SECONDS)
         for recorded in run.samples:
             sample = structs.replace(recorded, at=now + recorded.at)
             writer.append(sample, number)
-            minutes.append(sample)
+            windows.append(sample)
     writer.close()
     _write(folder / TOTALS, server.totals.encode())
     last = specs[-1]

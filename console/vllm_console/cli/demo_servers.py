@@ -9,15 +9,18 @@ from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.load.run import Phase
+from vllm_console.load.shape import Exact
 from vllm_launchers.presets.model import Workload
 
-SUMMARIES = Workload(input_tokens_p95=1000, output_tokens_p95=500, prefix_reuse=0.05, concurrency=16)
-REPORTS = Workload(input_tokens_p95=2000, output_tokens_p95=2600, prefix_reuse=0.05, concurrency=16)
+DOCUMENTS = Workload(input_tokens_p95=1000, output_tokens_p95=500, prefix_reuse=0.05, concurrency=16)
 CODE = Workload(input_tokens_p95=12288, output_tokens_p95=1024, prefix_reuse=0.6, concurrency=16)
 
+MOST_IN_FLIGHT = 512
+"""Requests that clients have in flight at most. They do not wait for answers: a slower server gets as many requests."""
 
-MOST_IN_FLIGHT = 48
-"""Requests that clients have in flight at most; then they wait for answers."""
+WINDOW_SECONDS = 20.0
+"""How long the windows are in which the demo's runs are compared, in place of a minute: the traffic on ``docs`` repeats
+so often, with requests of the same lengths, so that one window is like the next."""
 
 
 class DemoServer(msgspec.Struct, frozen=True):
@@ -49,21 +52,24 @@ def traffic_on(server: DemoServer, in_flight: int) -> tuple[tuple[Phase, ...], t
     return (begin,) if in_flight else (), tuple(server.traffic)
 
 
-_SUMMARIES = Phase("summaries", 430.0, 2.5, SUMMARIES)
-_REPORTS = (Phase("a burst of reports", 12.0, 1.9, REPORTS), Phase("reports", 48.0, 0.41, REPORTS))
-"""A minute."""
-_FIRST_REPORTS = (replace(_REPORTS[0], rate=4.0), _REPORTS[1])
-_CODE = Phase("code", 1500.0, 0.2, CODE)
+_SUMMARY, _REPORT = Exact(400, 150), Exact(800, 800)
+_SUMMARIES = Phase("summaries", WINDOW_SECONDS, 4.4, DOCUMENTS, _SUMMARY)
+_REPORTS = (
+    Phase("reports", 12.0, 1 / 12, DOCUMENTS, _REPORT),
+    Phase("a burst of reports", 4.0, 5.0, DOCUMENTS, _REPORT),
+    Phase("after the burst", WINDOW_SECONDS - 16.0, 1 / 4, DOCUMENTS, _REPORT),
+)
+_CODE = Phase("code", WINDOW_SECONDS, 0.2, CODE, Exact(5000, 400))
 
 SERVERS = (
     DemoServer(
         "docs",
         "long-document",
-        "Qwen/Qwen3-8B-AWQ",
+        None,
         1,
-        11.8,
-        Changes(set={"max-num-seqs": 32, "max-num-batched-tokens": 384, "max-model-len": 8192}),
-        recorded=((replace(_SUMMARIES, seconds=470.0),), (_SUMMARIES, *_FIRST_REPORTS, *_REPORTS * 9)),
+        7.2,
+        Changes(set={"max-num-seqs": 32, "max-num-batched-tokens": 384, "max-model-len": 2048}),
+        recorded=((_SUMMARIES,) * 24, (*(_SUMMARIES,) * 21, *_REPORTS * 30)),
         traffic=_REPORTS,
         earlier=Changes(set={"max-num-seqs": 8}),
     ),
@@ -74,12 +80,12 @@ SERVERS = (
         0,
         None,
         Changes(),
-        recorded=((_CODE,),),
+        recorded=((_CODE,) * 75,),
         traffic=(_CODE,),
     ),
 )
 """In the recording ``docs`` writes summaries: 8 sequences make requests wait although the KV cache has room; 32, which
 the finding names, end that. Then it writes reports, which are longer and come in bursts: the KV cache holds fewer than
 32, so requests are preempted, and computing their tokens again takes the time that others wait for. With as many
-sequences as fit, each burst is over before the next. On a GPU with more FLOP/s for its bandwidth than this one,
-computing again costs less, and the two hardly differ. ``editor`` has room and stays calm."""
+sequences as fit, each burst is over sooner. The burst is over before the next one in any case, so the server keeps up
+with its traffic, whatever is changed within reason. ``editor`` has room and stays calm."""

@@ -121,7 +121,7 @@ def _describe_conditions(server: ServerView, now: float) -> list[str]:
         return []
     from vllm_console.diagnosis.finding import finding_lines
 
-    lines = [""]
+    lines = ["", "  findings    judged every 5 s by histograms, so figures can differ a little from those above"]
     for finding in server.findings:
         lines += [f"  {line}" for line in finding_lines(finding, f"for {duration(now - finding.since)}")]
     return lines
@@ -131,15 +131,17 @@ def _describe_window(server: ServerView) -> list[str]:
     window = server.window
     if window is None:
         return []
+    span = f"in the last {duration(max(1, round(window.end - window.start)))}"
     lines = [
-        f"  KV cache    {percent(window.kv_cache_usage)} of {count(window.kv_cache_tokens)} tokens, "
-        f"prefix hits {percent(window.prefix_hit_rate)}",
-        f"  requests    {count(window.requests_running)} running, {count(window.requests_waiting)} waiting"
-        f"{_longest_wait(window)}, {count(window.preemptions_per_minute)} preemptions/min",
-        f"  tokens/s    {count(window.generation_tokens_per_second)} out, {count(window.prompt_tokens_per_second)} in",
+        f"  KV cache    {percent(window.kv_cache_usage)} of {count(window.kv_cache_tokens)} tokens now, "
+        f"prefix hits {percent(window.prefix_hit_rate)} {span}",
+        f"  requests    {count(window.requests_running)} running, {count(window.requests_waiting)} waiting now"
+        f"{_longest_wait(window)}, {count(window.preemptions_per_minute)} preemptions/min {span}",
+        f"  tokens/s    {count(window.generation_tokens_per_second)} out, "
+        f"{count(window.prompt_tokens_per_second)} in {span}",
     ]
     if window.latencies:
-        lines.append(f"  latencies   of the last {duration(max(1, round(window.end - window.start)))}")
+        lines.append(f"  latencies   {span}")
     for name, value in window.latencies.items():
         shown = "  ".join(f"{part} {text_of(getattr(value, part)):<7}" for part, _ in PARTS)
         exact = "  exact" if value.exact else ""

@@ -158,10 +158,11 @@ def _sustained_usage(samples: Iterable[Sample]) -> tuple[float | None, float]:
     """
     steps: dict[int, float] = {}
     for sample in samples:
-        usages = [one.kv_cache_usage for one in sample.engines.values() if one.kv_cache_usage is not None]
-        if usages:
-            step = int(sample.at // STEP_SECONDS)
-            steps[step] = max(*usages, steps.get(step, 0.0))
+        step = int(sample.at // STEP_SECONDS)
+        for one in sample.engines.values():
+            usage = one.kv_cache_usage
+            if usage is not None and usage >= steps.get(step, 0.0):
+                steps[step] = usage
     if not steps:
         return None, 0.0
     length = min(SUSTAINED_STEPS, max(steps) - min(steps) + 1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm_launchers.host.shared_memory import LeftFile
     from vllm_launchers.keeper.orphans import Orphan
 
-FIRST_SEARCH_SECONDS, SEARCH_SECONDS = 5.0, 60.0
+FIRST_SEARCH_SECONDS, SEARCH_SECONDS = 5.0, 300.0
 """When a console first searches for leftovers, and how often after: a search takes a quarter second of CPU."""
 
 

@@ -116,6 +116,7 @@ class LocalFleet:
         rollback: bool = True,
         leftovers: bool = True,
         judge_launches: bool = False,
+        window_seconds: float | None = None,
     ) -> None:
         self.read_only, self.read_only_by = read_only, read_only_by
         self.judge_launches = judge_launches and not read_only
@@ -128,6 +129,8 @@ class LocalFleet:
         self._model_folders = tuple(model_folders)
         self._shares, self._reserves = tuple(shares), tuple(reserves)
         self._host_file, self._with_gpus = host_file, gpus
+        self._window_seconds = window_seconds
+        """How long the windows are in which runs are compared, for the servers that it starts; None is a minute."""
         self._report_leftovers = interactive and leftovers
         self._acted = False
         """Whether this fleet has started, restarted or stopped a server."""
@@ -315,7 +318,7 @@ class LocalFleet:
             self._state,
             planner,
             self._records,
-            sidecar=partial(_recorder_command, self._state),
+            sidecar=partial(_recorder_command, self._state, self._window_seconds),
             not_retryable=_not_retryable,
             refresh=self._refresh_gpus,
             noted=self._note,
@@ -375,6 +378,11 @@ class LocalFleet:
     def plan(self, request: LaunchRequest) -> Plan:
         """Plan a launch without doing it; problems are in its findings."""
         return self._launcher.plan(request).plan
+
+    def launch_name(self, request: LaunchRequest) -> str:
+        """The name that a server gets if it is launched now: that of its preset, with a number where it is taken."""
+        with keeper_errors():
+            return self._launcher.name_of(request)
 
     def judged_plan(self, request: LaunchRequest) -> Plan | None:
         """Plan a launch and let the engine itself judge its flags, which takes seconds: its verdict is in the findings.
@@ -943,7 +951,7 @@ class LocalFleet:
         raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
 
 
-def _recorder_command(state: Path, launch: LaunchPlan, folder: Path) -> tuple[str, ...]:
+def _recorder_command(state: Path, window: float | None, launch: LaunchPlan, folder: Path) -> tuple[str, ...]:
     """The command line of the recorder of a server whose records are in ``folder``, below the state folder ``state``.
 
     The keeper fills in what is in braces.
@@ -958,7 +966,7 @@ def _recorder_command(state: Path, launch: LaunchPlan, folder: Path) -> tuple[st
         *("--history", str(folder / HISTORY), "--generation", "{generation}"),
         *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
         *("--runs", str(state / RUNS), "--run", f"{os.urandom(8).hex()}-{{generation}}"),
-        *("--window", f"{windows.WINDOW_SECONDS:g}"),
+        *("--window", f"{window or windows.WINDOW_SECONDS:g}"),
         *(("--gpu-samples", str(state / GPU_SAMPLES)) if launch.plan.gpus else ()),
     )
 

@@ -265,7 +265,7 @@ class WatchedServer:
     def _last_minute(self, record: ServerRecord, now: float) -> Window | None:
         """The last minute, with exact latencies where its probe has them."""
         window = self._timeline.window()
-        if window is None or not window.latencies or not self._answered(record):
+        if window is None or not any(one.count for one in window.latencies.values()) or not self._answered(record):
             return window
         if not (self._folder / PROBE).is_dir():
             return window

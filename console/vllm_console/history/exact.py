@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -84,7 +85,7 @@ def quantiles_between(low: Sequence[Weighted], high: Sequence[Weighted]) -> Quan
 def _ranked(values: Sequence[Weighted], count: int) -> list[float]:
     """For each of `PARTS` the smallest value that at least this share of all does not exceed."""
     found: list[float] = []
-    seen, ordered = 0, iter(sorted(values))
+    seen, ordered = 0, iter(sorted(values, key=itemgetter(0)))
     value = 0.0
     for _, share in PARTS:
         rank = math.ceil(share * count)

@@ -258,10 +258,10 @@ class _Segments:
         """Those of one kind, the oldest first. Raises OSError if the folder cannot be read."""
         known = self._known[kind]
         try:
-            names = {path.name for path in self._folder.iterdir()}
+            listed = os.listdir(self._folder)  # noqa: PTH208 (every second; a path for each costs more than the list)
         except FileNotFoundError:
-            names = set()
-        names = {name for name in names if name.startswith(f"{kind}-") and name.endswith(".bin")}
+            listed = []
+        names = {name for name in listed if name.startswith(f"{kind}-") and name.endswith(".bin")}
         for gone in known.keys() - names:
             del known[gone]
         for name in names - known.keys():

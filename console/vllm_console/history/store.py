@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from vllm_console import sqlite_files
 from vllm_console.history.encoding import (
@@ -369,7 +370,9 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._bases: dict[int, Base] = {}
-        self._file = HistoryFile(path, replaced=self._bases.clear)
+        self._newest: tuple[int, bytes, Sample] | None = None
+        """The row that was decoded last: of an idle server the next one has the same numbers."""
+        self._file = HistoryFile(path, replaced=self._forget)
         self._ask = self._file.ask
 
     def close(self) -> None:
@@ -489,11 +492,21 @@ class Reader:
     def _decoded(self, connection: sqlite3.Connection, rows: Iterable[_Row]) -> list[Entry]:
         entries = []
         for row in rows:
+            sequence, at, generation, base, data = row
+            if self._newest is not None and self._newest[:2] == (base, data):
+                entries.append(Entry(sequence, at, generation, replace(self._newest[2], at=at)))
+                continue
             try:
-                entries.append(_entry(connection, self._bases, row))
+                entry = _entry(connection, self._bases, row)
             except EncodingError:
                 continue  # one bad row hides no others
+            self._newest = (base, data, entry.sample)
+            entries.append(entry)
         return entries
+
+    def _forget(self) -> None:
+        self._bases.clear()
+        self._newest = None
 
 
 def _end_of(connection: sqlite3.Connection, tier: Tier, order: str) -> float | None:

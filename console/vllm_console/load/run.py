@@ -237,12 +237,16 @@ IN_FLIGHT = 256
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """One phase of a scenario: its name, duration, requests per second, and their shape."""
+    """One phase of a scenario: its name, duration, requests per second, and their shape.
+
+    ``exact`` replaces the workload's length distributions.
+    """
 
     name: str
     seconds: float
     rate: float
     workload: Workload
+    exact: Exact | None = None
 
 
 async def run_scenario(
@@ -320,8 +324,12 @@ class _Story:
         self._sender.model = target.model
         key = (phase, target.max_model_len)
         if key not in self._shapes:
-            self._shapes[key] = TrafficShape(phase.workload, seed=self._seed, max_model_len=target.max_model_len)
+            self._shapes[key] = TrafficShape(
+                phase.workload, exact=phase.exact, seed=self._seed, max_model_len=target.max_model_len
+            )
+        begin = time.perf_counter()
         await self._sender.play(self._shapes[key].stream(phase.rate, phase.seconds), stop)
+        await wait(stop, begin + phase.seconds - time.perf_counter())
 
     async def _wait_for_server(self, stop: asyncio.Event) -> LoadTarget | None:
         """The served model, as soon as the server answers; None when stopped."""

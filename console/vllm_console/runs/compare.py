@@ -305,7 +305,9 @@ def _compare(
         pair = _alike_only(one, other)
         if pair is not None and (like := _traffic(*pair)).likeness is not Likeness.DIFFERENT:
             (one, other), traffic, matched = pair, like, True
-    sides = tuple(_side(recorded, used) for recorded, used in ((before, one), (after, other)))
+    sides = tuple(
+        _side(recorded, used, like) for recorded, used, like in ((before, one, after), (after, other, before))
+    )
     enough = not sides[0].missing and not sides[1].missing
     drift = _alike(drift, one)[-MOST_EARLIER:] if enough else []
     # Estimates of one run and exact quantiles of the other would differ for that reason alone.
@@ -377,8 +379,10 @@ def usable(windows: Sequence[RunWindow]) -> list[RunWindow]:
     return inner if len(inner) >= FEWEST else busy
 
 
-def _side(recorded: Recorded, used: Sequence[RunWindow]) -> Side:
-    seconds = median([window.seconds for window in recorded.windows]) if recorded.windows else WINDOW_SECONDS
+def _side(recorded: Recorded, used: Sequence[RunWindow], other: Recorded) -> Side:
+    """``other`` is the other run: one without windows will have some that are as long."""
+    known = recorded.windows or other.windows
+    seconds = median([window.seconds for window in known]) if known else WINDOW_SECONDS
     missing = max(0, FEWEST - len(used))
     if missing and recorded.warm_at is None:
         missing += WARM_UP - min(WARM_UP, len(recorded.windows))

@@ -193,6 +193,8 @@ class Run(RunHead, frozen=True):
     before: int | None = None
     changed: tuple[FlagChange, ...] = ()
     windows: int = 0
+    window_seconds: float = 60.0
+    """How long they are, on average."""
     last_at: float | None = None
     figures: Mapping[str, float] = msgspec.field(default_factory=dict)
     findings: Mapping[str, float] = msgspec.field(default_factory=dict)
@@ -424,7 +426,10 @@ def changes(before: Flags, after: Flags) -> tuple[FlagChange, ...]:
 
 
 _IN_COLUMNS = ("key", "server", "generation", "started_at")
-_NOT_STORED = (*_IN_COLUMNS, "id", "windows", "last_at", "figures", "findings", "measurements", "removed", "replayable")
+_NOT_STORED = (
+    *(*_IN_COLUMNS, "id", "windows", "window_seconds", "last_at", "figures", "findings", "measurements"),
+    *("removed", "replayable"),
+)
 
 
 def _enter(connection: sqlite3.Connection, head: RunHead) -> None:
@@ -514,8 +519,8 @@ def _findings_table(connection: sqlite3.Connection) -> str:
 
 def _measured(connection: sqlite3.Connection, run: Run) -> Run:
     """Add the figures of its minutes."""
-    count, last = connection.execute(
-        "SELECT count(*), max(at + seconds) FROM windows WHERE run = ?", (run.id,)
+    count, last, seconds = connection.execute(
+        "SELECT count(*), max(at + seconds), avg(seconds) FROM windows WHERE run = ?", (run.id,)
     ).fetchone()
     table = _findings_table(connection)
     held = connection.execute(f"SELECT code, sum(until - since) FROM {table} WHERE run = ? GROUP BY code", (run.id,))
@@ -529,9 +534,17 @@ def _measured(connection: sqlite3.Connection, run: Run) -> Run:
     for name in KEY_QUANTILES:
         found = middle([one for window in newest if (one := window.quantile(name)) is not None])
         figures |= {key: value for key, value in kept(name, found).items() if value is not None}
-    minutes = {code: seconds / 60 for code, seconds in held.fetchall()}
+    minutes = {code: held_for / 60 for code, held_for in held.fetchall()}
     measurements = _measurements(connection, run.id)
-    return replace(run, windows=count, last_at=last, figures=figures, findings=minutes, measurements=measurements)
+    return replace(
+        run,
+        windows=count,
+        window_seconds=seconds or run.window_seconds,
+        last_at=last,
+        figures=figures,
+        findings=minutes,
+        measurements=measurements,
+    )
 
 
 def _measurements(connection: sqlite3.Connection, run: int) -> tuple[Measurement, ...]:

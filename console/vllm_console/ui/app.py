@@ -156,7 +156,7 @@ class ConsoleApp(App[None]):
         elif THEMES[theme].background:
             self.color_theme, self._theme_filter = theme, ThemeFilter(THEMES[theme])
         self.operations = OperationsScreen(self, layout, at, columns, server=server, replay=replay)
-        use_keys(own_keys)
+        use_keys(own_keys, ascii=self.ascii)
         self.set_keymap({id: ",".join(names) for id, names in own_keys.items()})
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -527,7 +527,8 @@ class ConsoleApp(App[None]):
         from vllm_console.ui.screens.help import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen(self.read_only, demo=self.polling.demo))
+            scope = getattr(self.screen, "SCOPE", "")
+            self.push_screen(HelpScreen(self.read_only, demo=self.polling.demo, scope=scope))
 
     def action_commands(self) -> None:
         """Take a command; not over a dialog, because what it does would happen below."""

@@ -76,6 +76,9 @@ ChosenKeys = Mapping[str, tuple[str, ...]]
 
 _NONE: ChosenKeys = MappingProxyType({})
 _chosen: ContextVar[ChosenKeys] = ContextVar("keys that differ from the registry's", default=_NONE)
+_ascii: ContextVar[bool] = ContextVar("whether arrows are written as words", default=False)
+
+_ARROWS = {"←": "left", "→": "right", "↑": "up", "↓": "down"}
 
 
 class KeysError(ValueError):
@@ -95,9 +98,13 @@ def chosen_keys(preset: str, own: Mapping[str, str]) -> ChosenKeys:
     return keys
 
 
-def use_keys(keys: ChosenKeys) -> None:
-    """From now on, in this context (an app and its tasks), actions have these keys."""
+def use_keys(keys: ChosenKeys, *, ascii: bool = False) -> None:
+    """From now on, in this context (an app and its tasks), actions have these keys.
+
+    With ``ascii`` arrows are written as words: ``<`` and ``>`` are keys of their own.
+    """
     _chosen.set(keys)
+    _ascii.set(ascii)
 
 
 def keys_of(action: Action) -> Sequence[str]:
@@ -123,7 +130,11 @@ def label_of(action: Action) -> str:
 
 def key_label(key: str) -> str:
     """How a key is written for people: ``left_square_bracket`` is ``[``."""
-    return _LABELS.get(key, key)
+    label = _LABELS.get(key, key)
+    if _ascii.get() and not label.isascii():
+        *modifiers, arrow = label.split("+")
+        return "+".join((*modifiers, _ARROWS.get(arrow, arrow)))
+    return label
 
 
 def _key_name(text: str) -> str:

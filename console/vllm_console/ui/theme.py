@@ -235,7 +235,7 @@ _TABLE = _AsciiTable({ord(char): text for char, text in _ASCII.items()})
 
 def to_ascii(text: str) -> str:
     """The nearest ASCII text that takes the same number of cells."""
-    return text if text.isascii() else text.translate(_TABLE)
+    return text if text.isascii() else text.replace(" → ", "-> ").translate(_TABLE)
 
 
 def wants_ascii(environment: Mapping[str, str]) -> bool:

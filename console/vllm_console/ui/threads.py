@@ -7,7 +7,8 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, ClassVar, TypeVar
 
 from textual.dom import DOMNode
 
@@ -26,8 +27,37 @@ def favor_the_screen() -> None:
     gc.freeze()
 
 
+class _Worker:
+    """A daemon thread that makes one call after another, so that a call every second needs no new thread."""
+
+    idle: ClassVar[list[_Worker]] = []
+    """Those that wait for a call: no more than there were calls at the same time."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[str, Callable[[], None]]] = SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @classmethod
+    def call(cls, name: str, call: Callable[[], None]) -> None:
+        """Have this called, in a thread of this name meanwhile."""
+        try:
+            worker = cls.idle.pop()
+        except IndexError:
+            worker = cls()
+        worker._calls.put((name, call))
+
+    def _run(self) -> None:
+        thread = threading.current_thread()
+        while True:
+            thread.name, call = self._calls.get()
+            call()
+            del call  # it may hold a screen
+            thread.name = "idle"
+            self.idle.append(self)
+
+
 async def in_thread(call: Callable[[], T], name: str) -> T:
-    """Run ``call`` in a daemon thread of its own and await its result.
+    """Run ``call`` in a daemon thread and await its result.
 
     Unlike `asyncio.to_thread`, a call that hangs for ever (a driver after a fault) doesn't keep the program from
     ending. What ``call`` raises is raised here.
@@ -54,7 +84,7 @@ async def in_thread(call: Callable[[], T], name: str) -> T:
         except RuntimeError:
             return  # the loop is closed: nobody waits any more
 
-    threading.Thread(target=work, name=name, daemon=True).start()
+    _Worker.call(name, work)
     return await future
 
 

@@ -180,12 +180,13 @@ class Launcher:
             launch = self.planner.plan(request, self._records.taken_ports(), self._records.starting(), freed=freed)
         return msgspec.structs.replace(launch, plan=self._judged(launch.plan))
 
-    def _name_of(self, request: LaunchRequest) -> str:
+    def name_of(self, request: LaunchRequest) -> str:
+        """The name that a server gets if it is launched now."""
         return request.name or self._records.free_name(self.planner.preset(request.preset).name)
 
     def folder_of(self, request: LaunchRequest) -> Path:
         """The folder that a server gets if it is launched now."""
-        return client.folder(self._state, self._name_of(request))
+        return client.folder(self._state, self.name_of(request))
 
     def plan_restart(
         self, record: ServerRecord, changes: Changes, options: RestartOptions = AS_CONFIGURED
@@ -206,7 +207,7 @@ class Launcher:
         if request.vllm_version is not None:
             raise UsageError("--vllm-version names a release that is not installed: it can be planned, not started")
         with self._one_at_a_time():
-            name = self._name_of(request)
+            name = self.name_of(request)
             existing = client.read(self._state, name) if client.exists(self._state, name) else None
             if existing is not None and existing.needs_keeper:
                 client.refuse_elsewhere(self._state, existing)

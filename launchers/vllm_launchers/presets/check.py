@@ -1,10 +1,11 @@
-"""Validates a preset's document key by key, so that each mistake gets a sentence. Pure."""
+"""Validates a preset's document key by key, so that each mistake gets a sentence, and all are reported. Pure."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -25,8 +26,26 @@ _MAX_INT = 2**63 - 1
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
+MOST_MISTAKES = 10
+"""Of one file, so many are listed."""
+
+
 class Problem(Exception):  # noqa: N818 - it becomes a PresetError once the file is known
-    """A mistake in a document: dotted key and what was expected."""
+    """The mistakes in a document, each a sentence: dotted key and what was expected."""
+
+    def __init__(self, *mistakes: str) -> None:
+        more = len(mistakes) - MOST_MISTAKES
+        self.mistakes = (*mistakes[:MOST_MISTAKES], *([f"{more} more mistakes"] if more > 0 else []))
+        super().__init__(self.mistakes[0])
+
+
+@contextlib.contextmanager
+def _noting(found: list[str]) -> Iterator[None]:
+    """Note a mistake and go on: all of them are reported together."""
+    try:
+        yield
+    except Problem as problem:
+        found += problem.mistakes
 
 
 def shown(text: str, limit: int = 60) -> str:
@@ -54,29 +73,32 @@ def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
     """Validate the document of one file; with ``complete`` it must have every required key itself.
 
     Raises:
-        Problem: the first mistake.
+        Problem: all mistakes.
     """
-    for key in document:
-        if key not in KEYS:
-            raise Problem(f"unknown key '{shown(key)}'{near(key, KEYS, 'known are: ')}")
+    found = [f"unknown key '{shown(key)}'{near(key, KEYS, 'known are: ')}" for key in document if key not in KEYS]
     for key in ("extends", *TEXTS):
         if key in document:
-            _check_text(key, document[key])
+            with _noting(found):
+                _check_text(key, document[key])
+    tables = {key: document[key] for key in TABLES if isinstance(document.get(key), dict)}
     for key in TABLES:
-        if key in document and not isinstance(document[key], dict):
-            raise Problem(f"{key}: expected a table, not {_kind(document[key])}")
-    _check_flags(document.get("flags", {}))
-    _check_environment(document.get("environment", {}))
-    _check_struct("workload", document.get("workload", {}), Workload, complete=complete and "workload" in document)
-    _check_struct(
-        "objectives", document.get("objectives", {}), Objectives, complete=complete and "objectives" in document
-    )
-    _check_drop(document)
-    if complete:
-        missing = [key for key in REQUIRED if key not in document]
-        if missing:
-            wanted = ", ".join(REQUIRED)
-            raise Problem(f"'{missing[0]}' is missing; a preset needs {wanted}, or 'extends = \"…\"' to take them over")
+        if key in document and key not in tables:
+            found.append(f"{key}: expected a table, not {_kind(document[key])}")
+    for check, key in ((_check_flag, "flags"), (_check_variable, "environment")):
+        for name, setting in tables.get(key, {}).items():
+            with _noting(found):
+                check(name, setting)
+    shapes: tuple[tuple[str, type[msgspec.Struct]], ...] = (("workload", Workload), ("objectives", Objectives))
+    for key, shape in shapes:
+        with _noting(found):
+            _check_struct(key, tables.get(key, {}), shape, complete=complete and key in tables)
+    with _noting(found):
+        _check_drop(document)
+    if complete and (missing := [key for key in REQUIRED if key not in document]):
+        wanted = ", ".join(REQUIRED)
+        found.append(f"'{missing[0]}' is missing; a preset needs {wanted}, or 'extends = \"…\"' to take them over")
+    if found:
+        raise Problem(*found)
 
 
 def merge(base: Mapping[str, Any], document: Mapping[str, Any], base_name: str) -> dict[str, Any]:
@@ -135,22 +157,21 @@ def to_preset(document: Mapping[str, Any], *, name: str, source: str, shipped: b
     )
 
 
-def _check_flags(flags: Mapping[str, Any]) -> None:
-    for name, setting in flags.items():
-        where = f"flags.{shown(name)}"
-        if not FLAG_NAME.fullmatch(name):
-            head, dot, tail = name.partition(".")
-            better = head.strip("-").replace("_", "-").lower() + dot + tail
-            raise Problem(
-                f"{where}: a flag is written without leading dashes, in small letters joined by '-'"
-                + (f": '{shown(better)}'" if FLAG_NAME.fullmatch(better) else "")
-            )
-        if refusal := refused_flag(name):
-            raise Problem(f"{where}: {refusal}")
-        if name.startswith("no-"):
-            raise Problem(f"{where}: write '{shown(name[3:])}' with value = false")
-        value = _setting(where, setting, "flags")
-        _check_flag_value(f"{where}.value" if isinstance(setting, dict) else where, name, value)
+def _check_flag(name: str, setting: object) -> None:
+    where = f"flags.{shown(name)}"
+    if not FLAG_NAME.fullmatch(name):
+        head, dot, tail = name.partition(".")
+        better = head.strip("-").replace("_", "-").lower() + dot + tail
+        raise Problem(
+            f"{where}: a flag is written without leading dashes, in small letters joined by '-'"
+            + (f": '{shown(better)}'" if FLAG_NAME.fullmatch(better) else "")
+        )
+    if refusal := refused_flag(name):
+        raise Problem(f"{where}: {refusal}")
+    if name.startswith("no-"):
+        raise Problem(f"{where}: write '{shown(name[3:])}' with value = false")
+    value = _setting(where, setting, "flags")
+    _check_flag_value(f"{where}.value" if isinstance(setting, dict) else where, name, value)
 
 
 def _check_flag_value(where: str, name: str, value: object) -> None:
@@ -168,22 +189,19 @@ def _check_flag_value(where: str, name: str, value: object) -> None:
         raise Problem(f"{where}: expected {rule.expected}, not {given}")
 
 
-def _check_environment(environment: Mapping[str, Any]) -> None:
-    for name, setting in environment.items():
-        where = f"environment.{shown(name)}"
-        if not ENVIRONMENT_NAME.fullmatch(name):
-            raise Problem(f"{where}: is no name of an environment variable (letters, digits and '_')")
-        if is_secret_name(name):
-            raise Problem(
-                f"{where}: a secret does not belong in a file; export {name} before you launch, or give --env"
-            )
-        value = _setting(where, setting, "environment")
-        place = f"{where}.value" if isinstance(setting, dict) else where
-        if not isinstance(value, str):
-            raise Problem(f"{place}: expected text in quotes, not {_kind(value)}")
-        _check_text(place, value, empty=True)
-        if holds_secret(value):
-            raise Problem(f"{place}: it holds a key or a password; export {name} before you launch, or give --env")
+def _check_variable(name: str, setting: object) -> None:
+    where = f"environment.{shown(name)}"
+    if not ENVIRONMENT_NAME.fullmatch(name):
+        raise Problem(f"{where}: is no name of an environment variable (letters, digits and '_')")
+    if is_secret_name(name):
+        raise Problem(f"{where}: a secret does not belong in a file; export {name} before you launch, or give --env")
+    value = _setting(where, setting, "environment")
+    place = f"{where}.value" if isinstance(setting, dict) else where
+    if not isinstance(value, str):
+        raise Problem(f"{place}: expected text in quotes, not {_kind(value)}")
+    _check_text(place, value, empty=True)
+    if holds_secret(value):
+        raise Problem(f"{place}: it holds a key or a password; export {name} before you launch, or give --env")
 
 
 def _setting(where: str, setting: object, table: str) -> object:
@@ -225,16 +243,22 @@ def _check_text(where: str, value: object, *, empty: bool = False) -> None:
 def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *, complete: bool) -> None:
     """Check each key against the ranges of the struct's own fields."""
     fields = _fields(shape)
+    found: list[str] = []
     for key, value in table.items():
         if key not in fields:
-            raise Problem(f"{where}: unknown key '{shown(key)}'{near(key, fields, 'known are: ')}")
+            found.append(f"{where}: unknown key '{shown(key)}'{near(key, fields, 'known are: ')}")
+            continue
         try:
             convert(value, fields[key])
         except msgspec.ValidationError as error:
-            raise Problem(f"{where}.{key}: {_sentence(str(error), value)}") from None
+            found.append(f"{where}.{key}: {_sentence(str(error), value)}")
+            continue
         if isinstance(value, float) and not math.isfinite(value):
-            raise Problem(f"{where}.{key}: expected a number, not {value}")
-    _check_missing(where, table, fields, complete=complete)
+            found.append(f"{where}.{key}: expected a number, not {value}")
+    with _noting(found):
+        _check_missing(where, table, fields, complete=complete)
+    if found:
+        raise Problem(*found)
 
 
 @cache

@@ -31,6 +31,7 @@ class PresetError(Exception):
     def __init__(self, path: Path | None, message: str) -> None:
         super().__init__(f"{shown(str(path), 500)}: {message}" if path else message)
         self.path = path
+        self.mistake = message
         self.message = str(self)
 
 
@@ -52,8 +53,8 @@ def read_presets(own: Path | None = None) -> tuple[dict[str, Preset], list[Prese
     for name in shelf.names():
         try:
             presets[name] = shelf.preset(name)
-        except PresetError as error:
-            problems.append(error)
+        except Problem as problem:
+            problems += [PresetError(shelf.path(name), mistake) for mistake in problem.mistakes]
     return presets, problems
 
 
@@ -61,13 +62,17 @@ def find_preset(name: str, presets: Mapping[str, Preset], problems: Iterable[Pre
     """The preset of that name.
 
     Raises:
-        PresetError: it does not exist, or its file is invalid; the message suggests similar names.
+        PresetError: it does not exist, or its file is invalid; the message suggests similar names, or names all
+        mistakes.
     """
     if name in presets:
         return presets[name]
-    for problem in problems:
-        if problem.path is not None and problem.path.stem == name:
-            raise problem
+    mistakes = [problem for problem in problems if problem.path is not None and problem.path.stem == name]
+    if len(mistakes) > 1:
+        numbered = (f"({number}) {mistake.mistake}" for number, mistake in enumerate(mistakes, 1))
+        raise PresetError(mistakes[0].path, f"{len(mistakes)} mistakes: {' '.join(numbered)}")
+    if mistakes:
+        raise mistakes[0]
     raise PresetError(None, f"no preset is called '{shown(name)}'{near(name, presets, 'there are: ')}")
 
 
@@ -93,15 +98,14 @@ class _Shelf:
         """The complete preset.
 
         Raises:
-            PresetError: its document, or one that it extends, is invalid.
+            Problem: its document, or one that it extends, is invalid.
         """
         own = name in self._own
-        path = (self._own if own else self._shipped)[name][0]
-        try:
-            merged = self._merged(name, own, ())
-            return to_preset(merged, name=name, source=str(path), shipped=not own)
-        except Problem as problem:
-            raise PresetError(path, str(problem)) from None
+        return to_preset(self._merged(name, own, ()), name=name, source=str(self.path(name)), shipped=not own)
+
+    def path(self, name: str) -> Path:
+        """Its file."""
+        return (self._own if name in self._own else self._shipped)[name][0]
 
     def _merged(self, name: str, own: bool, via: tuple[str, ...]) -> dict[str, Any]:
         _, document = (self._own if own else self._shipped)[name]

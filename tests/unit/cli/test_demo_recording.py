@@ -121,8 +121,8 @@ def test_what_was_changed_is_what_the_finding_offered_and_the_next_one_offers_le
 def test_the_live_traffic_goes_on_with_as_many_requests_as_were_in_flight() -> None:
     in_flight = demo_recording.read()["docs"].in_flight
     (first,), again = traffic_on(SERVERS[0], in_flight)
-    assert first.rate * first.seconds == in_flight > 20
-    assert again == tuple(SERVERS[0].recorded[-1][-2:])
+    assert first.rate * first.seconds == in_flight > 10
+    assert again == tuple(SERVERS[0].recorded[-1][-len(again) :])
     assert traffic_on(SERVERS[0], 0)[0] == ()
 
 

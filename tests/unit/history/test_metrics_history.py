@@ -55,6 +55,20 @@ def filled(path, engine, sample):
     return fill
 
 
+def test_rows_with_the_same_numbers_differ_in_their_time(path, engine, sample):
+    """As of an idle server: such rows are not decoded again, and a row that differs is."""
+    writer, reader = Writer(path), Reader(path)
+    busy = engine(usage=0.5, generation=10.0)
+    for second, one in enumerate([engine(usage=0.1), engine(usage=0.1), busy, busy, engine(usage=0.1)]):
+        writer.append(sample(START + second, one), 1)
+    found = reader.after(0)
+    assert [entry.at - START for entry in found] == [0, 1, 2, 3, 4]
+    assert [entry.sample.at for entry in found] == [entry.at for entry in found]
+    assert [next(iter(entry.sample.engines.values())).kv_cache_usage for entry in found] == [0.1, 0.1, 0.5, 0.5, 0.1]
+    writer.close()
+    reader.close()
+
+
 def test_what_is_written_is_read_back(path, body):
     written = [
         parse(body(engines=[{"running": n, "usage": n / 8, "ttft": [0.01, 0.3] * n}, {"itl": [0.5] * n}]), START + n)

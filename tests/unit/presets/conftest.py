@@ -37,13 +37,13 @@ def read(own: Path) -> Callable[[], tuple[dict[str, Preset], list[PresetError]]]
 
 @pytest.fixture
 def complaint(own: Path, write: Write) -> Callable[[str], str]:
-    """What is said of a preset with that text; the shipped ones must not suffer from it."""
+    """What is said first of a preset with that text; the shipped ones must not suffer from it."""
 
     def complaint(text: str) -> str:
         path = write("mine", text)
         presets, problems = read_presets(own)
         assert {"chatbot", "code-generation", "long-document", "batch"} == set(presets)
-        assert [problem.path for problem in problems] == [path]
+        assert {problem.path for problem in problems} == {path}
         assert str(problems[0]).startswith(f"{path}: ")
         assert "\n" not in str(problems[0])
         return str(problems[0]).removeprefix(f"{path}: ")

@@ -70,6 +70,23 @@ def test_the_sentence(complaint: Complaint, text: str, parts: list[str]) -> None
     assert len(sentence) < 400
 
 
+def test_all_mistakes_of_a_file_are_reported_at_once(own: Path, write: Callable[..., Path]) -> None:
+    text = BASE + 'titel = "x"\n[flags]\nport = 9\nmax_num_seqs = 4\n[workload]\nconcurrency = 0'
+    path = write("mine", text)
+    presets, problems = read_presets(own)
+    assert [problem.path for problem in problems] == [path] * 4
+    said = [str(problem).removeprefix(f"{path}: ") for problem in problems]
+    assert [one.partition(": ")[0].partition(";")[0] for one in said] == [
+        "unknown key 'titel'",
+        "flags.port",
+        "flags.max_num_seqs",
+        "workload.concurrency",
+    ]
+    with pytest.raises(PresetError) as error:
+        find_preset("mine", presets, problems)
+    assert str(error.value).startswith(f"{path}: 4 mistakes: (1) {said[0]} (2) {said[1]} (3)")
+
+
 def test_a_secret_is_not_repeated(complaint: Complaint) -> None:
     assert "hunter2" not in complaint(BASE + '[environment]\nDB_PASSWORD = "hunter2"')
     assert "hunter2" not in complaint(BASE + '[flags]\napi-key = "hunter2"')

@@ -9,7 +9,7 @@ import pytest
 from textual.app import App
 from textual.screen import Screen
 
-from vllm_console.ui.threads import answer_for
+from vllm_console.ui.threads import answer_for, in_thread
 
 
 async def ask(screen: Screen[None], call) -> tuple[asyncio.Task[str], threading.Event]:
@@ -50,3 +50,20 @@ async def test_a_screen_that_is_being_left_gets_none(fails: bool):
         answered.set()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+async def test_a_call_that_hangs_holds_up_no_other():
+    """Threads are used again, but never one that still has a call to finish."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def hang() -> str:
+        asked.set()
+        assert answered.wait(30)
+        return threading.current_thread().name
+
+    hanging = asyncio.ensure_future(in_thread(hang, "hangs"))
+    await asyncio.to_thread(asked.wait, 30)
+    names = [await in_thread(lambda: threading.current_thread().name, f"call {number}") for number in range(5)]
+    assert names == [f"call {number}" for number in range(5)]
+    answered.set()
+    assert await hanging == "hangs"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from fakes.made_runs import run
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.history.time_view import DEFAULT_RANGE, LIVE
-from vllm_console.ui.parts.time_cursor import STEPS, WHOLE_RUN
+from vllm_console.ui.parts.time_cursor import SEEN_SECONDS, STEPS, WHOLE_RUN
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_the_cursor_stays_within_the_run(console, fakes, fleet):
         assert fleet.times[-1].end == ended, "the whole run stays in sight"
         await c.press("full_stop")
         await c.sees("Finding began: preempting")
-        await c.until(lambda: fleet.times[-1].at == (began + ended) / 2)
+        await c.until(lambda: fleet.times[-1].at == (began + ended) / 2 + SEEN_SECONDS)
 
 
 async def test_ranges_end_with_the_whole_run(console, fakes, fleet):

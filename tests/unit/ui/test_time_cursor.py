@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from vllm_console.fleet.markers import Marker, MarkerKind
 from vllm_console.fleet.snapshot import State, StateThen
 from vllm_console.history.time_view import DEFAULT_RANGE, LIVE
+from vllm_console.ui.parts.time_cursor import SEEN_SECONDS
 from vllm_launchers.host.gpu.document import read_host
 
 
@@ -100,6 +101,7 @@ async def test_markers_are_jumped_to_and_explained(console, fakes):
         await c.press("comma")
         await c.sees("! 12:36:07  Finding began: preempting")
         assert c.fleet.times[-1].range is DEFAULT_RANGE
+        await c.until(lambda: c.fleet.times[-1].at == fakes.NOW - 300 + SEEN_SECONDS)
         await c.press("comma")
         await c.sees("r3 10:11:07  Restarted: run 3: --max-num-seqs 256 → 128")
         await c.until(lambda: c.fleet.times[-1].at == fakes.NOW - 9000)

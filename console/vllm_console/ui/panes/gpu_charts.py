@@ -143,6 +143,8 @@ def gpu_chart_lines(snapshot: FleetSnapshot, view: GpuHistoryView, width: int, h
     lines = [_title(snapshot, f"{page + 1}/{pages}" if pages > 1 else "", width)]
     if chart.problem:
         lines.append(line((fit(f" {plain(chart.problem)}", width), WARN)))
+    if note := _mig_note(snapshot, chart):
+        lines.append(line((fit(f" {note}", width).rstrip(), DIM)))
     rows = math.ceil(len(shown) / columns)
     room, cell = height - len(lines), (width - columns + 1) // columns
     for row in range(rows):
@@ -150,6 +152,20 @@ def gpu_chart_lines(snapshot: FleetSnapshot, view: GpuHistoryView, width: int, h
         cells = [_chart(plot, chart, view, cell, tall) for plot in shown[row * columns : (row + 1) * columns]]
         lines += side_by_side(cells, cell, tall)
     return lines[:height]
+
+
+def _mig_note(snapshot: FleetSnapshot, chart: GpuChart) -> str:
+    """What is charted of a GPU in MIG mode: the driver reports no utilization then, and of a slice only its memory."""
+    gpu = snapshot.host.gpu(chart.card.index) if snapshot.host is not None else None
+    if gpu is None or not gpu.mig_mode:
+        return ""
+    slices = [
+        f"{plain(part.profile or UNKNOWN)} {part.memory_gib - part.free_gib:.1f} of {part.memory_gib:.1f} GiB"
+        for part in gpu.mig
+        if part.memory_gib is not None and part.free_gib is not None
+    ]
+    used = f"; its slices use {', '.join(slices)} now" if slices else ""
+    return f"MIG mode: the whole card, without utilization, which the driver does not report{used}"
 
 
 def _title(snapshot: FleetSnapshot, page: str, width: int) -> Strip:

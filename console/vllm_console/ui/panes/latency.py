@@ -32,6 +32,12 @@ CHARTS = tuple(
 
 SMALLEST_CHART = 4
 
+NARROW = 60
+"""Narrower panes stand beside others: key 3 shows them large."""
+
+BRIEF = ("ttft", "itl", "e2e")
+"""The rows of such a pane that would have no room for a chart otherwise, as many as there is room for; two at least."""
+
 
 def latency_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
     """Title, table, what waits, and as many small charts as there is room for."""
@@ -44,16 +50,20 @@ def latency_lines(server: ServerView, now: float, width: int, height: int, view:
     heads = "".join(fit(head, columns.width, ">") for head in ("mean", *columns.parts))
     lines = [rule(title_of(3, "Latency", server), width, note),
              line((fit("", columns.label) + heads + fit("obj.", columns.objective, ">"), DIM))]  # fmt: skip
-    lines += [_row(server, latency, objectives.get(latency), columns) for latency in LABELS]
+    most = 2 + len(LABELS) + SMALLEST_CHART
+    brief = width < NARROW and most - len(LABELS) + 2 <= height < most
+    rows = BRIEF[: height - 2 - SMALLEST_CHART] if brief else tuple(LABELS)
+    lines += [_row(server, latency, objectives.get(latency), columns) for latency in rows]
     if (hidden := len(lines) - height) > 0:
         text = f" {hidden + 1} more rows: {key_of('pane_3')} enlarges"
         return [*lines[: height - 1], line((fit(text, width).rstrip(), DIM))]
-    lines += _notes(server, width)
+    lines += _notes(server, width) if not brief else []
     room = height - len(lines)
     fitting = min(len(CHARTS), room // SMALLEST_CHART)
     for index, (latency, curves) in enumerate(CHARTS[:fitting]):
         share = room // fitting + (1 if index < room % fitting else 0)
-        notes = (", log scale" if view.log else "") + _point_words(server.series, latency)
+        notes = f" · {key_of('pane_3')} shows all" if brief else ", log scale" if view.log else ""
+        notes += _point_words(server.series, latency)
         lines.append(line((fit(f" {LABELS[latency]} p50, p99{notes}", width).rstrip(), DIM)))
         objective = objectives.get(latency)
         lines += chart_of(

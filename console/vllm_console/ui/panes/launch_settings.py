@@ -54,9 +54,12 @@ def preset_lines(
                             CURSOR if chosen and active else ACCENT if chosen else STRONG)))  # fmt: skip
         if preset.title.casefold().replace(" ", "-") != preset.name:
             strips += wrapped(preset.title, width, DIM, "   ")
+    before = ""
     for problem in problems:
         file = PurePath(problem.path)  # its name first, since a folder's may be longer than the line
-        strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
+        if problem.path != before:
+            strips.append(line((fit(f" ! {plain(file.name)}  {plain(str(file.parent))}", width), WARN)))
+        before = problem.path
         strips += wrapped(problem.message.removeprefix(f"{problem.path}: "), width, WARN, "   ")
     about = [line(), *_about_preset(draft.preset, width)]
     room = max(3, height - 1 - len(about)) if height > len(about) + 8 else height - 1
@@ -192,7 +195,7 @@ def _setting(draft: LaunchDraft, plan: Plan | None, name: str) -> _Setting:
         return _Setting(False, draft.preset.model)
     resolved = {"engine": plan.engine.label, "host": plan.host, "port": str(plan.port)} if plan else {}
     if name == "name":
-        return _Setting(False, f"{CHOSEN[name]} ({draft.preset.name})")
+        return _Setting(False, f"{CHOSEN[name]} → {draft.planned_name or draft.preset.name}")
     known = resolved.get(name, CHOSEN[name])
     return _Setting(False, CHOSEN[name] if known == CHOSEN[name] else f"{CHOSEN[name]} → {known}")
 

@@ -21,14 +21,14 @@ NAMES = {
     KV_CACHE: "KV",
     PREEMPTIONS: "Preempt",
     LATENCY: "Latency",
-    THROUGHPUT: "Tokens",
+    THROUGHPUT: "Throughput",
     LOG: "Log",
     GPUS: "GPUs",
     REQUESTS: "Requests",
     STEPS: "Steps",
 }
 
-SHORT_NAMES = {**NAMES, PREEMPTIONS: "Pre", LATENCY: "Lat", THROUGHPUT: "Tok", REQUESTS: "Req"}
+SHORT_NAMES = {**NAMES, PREEMPTIONS: "Pre", LATENCY: "Lat", THROUGHPUT: "Thr", REQUESTS: "Req"}
 """Where the names above leave no room for the layout."""
 
 _OBJECTIVES = {

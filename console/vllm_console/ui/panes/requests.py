@@ -90,16 +90,17 @@ def _title_note(server: ServerView, seen: RequestsSeen | None, view: ChartView, 
 
 
 def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> Strip:
-    """What runs now, and how many have finished."""
+    """What runs now, and how many have finished; of these, how many were preempted or aborted."""
     last = server.probe.last if server.probe is not None else None
     parts: list[Part] = [" ", *_running(last, now)] if last is not None else [" "]
     kinds = [("finished", seen.counts[0], None), *zip(ORDERS[2:], seen.counts[2:], (WARN, BAD), strict=True)]
     for name, number, style in kinds:
         more = "+" if name == "finished" and seen.partial else ""
-        parts += [(f"{count(number)}{more}", style if number else None), (f" {name} · ", DIM)]
+        after = ": " if name == "finished" else ", "
+        parts += [(f"{count(number)}{more}", style if number else None), (f" {name}{after}", DIM)]
     if parts_length(parts) > width and last is not None:
         parts = [" ", *_running(last, now)]
-    return line(*parts[:-1], (str(parts[-1][0]).removesuffix(" · "), DIM)).crop(0, width)
+    return line(*parts[:-1], (str(parts[-1][0]).rstrip(" ·,"), DIM)).crop(0, width)
 
 
 def _running(last: Step, now: float) -> list[Part]:

@@ -62,6 +62,8 @@ class LaunchDraft:
     choices: Mapping[str, Choice] = field(default_factory=dict)
     """Why each of them is set, and what was thought about and left to vLLM."""
     reasons: Mapping[str, str] = field(default_factory=dict)
+    planned_name: str = ""
+    """The name that the server would get; empty as long as that is not known."""
     _found: int | None = None
     _models: dict[str, str] = field(default_factory=dict)
     _edits: dict[str, FlagEdits] = field(default_factory=dict)
@@ -72,9 +74,9 @@ class LaunchDraft:
         if self.engine is None and engines and all(engine.kind is EngineKind.SIMULATED for engine in engines):
             self.engine = self._found = 0
 
-    def planned(self, plan: Plan) -> Plan:
-        """Take in what a plan says of GPUs and flags; returns the plan."""
-        self.sets = plan.sets
+    def planned(self, plan: Plan, name: str) -> Plan:
+        """Take in what a plan says of GPUs and flags, and the server's name; returns the plan."""
+        self.sets, self.planned_name = plan.sets, name
         self.planned_flags, self.reasons = plan.flags, plan.reasons
         self.choices = {choice.flag: choice for choice in plan.choices}
         return plan
@@ -82,7 +84,7 @@ class LaunchDraft:
     def switch_to(self, preset: Preset) -> None:
         """Take another preset; the plan of the one before is obsolete."""
         self.preset = preset
-        self.planned_flags, self.choices, self.reasons = {}, {}, {}
+        self.planned_flags, self.choices, self.reasons, self.planned_name = {}, {}, {}, ""
 
     def refused(self, error: FleetError) -> str:
         """Take in what a refusal says of GPUs; returns its sentence."""

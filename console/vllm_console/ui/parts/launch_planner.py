@@ -100,8 +100,8 @@ class LaunchPlanner:
         assert self.draft is not None
         try:
             call = partial(self._ask, request, self.book.table, self.outcome.plan)
-            plan, table = await answer_for(self._screen, call, "plan")
-            self.outcome = Outcome(self.draft.planned(plan))
+            plan, table, name = await answer_for(self._screen, call, "plan")
+            self.outcome = Outcome(self.draft.planned(plan, name))
             if table is not self.book.table:
                 self.book = FlagBook(table)
         except FleetError as error:
@@ -114,13 +114,13 @@ class LaunchPlanner:
 
     def _ask(
         self, request: LaunchRequest, table: FlagTable | None, before: Plan | None
-    ) -> tuple[Plan, FlagTable | None]:
-        """The plan, and its engine's flags: read again until they are known from the installation itself."""
+    ) -> tuple[Plan, FlagTable | None, str]:
+        """The plan, its engine's flags (read again until the installation itself says them), and the server's name."""
         plan = self._fleet.plan(request)
         known = table is not None and table.source == "installation"
         if not known or before is None or before.engine != plan.engine:
             table = self._fleet.flags(plan.engine)
-        return plan, table
+        return plan, table, self._fleet.launch_name(request)
 
     # -- preparing the launch, with the engine's own verdict -------------------------------------------------------
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.fleet.markers import Marker, MarkerKind
 from vllm_console.history.time_view import CHART_RANGES, DEFAULT_RANGE, ChartRange, TimeView, range_for
 from vllm_console.text import clock, plain, round_duration
 from vllm_console.ui.theme import WARN
 from vllm_console.ui.widgets.chart import ChartView
 
 if TYPE_CHECKING:
-    from vllm_console.fleet.markers import Marker
     from vllm_console.fleet.snapshot import ServerView
     from vllm_console.fleet.verbs import Replay
     from vllm_console.metrics.sample import Series
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 STEPS = 60
 """Steps of the cursor from one end of a chart to the other."""
+
+SEEN_SECONDS = 40.0
+"""So long after its beginning a finding is seen at the latest: three of four bad stretches of ten seconds make one."""
 
 
 class ShownTime(msgspec.Struct, frozen=True):
@@ -45,6 +48,12 @@ def whole_run(replay: Replay) -> ChartRange:
     step = range_for(CHART_RANGES[-1], seconds).step
     # A step more: charts end with a whole one, and the start is to be seen.
     return ChartRange(WHOLE_RUN, (-int(-seconds // step) + 1) * step, step)
+
+
+def _place(marker: Marker, now: float) -> float:
+    """Where the cursor goes for a marker: for a finding to when it was seen, not to when what it is about began."""
+    seen = SEEN_SECONDS if marker.kind is MarkerKind.FINDING else 0.0
+    return max(marker.at, min(marker.at + seen, now - 1.0))
 
 
 class TimeCursor:
@@ -173,20 +182,22 @@ class TimeCursor:
         if server is None or snapshot is None:
             return
         here = self._at if self._at is not None else snapshot.at
-        before = [one for one in server.markers if one.at < here - 0.5]
-        after = [one for one in server.markers if one.at > here + 0.5]
+        places = sorted((_place(one, snapshot.at), number) for number, one in enumerate(server.markers))
+        before = [place for place in places if place[0] < here - 0.5]
+        after = [place for place in places if place[0] > here + 0.5]
         found = before[-1] if by < 0 and before else after[0] if by > 0 and after else None
         if found is None:
             self._console.show_message("No earlier marker." if by < 0 else "No later marker.", WARN)
             return
+        at, number = found
         series = self._series(server)
-        if series is not None and series.start <= found.at < series.end:
+        if series is not None and series.start <= at < series.end:
             self._end = self._end if self._end is not None else min(series.end, snapshot.at)
-            self._at = found.at
+            self._at = at
             self._changed()
         else:
-            self.go(found.at)
-        self._describe(found)
+            self.go(at)
+        self._describe(server.markers[number])
 
     def _series(self, server: ServerView | None) -> Series | None:
         """What the charts in sight show: those of a GPU, which may reach further back than the server, or its own."""

@@ -259,7 +259,7 @@ def run_names(runs: Sequence[Run]) -> Mapping[str, Run]:
 
 def run_text(run: Run) -> str:
     """When a run began, how much traffic it had, and what was changed for it: one line of a list."""
-    minutes = f"{run.windows} min of traffic" if run.windows else "no traffic"
+    minutes = f"{run.windows * run.window_seconds / 60:.0f} min of traffic" if run.windows else "no traffic"
     changes = ", ".join(setting_text(change) for change in run.changed)
     change = changes or ("first run" if run.before is None else "same flags as before")
     return f"{clock(run.started_at, time.time())} · {minutes} · {change}"

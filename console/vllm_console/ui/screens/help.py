@@ -14,7 +14,7 @@ from textual.strip import Strip
 from textual.widgets import Input
 
 from vllm_console.text import plain
-from vllm_console.ui.actions import bindings, grouped, title_of
+from vllm_console.ui.actions import SCREENS, TEXT_SCREENS, bindings, grouped, title_of
 from vllm_console.ui.keymap import key_of, label_of
 from vllm_console.ui.terminal.lines import BLANK, line
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
@@ -56,14 +56,16 @@ class HelpScreen(Screen[None]):
     SCOPE = "help"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("help")]
 
-    def __init__(self, read_only: bool = False, *, demo: bool = False) -> None:
+    def __init__(self, read_only: bool = False, *, demo: bool = False, scope: str = "") -> None:
+        """``scope`` is that of the screen from which help is asked for: its keys stand first."""
         super().__init__()
         self._read_only, self._demo = read_only, demo
+        self._scope = scope
         self._wanted = ""
         self._entry = Entry(id="help-input")
         self._reader = Reader(
             self._title,
-            lambda width: help_lines(width, self._read_only, self._wanted, demo=self._demo),
+            lambda width: help_lines(width, self._read_only, self._wanted, demo=self._demo, scope=self._scope),
             lambda: (scroll_hint(), (key_of("help_search"), "search", "screen.help_search")),
             entry=self._entry,
             step_back=self._end_search,
@@ -119,12 +121,17 @@ class HelpScreen(Screen[None]):
         return searching
 
 
-def help_entries(read_only: bool, wanted: str = "", *, demo: bool = False) -> Mapping[str, _Entries]:
-    """Keys and marks by heading; with ``wanted`` those that hold each of its words, and no heading without any."""
+def help_entries(read_only: bool, wanted: str = "", *, demo: bool = False, scope: str = "") -> Mapping[str, _Entries]:
+    """Keys and marks by heading; with ``wanted`` those that hold each of its words, and no heading without any.
+
+    The keys of the screen of that ``scope`` stand first.
+    """
     groups: dict[str, _Entries] = {
         title: [(label_of(action), title_of(action, demo=demo)) for action in group]
         for title, group in grouped(read_only).items()
     }
+    here = [SCREENS.get(scope), SCREENS["reader"] if scope in TEXT_SCREENS else None]
+    groups = {title: groups[title] for title in filter(None, here) if title in groups} | groups
     groups["Marks"] = _MARKS
     words = wanted.casefold().split()
     found = {
@@ -138,10 +145,11 @@ def _count(groups: Mapping[str, _Entries]) -> int:
     return sum(map(len, groups.values()))
 
 
-def help_lines(width: int, read_only: bool, wanted: str = "", *, demo: bool = False) -> list[Strip]:
+def help_lines(width: int, read_only: bool, wanted: str = "", *, demo: bool = False, scope: str = "") -> list[Strip]:
     """Groups of keys, and what the marks mean; with ``wanted`` those that match."""
     column = width if width < 110 else width // 2
-    blocks = [_block(title, entries, column) for title, entries in help_entries(read_only, wanted, demo=demo).items()]
+    found = help_entries(read_only, wanted, demo=demo, scope=scope)
+    blocks = [_block(title, entries, column) for title, entries in found.items()]
     if not blocks:
         text = f" No key and no mark matches '{plain(wanted)}'; {key_of('reader_back')} shows all."
         return [line(), line((text, WARN))]

@@ -400,7 +400,8 @@ class OperationsScreen(PartialRepaintScreen):
 
     def _layout_name(self) -> str:
         if self.panes.zoomed:
-            return "back"
+            name = "" if self._table.display else plain(self._selected_name or "", 16)
+            return f"back · {name}" if name else "back"
         return f"auto: {best_layout(self.app.size)}" if self.panes.layout is PaneLayout.AUTO else self.panes.layout
 
     def draw_header(self) -> None:
@@ -494,22 +495,26 @@ class OperationsScreen(PartialRepaintScreen):
     def _arrange(self, server: ServerView | None) -> None:
         """Give everything its place. Sets only what differs: it costs a layout.
 
-        Heights depend on the size of the screen, never on their content; the table only ever grows.
+        Heights depend on the size of the screen, never on their content; the table only ever grows. Where rows are
+        scarce, a pane that was made large takes those of the table, too.
         """
         screen, snapshot = self.app.size, self.console.snapshot
         finding, foot = finding_rows(screen.height), message_rows(screen.height) + 2
         every = len(snapshot.servers) + (self.time.replay is not None) if snapshot is not None else 0
         most = max(3, screen.height // 4) if screen.height < SHORT else max(4, screen.height // 3)
         self._table_rows = min(most, max(self._table_rows, max(1, every) + 2))
-        set_height(self._table, self._table_rows)
+        measured = server is not None and (server.state in MEASURED or server.moment is not None or server.replayed)
+        alone = bool(self.panes.zoomed) and measured and screen.height < SHORT
+        table = 0 if alone else self._table_rows
+        set_height(self._table, table)
+        set_display(self._table, not alone)
         set_height(self._finding, finding)
         set_height(self._message, foot - 2)
         set_height(self._tuning, foot - 1)
         foot += int(self.hints.shown)
         set_height(self._foot, foot)
         self._arrange_foot()
-        area = Size(screen.width, max(1, screen.height - 1 - self._table_rows - finding - 1 - foot))
-        measured = server is not None and (server.state in MEASURED or server.moment is not None or server.replayed)
+        area = Size(screen.width, max(1, screen.height - 1 - table - finding - 1 - foot))
         known = snapshot is not None and snapshot.host is not None and bool(snapshot.host.gpus)
         gpu_rows = self._gpus.wanted_height(snapshot) if known else 0
         if known and self.gpu_history.shown:

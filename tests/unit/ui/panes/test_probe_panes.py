@@ -68,7 +68,7 @@ def test_the_bar_tells_its_parts_apart_without_colors_in_ascii_too(fakes, record
 
 def test_what_runs_now_and_how_many_ended_how(fakes, recorded):
     line = text(requests_lines(recorded, fakes.NOW, 120, 20)).splitlines()[1]
-    assert line.startswith(" 62 running · 12 waiting now · 240 finished · 27 preempted · 4 aborted")
+    assert line.startswith(" 62 running · 12 waiting now · 240 finished: 27 preempted, 4 aborted")
     old = replace(recorded.probe, last=recorded.probe.last._replace(at=fakes.NOW - 60))
     assert " waiting at " in text(requests_lines(replace(recorded, probe=old), fakes.NOW, 120, 20))
 

@@ -167,7 +167,7 @@ async def test_reasons_prices_and_sources_stand_beside_the_flags(screen, wait_un
 
 def test_reasons_and_prices_are_whole_where_there_is_room_and_a_row_each_where_not(fakes):
     draft = LaunchDraft(fakes.PRESETS[0])
-    plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")))
+    plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")), "chatbot-2")
 
     def shown(height):
         strips = setting_lines(draft, plan, FlagBook(fakes.FLAG_TABLE), (84, height), 0, False)
@@ -406,7 +406,7 @@ async def test_where_memory_is_not_known_nothing_is_called_ready(screen, fleet, 
 
 def test_each_flag_has_a_row_before_a_reason_has_two_and_reasons_are_whole_where_rows_are_left(fakes):
     draft, book = LaunchDraft(fakes.PRESETS[0]), FlagBook(fakes.FLAG_TABLE)
-    plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")))
+    plan = draft.planned(fakes.FakeFleet().plan(LaunchRequest("chatbot")), "chatbot-2")
     needed = len(draft.names) + 2
 
     def shown(height):
