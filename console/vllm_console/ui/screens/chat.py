@@ -27,6 +27,7 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.text import count, percent, plain, printed
 from vllm_console.ui.actions import bindings, scoped
 from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.servers import starting_text
 from vllm_console.ui.screens.dialogs import Choose
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
@@ -140,7 +141,8 @@ class ChatScreen(Screen[None]):
         width = self.app.size.width
         chat = self._chat
         self._title.show([rule(f"Chat · {' and '.join(map(plain, chat.sessions))}", width, _set(chat.options, width))])
-        self._status.show([status_line(name, self._main.server(name), width) for name in chat.sessions])
+        now = self._main.snapshot.at if self._main.snapshot is not None else 0.0
+        self._status.show([status_line(name, self._main.server(name), now, width) for name in chat.sessions])
         lines = self._turn_lines(width - 2)
         self._lines.show(lines or _first_lines(width))
         if self._follows:
@@ -413,13 +415,15 @@ def waits(server: ServerView) -> bool:
     return server.state.alive and server.state not in READY and server.state is not State.STOPPING
 
 
-def status_line(name: str, server: ServerView | None, width: int) -> Strip:
+def status_line(name: str, server: ServerView | None, now: float, width: int) -> Strip:
     """How a server is doing: its KV cache, and what it works on."""
     if server is None:
         return line((f" {plain(name)}", STRONG), "  ", ("is gone", BAD))
     parts: list[Part] = [(f" {server.marked_name}", STRONG), "  "]
     if server.state not in READY:
-        return line(*parts, (str(server.state), WARN), f"  {plain(server.reason, width)}")
+        starts = server.state is State.STARTING
+        text = starting_text(server, now, width) if starts else plain(server.reason, width)
+        return line(*parts, (str(server.state), ACCENT if starts else WARN), f"  {text}")
     window = server.window
     usage = window.kv_cache_usage if window is not None else None
     parts += [("KV cache ", DIM), bar(usage, BAR_CELLS), f" {percent(usage)}"]
