@@ -42,6 +42,11 @@ def plain(text: str, limit: int = 2000) -> str:
     return text[:limit]
 
 
+def printed(text: str) -> str:
+    """``text`` as a terminal shows it as it stands: as `plain`, but line ends and tabs stay, and nothing is cut."""
+    return "\n".join("\t".join(plain(part, max(1, len(part))) for part in row.split("\t")) for row in text.split("\n"))
+
+
 def redrawn(line: str) -> str:
     """The final state of a log line that was redrawn with ``\\r`` (tqdm's bars).
 

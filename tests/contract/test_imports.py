@@ -35,6 +35,7 @@ PACKAGES = {
     "vllm_console.runs": SCREEN | WEB,
     "vllm_console.logs": SCREEN | WEB,
     "vllm_console.diagnosis": SCREEN | WEB | {"asyncio"},
+    "vllm_console.chat": {"textual", "starlette", "uvicorn"},  # httpx loads rich, where it is installed
     "vllm_console.load": {"textual", "starlette", "uvicorn"},  # httpx loads rich, where it is installed
     "vllm_console.fleet": SCREEN | WEB,
     "vllm_console.alerts": SCREEN | WEB | {"asyncio"},

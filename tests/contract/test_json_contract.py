@@ -80,6 +80,7 @@ def undescribed(document: object) -> set[str]:
         ["doctor"],
         ["board"],
         ["leftovers"],
+        ["check", "--before-launch", "chatbot", "--prometheus", "http://127.0.0.1:9"],
     ],
     ids=lambda words: words[0],
 )

@@ -49,6 +49,7 @@ REFUSED = {
     "start": ["chatbot", "--engine", "simulated"], "restart": ["ordered", "--set", "max-num-seqs=8"],
     "stop": ["ordered"], "remove": ["gone"], "load": ["URL", "--duration", "1"], "ramp": ["ordered"],
     "bench": ["ordered"], "claim": ["0", "--until", "2h"],
+    "chat": ["ordered"],
     "sleep": ["ordered"], "wake": ["ordered"], "release": [], "demo": ["--picture", "x.svg", "--after", "1"],
 }  # fmt: skip
 
@@ -60,7 +61,7 @@ READING_VERBS = {
     "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests",
 }  # fmt: skip
 REFUSED_VERBS = {
-    "start_ramp": ("ordered",), "cancel_ramp": ("ordered",),
+    "chat_server": ("ordered",), "start_ramp": ("ordered",), "cancel_ramp": ("ordered",),
     "suggest": ("ordered", WORK), "plan_restart": ("ordered", Changes()),
     "start": (LaunchRequest("chatbot", engine="simulated"),), "restart": ("ordered", Changes()),
     "judged_plan": (LaunchRequest("chatbot", engine="simulated"),), "start_beside": ("ordered", Changes()),

@@ -1,4 +1,4 @@
-"""``vllm-console check NAME``: whether a server meets its objectives, for cron and CI."""
+"""``vllm-console check``: whether a server meets its objectives, or a launch may begin; for cron and CI."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import argparse
 import os
 import sys
 
+from vllm_console.cli.before_launch import check_launch
 from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.cli.options import add_json
+from vllm_console.cli.options import add_changes, add_json
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import duration, plain
+
+LOCAL = "http://127.0.0.1:9090"
+"""Where Prometheus listens unless told otherwise."""
 
 WINDOW_SECONDS = 300.0
 LONGEST_SECONDS = 30 * 86_400.0
@@ -21,9 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Exit code 0 if the server met every objective of its preset over the window, 1 if it missed one or is not "
-        "ready; each miss is printed on standard error, too."
+        "ready; each miss is printed on standard error, too. With --before-launch PRESET it goes through what "
+        "operators check before a launch instead: exit code 0 if every item is ok."
     )
-    parser.add_argument("name")
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--before-launch", metavar="PRESET", help="check a launch of this preset; nothing is started")
+    parser.add_argument("--model", metavar="MODEL", help="with --before-launch: replace the preset's model")
+    parser.add_argument("--port", type=int, metavar="PORT", help="with --before-launch: port to bind (default 8000)")
+    parser.add_argument(
+        "--prometheus", default=LOCAL, metavar="URL",
+        help=f"with --before-launch: the Prometheus that shall scrape it (default {LOCAL})",
+    )  # fmt: skip
+    add_changes(parser)
     parser.add_argument(
         "--window",
         type=float,
@@ -37,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Judge it."""
+    if (args.name is None) == (args.before_launch is None):
+        raise UsageError("give a server's name, or --before-launch PRESET")
+    return _judge(args) if args.before_launch is None else check_launch(args)
+
+
+def _judge(args: argparse.Namespace) -> int:
     from vllm_console.alerts.check import look, report_document
 
     if not 1.0 <= args.window <= LONGEST_SECONDS:

@@ -17,6 +17,7 @@ from vllm_console.text import plain
 
 if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
+    from vllm_console.chat.conversation import ChatOptions
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.ui.terminal.cast import Cast
 
@@ -30,8 +31,13 @@ def run(args: argparse.Namespace) -> int:
     return open_on(args, lambda fleet: _replay_of(fleet, args))
 
 
-def open_on(args: argparse.Namespace, wanted: Callable[[LocalFleet], Replay | None]) -> int:
-    """Open the console, or save a picture of it; on the run that is ``wanted``, if one is."""
+def open_on(
+    args: argparse.Namespace, wanted: Callable[[LocalFleet], Replay | None], *, chat: ChatOptions | None = None
+) -> int:
+    """Open the console, or save a picture of it; on the run that is ``wanted``, if one is.
+
+    With ``chat`` on a chat with the server ``args.server``.
+    """
     config = settings_from(args)
     if args.picture is None:
         need_screen("the console needs a terminal; for scripts use a command, see 'vllm-console --help'")
@@ -41,7 +47,7 @@ def open_on(args: argparse.Namespace, wanted: Callable[[LocalFleet], Replay | No
         if args.picture is not None:
             return save(fleet, args, replay=replay)
         server = args.server or ""
-        return show(fleet, config, args, to_demo=_open_demo, server=server, replay=replay)
+        return show(fleet, config, args, to_demo=_open_demo, server=server, replay=replay, chat=chat)
     finally:
         fleet.close()
 
@@ -101,11 +107,12 @@ def show(
     to_demo: Callable[[], int] | None = None,
     server: str = "",
     replay: Replay | None = None,
+    chat: ChatOptions | None = None,
 ) -> int:
     """Run the app until it is quit; says afterwards what goes on without it.
 
-    ``cast`` records what it draws; ``hints``, ``server`` and ``replay`` are as `ConsoleApp` says; ``to_demo`` is called
-    if it was left for the demo.
+    ``cast`` records what it draws; ``hints``, ``server``, ``replay`` and ``chat`` are as `ConsoleApp` says; ``to_demo``
+    is called if it was left for the demo.
     """
     from vllm_console.crash_report import in_threads
     from vllm_console.ui.app import ConsoleApp
@@ -137,6 +144,7 @@ def show(
         pictures=(Path.cwd(), args.state or default_root()),
         server=server,
         replay=replay,
+        chat=chat,
     )
     messages: list[str] = []
     in_threads(sys.argv[1:], args.state, messages)

@@ -34,6 +34,7 @@ COMMANDS = {
     "remove": "remove a stopped server; its runs can still be replayed",
     "leftovers": "list or remove what ended servers left: processes, files in /dev/shm",
     "logs": "print or follow a server's log",
+    "chat": "talk to a server: an answer to standard input, or a chat on the screen",
     "load": "send load to a server and measure it",
     "ramp": "find the highest request rate at which a server's objectives hold",
     "bench": "run 'vllm bench serve' on a server with its preset's traffic, and keep the result",
@@ -59,7 +60,7 @@ COMMANDS = {
 """Each command with its line of help; the module of that name in this package implements it."""
 
 CHANGING = frozenset(
-    {"start", "restart", "sleep", "wake", "stop", "remove", "load", "ramp", "bench", "claim", "release", "demo"}
+    {"start", "restart", "sleep", "wake", "stop", "remove", "chat", "load", "ramp", "bench", "claim", "release", "demo"}
 )
 """Commands that change something or send load: refused entirely in read-only mode."""
 

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.host is not None:
         args.host_file = args.host
-    plan = _plan(open_fleet(args, observe=False), _request(args), ask=args.ask_vllm)
+    plan = plan_of(open_fleet(args, observe=False), _request(args), ask=args.ask_vllm)
     failed = bool(errors(plan.findings))
     if args.export:
         print(_exported(plan, args.export, args.name or ""), end="")
@@ -101,7 +101,7 @@ def _request(args: argparse.Namespace) -> LaunchRequest:
     )
 
 
-def _plan(fleet: LocalFleet, request: LaunchRequest, *, ask: bool) -> Plan:
+def plan_of(fleet: LocalFleet, request: LaunchRequest, *, ask: bool) -> Plan:
     """The plan, with vLLM's own verdict if it is to be asked.
 
     If no GPUs are suitable, it is made for the best set, and its findings say what is wrong with them.

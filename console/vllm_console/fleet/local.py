@@ -45,6 +45,7 @@ from vllm_console.fleet.verbs import (
 )
 from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.settings import config_folder
+from vllm_launchers.addresses import base_url
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.errors import BadNameError, KeeperError
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord
@@ -54,8 +55,10 @@ from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.probe import ProbeWish
+from vllm_launchers.secrets import API_KEY
 
 if TYPE_CHECKING:
+    from vllm_console.chat.client import ChatServer
     from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts
     from vllm_console.fleet.gpus import GpuSource
     from vllm_console.fleet.launch_verdicts import LaunchVerdicts
@@ -631,6 +634,22 @@ class LocalFleet:
         """End this console's load."""
         self._refuse_read_only()
         self._loads.stop(name)
+
+    def chat_server(self, name: str) -> ChatServer:
+        """Where one of our ready servers can be talked to.
+
+        Raises:
+            FleetError: it is not ready.
+            NotFoundError, RefusedError: there is no such server, or nothing may be sent to it.
+        """
+        from vllm_console.chat.client import ChatServer
+
+        record = self._ours(name)
+        if record.state not in (State.READY, State.UNRESPONSIVE):
+            raise FleetError(f"{name} is {record.state}: it can be asked once it is ready")
+        spec = record.current.spec
+        key = os.environ.get(API_KEY) if API_KEY in spec.secret_names else None
+        return ChatServer(name, base_url(spec.host, spec.port, tls=spec.tls), key, partial(self.listener, name))
 
     def start_ramp(self, name: str, *, others_allowed: bool = False) -> None:
         """Search the highest rate at which a server meets its objectives, from a process of its own.

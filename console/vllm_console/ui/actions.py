@@ -53,12 +53,14 @@ SCREENS = {
     "findings": "On the findings screen",
     "compare": "On the comparison screen",
     "describe": "On the description of a server",
+    "chat": "In a chat",
+    "code": "On the code of a chat",
     "question": "In a question",
     "list": "In a list to choose from",
 }
 """Scopes of screens other than the operations screen, and their headings."""
 
-TEXT_SCREENS = ("help", "findings", "compare", "describe")
+TEXT_SCREENS = ("help", "findings", "compare", "describe", "code")
 """Scopes of screens of text that have keys of their own beside those of ``reader``."""
 
 DIALOGS = ("question", "list")
@@ -89,6 +91,8 @@ _ACTIONS: tuple[Action, ...] = (
             changes=True),
     _action("ramp", "B", "Find the highest request rate at which the server meets its objectives", "operations",
             _SERVERS, changes=True),
+    _action("chat", "A", "Ask the server: a chat, with TTFT and ITL of each answer", "operations", _SERVERS, "ask",
+            changes=True),
     _action("stage_fix", "f", "Stage a fix for the top finding; again: the next fix", "operations", _SERVERS,
             "fix", changes=True),
     _action("findings", "i", "Findings: evidence, cause, fixes", "operations", _VIEW, "findings"),
@@ -250,6 +254,21 @@ _ACTIONS: tuple[Action, ...] = (
     _on("compare", "compare_after", "a", "Choose the run after", "after"),
     _on("compare", "compare_revert", "z", "Restart with the flags of the run before", "revert", changes=True),
     _on("describe", "describe_copy", "y", "Copy the command line", "copy"),
+    _on("chat", "chat_send", "enter", "Send what is typed", "send"),
+    _on("chat", "chat_back", "escape", "Stop the answer; then back", "stop/back"),
+    _on("chat", "chat_stop", "ctrl+c", "Stop the answer"),
+    _on("chat", "chat_options", "ctrl+o", "System prompt, temperature, max tokens, stop, raw text", "options"),
+    _on("chat", "chat_other", "ctrl+b", "Send the same to a second server, or no longer (A/B)", "A/B"),
+    _on("chat", "chat_code", "ctrl+g", "The same request as curl, Python or JavaScript", "code"),
+    _on("chat", "chat_copy", "ctrl+y", "Copy the last answer", "copy"),
+    _on("chat", "chat_new", "ctrl+n", "Begin a new conversation", "new"),
+    _on("chat", "chat_break", "ctrl+j", "Begin a new line in the prompt"),
+    _on("chat", "chat_page_up", "pageup", "Page up", call="page(-1)"),
+    _on("chat", "chat_page_down", "pagedown", "Page down", call="page(1)"),
+    _on("chat", "chat_up", "up", "Line up", call="scroll(-1)"),
+    _on("chat", "chat_down", "down", "Line down", call="scroll(1)"),
+    _on("code", "code_next", "tab", "Next language", "language", call="next_language"),
+    _on("code", "code_copy", "y", "Copy the code", "copy", call="copy_code"),
     _on("question", "question_yes", "y", "Yes", call="answer(True)"),
     _on("question", "question_enter", "enter", "Yes; nothing where the question came late", call="enter"),
     _on("question", "question_no", "n escape q", "No", call="answer(False)"),

@@ -41,8 +41,10 @@ from vllm_console.ui.threads import favor_the_screen, in_thread
 
 if TYPE_CHECKING:
     from vllm_console.alerts.notifier import Notifier
+    from vllm_console.chat.conversation import ChatOptions
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.fleet.verbs import Replay
+    from vllm_console.ui.parts.chat import Chat
     from vllm_console.ui.terminal.cast import Cast
 
 T = TypeVar("T")
@@ -76,9 +78,9 @@ class ConsoleApp(App[None]):
     is a color theme, ``columns`` are those of the table of servers; ``demo`` marks a demonstration; ``notifier``
     receives every snapshot; ``layout`` is how panes are laid out at first; ``at`` (Unix seconds) opens it at an earlier
     moment, ``server`` on that server, ``replay`` on a run that has ended; ``state`` is the folder in which typed
-    commands are remembered, None for nowhere; ``cast`` records what is drawn; a picture goes into the first of the
-    folders ``pictures`` that takes it; ``hints`` shows hints, and that file is written once they are not wanted any
-    more.
+    commands are remembered, None for nowhere; ``chat`` opens a chat with ``server``; ``cast`` records what is drawn; a
+    picture goes into the first of the folders ``pictures`` that takes it; ``hints`` shows hints, and that file is
+    written once they are not wanted any more.
 
     Raises:
         KeysError: ``keys`` names an unknown action or gives two actions one key; the text says which.
@@ -114,11 +116,15 @@ class ConsoleApp(App[None]):
         hints: Path | None = None,
         server: str = "",
         replay: Replay | None = None,
+        chat: ChatOptions | None = None,
     ) -> None:
         own_keys = chosen_keys(keymap, keys or {})
         super().__init__(driver_class=driver_class(os.environ), ansi_color=True)
         self.cast = cast
         self.hints = hints
+        self._chats: dict[str, Chat] = {}
+        """The conversations, by server: they end with the console."""
+        self._chat = (server, chat) if chat is not None else None
         self.demo_wanted = False
         """Whether it was left for the demo."""
         self._pictures = tuple(pictures)
@@ -175,6 +181,8 @@ class ConsoleApp(App[None]):
                 # Not the loop's own handlers: they wait for their turn, which a busy loop never gives them.
                 signal.signal(number, partial(self._signaled, loop))
         self._polled_at = loop.time()
+        if self._chat is not None:
+            self.open_chat(*self._chat)
         if self.notifier is not None:
             self.notifier.write = self._ring
         self.run_worker(self._poll_forever(), name="poll", exclusive=True, group="poll")
@@ -501,6 +509,15 @@ class ConsoleApp(App[None]):
             self.operations.draw_foot()
 
     # -- other screens ---------------------------------------------------------------------------------------------
+
+    def open_chat(self, name: str, options: ChatOptions | None = None) -> None:
+        """Show the conversation with a server; ``options`` are how a new one asks."""
+        from vllm_console.ui.parts.chat import Chat
+        from vllm_console.ui.screens.chat import ChatScreen
+
+        if name not in self._chats:
+            self._chats[name] = Chat(self.fleet, name, options)
+        self.push_screen(ChatScreen(self, self._chats[name]))
 
     def action_picture(self) -> None:
         """Save a picture of the screen, and say where."""

@@ -303,7 +303,7 @@ class Commands:
 
 SERVER_ACTIONS: Mapping[str, str] = {
     "restart": "restart", "update": "rolling_update",
-    "stop": "stop", "remove": "remove", "load": "toggle_load", "ramp": "ramp", "fix": "stage_fix",
+    "stop": "stop", "remove": "remove", "load": "toggle_load", "ramp": "ramp", "chat": "chat", "fix": "stage_fix",
     "flags": "edit_flags", "tune": "tune", "mark": "mark", "log": "open_log", "describe": "describe",
     "findings": "findings", "compare": "compare", "revert": "previous_flags", "switch": "switch_preset",
     "sleep": "switch_pair", "wake": "switch_pair",
@@ -317,6 +317,7 @@ _OF_A_SERVER = {
     "remove": "Remove SERVER: delete its record and log; its runs can be replayed",
     "load": "Send SERVER its preset's workload, or stop it",
     "ramp": "Find the highest request rate at which SERVER meets its objectives",
+    "chat": "Ask SERVER: a chat, with TTFT and ITL of each answer",
     "fix": "Stage a fix for the top finding of SERVER",
     "flags": "Edit all flags of SERVER", "tune": "Adjust the common flags of SERVER with the arrow keys",
     "mark": "Mark SERVER, or no longer", "log": "Read the log of SERVER", "describe": "Describe SERVER",
@@ -339,6 +340,7 @@ CHANGING_VERBS = frozenset(
         "remove",
         "load",
         "ramp",
+        "chat",
         "fix",
         "flags",
         "tune",

@@ -276,7 +276,7 @@ def _status(server: ServerView, now: float, width: int) -> Cell | None:
         quiet = server.startup.quiet_seconds if server.startup is not None else None
         if quiet is not None:
             return f"! {server.stages[-1].name}: no progress for {duration(quiet)}", WARN
-        return _starting(server, now, width), ACCENT
+        return starting_text(server, now, width), ACCENT
     if server.state is State.READY:
         stale = server.sample is not None and now - server.sample.at > STALE_SECONDS
         if server.window is None:
@@ -297,7 +297,8 @@ def _status(server: ServerView, now: float, width: int) -> Cell | None:
     return reason, STATE_STYLE[server.state] if server.state is not State.STOPPED else DIM
 
 
-def _starting(server: ServerView, now: float, width: int) -> str:
+def starting_text(server: ServerView, now: float, width: int) -> str:
+    """How far the start-up of a server is, in ``width`` cells."""
     stage = server.stages[-1] if server.stages else None
     if stage is None:
         return server.reason or "waiting for its first log line"

@@ -64,6 +64,8 @@ class LaunchDraft:
     reasons: Mapping[str, str] = field(default_factory=dict)
     planned_name: str = ""
     """The name that the server would get; empty as long as that is not known."""
+    offered: Mapping[str, str] = field(default_factory=dict)
+    """By preset, a model in place of its own."""
     _found: int | None = None
     _models: dict[str, str] = field(default_factory=dict)
     _edits: dict[str, FlagEdits] = field(default_factory=dict)
@@ -161,7 +163,7 @@ class LaunchDraft:
     def text(self, name: str) -> str:
         """What a person put into a field; empty when it is left to the program."""
         if name == "model":
-            return self._models.get(self.preset.name, "")
+            return self._models.get(self.preset.name, self.offered.get(self.preset.name, ""))
         if name == "engine":
             return self.engines[self.engine].label if self.engine is not None else ""
         if name == "gpus":

@@ -5,6 +5,7 @@ Reading them and planning each happens in threads, one plan after another, while
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ class ModelPicker:
     ) -> None:
         self._screen, self._fleet, self._redraw, self._loaded = screen, fleet, redraw, loaded
         self._models: Sequence[LocalModel] | None = None
+        self._reading = asyncio.Lock()
         self.problems: Sequence[str] = ()
         self.matches: Sequence[LocalModel] = ()
         """Models that what is typed is found in."""
@@ -85,15 +87,21 @@ class ModelPicker:
         """The model under the cursor; None while what is typed counts."""
         return self.matches[self.picked].model if 0 <= self.picked < len(self.matches) else None
 
-    async def _work(self) -> None:
-        """Read the models, then plan one after another, those that match first."""
-        try:
+    async def read(self) -> Sequence[LocalModel]:
+        """The models of this machine, which are read once."""
+        async with self._reading:
             if self._models is None:
                 found = await answer_for(self._screen, self._fleet.models, "models")
                 self._models, self.problems = found.models, found.problems
                 self.narrow(self._text)
                 self._loaded(self.names)
                 self._redraw()
+        return self._models
+
+    async def _work(self) -> None:
+        """Read the models, then plan one after another, those that match first."""
+        try:
+            await self.read()
         except Exception as error:  # noqa: BLE001 - the thread's boundary: shown on the screen
             self.problems = (*self.problems, f"can't read the models of this machine: {error}")
             self._models = ()

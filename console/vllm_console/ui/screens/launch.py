@@ -59,6 +59,9 @@ UNBOUNDED = 1000
 SECTIONS = ("presets", "settings", "plan")
 
 
+FIRST_PRESET = "chatbot"
+"""What is offered where nothing has run yet."""
+
 MANY = 10_000
 """Lines that no list has."""
 
@@ -94,6 +97,8 @@ class LaunchScreen(Screen[ServerView | None]):
         self._choose_model = choose_model
         """Whether it opens on the models of this machine."""
         self._armed = ""
+        self._first = False
+        """Whether nothing has run here yet."""
         self._settings_rows: int | None = None
         """Rows of the settings where they stand above the plan; None: as the style sheet shares them."""
         self.entry = Entry(id="launch-input")
@@ -124,12 +129,15 @@ class LaunchScreen(Screen[ServerView | None]):
         try:
             self._presets, self._problems = await answer_for(self, self._presets_by_use, "presets")
             if self._presets:
-                chosen = next((preset for preset in self._presets if preset.name == self._wanted), self._presets[0])
+                wanted = self._wanted or (FIRST_PRESET if self._first else "")
+                chosen = next((preset for preset in self._presets if preset.name == wanted), self._presets[0])
                 self.planner.draft = draft = LaunchDraft(chosen, partners=self._partners)
                 self.planner.plan_soon()
                 draft.found(await answer_for(self, self._fleet.engines, "engines"))
                 if draft.engine is not None:
                     self.planner.plan_soon()
+                if self._first and draft.engine is None and not self._choose_model:
+                    await self._offer_model(draft)
                 if self._choose_model and not self.editor.typing:
                     self.go_to("model")
                     self.editor.edit("model")
@@ -141,6 +149,18 @@ class LaunchScreen(Screen[ServerView | None]):
             self._say(f"can't read presets and engines: {error}", BAD)
         self.redraw()
 
+    async def _offer_model(self, draft: LaunchDraft) -> None:
+        """Nothing has run here yet: offer a model that is here instead of a download, unless something was chosen."""
+        from vllm_console.ui.parts.first_model import first_models
+
+        models = await self.picker.read()
+        call = partial(first_models, self._fleet, models, self._presets, draft.request())
+        offered = await answer_for(self, call, "first model")
+        if (model := offered.get(draft.preset.name)) and not draft.any_touched and not self.editor.typing:
+            draft.offered = offered
+            self._say(f"{model} is on this machine; {draft.preset.model}, the preset's own, would be downloaded.")
+            self.planner.plan_soon()
+
     def _presets_by_use(self) -> tuple[Sequence[Preset], Sequence[PresetProblem]]:
         """In a thread: the presets, the one that was used last first, those that no run names as they come."""
         presets, problems = self._fleet.presets()
@@ -148,6 +168,7 @@ class LaunchScreen(Screen[ServerView | None]):
             used = self._fleet.used_presets()
         except FleetError:
             return presets, problems  # what ran is not known
+        self._first = not used
         order = {name: at for at, name in enumerate(used)}
         return sorted(presets, key=lambda preset: order.get(preset.name, len(order))), problems
 

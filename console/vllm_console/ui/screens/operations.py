@@ -867,6 +867,12 @@ class OperationsScreen(PartialRepaintScreen):
         """Find the highest rate at which the server meets its objectives."""
         self.verbs.ramp(self.live)
 
+    def action_chat(self) -> None:
+        """Talk to the server under the cursor."""
+        server = self.verbs.own(self.live)
+        if server is not None:
+            self.console.open_chat(server.name)
+
     # -- staging ---------------------------------------------------------------------------------------------------
 
     def action_stage(self, id: str) -> None:

@@ -11,6 +11,7 @@ from vllm_launchers.plan.checks.flags import flag_findings, value_findings, vari
 from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import model_findings
+from vllm_launchers.plan.checks.other_tools import other_tools
 from vllm_launchers.plan.checks.parallel import parallel_findings
 from vllm_launchers.plan.checks.request import simulated, variables
 from vllm_launchers.plan.checks.sleep import sleep_findings
@@ -68,6 +69,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
     yield from sleep_findings(plan, inputs)
     yield from network_findings(plan, inputs)
     yield from machine_findings(plan, inputs)
+    yield from other_tools(plan, inputs, workload)
 
 
 def _harmless(finding: Finding) -> bool:

@@ -12,9 +12,12 @@ from msgspec.structs import replace
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, Link, MigInstance
 from vllm_launchers.host.gpu.topology import bandwidth
+from vllm_launchers.plan.checks.other_tools import other_tools
 from vllm_launchers.plan.choices.inputs import Choice, Source
 from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.model import Changes
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
 
 Find = Callable[..., list[Finding]]
@@ -139,6 +142,8 @@ MADE: list[tuple[str, Level, dict[str, Any]]] = [
     ("gpu_unsupported", Level.ERROR, {"host": P100}),
     ("gpu_unsupported", Level.ERROR, {"host": P100, "version": "0.10.0", "facts": FP8}),
     ("gpu_unsupported", Level.ERROR, {"host": V100}),
+    ("other_tool", Level.ADVICE, {"host": P100}),
+    ("other_tool", Level.ADVICE, {"facts": SEVENTY}),
     ("gpu_unsupported", Level.ERROR, {"host": RTX5090, "version": "0.10.0"}),
     ("block_size", Level.ERROR, {"build": "cpu", "host": None, "set": {"block-size": 16}}),
     ("block_size", Level.ERROR, {"build": "cpu", "host": None, "set": {"block-size": 8}, "version": "0.28.0"}),
@@ -500,3 +505,17 @@ def test_a_cache_without_bytes_is_refused_or_not_set_as_in_vllm(
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4"} if build == "cpu" else {}
     found = find(set={"kv-cache-memory-bytes": size}, build=build, environment=environment)
     assert [one.level for one in found if one.code == "flag_value"] == [level]
+
+
+def test_another_tool_is_named_once_and_only_where_it_is_true(find: Find) -> None:
+    small = machine(gpu(name="NVIDIA GeForce RTX 3060", gib=12.0, able="8.6"))
+    one = PlanInputs(AWQ, host=small)
+    alone, many = (Workload(500, 100, 0.0, concurrency) for concurrency in (1, 8))
+    engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "")
+    plan_of = Plan("mine", AWQ.model, engine, "127.0.0.1", 8000, (), {}, {}, {}, gpus=(0,))
+    assert "12 GiB" in next(other_tools(plan_of, one, alone)).message
+    assert list(other_tools(plan_of, one, many)) == []
+    assert list(other_tools(plan_of, one, None)) == []
+    assert list(other_tools(plan_of, PlanInputs(AWQ, host=PAIR), alone)) == []
+    (found,) = [one for one in find(host=P100, facts=SEVENTY) if one.code == "other_tool"]
+    assert "does not support" in found.message

@@ -1,0 +1,204 @@
+"""What operators look at before a launch, as a list: each item is well, or has a message and a fix. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from vllm_console.runs.measurement import RAMP
+from vllm_console.runs.store import Run
+from vllm_console.text import gib, rate
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.presets.model import Workload
+from vllm_launchers.secrets import API_KEY
+
+Status = Literal["ok", "warning", "error"]
+
+LEAST_FREE_GIB = 5.0
+"""Compiled kernels and graphs of one model take up to some GiB; a full disk ends a start."""
+
+_ITEMS: Mapping[str, Collection[str]] = {
+    "context": ("context_over_model", "context_below_traffic", "context_not_limited", "workload_not_held"),
+    "memory": (
+        "weights_do_not_fit", "kv_too_small", "kv_cache_too_large", "memory_held", "gpu_shared", "gpu_claimed",
+        "gpu_lost", "no_gpus", "gpus_too_few", "cpu_utilization", "cpu_kv_cache",
+    ),
+    "links": ("tp_over_pcie", "gpus_differ", "gpus_left_idle", "gpus_unused", "tensor_parallel_faster", "shm_small"),
+    "port": ("port_taken", "unwatchable"),
+    "key": ("open_to_all_without_key",),
+    "disk": ("disk_for_download",),
+    "model": ("model_missing", "model_incomplete", "model_gated", "facts_missing", "remote_code"),
+}  # fmt: skip
+"""The plan's findings by item; all others are about the flags."""
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One item: ``fix`` is what to do, empty if nothing; ``codes`` are the plan's findings that it is about."""
+
+    name: str
+    status: Status
+    message: str
+    fix: str = ""
+    codes: tuple[str, ...] = ()
+
+
+class Monitoring(msgspec.Struct, frozen=True):
+    """What a Prometheus says: the addresses it scrapes, and the names of its alerting rules; ``problem`` is why it
+    says nothing."""
+
+    url: str
+    targets: tuple[str, ...] = ()
+    alerts: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class Disk(msgspec.Struct, frozen=True):
+    """A folder that the server writes to, and what is free there in GiB."""
+
+    what: str
+    path: str
+    free_gib: float
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What the list needs to know besides the plan. ``wanted_alerts`` are those that our rules have, ``problems`` what
+    ``doctor`` found (``what``, ``do``), ``webhook`` whether findings go to one."""
+
+    gpu_kind: str
+    hosts: tuple[str, ...]
+    """Names and addresses of this machine."""
+    runs: Sequence[Run]
+    disks: Sequence[Disk]
+    monitoring: Monitoring
+    wanted_alerts: tuple[str, ...]
+    problems: Sequence[Mapping[str, Any]] = ()
+    webhook: bool = False
+
+
+def checklist(plan: Plan, workload: Workload, around: Surroundings) -> tuple[Item, ...]:
+    """Every item, in the order in which operators go through them."""
+    by_item: dict[str, list[Finding]] = {}
+    item_of = {code: name for name, codes in _ITEMS.items() for code in codes}
+    for finding in plan.findings:
+        by_item.setdefault(item_of.get(finding.code, "flags"), []).append(finding)
+    well = {
+        "model": plan.model,
+        "context": _context(plan, workload),
+        "memory": _memory(plan),
+        "links": _links(plan),
+        "flags": f"nothing speaks against them in {plan.engine.label}",
+        "port": f"port {plan.port} is free",
+        "key": "an API key is set" if API_KEY in plan.secrets else f"it listens on {plan.host} only",
+    }
+    items = [_of_plan(name, by_item.get(name, ()), text) for name, text in well.items()]
+    items += [_disks(by_item.get("disk", ()), around.disks), _scraping(plan, around), _alerts(plan, around)]
+    items += [_ramp(plan, around), _machine(around.problems)]
+    return tuple(items)
+
+
+def _of_plan(name: str, found: Iterable[Finding], well: str) -> Item:
+    """An item that the plan decides: advice alone leaves it well."""
+    found = [one for one in found if one.level is not Level.ADVICE]
+    if not found:
+        return Item(name, "ok", well)
+    status: Status = "error" if any(one.level is Level.ERROR for one in found) else "warning"
+    fixes = [fix_words(one.fix) for one in found if one.fix is not None]
+    message = "; ".join(one.message for one in found)
+    return Item(name, status, message, " or ".join(fixes), tuple(one.code for one in found))
+
+
+def fix_words(fix: Changes) -> str:
+    """A change of flags as options of a command: ``--set max-model-len=8192``."""
+    words = [f"--set {name}={_value(value)}" for name, value in fix.set.items()]
+    return " ".join([*words, *(f"--unset {name}" for name in fix.unset)])
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _context(plan: Plan, workload: Workload) -> str:
+    wanted = workload.input_tokens_p95 + workload.output_tokens_p95
+    held = plan.memory.max_model_len if plan.memory is not None else None
+    at_most = f"{held:,} tokens per request" if held else "as long as the model supports"
+    return f"{at_most}; the preset's traffic needs {wanted:,} at p95"
+
+
+def _memory(plan: Plan) -> str:
+    memory = plan.memory
+    if memory is None:
+        return "nothing speaks against it; too little is known of model or GPU for a budget"
+    kv = f"weights {gib(memory.weights_gib)}, KV cache {gib(memory.kv_gib)}" + (" per GPU" if plan.gpus else "")
+    many = f", {memory.concurrency_p95:.0f} requests at p95 length" if memory.concurrency_p95 else ""
+    return f"{kv}{many} ({memory.source})"
+
+
+def _links(plan: Plan) -> str:
+    if len(plan.gpus) < 2:
+        return "no links between GPUs are used"
+    return plan.placement or f"GPUs {','.join(map(str, plan.gpus))}"
+
+
+def _disks(found: Iterable[Finding], disks: Sequence[Disk]) -> Item:
+    if found := list(found):
+        return _of_plan("disk", found, "")
+    low = [disk for disk in disks if disk.free_gib < LEAST_FREE_GIB]
+    if low:
+        places = "; ".join(f"{disk.what} ({disk.path}) has {gib(disk.free_gib)} free" for disk in low)
+        return Item("disk", "warning", places, f"free up space: compiled kernels may take {LEAST_FREE_GIB:.0f} GiB")
+    return Item("disk", "ok", ", ".join(f"{disk.what} {gib(disk.free_gib)} free" for disk in disks) or "nothing known")
+
+
+def _scraping(plan: Plan, around: Surroundings) -> Item:
+    seen, export = around.monitoring, "vllm-console export scrape"
+    if seen.problem:
+        return Item("scraping", "warning", seen.problem, f"{export} writes the configuration; or --prometheus URL")
+    mine = {f"{host}:{plan.port}" for host in around.hosts}
+    if mine & set(seen.targets):
+        return Item("scraping", "ok", f"{seen.url} scrapes port {plan.port} of this machine")
+    return Item("scraping", "warning", f"{seen.url} does not scrape port {plan.port} of this machine", export)
+
+
+def _alerts(plan: Plan, around: Surroundings) -> Item:
+    seen, export = around.monitoring, f"vllm-console export prometheus {plan.preset}"
+    missing = [name for name in around.wanted_alerts if name not in seen.alerts]
+    if not missing:
+        return Item("alerts", "ok", f"{seen.url} has all {len(around.wanted_alerts)} alerting rules")
+    if around.webhook:
+        return Item("alerts", "ok", "findings go to the webhook of config.toml")
+    if seen.problem:
+        return Item("alerts", "warning", "no alerting rules are known, and no webhook is set", export)
+    some = f"{len(missing)} of {len(around.wanted_alerts)} alerting rules are missing"
+    return Item("alerts", "warning", f"{some} at {seen.url}: {', '.join(missing)}", export)
+
+
+def _ramp(plan: Plan, around: Surroundings) -> Item:
+    same = (plan.preset, plan.model, around.gpu_kind)
+    found = [
+        (one, run.name)
+        for run in around.runs
+        if (run.preset, run.model, run.gpu_kind) == same
+        for one in run.measurements
+        if one.kind == RAMP
+    ]
+    where = around.gpu_kind or "this machine"
+    if not found:
+        text = f"no ramp of {plan.preset} with {plan.model} on {where}: its ceiling is unknown"
+        return Item("ramp", "warning", text, "after the launch: vllm-console ramp NAME")
+    newest, run = max(found, key=lambda pair: pair[0].at)
+    ceiling = newest.ceiling_requests_per_second
+    if ceiling is None:
+        again = f"vllm-console ramp {run.partition('@')[0]} --budget 20m"
+        return Item("ramp", "warning", f"the ramp of {run} found no ceiling: {newest.sentence}", again)
+    return Item("ramp", "ok", f"the objectives held up to {rate(ceiling, 'req')} ({run})")
+
+
+def _machine(problems: Sequence[Mapping[str, Any]]) -> Item:
+    if not problems:
+        return Item("machine", "ok", "doctor finds no problem")
+    first = problems[0]
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return Item("machine", "warning", f"{first['what']}{more}", f"{first['do']}; vllm-console doctor lists all")

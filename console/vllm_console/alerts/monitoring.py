@@ -1,0 +1,73 @@
+"""Asks a Prometheus what it scrapes and which alerting rules it has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from vllm_console.alerts.checklist import Monitoring
+from vllm_console.text import plain
+
+SECONDS = 5.0
+LARGEST = 16 << 20
+MOST = 10_000
+
+
+def ask_prometheus(url: str) -> Monitoring:
+    """What the Prometheus at ``url`` says; its problem is one sentence. Blocks for some seconds at most."""
+    import httpx
+
+    url, shown = url.rstrip("/"), plain(url.rstrip("/"), 200)
+    try:
+        with httpx.Client(trust_env=False, timeout=SECONDS) as client:
+            targets = _data(client, f"{url}/api/v1/targets?state=active")
+            rules = _data(client, f"{url}/api/v1/rules?type=alert")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        why = "nothing answers" if isinstance(error, httpx.ConnectError) else plain(str(error), 200)
+        return Monitoring(shown, problem=f"no Prometheus at {shown}: {why}")
+    except ValueError:
+        return Monitoring(shown, problem=f"no Prometheus at {shown}: its answer is none of Prometheus's")
+    return Monitoring(shown, tuple(_targets(targets)), tuple(_alerts(rules)))
+
+
+def _data(client: Any, url: str) -> dict[str, Any]:
+    import json
+
+    body = b""
+    with client.stream("GET", url) as response:
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > LARGEST:
+                raise ValueError("too long")
+    try:
+        document = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+    data = document.get("data") if isinstance(document, dict) and document.get("status") == "success" else None
+    if not isinstance(data, dict):
+        raise ValueError("no data")
+    return data
+
+
+def _targets(data: dict[str, Any]) -> Iterator[str]:
+    """Host and port of each."""
+    for one in _list(data.get("activeTargets")):
+        try:
+            parts = urlsplit(str(one.get("scrapeUrl")))
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            continue
+        if parts.hostname:
+            yield f"{parts.hostname}:{port}"
+
+
+def _alerts(data: dict[str, Any]) -> Iterator[str]:
+    for group in _list(data.get("groups")):
+        for rule in _list(group.get("rules")):
+            if rule.get("type") == "alerting":
+                yield str(rule.get("name"))
+
+
+def _list(value: object) -> list[dict[str, Any]]:
+    return [one for one in value[:MOST] if isinstance(one, dict)] if isinstance(value, list) else []

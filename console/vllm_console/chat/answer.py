@@ -1,0 +1,238 @@
+"""One streamed answer: its parts as they arrive, and what is measured of it. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from vllm_launchers.typed_decoding import json_decoder
+
+LARGEST_EVENT = 1 << 20
+LARGEST_ANSWER = 8 << 20
+"""Characters. No model's context holds as many."""
+
+
+class AnswerError(Exception):
+    """The answer cannot be read: one sentence."""
+
+
+class PartKind(StrEnum):
+    """What a part of an answer is."""
+
+    REASONING = "reasoning"
+    CONTENT = "content"
+    TOOL_CALL = "tool_call"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of an answer; of a tool call ``name`` is the tool's and ``text`` its arguments, which are JSON."""
+
+    kind: PartKind
+    text: str
+    name: str = ""
+
+
+class AnswerFigures(msgspec.Struct, frozen=True):
+    """What is measured of an answer, in seconds and tokens; None as long as it is unknown.
+
+    TTFT and ``e2e_seconds`` count from the moment the request is sent. ``itl_seconds`` is the mean time from one token
+    to the next, ``tokens_per_second`` what comes after the first one.
+    """
+
+    ttft_seconds: float | None = None
+    itl_seconds: float | None = None
+    itl_longest_seconds: float | None = None
+    tokens_per_second: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    e2e_seconds: float | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An answer as far as it has come. ``problem`` is why it ended early; ``stopped`` that a person stopped it."""
+
+    parts: tuple[Part, ...] = ()
+    figures: AnswerFigures = AnswerFigures()
+    finish_reason: str = ""
+    problem: str = ""
+    stopped: bool = False
+    running: bool = False
+    raw: bool = False
+    """Whether it continues the text, without a chat template."""
+    note: str = ""
+    """What to know about how it was asked for; empty if nothing."""
+
+    def text(self, kind: PartKind = PartKind.CONTENT) -> str:
+        """All of one kind; of tool calls their arguments."""
+        return "".join(part.text for part in self.parts if part.kind is kind)
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int = 0
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class _Piece(msgspec.Struct):
+    kind: PartKind
+    index: int
+    name: str = ""
+    texts: list[str] = []
+
+
+_decode = json_decoder(_Event).decode
+
+
+class AnswerReader:
+    """Reads the event stream of a chat or of a completion. Times are those at which bytes arrive, on any clock.
+
+    The server's ``usage`` counts the tokens; without it each event with text counts as one.
+    """
+
+    def __init__(self, begin: float, *, raw: bool = False, note: str = "") -> None:
+        self._begin, self._raw, self._note = begin, raw, note
+        self._rest = b""
+        self._done = False
+        self._pieces: list[_Piece] = []
+        self._size = 0
+        self._first: float | None = None
+        self._last = begin
+        self._longest: float | None = None
+        self._tokens = 0
+        self._events = 0
+        self._prompt_tokens: int | None = None
+        self._finish = ""
+
+    def feed(self, data: bytes, at: float) -> None:
+        """Take bytes that arrived at ``at``.
+
+        Raises:
+            AnswerError: they are no event stream of an answer, or report an error.
+        """
+        events = (self._rest + data.replace(b"\r", b"")).split(b"\n\n")
+        self._rest = events.pop()
+        if len(self._rest) > LARGEST_EVENT:
+            raise AnswerError("an event of more than 1 MiB came, which no token needs")
+        for event in events:
+            if event.startswith(b"data:"):
+                self._event(event[5:].strip(), at)
+
+    def end(self) -> None:
+        """The stream has ended.
+
+        Raises:
+            AnswerError: it ended before the answer did.
+        """
+        if self._finish == "abort":
+            raise AnswerError("the server aborted the request")
+        if not self._done:
+            raise AnswerError("the connection ended before the answer did")
+
+    def answer(self, **ended: Any) -> Answer:
+        """What there is by now, from any thread; ``ended`` are fields that say how it ended."""
+        parts = tuple(Part(piece.kind, "".join(piece.texts), piece.name) for piece in self._pieces)
+        fields: dict[str, Any] = {"finish_reason": self._finish, "raw": self._raw, "note": self._note} | ended
+        return Answer(parts, self._figures(), **fields)
+
+    def _figures(self) -> AnswerFigures:
+        first, tokens = self._first, self._count
+        if first is None:
+            return AnswerFigures(prompt_tokens=self._prompt_tokens)
+        decoding = self._last - first
+        mean = decoding / (tokens - 1) if tokens > 1 else None
+        return AnswerFigures(
+            ttft_seconds=first - self._begin,
+            itl_seconds=mean,
+            itl_longest_seconds=self._longest,
+            tokens_per_second=1 / mean if mean else None,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=tokens,
+            e2e_seconds=self._last - self._begin,
+        )
+
+    @property
+    def _count(self) -> int:
+        return self._tokens or self._events
+
+    def _event(self, payload: bytes, at: float) -> None:
+        if payload == b"[DONE]":
+            self._done = True
+            return
+        try:
+            event = _decode(payload)
+        except (ValueError, RecursionError) as error:
+            raise AnswerError("the answer is no event stream of a chat or completion") from error
+        if bytes(event.error) not in (b"", b"null"):
+            from vllm_console.load.client import message_of  # with httpx, which no screen needs to draw an answer
+
+            raise AnswerError(f"the server reports: {message_of(bytes(event.error))}")
+        before, said = self._tokens, False
+        if event.usage is not None:
+            self._prompt_tokens = event.usage.prompt_tokens or self._prompt_tokens
+            self._tokens = max(self._tokens, event.usage.completion_tokens or 0)
+        for choice in event.choices[:1]:
+            self._finish = choice.finish_reason or self._finish
+            said = self._take(choice)
+        if event.choices and (said or self._tokens > before):
+            self._token(at)
+
+    def _take(self, choice: _Choice) -> bool:
+        """Keep what a choice says; whether it says anything."""
+        delta = choice.delta
+        said = self._add(PartKind.REASONING, delta.reasoning or delta.reasoning_content)
+        said |= self._add(PartKind.CONTENT, delta.content or choice.text)
+        for call in delta.tool_calls or ():
+            said |= self._add(PartKind.TOOL_CALL, call.function.arguments, call.function.name or "", call.index)
+        return said
+
+    def _add(self, kind: PartKind, text: str | None, name: str = "", index: int = 0) -> bool:
+        if not (text or name):
+            return False
+        last = self._pieces[-1] if self._pieces else None
+        if last is None or (last.kind, last.index) != (kind, index):
+            last = _Piece(kind, index)
+            self._pieces.append(last)
+        last.texts.append(text or "")
+        last.name += name
+        self._size += len(text or "") + len(name)
+        if self._size > LARGEST_ANSWER:
+            raise AnswerError("the answer is longer than 8 MiB: it was ended")
+        return True
+
+    def _token(self, at: float) -> None:
+        self._events += 1
+        if self._first is None:
+            self._first = at
+        else:
+            self._longest = max(self._longest or 0.0, at - self._last)
+        self._last = at

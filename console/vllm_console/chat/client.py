@@ -1,0 +1,123 @@
+"""Asks a server for an answer and reads it as it streams. Canceling the call closes the stream: vLLM aborts then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import httpx
+import msgspec
+
+from vllm_console.chat.answer import Answer, AnswerError, AnswerReader
+from vllm_console.chat.conversation import NO_TEMPLATE, ChatOptions, ChatRequest, Turn, raw_note, request_for
+from vllm_console.load.client import (
+    CONNECT_SECONDS,
+    LARGEST_ERROR,
+    LoadError,
+    LoadTarget,
+    Lookup,
+    find_target,
+    message_of,
+    open_client,
+)
+from vllm_console.text import plain
+from vllm_launchers.listeners import WrongProcessError
+
+STREAMING = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+class ChatServer(msgspec.Struct, frozen=True):
+    """A server to talk to. ``lookup`` finds where its own process listens: nothing is sent anywhere else."""
+
+    name: str
+    url: str
+    api_key: str | None = None
+    lookup: Lookup | None = None
+    model: str | None = None
+    """The served model to ask; None takes the first."""
+
+
+class _NoTemplateError(Exception):
+    """The server refused a chat, since its model has no chat template."""
+
+
+class ChatClient:
+    """Asks one server, one answer at a time. It remembers which models turned out to have no chat template."""
+
+    def __init__(self, server: ChatServer) -> None:
+        self.server = server
+        self.target: LoadTarget | None = None
+        """What the server serves, once it has been asked."""
+        self._raw_models: set[str] = set()
+
+    async def ask(
+        self, turns: Sequence[Turn], prompt: str, options: ChatOptions, changed: Callable[[AnswerReader], object]
+    ) -> Answer:
+        """The answer to ``prompt`` after these turns; ``changed`` is called with its reader whenever some of it came.
+
+        What goes wrong is the answer's ``problem``, one sentence; what had come by then stays.
+        """
+        reader = AnswerReader(time.perf_counter())
+        try:
+            async with open_client(self.server.url, self.server.api_key, self.server.lookup) as client:
+                self.target = await find_target(client, self.server.model)
+                model = self.target.model
+                for raw in (True,) if options.raw or model in self._raw_models else (False, True):
+                    note = raw_note(options, asked=options.raw) if raw else ""
+                    context = self.target.max_model_len
+                    request = request_for(model, turns, prompt, options, raw=raw, context=context)
+                    reader = AnswerReader(time.perf_counter(), raw=raw, note=note)
+                    changed(reader)
+                    try:
+                        await self._stream(client, request, reader, changed)
+                    except _NoTemplateError:
+                        self._raw_models.add(model)
+                        continue
+                    break
+        except (LoadError, AnswerError) as error:
+            return reader.answer(problem=self._sentence(str(error)))
+        except httpx.ConnectError as error:
+            taken = str(error) if isinstance(error.__cause__, WrongProcessError) else "nothing listens there any more"
+            return reader.answer(problem=self._sentence(f"no connection to {self.server.url}: {taken}"))
+        except httpx.TimeoutException:
+            return reader.answer(problem=self._sentence(f"no connection within {CONNECT_SECONDS:.0f}s"))
+        except httpx.HTTPError:
+            return reader.answer(problem=self._sentence("the connection broke off: it ended or was restarted"))
+        return reader.answer()
+
+    def _sentence(self, problem: str) -> str:
+        return plain(f"{self.server.name}: {problem}", 500)
+
+    async def _stream(
+        self,
+        client: httpx.AsyncClient,
+        request: ChatRequest,
+        reader: AnswerReader,
+        changed: Callable[[AnswerReader], object],
+    ) -> None:
+        content = msgspec.json.encode(request.body | STREAMING)
+        async with client.stream("POST", request.path, content=content) as response:
+            if response.status_code != 200:
+                raise _refusal(response.status_code, await _body(response), raw="prompt" in request.body)
+            async for data in response.aiter_raw():
+                reader.feed(data, time.perf_counter())
+                changed(reader)
+        reader.end()
+
+
+async def _body(response: httpx.Response) -> bytes:
+    body = b""
+    async for data in response.aiter_raw():
+        body += data
+        if len(body) > LARGEST_ERROR:
+            break
+    return body
+
+
+def _refusal(status: int, body: bytes, *, raw: bool) -> Exception:
+    message = message_of(body)
+    if status in (401, 403):
+        return AnswerError("it requires an API key: set VLLM_API_KEY")
+    if not raw and status < 500 and NO_TEMPLATE.search(body.decode(errors="replace")):
+        return _NoTemplateError()
+    return AnswerError(f"HTTP {status}: {message or 'no reason given'}")

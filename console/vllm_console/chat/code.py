@@ -1,0 +1,79 @@
+"""The same request as code: curl, Python and JavaScript with the client libraries of OpenAI. Pure.
+
+The API key is taken from the environment and is never part of it. Nothing in it is obeyed by a terminal that shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any
+
+from vllm_console.chat.conversation import CHAT, ChatRequest
+from vllm_launchers.plan.shell_quoting import script_word
+from vllm_launchers.secrets import API_KEY
+
+
+class Language(StrEnum):
+    """What the code is for."""
+
+    CURL = "curl"
+    PYTHON = "python"
+    JAVASCRIPT = "javascript"
+
+
+def code_for(url: str, request: ChatRequest, language: Language, *, key: bool) -> str:
+    """Code that sends a request to the server at ``url`` and prints the answer as it streams; ``key`` is whether the
+    server requires an API key."""
+    if language is Language.CURL:
+        return _curl(url, request, key=key)
+    write = {Language.PYTHON: _python, Language.JAVASCRIPT: _javascript}[language]
+    return write(f"{url}/v1", request.body, chat=request.path == CHAT)
+
+
+def _curl(url: str, request: ChatRequest, *, key: bool) -> str:
+    lines = [f"curl -N {script_word(url + request.path)}", "  -H 'Content-Type: application/json'"]
+    lines += [f'  -H "Authorization: Bearer ${API_KEY}"'] if key else []
+    lines.append(f"  -d {script_word(_json(request.body | {'stream': True}, 2))}")
+    return " \\\n".join(lines)
+
+
+def _python(base: str, body: dict[str, Any], *, chat: bool) -> str:
+    create = "chat.completions" if chat else "completions"
+    said = "choices[0].delta.content" if chat else "choices[0].text"
+    arguments = "".join(f"    {name}={value!r},\n" for name, value in body.items())
+    return (
+        "import os\n\nfrom openai import OpenAI\n\n"
+        f'client = OpenAI(base_url={base!r}, api_key=os.environ.get("{API_KEY}", "none"))\n'
+        f"stream = client.{create}.create(\n{arguments}    stream=True,\n)\n"
+        "for chunk in stream:\n"
+        "    if chunk.choices:\n"
+        f'        print(chunk.{said} or "", end="", flush=True)\n'
+        "print()"
+    )
+
+
+def _javascript(base: str, body: dict[str, Any], *, chat: bool) -> str:
+    create = "chat.completions" if chat else "completions"
+    said = "choices[0]?.delta?.content" if chat else "choices[0]?.text"
+    return (
+        'import OpenAI from "openai";\n\n'
+        f'const client = new OpenAI({{ baseURL: {_json(base)}, apiKey: process.env.{API_KEY} ?? "none" }});\n'
+        f"const stream = await client.{create}.create({_json(body | {'stream': True}, 2)});\n"
+        "for await (const chunk of stream) {\n"
+        f'  process.stdout.write(chunk.{said} ?? "");\n'
+        "}\n"
+        "console.log();"
+    )
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """JSON, with escapes for what is not printable."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if indent is None and text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    return json.dumps(character)[1:-1]

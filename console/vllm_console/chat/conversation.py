@@ -1,0 +1,86 @@
+"""A conversation: its turns, how answers are asked for, and the request of the next one. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from vllm_console.chat.answer import Answer
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+RAW_TOKENS = 256
+"""At most so many tokens continue a text where nothing else is set: vLLM's own default is 16."""
+
+NO_TEMPLATE = re.compile(
+    r"default chat template is no longer allowed|(?:must|need to) provide a chat template|no chat template"
+    r"|chat_template is not set|does not have a (?:default )?chat template",
+    re.IGNORECASE,
+)
+"""How vLLM refuses a chat with a base model (status 400)."""
+
+
+class ChatOptions(msgspec.Struct, frozen=True):
+    """How answers are asked for; None leaves it to the server. ``tools`` are as the API takes them."""
+
+    system: str = ""
+    temperature: float | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    raw: bool = False
+    """Send the text as it is, without a chat template."""
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """What a person said, and what was answered."""
+
+    prompt: str
+    answer: Answer
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """The request for an answer."""
+
+    path: str
+    body: dict[str, Any]
+
+
+def request_for(
+    model: str, turns: Sequence[Turn], prompt: str, options: ChatOptions, *, raw: bool, context: int | None = None
+) -> ChatRequest:
+    """The request for the answer to ``prompt`` after these turns; ``context`` is the server's, in tokens.
+
+    Turns without an answer are left out: chat templates want prompts and answers in turn. With ``raw`` the text so far
+    goes on; a system prompt and tools need a chat template and are not sent.
+    """
+    answered = [turn for turn in turns if turn.answer.text()]
+    if raw:
+        text = "".join(turn.prompt + turn.answer.text() for turn in answered) + prompt
+        body: dict[str, Any] = {"model": model, "prompt": text}
+        path, default = COMPLETIONS, min(RAW_TOKENS, max(1, context // 4)) if context else RAW_TOKENS
+    else:
+        messages = [{"role": "system", "content": options.system}] if options.system else []
+        for turn in answered:
+            messages.append({"role": "user", "content": turn.prompt})
+            messages.append({"role": "assistant", "content": turn.answer.text()})
+        body = {"model": model, "messages": [*messages, {"role": "user", "content": prompt}]}
+        path, default = CHAT, None
+        if options.tools:
+            body["tools"] = list(options.tools)
+    body |= {"temperature": options.temperature} if options.temperature is not None else {}
+    most = options.max_tokens or default
+    body |= {"max_tokens": most} if most else {}
+    body |= {"stop": list(options.stop)} if options.stop else {}
+    return ChatRequest(path, body)
+
+
+def raw_note(options: ChatOptions, *, asked: bool) -> str:
+    """The sentence about a text that is sent as it is; ``asked`` is whether a person wanted it so."""
+    why = "The prompt is sent as it is" if asked else "This model has no chat template: the prompt is sent as it is"
+    lost = [name for name, given in (("system prompt", options.system), ("tools", options.tools)) if given]
+    without = f", without the {' and '.join(lost)}" if lost else ""
+    return f"{why}, and the model continues the text{without}."

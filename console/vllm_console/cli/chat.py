@@ -1,0 +1,269 @@
+"""``vllm-console chat NAME``: talk to a server, on a screen or in a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_console.cli.console import open_on
+from vllm_console.cli.load_target import find_target
+from vllm_console.cli.options import add_json, count_from
+from vllm_console.cli.output import Document, complain, print_json
+from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.text import plain, printed
+
+if TYPE_CHECKING:
+    from vllm_console.chat.answer import Answer, AnswerReader
+    from vllm_console.chat.client import ChatClient, ChatServer
+    from vllm_console.chat.conversation import ChatOptions
+    from vllm_console.fleet.local import LocalFleet
+
+LARGEST_PROMPT = 16 << 20
+"""Bytes of standard input: more than any context holds."""
+
+LANGUAGES = ("curl", "python", "javascript")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Talk to a server. In a terminal it opens the console's chat; otherwise the prompt is read from standard input "
+        "and the answer is printed as it comes, its reasoning and figures on standard error."
+    )
+    parser.add_argument("server", metavar="name", help="a server's name, or a URL such as http://127.0.0.1:8000")
+    parser.add_argument("--also", metavar="NAME", help="send the same prompt to a second server (A/B)")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
+    parser.add_argument("--temperature", type=_temperature, metavar="T", help="0 to 2 (default: the model's)")
+    parser.add_argument("--max-tokens", type=count_from, metavar="N", help="end the answer after N tokens")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT")
+    parser.add_argument(
+        "--raw", action="store_true",
+        help="continue the text, without a chat template; done by itself for a model that has none",
+    )  # fmt: skip
+    parser.add_argument("--tools", type=Path, metavar="FILE", help="tools that the model may call: a list in JSON")
+    parser.add_argument(
+        "--code", choices=LANGUAGES, help="print code that asks the same, with the key taken from VLLM_API_KEY"
+    )
+    parser.add_argument("--remote", action="store_true", help="allow another user's server, or another machine")
+    add_json(parser)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a number from 0 to 2")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open the chat, or answer standard input; exit code 1 if an answer is missing or incomplete."""
+    options = _options(args)
+    in_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    named = "://" not in args.server
+    if named and in_terminal and not (args.json or args.code or args.also):
+        return open_on(args, partial(_check, args.server), chat=options)
+    servers = [_server(args, args.server), *([_server(args, args.also)] if args.also else [])]
+    prompt = _prompt(in_terminal)
+    import asyncio
+
+    if args.code:
+        print(asyncio.run(_code(servers[0], prompt, options, args.code)))
+        return 0
+    printer = _Printer() if not args.json and len(servers) == 1 else None
+    answered = asyncio.run(_ask(servers, prompt, options, partial(printer.show, end=False) if printer else None))
+    answers = [answer for _, answer in answered]
+    if not any(answer.parts for answer in answers) and (problem := answers[0].problem):
+        raise FleetError(problem)
+    if args.json:
+        documents = [_document(client, answer) for client, answer in answered]
+        print_json(documents[0] | ({"also": documents[1]} if len(documents) > 1 else {}))
+    else:
+        for client, answer in answered:
+            if printer is None:
+                print(f"── {plain(client.server.name)}")
+            (printer or _Printer()).finish(answer)
+    for answer in answers:
+        if answer.problem:
+            complain(answer.problem)
+    return 1 if any(answer.problem for answer in answers) else 0
+
+
+def _check(name: str, fleet: LocalFleet) -> None:
+    """Raise NotFoundError or RefusedError for a server that can't be talked to on the screen."""
+    server = fleet.snapshot().server(name)
+    if server is None:
+        raise NotFoundError(f"no server is called '{plain(name)}'; see 'vllm-console list', or give a URL")
+    if not server.ours:
+        raise RefusedError(f"{plain(name)} was started by {server.owner or 'another user'} outside this console")
+
+
+def _options(args: argparse.Namespace) -> ChatOptions:
+    """The options of the command line.
+
+    Raises:
+        UsageError: the file with tools is none.
+    """
+    from vllm_console.chat.conversation import ChatOptions
+
+    tools: Any = []
+    if args.tools is not None:
+        try:
+            tools = json.loads(args.tools.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"--tools {args.tools} cannot be read: {error}") from error
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise UsageError(f"--tools {args.tools}: expected a list of objects, as the API takes them")
+    return ChatOptions(args.system, args.temperature, args.max_tokens, tuple(args.stop), args.raw, tuple(tools))
+
+
+def _server(args: argparse.Namespace, word: str) -> ChatServer:
+    """The server of that name or URL.
+
+    Raises:
+        FleetError: there is none, it is not ready, or it is another user's.
+    """
+    from vllm_console.chat.client import ChatServer
+    from vllm_console.load.client import LoadError, check_url, lookup_of
+
+    chosen = argparse.Namespace(**{**vars(args), "server": word, "preset": None})
+    target = find_target(chosen, "--remote", others_allowed=args.remote)
+    try:
+        url = check_url(target.url, allow_remote=args.remote)
+    except LoadError as error:
+        raise FleetError(str(error)) from error
+    lookup = target.lookup or (None if args.remote else lookup_of(url))
+    return ChatServer(word, url, os.environ.get("VLLM_API_KEY"), lookup)
+
+
+def _prompt(in_terminal: bool) -> str:
+    """What stands on standard input.
+
+    Raises:
+        UsageError: nothing does, it is too long, or no text.
+    """
+    if in_terminal:
+        complain("type the prompt; an empty line and ctrl-d end it")
+    data = sys.stdin.buffer.read(LARGEST_PROMPT + 1)
+    if len(data) > LARGEST_PROMPT:
+        raise UsageError("the prompt on standard input is longer than 16 MiB")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError("the prompt on standard input is no UTF-8 text") from error
+    text = text.removesuffix("\n")
+    if not text.strip():
+        raise UsageError("no prompt on standard input: echo 'Hello' | vllm-console chat NAME")
+    return text
+
+
+async def _ask(
+    servers: list[ChatServer], prompt: str, options: ChatOptions, show: Any | None
+) -> list[tuple[ChatClient, Answer]]:
+    """Each server's answer; ``show`` gets what there is of the only one."""
+    import asyncio
+
+    from vllm_console.chat.client import ChatClient
+
+    def changed(reader: AnswerReader) -> None:
+        if show is not None:
+            show(reader.answer())
+
+    clients = [ChatClient(server) for server in servers]
+    answers = await asyncio.gather(*(client.ask((), prompt, options, changed) for client in clients))
+    return list(zip(clients, answers, strict=True))
+
+
+async def _code(server: ChatServer, prompt: str, options: ChatOptions, language: str) -> str:
+    """Code that asks the same. Raises FleetError: the server does not say which model it serves."""
+    from vllm_console.chat.code import Language, code_for
+    from vllm_console.chat.conversation import request_for
+    from vllm_console.load.client import LoadError, open_client
+    from vllm_console.load.client import find_target as served
+
+    try:
+        async with open_client(server.url, server.api_key, server.lookup) as client:
+            target = await served(client, server.model)
+    except LoadError as error:
+        raise FleetError(str(error)) from error
+    request = request_for(target.model, (), prompt, options, raw=options.raw, context=target.max_model_len)
+    return code_for(server.url, request, Language(language), key=bool(server.api_key))
+
+
+class _Printer:
+    """Prints an answer as it grows: what is said on standard output, how it was thought of on standard error.
+
+    A line that begins an escape code is printed once it is whole: its beginning does not show what belongs to it.
+    """
+
+    def __init__(self) -> None:
+        self._part = -1
+        self._printed = ""
+
+    def show(self, answer: Answer, *, end: bool) -> None:
+        """Print what is new; ``end``: nothing follows."""
+        from vllm_console.chat.answer import PartKind
+
+        for index in range(max(0, self._part), len(answer.parts)):
+            part, last = answer.parts[index], index == len(answer.parts) - 1
+            stream = sys.stderr if part.kind is PartKind.REASONING else sys.stdout
+            if index > self._part:
+                if self._part >= 0:
+                    print(file=sys.stderr if answer.parts[self._part].kind is PartKind.REASONING else sys.stdout)
+                self._part, self._printed = index, ""
+                if part.kind is not PartKind.CONTENT:
+                    print(_title(part.kind, part.name), end="", file=stream)
+            text = printed(part.text if end or not last else _whole(part.text))
+            if text.startswith(self._printed):
+                print(text[len(self._printed) :], end="", file=stream, flush=True)
+                self._printed = text
+
+    def finish(self, answer: Answer) -> None:
+        """All that is left of it, and its figures."""
+        from vllm_console.chat.figures import figures_text
+
+        self.show(answer, end=True)
+        print(flush=True)
+        if answer.note:
+            print(plain(answer.note), file=sys.stderr)
+        if text := figures_text(answer):
+            print(text, file=sys.stderr)
+
+
+def _title(kind: str, name: str) -> str:
+    return f"tool call {plain(name)} " if kind == "tool_call" else "reasoning: "
+
+
+def _whole(text: str) -> str:
+    """The text without a last line that begins an escape code."""
+    head, newline, last = text.rpartition("\n")
+    return head + newline if any(one == "\x1b" or "\x80" <= one <= "\x9f" for one in last) else text
+
+
+def _document(client: ChatClient, answer: Answer) -> Document:
+    from msgspec import to_builtins
+
+    from vllm_console.chat.answer import PartKind
+
+    calls = [part for part in answer.parts if part.kind is PartKind.TOOL_CALL]
+    target = client.target
+    return {
+        "server": client.server.name,
+        "url": client.server.url,
+        "model": target.model if target is not None else None,
+        "raw": answer.raw,
+        "answer": answer.text(),
+        "reasoning": answer.text(PartKind.REASONING) or None,
+        "tool_calls": [{"name": call.name, "arguments": call.text} for call in calls],
+        "finish_reason": answer.finish_reason or None,
+        "figures": to_builtins(answer.figures),
+        "problem": answer.problem or None,
+    }

@@ -1,0 +1,500 @@
+"""A chat with a server: answers as they stream, with their figures, and the server's KV cache above them."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from msgspec.structs import replace
+from rich.cells import cell_len, chop_cells
+from rich.style import Style
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+from textual.strip import Strip
+from textual.widgets import Input
+
+from vllm_console.chat.answer import Answer, PartKind
+from vllm_console.chat.code import Language, code_for
+from vllm_console.chat.conversation import ChatOptions, Turn, request_for
+from vllm_console.chat.figures import figures_text
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.text import count, percent, plain, printed
+from vllm_console.ui.actions import bindings, scoped
+from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.servers import starting_text
+from vllm_console.ui.screens.dialogs import Choose
+from vllm_console.ui.terminal.clipboard import copy
+from vllm_console.ui.terminal.lines import LineView, line
+from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
+from vllm_console.ui.widgets.draw import Part, bar, keys_line, rule, side_by_side
+from vllm_console.ui.widgets.entry import Entry
+from vllm_console.ui.widgets.reader import Reader
+from vllm_launchers.secrets import API_KEY
+
+if TYPE_CHECKING:
+    from vllm_console.ui.app import ConsoleApp
+    from vllm_console.ui.parts.chat import Chat
+
+REDRAW_SECONDS = 0.1
+IDLE_REDRAWS = 10
+"""With no answer on its way every so many redraws is enough: the KV cache is sampled once a second."""
+
+LINE_BREAK = "⏎"
+"""Stands for a line end in the line that is typed into."""
+
+BAR_CELLS = 10
+READY = (State.READY, State.UNRESPONSIVE)
+
+_OPTIONS = {
+    "system prompt": "how the model shall answer",
+    "temperature": "0 to 2; 0 takes the likeliest token; empty: the model's own",
+    "max tokens": "ends the answer after so many; empty: the server's limit",
+    "stop": "ends the answer before one of these texts; | between several, \\n for a line end",
+    "raw text": "continue the text without a chat template, as for a base model",
+}
+
+
+class Prompt(Entry):
+    """The line that is typed into; pasted line ends stay, as `LINE_BREAK`."""
+
+    def _on_paste(self, event: events.Paste) -> None:
+        event.prevent_default()
+        event.stop()
+        self.insert_text_at_cursor(as_line(event.text))
+
+
+class ChatScreen(Screen[None]):
+    """Shows a chat. Leaving it keeps the conversation until the console ends; an answer goes on meanwhile."""
+
+    AUTO_FOCUS = ""
+    SCOPE = "chat"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("chat", [action.id for action in scoped("chat")])]
+    DEFAULT_CSS = """
+    ChatScreen { background: ansi_default; }
+    ChatScreen #chat-title, ChatScreen #chat-keys { height: 1; }
+    ChatScreen #chat-status, ChatScreen #chat-lines { height: auto; }
+    ChatScreen VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; background: ansi_default; }
+    ChatScreen #chat-entry { height: 1; border: none; padding: 0 1; background: ansi_default; }
+    """
+
+    def __init__(self, console: ConsoleApp, chat: Chat) -> None:
+        super().__init__()
+        self._main, self._chat = console, chat
+        self._title, self._status = LineView(id="chat-title"), LineView(id="chat-status")
+        self._lines, self._keys = LineView(id="chat-lines"), LineView(id="chat-keys")
+        self._scroll = VerticalScroll(self._lines, can_focus=False)
+        self._entry = Prompt(id="chat-entry")
+        self._follows = True
+        """Whether the end stays in sight while it grows."""
+        self._ticks = 0
+        self._was_running = False
+        self._drawn: list[tuple[Turn | None, Turn | None, int, list[Strip]]] = []
+        """The lines of each turn, as long as neither it nor the width changes."""
+
+    def compose(self) -> ComposeResult:
+        """Title, the servers, the conversation, the line that is typed into, keys."""
+        yield self._title
+        yield self._status
+        yield self._scroll
+        yield self._entry
+        yield self._keys
+
+    def on_mount(self) -> None:
+        """Take what is typed, and follow the answers."""
+        self._type(self._chat.draft)
+        self.set_interval(REDRAW_SECONDS, self._tick)
+        self._redraw()
+
+    def on_resize(self) -> None:
+        """Draw for the new size."""
+        if self.is_mounted:
+            self._redraw()
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        chat = self._chat
+        server = self._main.server(chat.name)
+        if chat.waiting and (server is None or not waits(server)):
+            self._send(chat.waiting)
+        self._ticks += 1
+        running = chat.running
+        if self._was_running and not running:
+            self._offer_again()
+        if running or self._was_running or self._ticks % IDLE_REDRAWS == 0:
+            self._redraw()
+        self._was_running = running
+
+    def _offer_again(self) -> None:
+        """A prompt that got no answer stands in the line again."""
+        turns = self._chat.sessions[self._chat.name].turns
+        if turns and not turns[-1].answer.parts and self._entry.purpose == "prompt" and not self._entry.value:
+            self._entry.put(as_line(turns[-1].prompt))
+
+    def _redraw(self) -> None:
+        width = self.app.size.width
+        chat = self._chat
+        self._title.show([rule(f"Chat · {' and '.join(map(plain, chat.sessions))}", width, _set(chat.options, width))])
+        now = self._main.snapshot.at if self._main.snapshot is not None else 0.0
+        self._status.show([status_line(name, self._main.server(name), now, width) for name in chat.sessions])
+        lines = self._turn_lines(width - 2)
+        self._lines.show(lines or _first_lines(width))
+        if self._follows:
+            self.call_after_refresh(self._scroll.scroll_end, animate=False)
+        hints = [(key_of(one.id), one.short, f"screen.{one.call}") for one in scoped("chat") if one.short]
+        self._keys.show([keys_line(hints, width)])
+
+    def _turn_lines(self, width: int) -> list[Strip]:
+        chat = self._chat
+        first, *others = [session.turns for session in chat.sessions.values()]
+        drawn: list[tuple[Turn | None, Turn | None, int, list[Strip]]] = []
+        for at, turn in enumerate(first):
+            second = others[0][at - chat.offset] if others and 0 <= at - chat.offset < len(others[0]) else None
+            known = self._drawn[at] if at < len(self._drawn) else None
+            if known is None or known[0] is not turn or known[1] is not second or known[2] != width:
+                known = (turn, second, width, turn_lines(turn, second, width))
+            drawn.append(known)
+        self._drawn = drawn
+        lines = [strip for *_, strips in drawn for strip in strips]
+        if chat.waiting:
+            lines += [*_said(chat.waiting, width), line((f" Sent as soon as {plain(chat.name)} is ready.", WARN))]
+        return lines
+
+    def action_scroll(self, by: int) -> None:
+        """Scroll by lines."""
+        self._scroll.scroll_relative(y=by, animate=False)
+        self.call_after_refresh(self._scrolled)
+
+    def action_page(self, by: int) -> None:
+        """A page up or down."""
+        self.action_scroll(by * max(1, self._scroll.size.height - 1))
+
+    def on_mouse_scroll_up(self) -> None:
+        """The end does not stay in sight."""
+        self.call_after_refresh(self._scrolled)
+
+    def on_mouse_scroll_down(self) -> None:
+        """At the end it does."""
+        self.call_after_refresh(self._scrolled)
+
+    def _scrolled(self) -> None:
+        self._follows = self._scroll.scroll_offset.y >= self._scroll.max_scroll_y
+
+    # -- typing ----------------------------------------------------------------------------------------------------
+
+    def _type(self, text: str = "") -> None:
+        """Let a prompt be typed."""
+        self._entry.open("prompt", as_line(text), placeholder="type a prompt")
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Keep what is not sent yet."""
+        if self._entry.purpose == "prompt":
+            self._chat.draft = as_text(event.value)
+
+    def action_chat_break(self) -> None:
+        """Begin a new line."""
+        self._entry.insert_text_at_cursor(LINE_BREAK)
+
+    def action_chat_send(self) -> None:
+        """Send what is typed, or take the value of an option."""
+        chat, text = self._chat, self._entry.value
+        if self._entry.purpose != "prompt":
+            self._take(str(self._entry.purpose), as_text(text).strip())
+            return
+        if not text.strip():
+            return
+        if chat.running or chat.waiting:
+            self._main.say(f"An answer is on its way: {key_of('chat_back')} stops it.", WARN)
+            return
+        server = self._main.server(chat.name)
+        if server is not None and waits(server):
+            chat.waiting = as_text(text)
+        else:
+            self._send(as_text(text))
+        self._entry.put("")
+        self._follows = True
+        self._redraw()
+
+    def _send(self, prompt: str) -> None:
+        self._was_running = True  # an answer may end before the next look
+        self._chat.send(prompt)
+
+    def action_chat_back(self) -> None:
+        """Leave the option that is typed; else stop the answer; else leave."""
+        if self._entry.purpose != "prompt":
+            self._type(self._chat.draft)
+        elif self._chat.running or self._chat.waiting:
+            self._stop()
+        else:
+            self.dismiss(None)
+
+    def action_chat_stop(self) -> None:
+        """Stop the answer."""
+        if self._chat.running or self._chat.waiting:
+            self._stop()
+        else:
+            self._main.action_help_quit()
+
+    def _stop(self) -> None:
+        self._chat.stop()
+        if not self._entry.value:
+            self._type(self._chat.draft)
+        self._redraw()
+
+    def action_chat_new(self) -> None:
+        """Begin a new conversation."""
+        self._chat.clear()
+        self._redraw()
+
+    # -- options ---------------------------------------------------------------------------------------------------
+
+    def action_chat_options(self) -> None:
+        """Choose an option to change."""
+        shown = _values(self._chat.options)
+        choices = [(name, f"{shown[name]} · {about}" if shown[name] else about) for name, about in _OPTIONS.items()]
+        self._main.push_screen(Choose("Which option of the chat?", choices), self._edit)
+
+    def _edit(self, name: str | None) -> None:
+        options = self._chat.options
+        if name == "raw text":
+            self._chat.options = replace(options, raw=not options.raw)
+            self._redraw()
+        elif name is not None:
+            self._entry.open(name, as_line(_values(options)[name]), placeholder=f"{name}: {_OPTIONS[name]}")
+
+    def _take(self, name: str, text: str) -> None:
+        try:
+            self._chat.options = changed(self._chat.options, name, text)
+        except ValueError as error:
+            self._main.say(str(error), WARN)
+            return
+        self._type(self._chat.draft)
+        self._redraw()
+
+    # -- other servers, code, copy ---------------------------------------------------------------------------------
+
+    def action_chat_other(self) -> None:
+        """Choose a second server, or go on without it."""
+        if self._chat.remove_second():
+            self._redraw()
+            return
+        snapshot = self._main.snapshot
+        others = [
+            one
+            for one in (snapshot.servers if snapshot is not None else ())
+            if one.ours and one.state in READY and one.name != self._chat.name
+        ]
+        if not others:
+            self._main.say("No other server of yours is ready.", WARN)
+            return
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                self._chat.add(name)
+                self._redraw()
+
+        choices = [(one.name, plain(one.model)) for one in others]
+        self._main.push_screen(Choose("Send the same to which server?", choices), chosen)
+
+    def action_chat_code(self) -> None:
+        """The request as code: of what is typed, else of the last prompt."""
+        chat, server = self._chat, self._main.server(self._chat.name)
+        session = chat.sessions[chat.name]
+        turns = [turn for turn in session.turns if not turn.answer.running]
+        prompt = chat.draft or (turns.pop().prompt if turns else "Hello")
+        if server is None:
+            self._main.say(f"{plain(chat.name)} is gone.", WARN)
+            return
+        target = session.target
+        model = target.model if target is not None else str(server.flags.get("served-model-name") or server.model)
+        raw = chat.options.raw or bool(turns and turns[-1].answer.raw)
+        context = target.max_model_len if target is not None else None
+        request = request_for(model, turns, prompt, chat.options, raw=raw, context=context)
+        codes = {one: code_for(server.url, request, one, key=bool(os.environ.get(API_KEY))) for one in Language}
+        self._main.push_screen(CodeScreen(self._main, codes))
+
+    def action_chat_copy(self) -> None:
+        """Copy the last answer, without what a terminal would obey."""
+        turns = self._chat.sessions[self._chat.name].turns
+        text = printed(turns[-1].answer.text()) if turns else ""
+        if text.strip():
+            copy(self.app, text, "The last answer", self._main.say)
+        else:
+            self._main.say("There is no answer to copy.", WARN)
+
+
+class CodeScreen(Screen[None]):
+    """A request as code in one language at a time."""
+
+    SCOPE = "code"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("code")]
+
+    def __init__(self, console: ConsoleApp, codes: dict[Language, str]) -> None:
+        super().__init__()
+        self._main, self._codes = console, codes
+        self._language = next(iter(codes))
+        hints = [(key_of(one.id), one.short, f"screen.{one.call}") for one in scoped("code")]
+        self._reader = Reader(lambda: f"The same request: {self._language}", self._code_lines, lambda: hints)
+
+    def compose(self) -> ComposeResult:
+        """The code."""
+        yield self._reader
+
+    def _code_lines(self, width: int) -> list[Strip]:
+        rows = [row for text in self._codes[self._language].split("\n") for row in _wrapped(text, width - 1)]
+        return [line(), *(line(f" {row}") for row in rows)]
+
+    def action_next_language(self) -> None:
+        """The next language."""
+        languages = list(self._codes)
+        self._language = languages[(languages.index(self._language) + 1) % len(languages)]
+        self._reader.redraw()
+
+    def action_copy_code(self) -> None:
+        """Copy the code."""
+        copy(self.app, self._codes[self._language], f"The code ({self._language})", self._main.say)
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def as_line(text: str) -> str:
+    """A text as it stands in the line that is typed into."""
+    return printed(text.replace("\r\n", "\n").replace("\r", "\n")).replace("\t", "    ").replace("\n", LINE_BREAK)
+
+
+def as_text(value: str) -> str:
+    """What was meant by what stands in the line."""
+    return value.replace(LINE_BREAK, "\n")
+
+
+def changed(options: ChatOptions, name: str, text: str) -> ChatOptions:
+    """The options with another value of one, as typed.
+
+    Raises:
+        ValueError: it is no value; the text is a sentence.
+    """
+    if name == "system prompt":
+        return replace(options, system=text)
+    if name == "temperature":
+        if not text:
+            return replace(options, temperature=None)
+        if not re.fullmatch(r"\d*\.?\d+|\d+\.", text) or float(text) > 2:
+            raise ValueError("temperature must be a number from 0 to 2.")
+        return replace(options, temperature=float(text))
+    if name == "max tokens":
+        if text and not (text.isascii() and text.isdigit() and int(text[:9]) > 0 and len(text) < 9):
+            raise ValueError("max tokens must be a whole number.")
+        return replace(options, max_tokens=int(text) if text else None)
+    stops = tuple(one.strip(" ").replace("\\n", "\n") for one in text.split("|"))
+    return replace(options, stop=tuple(one for one in stops if one))
+
+
+def _values(options: ChatOptions) -> dict[str, str]:
+    """The options as they are typed."""
+    return {
+        "system prompt": options.system,
+        "temperature": f"{options.temperature:g}" if options.temperature is not None else "",
+        "max tokens": str(options.max_tokens or ""),
+        "stop": " | ".join(one.replace("\n", "\\n") for one in options.stop),
+        "raw text": "on" if options.raw else "",
+    }
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+def waits(server: ServerView) -> bool:
+    """Whether a server is on its way to be ready."""
+    return server.state.alive and server.state not in READY and server.state is not State.STOPPING
+
+
+def status_line(name: str, server: ServerView | None, now: float, width: int) -> Strip:
+    """How a server is doing: its KV cache, and what it works on."""
+    if server is None:
+        return line((f" {plain(name)}", STRONG), "  ", ("is gone", BAD))
+    parts: list[Part] = [(f" {server.marked_name}", STRONG), "  "]
+    if server.state not in READY:
+        starts = server.state is State.STARTING
+        text = starting_text(server, now, width) if starts else plain(server.reason, width)
+        return line(*parts, (str(server.state), ACCENT if starts else WARN), f"  {text}")
+    window = server.window
+    usage = window.kv_cache_usage if window is not None else None
+    parts += [("KV cache ", DIM), bar(usage, BAR_CELLS), f" {percent(usage)}"]
+    if window is not None:
+        running, waiting = count(window.requests_running), count(window.requests_waiting)
+        parts += [("   running ", DIM), running, ("   waiting ", DIM), waiting]
+    return line(*parts, (f"   {plain(server.model)}", DIM))
+
+
+def _set(options: ChatOptions, width: int) -> list[Part]:
+    """What is set of the options, for the title."""
+    found = [f"{name} {value}" for name, value in _values(options).items() if value and name != "system prompt"]
+    found += ["system prompt"] if options.system else []
+    text = plain(" · ".join(found))
+    return [(text, DIM)] if text and cell_len(text) < width // 2 else []
+
+
+def _first_lines(width: int) -> list[Strip]:
+    text = "What you type is sent to the server; nothing of the conversation is written to a file."
+    return [line(), *(line((f" {row}", DIM)) for row in textwrap.wrap(text, max(20, width - 3)))]
+
+
+def turn_lines(turn: Turn, second: Turn | None, width: int) -> list[Strip]:
+    """A turn: what was said and the answer; two answers side by side."""
+    if second is None:
+        return [*_said(turn.prompt, width), *answer_lines(turn.answer, width), line()]
+    column = (width - 1) // 2
+    blocks = [answer_lines(one.answer, column) for one in (turn, second)]
+    return [*_said(turn.prompt, width), *side_by_side(blocks, column, max(map(len, blocks))), line()]
+
+
+def _said(prompt: str, width: int) -> list[Strip]:
+    rows = [row for text in printed(prompt).split("\n") for row in _wrapped(text, width - 3)]
+    return [line((" ▸ " if not at else "   ", KEY), (row, STRONG)) for at, row in enumerate(rows)]
+
+
+_STYLES: dict[PartKind, tuple[str, Style | None]] = {
+    PartKind.REASONING: ("reasoning", DIM),
+    PartKind.CONTENT: ("", None),
+    PartKind.TOOL_CALL: ("tool call", ACCENT),
+}
+
+
+def answer_lines(answer: Answer, width: int) -> list[Strip]:
+    """An answer: its note, its parts, what went wrong, its figures."""
+    lines = [line((f" {row}", DIM)) for row in _wrapped(plain(answer.note), width - 2) if answer.note]
+    for part in answer.parts:
+        title, style = _STYLES[part.kind]
+        if title:
+            lines.append(line((f" {title} {plain(part.name)}".rstrip(), KEY if part.name else DIM)))
+        indent = "   " if title else " "
+        rows = [row for text in printed(part.text).split("\n") for row in _wrapped(text, width - len(indent) - 1)]
+        lines += [line((f"{indent}{row}", style)) for row in rows]
+    if answer.problem:
+        lines += [line((f" {row}", BAD)) for row in _wrapped(plain(answer.problem), width - 2)]
+        if answer.parts:
+            lines.append(line((" The conversation is kept.", DIM)))
+    elif answer.stopped and not answer.parts:
+        lines.append(line((" Stopped before its first token.", WARN)))
+    elif answer.running and not answer.parts:
+        lines.append(line((" …", DIM)))
+    if text := figures_text(answer):
+        lines += [line((f" {row}", DIM)) for row in _wrapped(text, width - 2)]
+    return lines
+
+
+def _wrapped(text: str, width: int) -> Sequence[str]:
+    """A line in rows of so many cells at most; its indentation stays."""
+    width, text = max(8, width), text.expandtabs(4)
+    if cell_len(text) <= width:
+        return [text]
+    if cell_len(text) != len(text):
+        return chop_cells(text, width)
+    return textwrap.wrap(text, width, replace_whitespace=False, break_on_hyphens=False) or [""]

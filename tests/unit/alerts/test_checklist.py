@@ -1,0 +1,146 @@
+"""What operators check before a launch: each item from the plan, the runs, the disks and a Prometheus."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from vllm_console.alerts.checklist import Disk, Monitoring, Surroundings, checklist
+from vllm_console.alerts.monitoring import ask_prometheus
+from vllm_console.runs.measurement import RAMP, Measurement
+from vllm_console.runs.store import Run
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
+from vllm_launchers.presets.model import Workload
+
+WORK = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
+URL = "http://127.0.0.1:9090"
+
+
+def plan(*findings: Finding, **changes: object) -> Plan:
+    engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "/opt/vllm")
+    fields = {"gpus": (0,), "secrets": (), "findings": findings} | changes
+    return Plan("chatbot", "org/model", engine, "127.0.0.1", 8000, ("vllm",), {}, {}, {}, **fields)
+
+
+def run(**changes: object) -> Run:
+    ramp = Measurement(RAMP, 1.0, (), 9.4, 9.0, None, "found")
+    fields = {"preset": "chatbot", "model": "org/model", "gpu_kind": "NVIDIA RTX A6000", "measurements": (ramp,)}
+    return Run(key="k", server="chat", generation=3, started_at=0.0, **fields | changes)
+
+
+def around(**changes: object) -> Surroundings:
+    fields = {
+        "gpu_kind": "NVIDIA RTX A6000", "hosts": ("127.0.0.1", "gpubox"), "runs": [run()],
+        "disks": [Disk("model cache", "/data", 80.0)], "wanted_alerts": ("A", "B"),
+        "monitoring": Monitoring(URL, ("gpubox:8000",), ("A", "B", "C")),
+    }  # fmt: skip
+    return Surroundings(**fields | changes)
+
+
+def item(name: str, wanted_plan: Plan, surroundings: Surroundings):
+    return next(one for one in checklist(wanted_plan, WORK, surroundings) if one.name == name)
+
+
+def test_where_all_is_well_every_item_says_what_it_saw():
+    items = checklist(plan(), WORK, around())
+    assert {one.status for one in items} == {"ok"}
+    assert [one.name for one in items] == [
+        "model", "context", "memory", "links", "flags", "port", "key", "disk", "scraping", "alerts", "ramp", "machine",
+    ]  # fmt: skip
+    assert all(one.message and not one.fix for one in items)
+    assert "9.4 req/s (chat@3)" in item("ramp", plan(), around()).message
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [("context_below_traffic", "context"), ("memory_held", "memory"), ("tp_over_pcie", "links"),
+     ("port_taken", "port"), ("open_to_all_without_key", "key"), ("disk_for_download", "disk"),
+     ("model_gated", "model"), ("some_new_code", "flags")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("level", "status"), [(Level.ERROR, "error"), (Level.WARNING, "warning"), (Level.ADVICE, "ok")]
+)
+def test_a_finding_of_the_plan_belongs_to_one_item(code, name, level, status):
+    finding = Finding(code, level, "why", Changes(set={"max-model-len": 8192, "x": True}, unset=("y",)))
+    items = checklist(plan(finding), WORK, around())
+    touched = [one for one in items if one.status != "ok"]
+    assert [(one.name, one.status) for one in touched] == ([] if status == "ok" else [(name, status)])
+    for one in touched:
+        assert (one.message, one.fix) == ("why", "--set max-model-len=8192 --set x=true --unset y")
+        assert one.codes == (code,)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("disk", {"disks": [Disk("state folder", "/s", 1.5)]}, "state folder (/s) has 1.5 GiB free"),
+        ("scraping", {"monitoring": Monitoring(URL, ("gpubox:8001",), ("A", "B"))}, "does not scrape port 8000"),
+        ("scraping", {"monitoring": Monitoring(URL, problem="no Prometheus")}, "no Prometheus"),
+        ("alerts", {"monitoring": Monitoring(URL, ("gpubox:8000",), ("A",))}, "1 of 2 alerting rules are missing"),
+        ("ramp", {"runs": [run(model="org/other")]}, "its ceiling is unknown"),
+        ("ramp", {"runs": [run(gpu_kind="NVIDIA H100")]}, "on NVIDIA RTX A6000"),
+        ("ramp", {"runs": [run(measurements=(Measurement(RAMP, 1.0, (), sentence="too short."),))]}, "too short"),
+        ("machine", {"problems": [{"what": "few files", "do": "ulimit"}, {"what": "x", "do": "y"}]}, "and 1 more"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_a_warning_with_a_fix(name, changes, words):
+    found = item(name, plan(), around(**changes))
+    assert found.status == "warning"
+    assert words in found.message
+    assert found.fix
+
+
+def test_a_webhook_alerts_too():
+    found = item("alerts", plan(), around(monitoring=Monitoring(URL, problem="none"), webhook=True))
+    assert found.status == "ok"
+
+
+@pytest.fixture
+def prometheus():
+    """A server with these answers, by path; its address."""
+    answers: dict[str, bytes] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers[self.path.partition("?")[0]])
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield answers, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def answer(**data: object) -> bytes:
+    return json.dumps({"status": "success", "data": data}).encode()
+
+
+def test_prometheus_says_what_it_scrapes_and_which_rules_it_has(prometheus):
+    answers, url = prometheus
+    odd = [{"scrapeUrl": "http://[bad"}, {"scrapeUrl": "http://a:99999999"}, {"scrapeUrl": None}, 7]
+    answers["/api/v1/targets"] = answer(activeTargets=[*odd, {"scrapeUrl": "http://gpubox:8000/metrics"}])
+    rules = [{"type": "alerting", "name": "A"}, {"type": "recording", "name": "B"}, None]
+    answers["/api/v1/rules"] = answer(groups=[{"rules": rules}, {}, 3])
+    found = ask_prometheus(url + "/")
+    assert (found.problem, found.alerts) == ("", ("A",))
+    assert found.targets == ("gpubox:8000",)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"status": "error"}', b"[" * 100_000, b"\xff"])
+def test_what_is_no_prometheus_is_said_in_one_sentence(prometheus, body):
+    answers, url = prometheus
+    answers["/api/v1/targets"] = answers["/api/v1/rules"] = body
+    assert ask_prometheus(url).problem == f"no Prometheus at {url}: its answer is none of Prometheus's"
+    assert "nothing answers" in ask_prometheus("http://127.0.0.1:9").problem
+    assert ask_prometheus("nonsense").problem

@@ -1,0 +1,137 @@
+"""The chat by its key: streaming, stopping, two servers, options, what is pasted, and what an answer must not do."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from textual import events
+
+from fakes.scripted_chat import end, said, script  # noqa: F401 - fixtures
+from vllm_console.chat.client import ChatServer
+from vllm_console.chat.conversation import ChatOptions
+from vllm_console.fleet.snapshot import State
+from vllm_console.ui.screens.chat import LINE_BREAK, ChatScreen, _wrapped, as_line, as_text, changed
+
+HOSTILE = "[red]x[/] \x1b[31mred\x1b]52;c;aGk=\x07\u202e end"
+
+
+@pytest.fixture
+def fleet(fakes, script):  # noqa: F811 - the fixture
+    """Two ready servers, both of which answer as the script says; the state of the first may be changed."""
+
+    class Fleet(fakes.FakeFleet):
+        state = State.READY
+
+        def chat_server(self, name):
+            self.calls.append(("chat_server", name))
+            return ChatServer(name, script.url)
+
+    def chat(at):
+        return replace(fakes.chat(at), state=made.state)
+
+    made = Fleet(chat, lambda at: replace(fakes.coder(at), state=State.READY))
+    return made
+
+
+async def test_an_answer_streams_with_its_figures_and_is_text_whatever_it_says(console, fleet, script, said, end):  # noqa: F811
+    script.pieces = [said(reasoning="hm [b]"), said(content=HOSTILE), None]
+    async with console(fleet=fleet) as c:
+        await c.press("A", *"hi", "enter")
+        await c.sees("[red]x[/] red end")
+        await c.sees("reasoning")
+        await c.sees("hm [b]")
+        await c.sees("TTFT")
+        assert "KV cache" in c.text.splitlines()[1]
+        await c.press("escape")
+        await c.sees("stopped")
+        assert script.gone.wait(20)
+        assert isinstance(c.app.screen, ChatScreen), "escape stops first"
+        script.pieces = [said(content="second"), end]
+        await c.press(*"more", "enter")
+        await c.sees("second")
+        await c.until(lambda: len(script.requests) == 2)
+        assert [one["content"] for one in script.requests[1][1]["messages"]][::2] == ["hi", "more"]
+        await c.press("escape")
+        await c.until(lambda: c.app.operations.on_top)
+        await c.press("A")
+        await c.sees("second")
+        await c.press("ctrl+n")
+        await c.sees("nothing of the conversation is written")
+
+
+async def test_the_same_goes_to_a_second_server(console, fleet, script, said, end):  # noqa: F811
+    script.pieces = [said(content="answer"), end]
+    async with console(fleet=fleet) as c:
+        await c.press("A", "ctrl+b")
+        await c.sees("Send the same to which server?")
+        await c.press("enter", *"hi", "enter")
+        await c.until(lambda: any(row.count("answer") == 2 for row in c.text.splitlines()), "two answers in a row")
+        assert len(script.requests) == 2
+        await c.press("ctrl+b")
+        await c.sees("─ Chat · chat ─")
+
+
+async def test_what_is_sent_too_early_waits_until_the_server_is_ready(console, fleet, script, said, end):  # noqa: F811
+    fleet.state = State.STARTING
+    script.pieces = [said(content="good morning"), end]
+    async with console(fleet=fleet) as c:
+        await c.press("A", *"hi", "enter")
+        await c.sees("Sent as soon as chat is ready.")
+        assert script.requests == []
+        fleet.state = State.READY
+        await c.sees("good morning")
+
+
+async def test_a_prompt_without_an_answer_stands_in_the_line_again(console, fleet, script, said):  # noqa: F811
+    script.pieces = []
+    async with console(fleet=fleet) as c:
+        await c.press("A", *"hi", "enter")
+        await c.sees("chat: the connection ended before the answer did")
+        await c.until(lambda: c.app.focused is not None and c.app.focused.value == "hi")
+
+
+async def test_options_are_typed_and_shown_and_code_has_them(console, fleet, script):  # noqa: F811
+    async with console(fleet=fleet) as c:
+        await c.press("A", *"draft", "ctrl+o", "down", "enter", *"9", "enter")
+        await c.until(lambda: c.app._chats["chat"].options.temperature is None)
+        await c.press("backspace", *"0.5", "enter")
+        await c.sees("temperature 0.5")
+        await c.until(lambda: c.app.focused is not None and c.app.focused.value == "draft")
+        await c.press("ctrl+g")
+        await c.sees('"temperature": 0.5')
+        await c.sees('"content": "draft"')
+        await c.press("tab")
+        await c.sees("from openai import OpenAI")
+
+
+async def test_pasted_line_ends_stay(console, fleet, script, said, end):  # noqa: F811
+    script.pieces = [said(content="ok"), end]
+    async with console(fleet=fleet) as c:
+        await c.press("A")
+        await c.until(lambda: c.app.focused is not None)
+        c.app.focused.post_message(events.Paste("a\r\n\tb\x1b[2J"))
+        await c.until(lambda: c.app.focused.value == f"a{LINE_BREAK}    b")
+        await c.press("ctrl+j", "c", "enter")
+        await c.sees("ok")
+        assert script.requests[0][1]["messages"] == [{"role": "user", "content": "a\n    b\nc"}]
+
+
+async def test_nothing_is_asked_of_servers_of_others_nor_in_a_read_only_console(console, fakes):
+    async with console(lambda at: replace(fakes.chat(at), ours=False, owner="anna")) as c:
+        await c.press("A")
+        await c.sees("started by anna")
+    async with console(fakes.chat, read_only=True) as c:
+        await c.press("A")
+        await c.pilot.pause()
+        assert c.app.operations.on_top
+
+
+def test_texts():
+    assert as_text(as_line("a\r\nb\rc")) == "a\nb\nc"
+    assert _wrapped("日本語" * 5, 10) == ["日本語日本", "語日本語日", "本語日本語"]
+    assert _wrapped("    def f(): return 1", 12) == ["    def f():", "return 1"]
+    assert changed(ChatOptions(), "stop", " a | \\n ").stop == ("a", "\n")
+    assert changed(ChatOptions(max_tokens=3), "max tokens", "").max_tokens is None
+    for name, text in (("max tokens", "0"), ("max tokens", "x"), ("temperature", "2.1"), ("temperature", "nan")):
+        with pytest.raises(ValueError, match=name):
+            changed(ChatOptions(), name, text)
