@@ -49,6 +49,7 @@ REFUSED = {
     "start": ["chatbot", "--engine", "simulated"], "restart": ["ordered", "--set", "max-num-seqs=8"],
     "stop": ["ordered"], "remove": ["gone"], "load": ["URL", "--duration", "1"], "ramp": ["ordered"],
     "bench": ["ordered"], "claim": ["0", "--until", "2h"],
+    "attach": ["URL"], "detach": ["gone"],
     "sleep": ["ordered"], "wake": ["ordered"], "release": [], "demo": ["--picture", "x.svg", "--after", "1"],
 }  # fmt: skip
 
@@ -68,6 +69,7 @@ REFUSED_VERBS = {
     "switch": ("ordered", "batch"), "cancel_restart": ("ordered",), "sleep": ("ordered",), "wake": ("ordered",),
     "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
     "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
+    "attach": ("http://127.0.0.1:9",), "detach": ("gone",),
     "keep_measurement": ("ordered", None), "keep_prediction": ("ordered", 1, None),
 }  # fmt: skip
 

@@ -82,7 +82,7 @@ def _bucket(one: Judged) -> dict[str, Any]:
 
 def look(server: ServerView, now: float, window: float, *, allow_idle: bool = False) -> Report:
     """Read a server's history of the last ``window`` seconds before ``now`` and judge it."""
-    reader = Reader(Path(server.log_path).with_name(HISTORY))
+    reader = Reader(Path(server.folder) / HISTORY)
     try:
         entries = reader.range(now - window, now, MOST_POINTS)
         often = _often(reader, now, window) if window > TIERS[0].step * TIERS[0].rows else None
@@ -152,7 +152,7 @@ def _engine_problems(server: ServerView, now: float) -> list[str]:
     if server.state is not State.READY:
         since = f" for {duration(now - server.state_since)}" if server.state_since else ""
         why = f": {server.reason}" if server.reason else ""
-        return [f"{server.name} is not serving: {server.state}{since}{why}"]
+        return [f"{server.name} is not serving: {server.state_text}{since}{why}"]
     return [f"{server.name}: {one.symptom} {one.cause}" for one in server.findings if one.code in BROKEN_ENGINE]
 
 

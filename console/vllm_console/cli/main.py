@@ -27,6 +27,8 @@ COMMANDS = {
     "check": "check a server against its objectives, for scripts",
     "watch": "report findings as they begin and end: log, terminal, webhook",
     "export": "export what Prometheus, Grafana or a proxy needs",
+    "attach": "add a vLLM endpoint of another machine: recorded, never changed",
+    "detach": "forget an attached endpoint; its runs can still be replayed",
     "restart": "restart a server with changed flags, the previous flags, or another preset",
     "sleep": "put a server to sleep, so that its GPUs are free for another one",
     "wake": "wake a server up; the other one of its standby pair goes to sleep first",
@@ -59,7 +61,22 @@ COMMANDS = {
 """Each command with its line of help; the module of that name in this package implements it."""
 
 CHANGING = frozenset(
-    {"start", "restart", "sleep", "wake", "stop", "remove", "load", "ramp", "bench", "claim", "release", "demo"}
+    {
+        "start",
+        "restart",
+        "sleep",
+        "wake",
+        "stop",
+        "remove",
+        "load",
+        "ramp",
+        "bench",
+        "claim",
+        "release",
+        "demo",
+        "attach",
+        "detach",
+    }
 )
 """Commands that change something or send load: refused entirely in read-only mode."""
 

@@ -225,9 +225,7 @@ class ServerVerbs:
         """Why a server may not be changed from here; empty where it may."""
         if server.replayed:
             return f"{server.name} has ended and is replayed: nothing can be done to it. {key_of('time_live')} leaves."
-        if server.ours:
-            return ""
-        return f"{server.name} was started by {server.owner or 'someone else'} outside this console: read-only."
+        return f"{server.name} {server.foreign}." if server.foreign else ""
 
     def idle(self, server: ServerView | None, *, to_stop: bool = False) -> ServerView | None:
         """The server if it may be changed and no verb is in progress on it; says why not."""
