@@ -28,6 +28,7 @@ _OUR_FILES = (
     "gpu-samples.",
     "gpu-history.",
     "commands.json",
+    "hosts.json",
 )
 """How the names begin of what lies in a state folder; one that holds anything else is somebody's for more than this."""
 

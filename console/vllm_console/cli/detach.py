@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Forget it; its recorder ends, and its history is kept for replays."""
+    """Forget the endpoint or machine; its recorder ends, and its history is kept for replays."""
     kept = open_fleet(args, observe=False).detach(args.name)
     if args.json:
         print_json({"name": args.name, "detached": True, "history_kept": kept})

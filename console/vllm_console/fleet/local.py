@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.leftovers import Leftovers, Removed
     from vllm_console.fleet.memory_release import Releases
     from vllm_console.fleet.predictions import PredictedChange
+    from vllm_console.fleet.remote_hosts import Connection, RemoteHost, RemoteHosts
     from vllm_console.fleet.removed import RemovedServers
     from vllm_console.fleet.replay import Replays
     from vllm_console.fleet.rolling import AnswerComparison
@@ -83,6 +84,13 @@ if TYPE_CHECKING:
     from vllm_launchers.vllm.flags.flag_table import FlagTable
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
     from vllm_launchers.vllm.modelfacts.local import LocalModels
+
+
+HOSTS = "hosts.json"
+"""Names the attached machines."""
+
+HOSTS_ANSWER_SECONDS = 12.0
+"""How long a command waits for the machines that it shows."""
 
 
 class LocalFleet:
@@ -117,6 +125,7 @@ class LocalFleet:
         rollback: bool = True,
         leftovers: bool = True,
         judge_launches: bool = False,
+        remote: bool = False,
     ) -> None:
         self.read_only, self.read_only_by = read_only, read_only_by
         self.judge_launches = judge_launches and not read_only
@@ -134,6 +143,7 @@ class LocalFleet:
         """Whether this fleet has started, restarted or stopped a server."""
 
         self._records = Records(self._state)
+        self._with_hosts = remote
         self._attached = AttachedServers(self._state, interactive=interactive, read_only=read_only)
         self._all_records = AllRecords(self._records, self._attached)
         self._recorder = RunRecorder(self._state, 0.0 if interactive else time.time(), read_only=read_only)
@@ -194,6 +204,9 @@ class LocalFleet:
                 self._gpus.claims = gpu_claims(self._board.latest())
             problems += [self._board.trouble] if self._board.trouble else []
         views[len(records) : len(records)] = attached_views
+        if self._with_hosts and ("_hosts" in self.__dict__ or (self._state / HOSTS).exists()):
+            elsewhere, more = self._hosts.views(selected)
+            views, problems = [*views, *elsewhere], problems + more
         problems += self._leftovers_notices()
         replay = None
         if view.run is not None or self._replays is not None:
@@ -484,6 +497,8 @@ class LocalFleet:
             UnfitError: the plan has errors that ``force`` does not or may not override.
             FleetError: the port is taken: an ended server's port may belong to another process by now.
         """
+        if (there := self._elsewhere(name)) is not None:
+            return self._done_elsewhere(name, *there, "restart", changes=changes)
         self._ours(name)
         return self._launched(self._launcher.restart(name, changes, options))
 
@@ -576,6 +591,8 @@ class LocalFleet:
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once."""
+        if (there := self._elsewhere(name)) is not None:
+            return self._done_elsewhere(name, *there, "stop")
         record = self._ours(name)
         if record.needs_keeper:
             if self._releases is not None:
@@ -713,11 +730,61 @@ class LocalFleet:
             RefusedError: this console is read-only, or it is no attached endpoint.
         """
         self._refuse_read_only()
+        if (self._state / HOSTS).exists() and self._hosts.detach(name):
+            return False
         self._recorder.catch_up()
         self.snapshot()  # enters its runs
         record, kept = self._attached.detach(name, self._removed)
         self._recorder.enter(record)
         return kept
+
+    def attach_host(self, url: str, name: str | None = None) -> RemoteHost:
+        """Attach the fleet of a machine that ssh reaches: ``ssh://[user@]host[:port][/path/to/vllm-console]``.
+
+        Raises:
+            FleetError: the name is taken.
+            RefusedError: this console is read-only.
+            UsageError: it is no such address.
+        """
+        from vllm_console.fleet.remote_hosts import host_from
+
+        self._refuse_read_only()
+        host = host_from(url, name)
+        if client.exists(self._state, host.name) or any(one.name == host.name for one in self._attached.read()[0]):
+            raise FleetError(f"there is a server called '{host.name}' already: choose another --name")
+        self._hosts.attach(host)
+        return host
+
+    @cached_property
+    def _hosts(self) -> RemoteHosts:
+        # Imported when a machine is attached: most people have none.
+        from vllm_console.fleet.remote_hosts import RemoteHosts
+
+        return RemoteHosts(self._state, FIRST_ANSWER_SECONDS if self._interactive else HOSTS_ANSWER_SECONDS)
+
+    def _elsewhere(self, name: str) -> tuple[Connection, str] | None:
+        """The connection to the machine that ``HOST/NAME`` names, and the server there; None for one of this machine.
+
+        Raises:
+            NotFoundError: no such machine is attached.
+            RefusedError: this console is read-only.
+        """
+        if "/" not in name:
+            return None
+        from vllm_console.fleet.remote_hosts import split_name
+
+        if (found := split_name(name)) is None:
+            return None
+        self._refuse_read_only()
+        return self._hosts.connection(found[0]), found[1]
+
+    def _done_elsewhere(self, name: str, there: Connection, server: str, verb: str, **more: Any) -> ServerView:
+        """Have a verb carried out on another machine; returns the server as last seen."""
+        there.do(verb, server, **more)
+        view = next((one for one in there.views(None)[0] if one.name == name), None)
+        if view is None:
+            raise NotFoundError(f"{name} is gone")
+        return view
 
     # -- runs ------------------------------------------------------------------------------------------------------
 
@@ -962,6 +1029,8 @@ class LocalFleet:
             watched.close()
         self._watched.clear()
         self._attached.close()
+        if "_hosts" in self.__dict__:
+            self._hosts.close()
 
     def _refuse_read_only(self) -> None:
         if self.read_only:

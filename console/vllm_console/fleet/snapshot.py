@@ -186,6 +186,10 @@ class ServerView(msgspec.Struct, frozen=True):
     """Why others can use it: where it listens without an API key; also part of ``notice``. Else empty."""
     attached: Endpoint | None = None
     """Where it is, if it is an attached endpoint: read over HTTP, never changed. ``ours`` is False then."""
+    remote: str = ""
+    """The attached machine in whose fleet it is, and by whose rules it can be changed; ``ours`` is False then."""
+    remote_ours: bool = False
+    """Whether it is this user's own there."""
     folder: str = ""
     """The folder with its history; empty if none is kept."""
     elsewhere: str = ""
@@ -257,6 +261,9 @@ class ServerView(msgspec.Struct, frozen=True):
         """Why nothing can be done to it from here, a clause that follows its name; empty for one of ours."""
         if self.ours:
             return ""
+        if self.remote:
+            why = "it can be stopped and restarted" if self.remote_ours else "it is somebody else's there"
+            return f"runs on {self.remote}; {why}, the rest is done there"
         if self.attached is not None:
             return f"is attached from {self.attached.url}: it is read over the network, and can only be changed there"
         return f"was started by {self.owner or 'another user'} outside this console: read-only"
@@ -264,7 +271,7 @@ class ServerView(msgspec.Struct, frozen=True):
     @property
     def where(self) -> str:
         """The machine that it runs on, as far as its address says; empty for this one."""
-        return self.attached.host if self.attached is not None else ""
+        return self.remote or (self.attached.host if self.attached is not None else "")
 
     @property
     def marked_name(self) -> str:
