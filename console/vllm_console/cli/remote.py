@@ -62,8 +62,8 @@ class _Answers:
         from vllm_console.fleet.remote_protocol import encode
 
         with self._lock:
-            sys.stdout.buffer.write(encode(message))
-            sys.stdout.buffer.flush()
+            sys.stdout.write(encode(message).decode())
+            sys.stdout.flush()
 
     def answer(self, request: dict[str, Any]) -> None:
         """Answer a request; what the fleet refuses is an answer, too."""

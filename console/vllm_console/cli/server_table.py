@@ -64,7 +64,7 @@ def _cells(server: ServerView, now: float) -> tuple[str, ...]:
     latencies = window.latencies if window else {}
     return (
         server.name,
-        "you" if server.ours else server.owner or UNKNOWN,
+        "you" if server.ours or server.remote_ours else server.owner or UNKNOWN,
         server.where or "here",
         server.preset or UNKNOWN,
         _state(server, now, " "),
@@ -205,6 +205,7 @@ def status_document(server: ServerView) -> Document:
         "restart": _restart(server.restart) if server.restart else None,
         "sleep": _sleep(server.sleep) if server.sleep else None,
         "attached": _attached(server),
+        "host": server.where or None,
         "probe": {"added": not server.no_probe, "why_not": server.no_probe or None} if server.ours else None,
         "diagnosis": _diagnosis(server),
         "findings": _findings(server),

@@ -41,6 +41,8 @@ GREETING_LINES = 50
 
 VERB_SECONDS = 120.0
 
+CLOSED = "the connection was closed"
+
 _DESTINATION = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_\[][A-Za-z0-9._:%\]-]*")
 _COMMAND = re.compile(r"[A-Za-z0-9/._~+-]+")
 
@@ -181,7 +183,7 @@ class Session:
                 self._process.stdin.write(encode({"id": number, **request}))
                 self._process.stdin.flush()
             except (OSError, ValueError) as error:
-                raise ProtocolError(self._problem or "the connection was closed") from error
+                raise ProtocolError(self._problem or CLOSED) from error
         return self._answer(number, seconds)
 
     def _answer(self, number: int, seconds: float) -> dict[str, Any]:
@@ -196,7 +198,7 @@ class Session:
         """In a thread of its own: take answers in until there are no more."""
         stdout, others = self._process.stdout, 0
         assert stdout is not None
-        problem = "the connection was closed"
+        problem = CLOSED
         try:
             while line := stdout.readline(LONGEST_LINE):
                 if not self._greeted and not line.lstrip().startswith(b"{"):
@@ -352,7 +354,8 @@ class Connection:
             with self._lock:
                 self._session = None
             said = session.close()
-        return f"{problem} ({said})" if said else problem
+        # What ssh says is the reason why the connection was closed.
+        return said if said and problem == CLOSED else problem
 
 
 class RemoteHosts:

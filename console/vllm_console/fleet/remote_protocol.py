@@ -7,6 +7,7 @@ The side that is asked greets first: ``{"hello": {"protocol": 1, "version": …,
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from typing import Any, get_type_hints
@@ -39,8 +40,11 @@ class ProtocolError(Exception):
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as a line."""
-    return msgspec.json.encode(message, enc_hook=_encode_value) + b"\n"
+    """A message as a line, in ASCII: the other side may have any locale."""
+    text = msgspec.json.encode(message, enc_hook=_encode_value).decode()
+    if not text.isascii():
+        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    return text.encode() + b"\n"
 
 
 def _encode_value(value: Any) -> Any:

@@ -338,7 +338,7 @@ def _preset(server: ServerView) -> str:
 
 
 def _owner(server: ServerView) -> str:
-    return "you" if server.ours else plain(server.owner) or UNKNOWN
+    return "you" if server.ours or server.remote_ours else plain(server.owner) or UNKNOWN
 
 
 def _model(server: ServerView) -> str:
