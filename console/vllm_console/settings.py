@@ -90,7 +90,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[
             Literal[
                 "name", "model", "preset", "owner", "state", "gpu", "port", "kv", "run", "wait", "preempt", "ttft",
-                "itl", "tokens", "requests", "hit", "engine",
+                "itl", "tokens", "requests", "hit", "engine", "host",
             ],
             ...,
         ],

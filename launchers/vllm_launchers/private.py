@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 OTHERS = 0o077
-SERVERS, REMOVED, DEMOS, CRASHES = "servers", "removed", "demo", "crashes"
-_OURS = (SERVERS, REMOVED, DEMOS, CRASHES)
+SERVERS, REMOVED, DEMOS, CRASHES, ATTACHED = "servers", "removed", "demo", "crashes", "attached"
+_OURS = (SERVERS, REMOVED, DEMOS, CRASHES, ATTACHED)
 _OUR_FILES = (
     "runs.sqlite",
     "findings.",
@@ -28,6 +28,7 @@ _OUR_FILES = (
     "gpu-samples.",
     "gpu-history.",
     "commands.json",
+    "hosts.json",
 )
 """How the names begin of what lies in a state folder; one that holds anything else is somebody's for more than this."""
 
@@ -177,7 +178,7 @@ def _below(state: Path, names: Sequence[str]) -> Iterator[tuple[Path, os.stat_re
     for name in names:
         path = state / name
         if name in _OURS:
-            yield from _looked_at(path, {SERVERS: 1, REMOVED: 1, CRASHES: 0, DEMOS: 3}[name])
+            yield from _looked_at(path, {SERVERS: 1, REMOVED: 1, CRASHES: 0, DEMOS: 3, ATTACHED: 1}[name])
         elif _is_file_of_ours(name):
             with contextlib.suppress(OSError):
                 yield path, path.lstat()

@@ -129,7 +129,7 @@ def test_every_command_has_a_section_with_its_options() -> None:
 def test_every_json_document_is_described() -> None:
     described = set(sections(page("json.md"), 3)) & set(COMMANDS)
     assert described == with_json()
-    assert set(COMMANDS) - with_json() == {"demo", "replay", "web"}
+    assert set(COMMANDS) - with_json() == {"demo", "remote", "replay", "web"}
 
 
 def test_every_code_of_a_finding_and_every_cause_is_in_the_contract() -> None:

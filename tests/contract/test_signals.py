@@ -19,6 +19,7 @@ SENDS = {"kill", "killpg", "pidfd_send_signal", "tgkill", "sigqueue", "pthread_k
 OWN_CHILDREN = {
     "console/vllm_console/fleet/loads.py": {"terminate", "kill"},
     "console/vllm_console/fleet/ramps.py": {"terminate", "kill"},
+    "console/vllm_console/fleet/remote_hosts.py": {"terminate", "kill"},
     "console/vllm_console/fleet/staged_predictions.py": {"kill"},
     "console/vllm_console/cli/demo.py": {"terminate"},
     "console/vllm_console/web/server.py": {"terminate", "kill"},

@@ -41,6 +41,7 @@ READING = {
     "replay": ["gone"],
     "compare": ["ordered"], "metrics": ["URL"], "diagnose": ["LOG"], "host": [], "topology": [],
     "gpus": ["--free", "1", "--host", "4xa6000"], "engines": [], "models": [], "board": [],
+    "remote": [],
     "doctor": [], "leftovers": [], "web": ["--port", "70000"], "predict": ["ordered", "--set", "max-num-seqs=8"],
 }  # fmt: skip
 """Commands that change nothing, with words for them. A new command stands here, or is refused."""
@@ -50,6 +51,7 @@ REFUSED = {
     "stop": ["ordered"], "remove": ["gone"], "load": ["URL", "--duration", "1"], "ramp": ["ordered"],
     "bench": ["ordered"], "claim": ["0", "--until", "2h"],
     "chat": ["ordered"],
+    "attach": ["URL"], "detach": ["gone"],
     "sleep": ["ordered"], "wake": ["ordered"], "release": [], "demo": ["--picture", "x.svg", "--after", "1"],
 }  # fmt: skip
 
@@ -69,6 +71,7 @@ REFUSED_VERBS = {
     "switch": ("ordered", "batch"), "cancel_restart": ("ordered",), "sleep": ("ordered",), "wake": ("ordered",),
     "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
     "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
+    "attach_host": ("ssh://gpubox",), "attach": ("http://127.0.0.1:9",), "detach": ("gone",),
     "keep_measurement": ("ordered", None), "keep_prediction": ("ordered", 1, None),
 }  # fmt: skip
 

@@ -90,7 +90,7 @@ def _bucket(one: Judged) -> dict[str, Any]:
 
 def look(server: ServerView, now: float, window: float, *, allow_idle: bool = False) -> Report:
     """Read a server's history of the last ``window`` seconds before ``now`` and judge it."""
-    folder = Path(server.log_path).parent
+    folder = Path(server.folder)
     reader = Reader(folder / HISTORY)
     try:
         entries = reader.range(now - window, now, MOST_POINTS)
@@ -167,7 +167,7 @@ def _engine_problems(server: ServerView, now: float) -> list[str]:
     if server.state is not State.READY:
         since = f" for {duration(now - server.state_since)}" if server.state_since else ""
         why = f": {server.reason}" if server.reason else ""
-        return [f"{server.name} is not serving: {server.state}{since}{why}"]
+        return [f"{server.name} is not serving: {server.state_text}{since}{why}"]
     return [f"{server.name}: {one.symptom} {one.cause}" for one in server.findings if one.code in BROKEN_ENGINE]
 
 

@@ -98,7 +98,7 @@ class FindingTracker:
 
     def update(self, servers: Iterable[ServerView], now: float) -> tuple[Alert, ...]:
         """What began and what ended since the last snapshot, ends first."""
-        ours = {server.name: server for server in servers if server.ours}
+        ours = {server.name: server for server in servers if server.recorded}
         found = {
             (server.name, finding.code): OpenFinding(server.name, server.preset, finding, now)
             for server in ours.values()

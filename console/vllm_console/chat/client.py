@@ -13,6 +13,7 @@ from vllm_console.chat.conversation import NO_TEMPLATE, ChatOptions, ChatRequest
 from vllm_console.load.client import (
     CONNECT_SECONDS,
     LARGEST_ERROR,
+    Access,
     LoadError,
     LoadTarget,
     Lookup,
@@ -31,7 +32,7 @@ class ChatServer(msgspec.Struct, frozen=True):
 
     name: str
     url: str
-    api_key: str | None = None
+    access: Access = Access()
     lookup: Lookup | None = None
     model: str | None = None
     """The served model to ask; None takes the first."""
@@ -59,7 +60,7 @@ class ChatClient:
         """
         reader = AnswerReader(time.perf_counter())
         try:
-            async with open_client(self.server.url, self.server.api_key, self.server.lookup) as client:
+            async with open_client(self.server.url, self.server.access, self.server.lookup) as client:
                 self.target = await find_target(client, self.server.model)
                 model = self.target.model
                 for raw in (True,) if options.raw or model in self._raw_models else (False, True):

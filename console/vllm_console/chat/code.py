@@ -22,29 +22,29 @@ class Language(StrEnum):
     JAVASCRIPT = "javascript"
 
 
-def code_for(url: str, request: ChatRequest, language: Language, *, key: bool) -> str:
-    """Code that sends a request to the server at ``url`` and prints the answer as it streams; ``key`` is whether the
-    server requires an API key."""
+def code_for(url: str, request: ChatRequest, language: Language, *, variable: str) -> str:
+    """Code that sends a request to the server at ``url`` and prints the answer as it streams, with the API
+    key in the environment ``variable``; empty if the server requires none."""
     if language is Language.CURL:
-        return _curl(url, request, key=key)
+        return _curl(url, request, variable)
     write = {Language.PYTHON: _python, Language.JAVASCRIPT: _javascript}[language]
-    return write(f"{url}/v1", request.body, chat=request.path == CHAT)
+    return write(f"{url}/v1", request.body, variable or API_KEY, chat=request.path == CHAT)
 
 
-def _curl(url: str, request: ChatRequest, *, key: bool) -> str:
+def _curl(url: str, request: ChatRequest, variable: str) -> str:
     lines = [f"curl -N {script_word(url + request.path)}", "  -H 'Content-Type: application/json'"]
-    lines += [f'  -H "Authorization: Bearer ${API_KEY}"'] if key else []
+    lines += [f'  -H "Authorization: Bearer ${variable}"'] if variable else []
     lines.append(f"  -d {script_word(_json(request.body | {'stream': True}, 2))}")
     return " \\\n".join(lines)
 
 
-def _python(base: str, body: dict[str, Any], *, chat: bool) -> str:
+def _python(base: str, body: dict[str, Any], variable: str, *, chat: bool) -> str:
     create = "chat.completions" if chat else "completions"
     said = "choices[0].delta.content" if chat else "choices[0].text"
     arguments = "".join(f"    {name}={value!r},\n" for name, value in body.items())
     return (
         "import os\n\nfrom openai import OpenAI\n\n"
-        f'client = OpenAI(base_url={base!r}, api_key=os.environ.get("{API_KEY}", "none"))\n'
+        f'client = OpenAI(base_url={base!r}, api_key=os.environ.get("{variable}", "none"))\n'
         f"stream = client.{create}.create(\n{arguments}    stream=True,\n)\n"
         "for chunk in stream:\n"
         "    if chunk.choices:\n"
@@ -53,12 +53,12 @@ def _python(base: str, body: dict[str, Any], *, chat: bool) -> str:
     )
 
 
-def _javascript(base: str, body: dict[str, Any], *, chat: bool) -> str:
+def _javascript(base: str, body: dict[str, Any], variable: str, *, chat: bool) -> str:
     create = "chat.completions" if chat else "completions"
     said = "choices[0]?.delta?.content" if chat else "choices[0]?.text"
     return (
         'import OpenAI from "openai";\n\n'
-        f'const client = new OpenAI({{ baseURL: {_json(base)}, apiKey: process.env.{API_KEY} ?? "none" }});\n'
+        f'const client = new OpenAI({{ baseURL: {_json(base)}, apiKey: process.env.{variable} ?? "none" }});\n'
         f"const stream = await client.{create}.create({_json(body | {'stream': True}, 2)});\n"
         "for await (const chunk of stream) {\n"
         f'  process.stdout.write(chunk.{said} ?? "");\n'

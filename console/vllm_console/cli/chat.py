@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -132,7 +131,7 @@ def _server(args: argparse.Namespace, word: str) -> ChatServer:
         FleetError: there is none, it is not ready, or it is another user's.
     """
     from vllm_console.chat.client import ChatServer
-    from vllm_console.load.client import LoadError, check_url, lookup_of
+    from vllm_console.load.client import LoadError, check_url, lookup_of, own_access
 
     chosen = argparse.Namespace(**{**vars(args), "server": word, "preset": None})
     target = find_target(chosen, "--remote", others_allowed=args.remote)
@@ -141,7 +140,7 @@ def _server(args: argparse.Namespace, word: str) -> ChatServer:
     except LoadError as error:
         raise FleetError(str(error)) from error
     lookup = target.lookup or (None if args.remote else lookup_of(url))
-    return ChatServer(word, url, os.environ.get("VLLM_API_KEY"), lookup)
+    return ChatServer(word, url, target.access or own_access(), lookup)
 
 
 def _prompt(in_terminal: bool) -> str:
@@ -190,12 +189,14 @@ async def _code(server: ChatServer, prompt: str, options: ChatOptions, language:
     from vllm_console.load.client import find_target as served
 
     try:
-        async with open_client(server.url, server.api_key, server.lookup) as client:
+        async with open_client(server.url, server.access, server.lookup) as client:
             target = await served(client, server.model)
     except LoadError as error:
         raise FleetError(str(error)) from error
     request = request_for(target.model, (), prompt, options, raw=options.raw, context=target.max_model_len)
-    return code_for(server.url, request, Language(language), key=bool(server.api_key))
+    return code_for(
+        server.url, request, Language(language), variable=server.access.variable if server.access.key else ""
+    )
 
 
 class _Printer:

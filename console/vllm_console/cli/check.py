@@ -68,7 +68,7 @@ def _judge(args: argparse.Namespace) -> int:
         if broken:
             raise FleetError(broken)
         raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
-    if not server.ours:
+    if not server.recorded:
         raise RefusedError(f"{args.name} was not started by vllm-console: no recorded history to judge")
     report = look(server, snapshot.at, args.window, allow_idle=args.allow_idle)
     if args.json:

@@ -41,7 +41,7 @@ def open_on(
     config = settings_from(args)
     if args.picture is None:
         need_screen("the console needs a terminal; for scripts use a command, see 'vllm-console --help'")
-    fleet = open_fleet(args, config, interactive=True)
+    fleet = open_fleet(args, config, interactive=True, remote=True)
     try:
         replay = wanted(fleet)
         if args.picture is not None:

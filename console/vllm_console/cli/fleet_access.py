@@ -58,9 +58,10 @@ def open_fleet(
     interactive: bool = False,
     observe: bool = True,
     check: bool = True,
+    remote: bool = False,
 ) -> LocalFleet:
     """The user's servers, per the global options; ``observe`` also looks for other users' servers, ``check`` verifies
-    that the state folder is private.
+    that the state folder is private; ``remote`` also reads the fleets of attached machines.
 
     Raises:
         UsageError: the config file, read if ``config`` is not given, is invalid.
@@ -89,6 +90,7 @@ def open_fleet(
         prepare=config.prepare_restarts,
         rollback=config.rollback,
         judge_launches=config.prepares_launches,
+        remote=remote,
     )
 
 

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List them."""
-    snapshot = open_fleet(args, observe=not args.ours).snapshot()
+    snapshot = open_fleet(args, observe=not args.ours, remote=not args.ours).snapshot()
     servers = snapshot.servers
     for notice in snapshot.notices:
         complain(notice)

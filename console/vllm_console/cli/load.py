@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.load.shape import Exact
     from vllm_console.load.spans import noted
 
-    target = find_target(args, "--remote", others_allowed=args.remote)
+    target = find_target(args, "--remote", others_allowed=args.remote, remote_allowed=args.remote)
     workload, recorded = shaped(args, target.workload), _recorded(args, target.fleet)
     if recorded is not None:
         args.requests, rate = len(recorded.due), None
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
                 requests=args.requests,
                 recorded=recorded,
                 exact=Exact(args.input_tokens, args.output_tokens),
-                api_key=os.environ.get("VLLM_API_KEY"),
+                access=target.access,
                 max_in_flight=args.concurrency or max(4 * workload.concurrency, 64),
                 seed=args.seed,
                 allow_remote=args.remote,

@@ -15,12 +15,13 @@ import msgspec
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import count_from, share_from
 from vllm_console.fleet.snapshot import ServerView, State, Workload
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError
+from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
+    from vllm_console.attached import Endpoint
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.load.client import Lookup
+    from vllm_console.load.client import Access, Lookup
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -32,6 +33,8 @@ class Target(msgspec.Struct, frozen=True):
     server: ServerView | None = None
     lookup: Lookup | None = None
     folder: Path | None = None
+    access: Access | None = None
+    """How it is reached, if not as this user's servers are."""
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +60,10 @@ def shaped(args: argparse.Namespace, workload: Workload) -> Workload:
     )
 
 
-def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool) -> Target:
+def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, remote_allowed: bool = False) -> Target:
     """The server that ``args.server`` names, or the URL that it is; ``flag`` is what allows others' servers.
+
+    ``remote_allowed`` is whether ``--remote`` allows attached endpoints.
 
     Raises:
         NotFoundError: there is no such server or preset.
@@ -72,17 +77,37 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool) ->
     server = fleet.snapshot().server(args.server)
     if server is None:
         raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list', or give a URL")
-    if not server.ours and (not others_allowed or not server.port):
+    if server.attached is not None and not remote_allowed:
+        raise RefusedError(f"{server.name} is attached from {server.url}: not sending load; --remote allows it")
+    if server.attached is None and not server.ours and (not others_allowed or not server.port):
         owner = server.owner or "another user"
         can = f"; {flag} allows it" if server.port else ""
         raise RefusedError(f"{server.name} was started by {owner} outside this console: not sending load{can}")
     if server.state not in (State.READY, State.UNRESPONSIVE):
-        raise FleetError(f"{server.name} is {server.state}, not ready. {server.reason or 'Try again when it is.'}")
-    folder = Path(server.log_path).parent if server.log_path else None
+        why = server.reason or "Try again when it is."
+        raise FleetError(f"{server.name} is {server.state_text}, not ready. {why}")
+    folder = Path(server.folder) if server.folder else None
     workload = _workload(args, fleet, server.workload)
+    if server.attached is not None:
+        return Target(server.url, workload, fleet, server, None, folder, _access(server.attached))
     if not server.ours:
         return Target(server.url, workload, fleet)
     return Target(server.url, workload, fleet, server, partial(fleet.listener, server.name), folder)
+
+
+def _access(endpoint: Endpoint) -> Access:
+    """With the endpoint's own key, and no other.
+
+    Raises:
+        UsageError: no HTTP header can carry it.
+    """
+    from vllm_console.attached import AddressError, key_of
+    from vllm_console.load.client import Access
+
+    try:
+        return Access(key_of(endpoint), endpoint.key_env, endpoint.ca)
+    except AddressError as error:
+        raise UsageError(str(error)) from error
 
 
 def _workload(args: argparse.Namespace, fleet: LocalFleet, known: Workload | None) -> Workload:

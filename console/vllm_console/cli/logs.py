@@ -29,7 +29,12 @@ def run(args: argparse.Namespace) -> int:
     if server is None:
         raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
     if not server.log_path:
-        raise RefusedError(f"{args.name} was not started by vllm-console: no log available")
+        why = (
+            "is attached: its log is where it runs"
+            if server.attached
+            else "was not started by vllm-console: no log available"
+        )
+        raise RefusedError(f"{args.name} {why}")
     log = LogFile(Path(server.log_path), clean=redact)
     lines = log.tail(max(args.lines, 0))
     if args.json:

@@ -27,6 +27,9 @@ COMMANDS = {
     "check": "check a server against its objectives, for scripts",
     "watch": "report findings as they begin and end: log, terminal, webhook",
     "export": "export what Prometheus, Grafana or a proxy needs",
+    "attach": "add a vLLM endpoint of another machine: recorded, never changed",
+    "remote": "answer a console on another machine, over ssh",
+    "detach": "forget an attached endpoint or machine; its runs can still be replayed",
     "restart": "restart a server with changed flags, the previous flags, or another preset",
     "sleep": "put a server to sleep, so that its GPUs are free for another one",
     "wake": "wake a server up; the other one of its standby pair goes to sleep first",
@@ -60,9 +63,31 @@ COMMANDS = {
 """Each command with its line of help; the module of that name in this package implements it."""
 
 CHANGING = frozenset(
-    {"start", "restart", "sleep", "wake", "stop", "remove", "chat", "load", "ramp", "bench", "claim", "release", "demo"}
+    {
+        "start",
+        "restart",
+        "sleep",
+        "wake",
+        "stop",
+        "remove",
+        "load",
+        "ramp",
+        "bench",
+        "claim",
+        "release",
+        "demo",
+        "attach",
+        "detach",
+        "chat",
+    }
 )
 """Commands that change something or send load: refused entirely in read-only mode."""
+
+ELSEWHERE = frozenset(
+    {"status", "logs", "check", "stop", "start", "restart", "sleep", "wake", "remove", "load", "ramp", "bench"}
+    | {"requests", "predict", "runs", "compare"}
+)
+"""Commands about one server: those about HOST/NAME run on the attached machine HOST."""
 
 OBJECTS_BETWEEN_COLLECTIONS = 150_000
 """Python's default of 700 traverses everything that was imported again and again: some 10 ms per command. The console
@@ -216,6 +241,11 @@ def _run(words: Sequence[str]) -> int:
     try:
         if args.command in CHANGING:
             importlib.import_module("vllm_console.cli.fleet_access").refuse_read_only(args)
+        if args.command in ELSEWHERE and any("/" in word for word in words):
+            from vllm_console.cli.elsewhere import run_elsewhere
+
+            if (code := run_elsewhere(args, words)) is not None:
+                return code
         return int(module.run(args))
     except FleetError as error:
         return _say(plain(str(error)), error.exit_code)

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="also on a server that serves others, or that is not yours: they will wait"
     )
+    parser.add_argument("--remote", action="store_true", help="allow an attached endpoint, or another machine")
     add_json(parser)
     parser.add_argument(
         "--events", action="store_true",
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.diagnosis.objectives import objectives_of
     from vllm_console.load.ramp import RampOptions
 
-    target = find_target(args, "--yes", others_allowed=args.yes)
+    target = find_target(args, "--yes", others_allowed=args.yes, remote_allowed=args.remote)
     server = target.server
     objectives, source = objectives_of(*((server.objectives, server.preset) if server is not None else (None, "")))
     try:
@@ -164,7 +165,7 @@ def _others(target: Target) -> str:
 
     if target.folder is not None and any(span.ended_at is None for span in read_spans(target.folder, time.time())):
         return f"{_name(target)} is being sent load already"
-    why = asyncio.run(traffic_of_others(target.url, target.lookup))
+    why = asyncio.run(traffic_of_others(target.url, target.lookup, target.access))
     return f"{_name(target)} serves others: {why}" if why else ""
 
 
@@ -220,7 +221,8 @@ def _search(args: argparse.Namespace, target: Target, objectives: Objectives, op
             options,
             exact=Exact(args.input_tokens, args.output_tokens),
             lookup=target.lookup,
-            allow_remote=args.yes,
+            allow_remote=args.yes or args.remote,
+            access=target.access,
             stop=stop,
             on_step=reports.step,
             on_progress=reports.progress,

@@ -14,6 +14,7 @@ from vllm_launchers.values import as_dict
 COLUMNS = (
     ("NAME", 14),
     ("OWNER", 8),
+    ("HOST", 5),
     ("PRESET", 16),
     ("STATE", 20),
     ("ENGINE", 22),
@@ -28,6 +29,9 @@ COLUMNS = (
 )
 """Titles, and the least width of each column."""
 
+HOST = 2
+"""The column that is left out where all servers run on this machine."""
+
 LATENCY_NAMES = {"ttft": "TTFT", "itl": "ITL"}
 """Names of latencies for people, where they differ from those in JSON."""
 
@@ -36,19 +40,23 @@ def table(servers: Sequence[ServerView], now: float) -> list[str]:
     """One line per server under a heading, each reason on a line of its own below."""
     rows = [[plain(cell) for cell in _cells(server, now)] for server in servers]
     widths = [max([least, *(len(row[at]) + 1 for row in rows)]) for at, (_, least) in enumerate(COLUMNS)]
+    if not any(server.where for server in servers):
+        widths[HOST] = 0
     lines = [_line([title for title, _ in COLUMNS], widths)]
     for server, row in zip(servers, rows, strict=True):
         lines.append(_line(row, widths))
         if server.reason and not server.state.alive:
             lines.append(f"  {plain(server.reason)}")
         # That a server of others is read-only follows from its owner; that it is open to everybody does not.
-        if notice := server.notice if server.ours else server.exposed:
+        if server.attached is not None and server.reason:
+            lines.append(f"  {plain(server.reason)}")
+        if notice := server.notice if server.recorded else server.exposed:
             lines.append(f"  {plain(notice)}")
     return lines
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
+    return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True) if width).rstrip()
 
 
 def _cells(server: ServerView, now: float) -> tuple[str, ...]:
@@ -56,7 +64,8 @@ def _cells(server: ServerView, now: float) -> tuple[str, ...]:
     latencies = window.latencies if window else {}
     return (
         server.name,
-        "you" if server.ours else server.owner or UNKNOWN,
+        "you" if server.ours or server.remote_ours else server.owner or UNKNOWN,
+        server.where or "here",
         server.preset or UNKNOWN,
         _state(server, now, " "),
         server.engine.label if server.engine else UNKNOWN,
@@ -73,10 +82,10 @@ def _cells(server: ServerView, now: float) -> tuple[str, ...]:
 
 def _state(server: ServerView, now: float, between: str) -> str:
     """Its state and for how long; of a server that was not asked only that its process runs."""
-    if not server.probed:
+    if not server.probed and server.attached is None:
         return "running (not probed)"
     since = f"{between}{duration(now - server.state_since)}" if server.state_since else ""
-    return f"{server.state}{since}"
+    return f"{server.state_text}{since}"
 
 
 def describe(server: ServerView, now: float) -> list[str]:
@@ -94,6 +103,7 @@ def describe(server: ServerView, now: float) -> list[str]:
         lines.append(f"  note        {server.notice}")
     facts = {
         "owner": server.owner if not server.ours else "",
+        "attached": _attached_text(server),
         "preset": server.preset,
         "model": server.model,
         "engine": server.engine.label if server.engine else "",
@@ -114,6 +124,14 @@ def describe(server: ServerView, now: float) -> list[str]:
     lines += _describe_window(server)
     lines += _describe_conditions(server, now)
     return [plain(line) for line in lines]
+
+
+def _attached_text(server: ServerView) -> str:
+    if server.attached is None:
+        return ""
+    key = f"API key in {server.attached.key_env}" if server.attached.key_env else "no API key"
+    ca = f", certificates of {server.attached.ca}" if server.attached.ca else ""
+    return f"from {server.where}, read-only; {key}{ca}"
 
 
 def _describe_conditions(server: ServerView, now: float) -> list[str]:
@@ -188,10 +206,19 @@ def status_document(server: ServerView) -> Document:
         "warm_up": as_dict(server.warm_up) if server.warm_up else None,
         "restart": _restart(server.restart) if server.restart else None,
         "sleep": _sleep(server.sleep) if server.sleep else None,
+        "attached": _attached(server),
+        "host": server.where or None,
         "probe": {"added": not server.no_probe, "why_not": server.no_probe or None} if server.ours else None,
         "diagnosis": _diagnosis(server),
         "findings": _findings(server),
     }
+
+
+def _attached(server: ServerView) -> Document | None:
+    """Where an attached endpoint is, and whether it can be reached."""
+    if server.attached is None:
+        return None
+    return {"host": server.where, "reachability": server.state_text, **fields(server.attached, "url key_env ca keyed")}
 
 
 def _restart(restart: PreparedRestart) -> Document:

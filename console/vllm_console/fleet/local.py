@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from vllm_console.fleet.attached import AllRecords, AttachedServers
 from vllm_console.fleet.board import NO_BOARD, SharedBoard, gpu_claims
 from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, remove_leftovers
 from vllm_console.fleet.loads import Loads
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.leftovers import Leftovers, Removed
     from vllm_console.fleet.memory_release import Releases
     from vllm_console.fleet.predictions import PredictedChange
+    from vllm_console.fleet.remote_hosts import Connection, RemoteHost, RemoteHosts
     from vllm_console.fleet.removed import RemovedServers
     from vllm_console.fleet.replay import Replays
     from vllm_console.fleet.rolling import AnswerComparison
@@ -85,6 +87,13 @@ if TYPE_CHECKING:
     from vllm_launchers.vllm.flags.flag_table import FlagTable
     from vllm_launchers.vllm.modelfacts.facts import ModelFacts
     from vllm_launchers.vllm.modelfacts.local import LocalModels
+
+
+HOSTS = "hosts.json"
+"""Names the attached machines."""
+
+HOSTS_ANSWER_SECONDS = 12.0
+"""How long a command waits for the machines that it shows."""
 
 
 class LocalFleet:
@@ -120,6 +129,7 @@ class LocalFleet:
         leftovers: bool = True,
         judge_launches: bool = False,
         window_seconds: float | None = None,
+        remote: bool = False,
     ) -> None:
         self.read_only, self.read_only_by = read_only, read_only_by
         self.judge_launches = judge_launches and not read_only
@@ -139,8 +149,11 @@ class LocalFleet:
         """Whether this fleet has started, restarted or stopped a server."""
 
         self._records = Records(self._state)
+        self._with_hosts = remote
+        self._attached = AttachedServers(self._state, interactive=interactive, read_only=read_only)
+        self._all_records = AllRecords(self._records, self._attached)
         self._recorder = RunRecorder(self._state, 0.0 if interactive else time.time(), read_only=read_only)
-        self._history = RunHistory(self._recorder, self._records, self.snapshot)
+        self._history = RunHistory(self._recorder, self._all_records, self.snapshot)
         self._loads, self._ramps = Loads(), Ramps()
         self._staged_predictions = StagedPredictions(options_of(self._state, host_file))
         patience = FIRST_ANSWER_SECONDS if interactive else ONLY_ANSWER_SECONDS
@@ -178,19 +191,28 @@ class LocalFleet:
         for gone in self._watched.keys() - {record.name for record in records}:
             self._watched.pop(gone).close()
         views = paired([self._view(record, now, selected, view) for record in records], now)
-        problems += self._recorder.update(records, views)
+        own = {record.name for record in records}
+        attached, more = self._attached.read()
+        attached = [record for record in attached if record.name not in own]
+        attached_views = [self._attached.view(record, now, selected, view) for record in attached]
+        problems += more + self._recorder.update([*records, *attached], [*views, *attached_views])
         if self._observer is not None:
-            own = {record.server.pid for record in records if record.server and record.state.alive}
+            pids = {record.server.pid for record in records if record.server and record.state.alive}
             preparations = [record.preparation for record in records]
-            own |= {one.process.pid for one in preparations if one is not None and one.process is not None}
-            own.update(self.prepared_pids())
-            views += self._observer.views(own, [one.name for one in views], selected, view)
+            pids |= {one.process.pid for one in preparations if one is not None and one.process is not None}
+            pids.update(self.prepared_pids())
+            taken = [*own, *(one.name for one in attached)]
+            views += self._observer.views(pids, taken, selected, view)
         if self._board is not None:
             announcing = self._interactive or self._acted
             views = self._board.exchange(records, views, announce=announcing, always=self._interactive)
             if self._gpus is not None:
                 self._gpus.claims = gpu_claims(self._board.latest())
             problems += [self._board.trouble] if self._board.trouble else []
+        views[len(records) : len(records)] = attached_views
+        if self._with_hosts and ("_hosts" in self.__dict__ or (self._state / HOSTS).exists()):
+            elsewhere, more = self._hosts.views(selected)
+            views, problems = [*views, *elsewhere], problems + more
         problems += self._leftovers_notices()
         replay = None
         if view.run is not None or self._replays is not None:
@@ -201,7 +223,7 @@ class LocalFleet:
             hostname=self._hostname,
             servers=tuple(views),
             notices=(*problems, *self._notices),
-            earlier=self._earlier(records, views, selected, view.at),
+            earlier=self._earlier([*records, *attached], views, selected, view.at),
             replay=replay,
         )
         if self._gpus is None or not self._interactive:
@@ -260,9 +282,11 @@ class LocalFleet:
     ) -> ServerView | None:
         """The selected server of ours at an earlier moment."""
         record = next((one for one in records if one.name == selected), None)
-        view = next((one for one in views if one.name == selected and one.ours), None)
+        view = next((one for one in views if one.name == selected and one.recorded), None)
         if at is None or record is None or view is None:
             return None
+        if view.attached is not None:
+            return self._attached.earlier(record, view, at)
         return self._watched[record.name].earlier(view, record, at)
 
     def _view_apart(self, record: ServerRecord) -> ServerView:
@@ -465,6 +489,9 @@ class LocalFleet:
             FleetError: it cannot be launched, or the name is taken.
         """
         self._refuse_read_only()
+        name = request.name or request.preset
+        if any(one.name == name for one in self._attached.read()[0]):
+            raise FleetError(f"an endpoint is attached as '{name}': choose another --name, or detach it")
         return self._launched(self._launcher.start(request, planned))
 
     def resume(self, name: str, runs: Sequence[LaunchRequest], recorded: Recorded) -> ServerView:
@@ -481,6 +508,8 @@ class LocalFleet:
             UnfitError: the plan has errors that ``force`` does not or may not override.
             FleetError: the port is taken: an ended server's port may belong to another process by now.
         """
+        if (there := self._elsewhere(name)) is not None:
+            return self._done_elsewhere(name, *there, "restart", changes=changes)
         self._ours(name)
         return self._launched(self._launcher.restart(name, changes, options))
 
@@ -573,6 +602,8 @@ class LocalFleet:
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once."""
+        if (there := self._elsewhere(name)) is not None:
+            return self._done_elsewhere(name, *there, "stop")
         record = self._ours(name)
         if record.needs_keeper:
             if self._releases is not None:
@@ -643,13 +674,14 @@ class LocalFleet:
             NotFoundError, RefusedError: there is no such server, or nothing may be sent to it.
         """
         from vllm_console.chat.client import ChatServer
+        from vllm_console.load.client import Access, own_access
 
         record = self._ours(name)
         if record.state not in (State.READY, State.UNRESPONSIVE):
             raise FleetError(f"{name} is {record.state}: it can be asked once it is ready")
         spec = record.current.spec
-        key = os.environ.get(API_KEY) if API_KEY in spec.secret_names else None
-        return ChatServer(name, base_url(spec.host, spec.port, tls=spec.tls), key, partial(self.listener, name))
+        access = own_access() if API_KEY in spec.secret_names else Access()
+        return ChatServer(name, base_url(spec.host, spec.port, tls=spec.tls), access, partial(self.listener, name))
 
     def start_ramp(self, name: str, *, others_allowed: bool = False) -> None:
         """Search the highest rate at which a server meets its objectives, from a process of its own.
@@ -702,13 +734,93 @@ class LocalFleet:
         if self._releases is not None:
             self._releases.forget(name)
 
+    # -- attached endpoints ----------------------------------------------------------------------------------------
+
+    def attach(self, url: str, name: str | None = None, *, key_env: str = "", ca: str = "") -> str:
+        """Attach the vLLM endpoint at a URL: it is recorded from now on, and never changed. Returns its name.
+
+        ``key_env`` names the variable with its API key, ``ca`` a file with the certificates to trust.
+
+        Raises:
+            FleetError: the name is taken, or the endpoint is attached under another one.
+            RefusedError: this console is read-only.
+            UsageError: an argument is invalid.
+        """
+        self._refuse_read_only()
+        return self._attached.attach(url, name, key_env, ca)
+
+    def detach(self, name: str) -> bool:
+        """Forget an attached endpoint; its history is kept for replays. Returns whether there is any.
+
+        Raises:
+            FleetError: its recorder does not end.
+            NotFoundError: no endpoint of that name is attached.
+            RefusedError: this console is read-only, or it is no attached endpoint.
+        """
+        self._refuse_read_only()
+        if (self._state / HOSTS).exists() and self._hosts.detach(name):
+            return False
+        self._recorder.catch_up()
+        self.snapshot()  # enters its runs
+        record, kept = self._attached.detach(name, self._removed)
+        self._recorder.enter(record)
+        return kept
+
+    def attach_host(self, url: str, name: str | None = None) -> RemoteHost:
+        """Attach the fleet of a machine that ssh reaches: ``ssh://[user@]host[:port][/path/to/vllm-console]``.
+
+        Raises:
+            FleetError: the name is taken.
+            RefusedError: this console is read-only.
+            UsageError: it is no such address.
+        """
+        from vllm_console.fleet.remote_hosts import host_from
+
+        self._refuse_read_only()
+        host = host_from(url, name)
+        if client.exists(self._state, host.name) or any(one.name == host.name for one in self._attached.read()[0]):
+            raise FleetError(f"there is a server called '{host.name}' already: choose another --name")
+        self._hosts.attach(host)
+        return host
+
+    @cached_property
+    def _hosts(self) -> RemoteHosts:
+        # Imported when a machine is attached: most people have none.
+        from vllm_console.fleet.remote_hosts import RemoteHosts
+
+        return RemoteHosts(self._state, FIRST_ANSWER_SECONDS if self._interactive else HOSTS_ANSWER_SECONDS)
+
+    def _elsewhere(self, name: str) -> tuple[Connection, str] | None:
+        """The connection to the machine that ``HOST/NAME`` names, and the server there; None for one of this machine.
+
+        Raises:
+            NotFoundError: no such machine is attached.
+            RefusedError: this console is read-only.
+        """
+        if "/" not in name:
+            return None
+        from vllm_console.fleet.remote_hosts import split_name
+
+        if (found := split_name(name)) is None:
+            return None
+        self._refuse_read_only()
+        return self._hosts.connection(found[0]), found[1]
+
+    def _done_elsewhere(self, name: str, there: Connection, server: str, verb: str, **more: Any) -> ServerView:
+        """Have a verb carried out on another machine; returns the server as last seen."""
+        there.do(verb, server, **more)
+        view = next((one for one in there.views(None)[0] if one.name == name), None)
+        if view is None:
+            raise NotFoundError(f"{name} is gone")
+        return view
+
     # -- runs ------------------------------------------------------------------------------------------------------
 
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         """The newest runs, newest first, of one server or of all; and notices about the store of runs."""
         found, notices = self._history.runs(name)
         self._prune_removed()
-        return self._removed.marked(found, self._records.read()[0]), notices
+        return self._removed.marked(found, self._all_records.read()[0]), notices
 
     def keep_measurement(self, word: str, found: Measurement) -> str:
         """Keep what a client measured with a run: a number, ``NAME@RUN``, or ``NAME`` for its newest one.
@@ -787,8 +899,9 @@ class LocalFleet:
         with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
             if client.exists(self._state, name):
                 return client.read(self._state, name)
-        if self.snapshot().server(name) is not None:
-            raise RefusedError(f"{name} was not started by vllm-console, so nothing records its requests")
+        if (seen := self.snapshot().server(name)) is not None:
+            what = "is attached" if seen.attached is not None else "was not started by vllm-console"
+            raise RefusedError(f"{name} {what}, so nothing records its requests")
         raise NotFoundError(f"no server is called '{name}'; see 'vllm-console list'")
 
     def run_requests(self, word: str) -> Sequence[FinishedRequest]:
@@ -863,7 +976,7 @@ class LocalFleet:
         if self._replays is None:
             from vllm_console.fleet.replay import Replays
 
-            self._replays = Replays(self._state, self._records, self._history)
+            self._replays = Replays(self._state, self._all_records, self._history)
         return self._replays
 
     # -- board and leftovers ---------------------------------------------------------------------------------------
@@ -943,6 +1056,9 @@ class LocalFleet:
         for watched in self._watched.values():
             watched.close()
         self._watched.clear()
+        self._attached.close()
+        if "_hosts" in self.__dict__:
+            self._hosts.close()
 
     def _refuse_read_only(self) -> None:
         if self.read_only:
@@ -964,8 +1080,7 @@ class LocalFleet:
                 return record
         seen = self.snapshot().server(name)
         if seen is not None and not seen.ours:
-            owner = seen.owner or "another user"
-            raise RefusedError(f"{name} was started by {owner} outside this console: read-only")
+            raise RefusedError(f"{name} {seen.foreign}")
         known = ", ".join(client.names(self._state)) or "none yet"
         raise NotFoundError(f"no server is called '{name}'; your servers: {known}")
 

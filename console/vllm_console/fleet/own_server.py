@@ -172,6 +172,7 @@ class WatchedServer:
             objectives=details.objectives,
             stages=stages,
             startup=startup,
+            folder=str(self._folder),
             log_path=str(self._folder / "server.log"),
             sample=self._timeline.latest if answered else None,
             window=self._window if answered else None,

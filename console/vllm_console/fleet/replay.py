@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vllm_console.attached import record_folder
 from vllm_console.fleet.chart_history import ChartHistory, ChartSource
 from vllm_console.fleet.markers import Marker, replay_markers
 from vllm_console.fleet.moment import Moment, read_moment, state_at
@@ -27,7 +28,6 @@ from vllm_console.load.spans import read_spans
 from vllm_console.logs.startup import Startup
 from vllm_console.metrics.sample import Series
 from vllm_console.text import clock, plain
-from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Exit, Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.plan.budget.engine_report import learned_from
@@ -38,9 +38,9 @@ from vllm_launchers.probe.environment import PROBE
 from vllm_launchers.typed_decoding import convert
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.attached import RecordSource
     from vllm_console.fleet.runs import RunHistory
     from vllm_console.runs.store import PastRun, Run
-    from vllm_launchers.launch.details import Records
 
 LAST_SECONDS = 180.0
 """How far before a run's end its last figures are looked for; rows by the minute are that far apart at most."""
@@ -139,7 +139,7 @@ class ReplayedRun:
 class Replays:
     """Finds runs that can be replayed, and shows the one that is."""
 
-    def __init__(self, state: Path, records: Records, runs: RunHistory) -> None:
+    def __init__(self, state: Path, records: RecordSource, runs: RunHistory) -> None:
         self._state, self._records, self._runs = state, records, runs
         self._removed = RemovedServers(state)
         self._open: ReplayedRun | None = None
@@ -201,8 +201,8 @@ class Replays:
     def _place(self, run: Run) -> tuple[Path, bool]:
         """The folder with a run's history, and whether its server was removed."""
         present = next((one for one in self._records.read()[0] if one.name == run.server), None)
-        if began_with(run, present):
-            return client.folder(self._state, run.server), False
+        if present is not None and began_with(run, present):
+            return record_folder(self._state, present), False
         kept = self._removed.find(run.server, run.started_at)
         return (kept.folder if kept is not None else self._state / REMOVED / run.server), True
 

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
+from vllm_console.attached import record_folder
 from vllm_console.fleet.verbs import FleetError, NotFoundError, NothingToCompareError, UsageError
+from vllm_console.runs.keys import run_key
 from vllm_console.text import plain
-from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import Generation, ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.secrets import redact
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.attached import RecordSource
     from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.measurement import Measurement
     from vllm_console.runs.store import PastRun, Run, RunHead, RunName, RunStore
     from vllm_console.runs.windows import RunWindow
-    from vllm_launchers.launch.details import Records
 
 RETRY_SECONDS = 30.0
 CONDITIONS_EVERY_SECONDS = 60.0
@@ -38,14 +39,6 @@ _FEW_EARLIER = 12
 """How many runs are searched for one to compare with."""
 
 Seen = tuple[object, ...]
-
-
-def run_key(record: ServerRecord, generation: Generation) -> str:
-    """A run's unique key, which its recorder was given."""
-    words = generation.spec.sidecar
-    if "--run" in words[:-1]:
-        return words[words.index("--run") + 1].replace("{generation}", str(generation.number))
-    return f"{record.name}@{generation.number}/{record.created_at:.0f}"
 
 
 class _Held(Struct, frozen=True):
@@ -93,12 +86,14 @@ class RunRecorder:
             key = (record.name, record.current.number, record.attempt)
             if record.state is not State.READY or ready_at is None or ready_at < self._since or key in self._remembered:
                 continue
+            if not record.current.spec.argv:
+                continue  # an attached endpoint was not started here
             self._remembered.add(key)
             # Imported when first needed: rarely, and not by a command that only lists.
             from vllm_console.fleet.startup_progress import remember_times, times_store
             from vllm_launchers.launch.earlier_starts import remember_start, report_store
 
-            folder = client.folder(self._state, record.name)
+            folder = record_folder(self._state, record)
             remember_start(report_store(self._state), folder, record)
             remember_times(times_store(self._state), folder, record)
 
@@ -118,7 +113,7 @@ class RunRecorder:
         try:
             for record in records:
                 known = {run.key: run for run in store.runs(record.name)}
-                folder = client.folder(self._state, record.name)
+                folder = record_folder(self._state, record)
                 for index, generation in enumerate(record.generations):
                     key, until = run_key(record, generation), generation.ended_at or now
                     judged = known[key].judged_until if key in known else None
@@ -203,7 +198,7 @@ class RunRecorder:
         until = current.ready_at or current.ended_at
         if until is None:
             return replace(head, attempts=record.attempt, cause=cause)
-        lines = start_of_log(client.folder(self._state, record.name) / "server.log", record)
+        lines = start_of_log(record_folder(self._state, record) / "server.log", record)
         first = current.warm_up.at if current.warm_up is not None else None
         watch = watched(lines, current.started_at, first)
         found = watch.stages(until, current.ready_at, current.ready_at is None) if lines else ()
@@ -264,7 +259,7 @@ def _head(record: ServerRecord, generation: Generation) -> RunHead:
 class RunHistory:
     """Lists and compares runs. ``snapshot`` takes a fleet snapshot, which records the news."""
 
-    def __init__(self, recorder: RunRecorder, records: Records, snapshot: Callable[[], FleetSnapshot]) -> None:
+    def __init__(self, recorder: RunRecorder, records: RecordSource, snapshot: Callable[[], FleetSnapshot]) -> None:
         self._recorder, self._records, self._snapshot = recorder, records, snapshot
 
     def used_presets(self) -> Sequence[str]:

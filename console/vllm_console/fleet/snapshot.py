@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.attached import Endpoint
 from vllm_console.metrics.sample import Sample, Series, Stage, Window
 from vllm_console.text import plain
 from vllm_launchers.addresses import base_url
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     # Not needed to list servers, and much of a command's startup time.
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
+
+
+REACHABILITY = {State.READY: "reachable", State.UNRESPONSIVE: "unreachable"}
+"""The states of an attached endpoint, for people."""
 
 
 class StateThen(msgspec.Struct, frozen=True):
@@ -179,6 +184,14 @@ class ServerView(msgspec.Struct, frozen=True):
     """Other things to know: adopted by a new keeper, open to others without an API key, …"""
     exposed: str = ""
     """Why others can use it: where it listens without an API key; also part of ``notice``. Else empty."""
+    attached: Endpoint | None = None
+    """Where it is, if it is an attached endpoint: read over HTTP, never changed. ``ours`` is False then."""
+    remote: str = ""
+    """The attached machine in whose fleet it is, and by whose rules it can be changed; ``ours`` is False then."""
+    remote_ours: bool = False
+    """Whether it is this user's own there."""
+    folder: str = ""
+    """The folder with its history; empty if none is kept."""
     elsewhere: str = ""
     """Where it runs, if on another machine or in another container: ``on HOST, …``; it is read-only here."""
     exit: Exit | None = None
@@ -232,6 +245,35 @@ class ServerView(msgspec.Struct, frozen=True):
         return self.engine is not None and self.engine.kind == "simulated"
 
     @property
+    def recorded(self) -> bool:
+        """Whether its history is kept: one of ours, or attached."""
+        return self.ours or self.attached is not None
+
+    @property
+    def state_text(self) -> str:
+        """Its state for people; of an attached endpoint only whether it can be reached is known."""
+        if self.attached is None:
+            return str(self.state)
+        return REACHABILITY.get(self.state, "attached") if self.probed else "attached"
+
+    @property
+    def foreign(self) -> str:
+        """Why nothing can be done to it from here, a clause that follows its name; empty for one of ours."""
+        if self.ours:
+            return ""
+        if self.remote:
+            why = "it can be stopped and restarted" if self.remote_ours else "it is somebody else's there"
+            return f"runs on {self.remote}; {why}, the rest is done there"
+        if self.attached is not None:
+            return f"is attached from {self.attached.url}: it is read over the network, and can only be changed there"
+        return f"was started by {self.owner or 'another user'} outside this console: read-only"
+
+    @property
+    def where(self) -> str:
+        """The machine that it runs on, as far as its address says; empty for this one."""
+        return self.remote or (self.attached.host if self.attached is not None else "")
+
+    @property
     def marked_name(self) -> str:
         """Its name as titles show it: with a mark where its engine is simulated."""
         return plain(self.name) + (" sim" if self.simulated else "")
@@ -252,6 +294,8 @@ class ServerView(msgspec.Struct, frozen=True):
     @property
     def url(self) -> str:
         """Base URL of its API, as this machine reaches it."""
+        if self.attached is not None:
+            return self.attached.url
         return base_url(self.host, self.port, tls=self.tls)
 
 

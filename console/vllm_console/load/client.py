@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import ssl
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from vllm_console.load.transport import LeanTransport
 from vllm_console.text import plain
 from vllm_launchers.addresses import is_loopback, reachable, tls_to_own
 from vllm_launchers.listeners import Listener, WrongProcessError, trusted
+from vllm_launchers.secrets import API_KEY
 from vllm_launchers.typed_decoding import decode_json, json_decoder
 
 LARGEST_EVENT = 1024 * 1024
@@ -212,6 +214,22 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+class Access(msgspec.Struct, frozen=True):
+    """How a server is reached: the API ``key`` that it is sent and the ``variable`` that has it; both may be empty.
+
+    ``ca`` names a file with the certificates that its own may be signed by; empty: those of this machine.
+    """
+
+    key: str = ""
+    variable: str = API_KEY
+    ca: str = ""
+
+
+def own_access() -> Access:
+    """With the key in ``VLLM_API_KEY``, which is for servers of this user."""
+    return Access(os.environ.get(API_KEY, ""))
+
+
 class LoadTarget(msgspec.Struct, frozen=True):
     """A served model: its name, and its context in tokens if the server reports it."""
 
@@ -249,7 +267,7 @@ def lookup_of(base: str) -> Lookup | None:
     return partial(trusted, host, parts.port or (443 if parts.scheme == "https" else 80))
 
 
-def open_client(base: str, api_key: str | None, lookup: Lookup | None = None) -> httpx.AsyncClient:
+def open_client(base: str, access: Access, lookup: Lookup | None = None) -> httpx.AsyncClient:
     """A client for one server. Ignores proxies and ``.netrc`` of the environment; reads have no timeout.
 
     ``lookup`` finds where a server of this machine listens: nothing, the key least of all, is sent anywhere else.
@@ -258,7 +276,7 @@ def open_client(base: str, api_key: str | None, lookup: Lookup | None = None) ->
         LoadError: HTTP cannot carry the address or the key.
     """
     headers = {"content-type": "application/json", "accept-encoding": "identity"} | (
-        {"authorization": f"Bearer {api_key}"} if api_key else {}
+        {"authorization": f"Bearer {access.key}"} if access.key else {}
     )
     try:
         return httpx.AsyncClient(
@@ -269,18 +287,20 @@ def open_client(base: str, api_key: str | None, lookup: Lookup | None = None) ->
             # A server on this machine shows whatever certificate it was given, often self-signed.
             transport=LeanTransport(
                 CONNECT_SECONDS,
-                tls_to_own() if lookup is not None else ssl.create_default_context(),
+                tls_to_own() if lookup is not None else ssl.create_default_context(cafile=access.ca or None),
                 lookup,
             ),
         )
     except httpx.InvalidURL as error:
         raise LoadError(f"'{plain(base, 200)}' is no URL: {plain(str(error), 200)}") from error
     except UnicodeEncodeError as error:
-        raise LoadError("the API key in VLLM_API_KEY has characters that no HTTP header can carry") from error
+        raise LoadError(f"the API key in {access.variable} has characters that no HTTP header can carry") from error
+    except OSError as error:
+        raise LoadError(f"{plain(access.ca, 200)} can't be read as certificates") from error
 
 
-async def find_target(client: httpx.AsyncClient, model: str | None) -> LoadTarget:
-    """Query ``/v1/models``; ``model`` None takes the first.
+async def find_target(client: httpx.AsyncClient, model: str | None, variable: str = API_KEY) -> LoadTarget:
+    """Query ``/v1/models``; ``model`` None takes the first. ``variable`` is the one that has the server's API key.
 
     Raises:
         LoadError: no answer, not vLLM's answer, or the model is not served.
@@ -298,7 +318,7 @@ async def find_target(client: httpx.AsyncClient, model: str | None) -> LoadTarge
     except httpx.HTTPError as error:
         raise LoadError(f"{base} does not speak HTTP as vLLM does: {plain(str(error), 200)}") from error
     if status in (401, 403):
-        raise LoadError(f"{base} requires an API key: set VLLM_API_KEY")
+        raise LoadError(f"{base} requires an API key: set {variable or 'one with --key-env'}")
     if status != 200:
         raise LoadError(f"{base} does not answer /v1/models as vLLM does: status {status}")
     return target_in(body, model, base)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import httpx
 import msgspec
 
 from vllm_console.load.client import (
+    Access,
     LoadError,
     Lookup,
     Sender,
@@ -21,6 +21,7 @@ from vllm_console.load.client import (
     find_vocabulary,
     lookup_of,
     open_client,
+    own_access,
     read_body,
     wait,
 )
@@ -165,10 +166,10 @@ class RampOptions(msgspec.Struct, frozen=True):
     """Whether to go on although the server serves others."""
 
 
-async def traffic_of_others(url: str, lookup: Lookup | None) -> str:
+async def traffic_of_others(url: str, lookup: Lookup | None, access: Access | None = None) -> str:
     """What a server to which we send nothing works on, in a few words; empty if it is idle, or if that is unknown."""
     base = check_url(url, allow_remote=True)
-    async with open_client(base, os.environ.get("VLLM_API_KEY"), lookup or lookup_of(base)) as client:
+    async with open_client(base, access or own_access(), lookup if access else lookup or lookup_of(base)) as client:
         return await _Signals(client).others()
 
 
@@ -181,13 +182,14 @@ async def run_ramp(
     exact: Exact | None = None,
     lookup: Lookup | None = None,
     allow_remote: bool = False,
+    access: Access | None = None,
     stop: asyncio.Event | None = None,
     on_step: Callable[[RampStep], None] | None = None,
     on_progress: Callable[[RampProgress], None] | None = None,
 ) -> Ramp:
     """Send a workload at one rate after the other, until the highest one that holds is known, or the time is over.
 
-    ``exact`` and ``lookup`` are as for `run_load`. At ``stop`` the present step is dropped.
+    ``exact``, ``lookup`` and ``access`` are as for `run_load`. At ``stop`` the present step is dropped.
 
     Raises:
         LoadError: the server does not answer, or is not on this machine.
@@ -195,9 +197,9 @@ async def run_ramp(
     base = check_url(url, allow_remote=allow_remote or lookup is not None)
     if lookup is None and not allow_remote:
         lookup = lookup_of(base)
-    stop = stop or asyncio.Event()
-    async with open_client(base, os.environ.get("VLLM_API_KEY"), lookup) as client:
-        target = await find_target(client, None)
+    stop, access = stop or asyncio.Event(), access or own_access()
+    async with open_client(base, access, lookup) as client:
+        target = await find_target(client, None, access.variable)
         vocabulary = await find_vocabulary(client, target.model)
         shape = TrafficShape(
             workload, exact=exact, seed=options.seed, max_model_len=target.max_model_len, vocabulary=vocabulary

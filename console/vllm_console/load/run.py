@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import math
-import os
 import signal
 import threading
 import time
@@ -17,6 +16,7 @@ import httpx
 import msgspec
 
 from vllm_console.load.client import (
+    Access,
     LoadError,
     LoadTarget,
     Lookup,
@@ -26,6 +26,7 @@ from vllm_console.load.client import (
     find_vocabulary,
     lookup_of,
     open_client,
+    own_access,
     wait,
 )
 from vllm_console.load.recorded import RecordedTraffic
@@ -61,7 +62,7 @@ async def run_load(
     requests: int | None = None,
     exact: Exact | None = None,
     recorded: RecordedTraffic | None = None,
-    api_key: str | None = None,
+    access: Access | None = None,
     max_in_flight: int = 256,
     on_progress: Callable[[LoadProgress], None] | None = None,
     seed: int = 0,
@@ -77,7 +78,7 @@ async def run_load(
     ``requests`` bounds their number; in an open loop it replaces ``seconds``. The load ends when all answers are
     complete, ``grace_seconds`` after the last possible arrival, or when ``stop`` is set; unfinished requests then count
     as failed. ``recorded`` requests are sent when they are due, instead of all that. ``exact`` replaces the workload's
-    length distributions. ``model`` None takes the first one served; ``api_key`` None takes ``VLLM_API_KEY`` of the
+    length distributions. ``model`` None takes the first one served; ``access`` None takes ``VLLM_API_KEY`` of the
     environment. ``lookup`` finds where our own server listens on this machine, whatever its address looks like.
     Without it, what answers at an address of this machine must be a process of this user or of root, unless
     ``allow_remote`` is set.
@@ -96,9 +97,9 @@ async def run_load(
     if lookup is None and not allow_remote:
         lookup = lookup_of(base)
     stop = stop or asyncio.Event()
-    tally = Tally(seed)
-    async with open_client(base, api_key or os.environ.get("VLLM_API_KEY"), lookup) as client:
-        target = await find_target(client, model)
+    tally, access = Tally(seed), access or own_access()
+    async with open_client(base, access, lookup) as client:
+        target = await find_target(client, model, access.variable)
         vocabulary = await find_vocabulary(client, target.model)
         shape = TrafficShape(
             workload, exact=exact, seed=seed, max_model_len=target.max_model_len, vocabulary=vocabulary
@@ -255,7 +256,6 @@ async def run_scenario(
     *,
     first: Sequence[Phase] = (),
     model: str | None = None,
-    api_key: str | None = None,
     repeat: bool = True,
     max_in_flight: int = IN_FLIGHT,
     seed: int = 0,
@@ -279,7 +279,7 @@ async def run_scenario(
     stop = stop or asyncio.Event()
     tally = Tally(seed)
     begin = time.perf_counter()
-    async with open_client(base, api_key or os.environ.get("VLLM_API_KEY"), lookup) as client:
+    async with open_client(base, own_access(), lookup) as client:
         sender = Sender(client, "", tally, max_in_flight)
         story = _Story(client, sender, model, seed, on_phase)
         try:

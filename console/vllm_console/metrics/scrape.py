@@ -27,13 +27,14 @@ _HEADERS = {"Accept": "text/plain, application/json"}
 class ScrapeError(Exception):
     """A server could not be scraped, or its response is unusable. The message is one sentence for people.
 
-    ``kind`` is one of ``refused``, ``wrong process``, ``timeout``, ``network``, ``status``, ``redirect``, ``html``,
-    ``empty``, ``cut off``, ``too large``, ``garbage`` and ``url``.
+    ``kind`` is one of ``refused``, ``wrong process``, ``timeout``, ``network``, ``certificate``, ``status``,
+    ``redirect``, ``html``, ``empty``, ``cut off``, ``too large``, ``garbage`` and ``url``. ``status`` is that of HTTP,
+    0 without an answer.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, status: int = 0) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind, self.status = kind, status
 
 
 class _DeadlineSocket(socket.socket):
@@ -126,16 +127,25 @@ class Scraper:
 
     ``owner`` is the server's process on this machine: no other process is contacted, so one that took its port cannot
     impersonate it. An https server's certificate is verified unless an ``owner`` is given, or it is on this machine:
-    such servers show whatever certificate they were given, often self-signed or for another name.
+    such servers show whatever certificate they were given, often self-signed or for another name. With ``tls``, a
+    context from `verifying`, it is verified there, too. ``key`` is the API key that goes with each request.
     """
 
-    def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS, *, owner: Owner | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout: float = TIMEOUT_SECONDS,
+        *,
+        owner: Owner | None = None,
+        key: str = "",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         scheme, host, port, self._prefix = _split(url)
         self.place = f"{'[' + host + ']' if ':' in host else host}:{port}"
         self._timeout = timeout
-        self._connection = _Connection(
-            host, port, _tls(check=owner is None and not is_loopback(host)) if scheme == "https" else None, owner
-        )
+        self._headers = _HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
+        context = tls or (_tls(check=owner is None and not is_loopback(host)) if scheme == "https" else None)
+        self._connection = _Connection(host, port, context if scheme == "https" else None, owner)
         self._parser = Parser()
 
     def close(self) -> None:
@@ -144,7 +154,10 @@ class Scraper:
 
     def sample(self, at: float) -> Sample:
         """Scrape ``/metrics`` as a sample at ``at`` (Unix seconds)."""
-        text = self.metrics_text()
+        return self.parse(self.metrics_text(), at)
+
+    def parse(self, text: str, at: float) -> Sample:
+        """A body of its ``/metrics`` as a sample at ``at`` (Unix seconds)."""
         try:
             return self._parser.parse(text, at)
         except NotMetricsError as error:
@@ -152,7 +165,7 @@ class Scraper:
 
     def metrics_text(self) -> str:
         """The raw body of ``/metrics``, checked to be text but not parsed."""
-        body, content_type = self._get("/metrics")
+        body, content_type = self.get("/metrics")
         if content_type.startswith("text/html"):
             raise ScrapeError("html", self._sentence("html"))
         try:
@@ -160,7 +173,8 @@ class Scraper:
         except UnicodeDecodeError:
             raise ScrapeError("garbage", self._sentence("garbage")) from None
 
-    def _get(self, path: str) -> tuple[bytes, str]:
+    def get(self, path: str) -> tuple[bytes, str]:
+        """The body at a path below the base URL, and its content type in lower case."""
         reused = self._connection.sock is not None
         self._connection.limit(time.monotonic() + self._timeout)
         try:
@@ -179,13 +193,14 @@ class Scraper:
             raise self._explained(error, path) from None
 
     def _exchange(self, path: str) -> tuple[bytes, str]:
-        self._connection.request("GET", self._prefix + path, headers=_HEADERS)
+        self._connection.request("GET", self._prefix + path, headers=self._headers)
         response = self._connection.getresponse()
         if 300 <= response.status < 400:
-            where = f"{self.place} sends {path} elsewhere (HTTP {response.status})"
-            raise ScrapeError("redirect", f"{where}: give the server's own address.")
+            target = plain((response.getheader("Location") or "").partition("?")[0], 100)
+            where = f"{self.place} sends {path} elsewhere (HTTP {response.status}{' to ' if target else ''}{target})"
+            raise ScrapeError("redirect", f"{where}: give the server's own address.", response.status)
         if response.status != 200:
-            raise ScrapeError("status", self._status_sentence(path, response.status, response.reason))
+            raise ScrapeError("status", self._status_sentence(path, response.status, response.reason), response.status)
         if response.length is not None and response.length > BODY_LIMIT:
             raise self._too_large(path)
         body = bytearray()
@@ -234,6 +249,11 @@ class Scraper:
             return ScrapeError("refused", f"{place} refused the connection: no server listens there (yet).")
         if isinstance(error, (http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionResetError)):
             return ScrapeError("cut off", self._sentence("cut off").replace("its metrics", f"its answer to {path}"))
+        if isinstance(error, ssl.SSLCertVerificationError):  # which is a ValueError, too
+            why = plain(error.verify_message, 120)
+            return ScrapeError("certificate", f"{place} shows a certificate that is not trusted: {why}.")
+        if isinstance(error, ssl.SSLError):
+            return ScrapeError("network", f"{place} does not speak TLS as it should: check scheme (https) and port.")
         if isinstance(error, (http.client.HTTPException, ValueError)):
             return ScrapeError(
                 "garbage", f"{place} does not speak HTTP as a server should: check that this is vLLM's port."
@@ -245,6 +265,21 @@ class Scraper:
 def _tls(*, check: bool) -> ssl.SSLContext:
     """A TLS context that verifies the peer's certificate or not."""
     context = ssl.create_default_context() if check else tls_to_own()
+    context.sslsocket_class = _DeadlineTlsSocket
+    return context
+
+
+def verifying(ca: str) -> ssl.SSLContext:
+    """A TLS context that verifies any server's certificate; ``ca`` names a file with the only ones to trust.
+
+    Raises:
+        ScrapeError: that file can't be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except OSError as error:  # also an ssl.SSLError
+        shown = plain(ca, 200)
+        raise ScrapeError("url", f"{shown} holds no certificates in PEM format that can be read.") from error
     context.sslsocket_class = _DeadlineTlsSocket
     return context
 

@@ -416,7 +416,7 @@ class ServerCommands:
             snapshot = self._console.snapshot
             servers = snapshot.servers if snapshot is not None else ()
             return [
-                Argument(server.name, f"{title.replace('SERVER', plain(server.name))} ({server.state})")
+                Argument(server.name, f"{title.replace('SERVER', plain(server.name))} ({server.state_text})")
                 for server in servers
                 if not server.name.count(" ")
             ]

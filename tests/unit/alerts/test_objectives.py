@@ -143,7 +143,7 @@ def test_a_window_of_many_hours_is_judged_by_the_part_that_is_known_by_ten_secon
     for at in (-40_000, *range(-600, 1, 10)):
         writer.append(Sample(NOW + at, {"0": engine(50_000 + at, usage=0.3 if at % 60 else 0.99)}), 2)
     writer.close()
-    server = replace(SERVER, log_path=str(tmp_path / "server.log"))
+    server = replace(SERVER, folder=str(tmp_path))
     report = check_history(server, NOW, 40_000)
     assert report.problems == ()
     assert (report.objectives[0].value, report.objectives[0].seconds) == (0.3, 610.0)

@@ -116,7 +116,7 @@ def test_code_takes_the_key_from_the_environment_and_says_the_same(tmp_path):
     import subprocess
 
     request = request_for("m'x", [], HOSTILE, ChatOptions(temperature=0.5), raw=False)
-    codes = {one: code_for("http://127.0.0.1:8000", request, one, key=True) for one in Language}
+    codes = {one: code_for("http://127.0.0.1:8000", request, one, variable="VLLM_API_KEY") for one in Language}
     for code in codes.values():
         assert "VLLM_API_KEY" in code
         assert all(one.isprintable() or one == "\n" for one in code)

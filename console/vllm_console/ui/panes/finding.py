@@ -47,7 +47,7 @@ def event_line(server: ServerView, event: tuple[float, str] | None, now: float, 
     if event is not None:
         at, text = event
         return line((fit(f" · {clock(at, now).removeprefix('since ')}  {plain(text)}", width).rstrip(), DIM))
-    text = f" · {plain(server.name)}  {server.state} {clock(server.state_since, now)}"
+    text = f" · {plain(server.name)}  {server.state_text} {clock(server.state_since, now)}"
     return line((fit(text, width).rstrip(), DIM))
 
 

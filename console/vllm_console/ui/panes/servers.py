@@ -97,25 +97,27 @@ def ordered(servers: Sequence[ServerView], order: Order) -> list[ServerView]:
 COLUMNS = {
     "name": "NAME", "model": "MODEL", "preset": "PRESET", "owner": "OWNER", "state": "STATE", "gpu": "GPU",
     "port": "PORT", "kv": "KV CACHE", "run": "RUN", "wait": "WAIT", "preempt": "PREEMPT/min", "ttft": "TTFT p99",
-    "itl": "ITL p99", "tokens": "TOK/S", "requests": "REQ/S", "hit": "HIT", "engine": "ENGINE",
+    "itl": "ITL p99", "tokens": "TOK/S", "requests": "REQ/S", "hit": "HIT", "engine": "ENGINE", "host": "HOST",
 }  # fmt: skip
 """Every column's heading, by the name that settings and the command line have."""
 
 DEFAULT_COLUMNS = tuple(COLUMNS)
 """What is shown, as far as it fits, where a person has not chosen."""
 
-TEXTS = ("NAME", "MODEL", "PRESET", "OWNER", "STATE", "GPU", "PORT", "ENGINE")
+TEXTS = ("NAME", "MODEL", "PRESET", "OWNER", "HOST", "STATE", "GPU", "PORT", "ENGINE")
 """Columns that are sorted upwards first."""
 
 
 def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] = ()) -> list[Column]:
     """The columns to choose from on a screen of this width: those of ``chosen`` (names of `COLUMNS`) in that order.
 
-    Without a choice they are all, OWNER where somebody else's server is listed, MODEL where the screen is wide.
+    Without a choice they are all, OWNER where somebody else's server is listed, HOST where one runs elsewhere, MODEL
+    where the screen is wide.
     """
     names = max([len("NAME"), *(cell_len(_name(server)) for server in servers)])
     presets = max([len("PRESET"), *(cell_len(_preset(server)) for server in servers)])
     owners = max([len("OWNER"), *(cell_len(_owner(server)) for server in servers)])
+    hosts = max([len("HOST"), *(cell_len(plain(server.where)) for server in servers)])
     models = max([len("MODEL"), *(cell_len(_model(server)) for server in servers)])
     columns = [
         Column("NAME", min(names, 20 if width < 140 else 32), "<", _name_cell, lambda s: s.name.casefold(), 0, False),
@@ -123,8 +125,11 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
                lambda s: _model(s).casefold() if s.model else None, 9, False),
         Column("PRESET", min(presets, 10 if width < 100 else 16), "<", _preset_cell,
                lambda s: _preset(s).casefold() if s.preset else None, 10, False),
-        Column("OWNER", min(owners, 10), "<", lambda s, _now, _width: (_owner(s), None if s.ours else STRONG),
+        Column("OWNER", min(owners, 10), "<", lambda s, _now, _width: (_owner(s), STRONG if s.owner else None),
                lambda s: _owner(s).casefold(), 2, False),
+        Column("HOST", min(hosts, 12 if width < 140 else 24), "<",
+               lambda s, _now, _width: (plain(s.where) or "here", STRONG if s.where else DIM),
+               lambda s: s.where, 2, False),
         Column("STATE", 13, "<", _state_cell, lambda s: str(s.state), 0, False),
         Column("GPU", 4, "<", _gpu_cell, lambda s: s.gpus[0] if s.gpus else None, 1, False),
         Column("PORT", 6 if any(server.exposed for server in servers) else 5, "<", _port_cell,
@@ -149,7 +154,8 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
         by_title = {column.title: column for column in columns}
         kept = dict.fromkeys(("name", *chosen))
         return [replace(by_title[COLUMNS[name]], rank=rank) for rank, name in enumerate(kept)]
-    absent = {"OWNER"} if all(server.ours for server in servers) else set()
+    absent = {"OWNER"} if all(server.recorded for server in servers) else set()
+    absent |= {"HOST"} if not any(server.where for server in servers) else set()
     absent |= {"MODEL"} if width < WITH_MODEL else set()
     return [column for column in columns if column.title not in absent]
 
@@ -212,7 +218,7 @@ def row(
     dim = live or server.removed
     sign = worst_sign(server) if not live else None
     parts: list[Part] = [("▸", ACCENT) if selected else (("*", STRONG) if marked else " "), sign or " "]
-    status = _status(server, now, width) if not live else (_not_then(server, selected), DIM)
+    status = (_unmeasured(server) or _status(server, now, width)) if not live else (_not_then(server, selected), DIM)
     free = _status_room(columns, width) if status else {}
     for index, column in enumerate(columns):
         if status and column.metric:
@@ -224,7 +230,7 @@ def row(
             parts.append(" ")
         text, style = column.cell(server, now, column.width)
         if live and column.title == "STATE" and not server.replayed:
-            text = f"now: {server.state}"
+            text = f"now: {server.state_text}"
         if live or (dim and not column.metric):
             style = DIM
         text = fit(text, column.width, column.align)
@@ -255,7 +261,7 @@ def _status_room(columns: Sequence[Column], width: int) -> dict[int, int]:
 
 def _not_then(server: ServerView, selected: bool) -> str:
     """What stands in place of the figures of a server that is not shown as of the moment."""
-    if not server.ours:
+    if not server.recorded:
         return "no history: not your server"
     return "reading this moment" if selected else "select it to see it at this moment"
 
@@ -264,6 +270,15 @@ def _name_parts(text: str, selected: bool, marked: bool) -> list[Part]:
     style = CURSOR if marked else (STRONG if selected else None)
     name, mark, rest = text.rpartition(" sim")
     return [(name, style), (" sim", SIMULATED), (rest, None)] if mark and not rest.strip() else [(text, style)]
+
+
+def _unmeasured(server: ServerView) -> Cell | None:
+    """What is known of an attached endpoint without metrics."""
+    endpoint = server.attached
+    if endpoint is None or server.moment is not None or server.window is not None or server.state is State.UNRESPONSIVE:
+        return None
+    text = endpoint.notice or ("" if server.probed else "not asked yet")
+    return (text, DIM) if text else None
 
 
 def _status(server: ServerView, now: float, width: int) -> Cell | None:
@@ -324,7 +339,7 @@ def _preset(server: ServerView) -> str:
 
 
 def _owner(server: ServerView) -> str:
-    return "you" if server.ours else plain(server.owner) or UNKNOWN
+    return "you" if server.ours or server.remote_ours else plain(server.owner) or UNKNOWN
 
 
 def _model(server: ServerView) -> str:
@@ -351,7 +366,7 @@ def _state_cell(server: ServerView, now: float, width: int) -> Cell:
         return _state_then(server, server.moment, width)
     if not server.probed and server.reason:
         return "running", DIM  # it can't be asked: only that its process runs is known
-    return _with_age(str(server.state), now - server.state_since, width), STATE_STYLE[server.state]
+    return _with_age(server.state_text, now - server.state_since, width), STATE_STYLE[server.state]
 
 
 def _with_age(text: str, seconds: float, width: int) -> str:
@@ -415,9 +430,12 @@ def _with_mark(text: str, missed: bool) -> Cell:
 
 def counted(servers: Sequence[ServerView]) -> str:
     """How many servers are in each state: ``2 ready · 1 starting``."""
-    states = [server.state for server in servers if not server.replayed]
+    listed = [server for server in servers if not server.replayed]
+    states = [server.state for server in listed if server.attached is None]
+    attached = [server.state_text for server in listed if server.attached is not None]
     order = (State.READY, State.ASLEEP, State.STARTING, State.STOPPING, State.UNRESPONSIVE, State.FAILED, State.STOPPED)
-    return " · ".join(f"{states.count(state)} {state}" for state in order if state in states)
+    parts = [f"{states.count(state)} {state}" for state in order if state in states]
+    return " · ".join(parts + [f"{attached.count(text)} {text}" for text in dict.fromkeys(sorted(attached))])
 
 
 class TableState(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ _STYLE = {State.FAILED: BAD, State.UNRESPONSIVE: BAD, State.STOPPING: WARN, Stat
 def state_lines(server: ServerView, now: float, width: int, height: int) -> list[Strip]:
     """Title with the state and its age, how far it is, stages, memory, reason, what a person can do."""
     age = duration(now - server.state_since)
-    right: tuple[Part, ...] = ((f"{server.state} {age}", _STYLE.get(server.state, STRONG)),)
+    right: tuple[Part, ...] = ((f"{server.state_text} {age}", _STYLE.get(server.state, STRONG)),)
     what = "Start-up of " if server.state is State.STARTING else ""
     lines = [rule(f"{what}{server.marked_name} · run {server.generation}", width, right)]
     lines += _why(server, width)
@@ -168,8 +168,7 @@ def _totals(server: ServerView, now: float) -> list[Strip]:
 def _advice(server: ServerView) -> list[Strip]:
     """What can be done about a server that is down, or what is waited for."""
     if not server.ours:
-        owner = plain(server.owner) or "someone else"
-        return [line((f" started by {owner} outside this console: read-only", DIM))]
+        return [line((f" {plain(server.foreign)}", DIM))]
     if server.state is State.FAILED:
         found = findings_of(server)
         fix = [("stage_fix", "fix")] if found and found[0].flag_fixes else []

@@ -83,7 +83,7 @@ class ChangeReport:
         snapshot = self._console.snapshot
         if server is None or snapshot is None or self._console.polling.paused:
             return
-        if not server.ours or server.state is not State.READY or server.generation < 2:
+        if not server.recorded or server.state is not State.READY or server.generation < 2:
             return
         report = self._by_server.get(server.name)
         if report is None or report.generation != server.generation:

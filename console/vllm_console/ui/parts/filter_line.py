@@ -22,7 +22,7 @@ _GPU = re.compile(r"\bgpu[ :]+(?=\d)")
 
 
 def matches(text: str, server: ServerView, host: Host | None) -> bool:
-    """Whether a server's facts hold every word of a filter: name, model, preset, state, owner, port, GPUs.
+    """Whether a server's facts hold every word of a filter: name, model, preset, state, owner, host, port, GPUs.
 
     A GPU is written as ``gpu0``, ``gpu 0`` or by its name.
     """
@@ -30,7 +30,8 @@ def matches(text: str, server: ServerView, host: Host | None) -> bool:
     if not words:
         return True
     gpus = [gpu for gpu in (host.gpus if host is not None else ()) if gpu.index in server.gpus]
-    facts = [server.name, server.model, server.preset, str(server.state), "you" if server.ours else "", server.owner]
+    facts = [server.name, server.model, server.preset, server.state_text, "you" if server.ours else "", server.owner]
+    facts += [server.where]
     facts += [*(f"gpu{index}" for index in server.gpus), *(gpu.name or "" for gpu in gpus)]
     facts += [f":{server.port}"] if server.port else []
     known = [fact.casefold() for fact in facts]

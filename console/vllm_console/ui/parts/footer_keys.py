@@ -106,6 +106,8 @@ def _wanted(now: Situation) -> Sequence[str]:
         return _MARKED
     if now.server is None:
         return (*_ALWAYS, "describe_gpus", "claim_gpus")
+    if now.server.remote_ours:
+        return ("restart", "stop", *_OF_OTHERS)
     if not now.server.ours:
         return _OF_OTHERS
     if now.staged:

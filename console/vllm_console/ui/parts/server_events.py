@@ -82,12 +82,12 @@ def _change_of_state(server: ServerView, before: State) -> ServerEvent:
     if server.state is State.READY:
         downtime = server.downtime_seconds if started else None
         note = f" ({took(downtime)} downtime)" if downtime is not None else ""
-        return ServerEvent(name, f"{name} is ready{note}.", OK, aloud=started)
+        return ServerEvent(name, f"{name} is {server.state_text}{note}.", OK, aloud=started)
     if server.state is State.FAILED:
         outcome = "did not start" if before is State.STARTING else "failed"
         return ServerEvent(name, f"{name} {outcome}: {server.reason}", BAD, aloud=server.ours)
     style = BAD if server.state is State.UNRESPONSIVE else None
-    return ServerEvent(name, f"{name} is {server.state}.", style)
+    return ServerEvent(name, f"{name} is {server.state_text}.", style)
 
 
 def _problems(server: ServerView) -> frozenset[str]:

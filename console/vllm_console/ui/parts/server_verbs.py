@@ -225,13 +225,11 @@ class ServerVerbs:
         """Why a server may not be changed from here; empty where it may."""
         if server.replayed:
             return f"{server.name} has ended and is replayed: nothing can be done to it. {key_of('time_live')} leaves."
-        if server.ours:
-            return ""
-        return f"{server.name} was started by {server.owner or 'someone else'} outside this console: read-only."
+        return f"{server.name} {server.foreign}." if server.foreign else ""
 
-    def idle(self, server: ServerView | None, *, to_stop: bool = False) -> ServerView | None:
+    def idle(self, server: ServerView | None, *, to_stop: bool = False, elsewhere: bool = False) -> ServerView | None:
         """The server if it may be changed and no verb is in progress on it; says why not."""
-        mine = self.own(server)
+        mine = server if elsewhere and server is not None and server.remote_ours else self.own(server)
         verb = self.in_progress.on(mine, to_stop=to_stop) if mine is not None else None
         if mine is not None and verb is not None:
             self._console.say(f"{mine.name} is being {verb}.", WARN)
@@ -242,13 +240,15 @@ class ServerVerbs:
 
     def restart(self, selected: ServerView | None) -> None:
         """Restart with the staged flags; asks first if requests are in flight, or if it is starting anyway."""
-        server = self.idle(selected)
+        server = self.idle(selected, elsewhere=True)
         if server is None:
             return
         staged = self._staging.of(server.name)
         details = in_flight(server)
         if server.state is State.STARTING and not staged and server.next_attempt_at is None:
             details = ["Already starting with these flags; a restart starts over."]
+        if server.remote:
+            details = [f"On {server.remote}, with the flags that it has there.", *details]
         if not details:
             self._restart(server, staged)
             return
@@ -286,6 +286,8 @@ class ServerVerbs:
             if view.restart is not None and view.restart.under_way:
                 self._sent[name] = server.generation, staged
                 return f"The restart of {name} is being prepared."
+            if server.remote:
+                return f"{name} is restarting."
             number = view.generation + (view.state is State.STOPPING)  # the old generation is still stopping then
             moved = f" on port {view.port} ({port} is in use)" if port not in (0, view.port) else ""
             return f"{name} is restarting as run {number}{moved}."
@@ -318,7 +320,7 @@ class ServerVerbs:
 
     def stop(self, selected: ServerView | None) -> None:
         """Stop, after a yes."""
-        server = self.idle(selected, to_stop=True)
+        server = self.idle(selected, to_stop=True, elsewhere=True)
         if server is None:
             return
         if not server.state.alive:

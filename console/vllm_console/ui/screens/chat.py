@@ -316,7 +316,8 @@ class ChatScreen(Screen[None]):
         raw = chat.options.raw or bool(turns and turns[-1].answer.raw)
         context = target.max_model_len if target is not None else None
         request = request_for(model, turns, prompt, chat.options, raw=raw, context=context)
-        codes = {one: code_for(server.url, request, one, key=bool(os.environ.get(API_KEY))) for one in Language}
+        variable = API_KEY if os.environ.get(API_KEY) else ""
+        codes = {one: code_for(server.url, request, one, variable=variable) for one in Language}
         self._main.push_screen(CodeScreen(self._main, codes))
 
     def action_chat_copy(self) -> None:

@@ -65,7 +65,7 @@ class DescribeScreen(Screen[None]):
 
     def on_mount(self) -> None:
         """Add the earlier start-ups once they were read."""
-        if self._recorded is not None and self._server.ours:
+        if self._recorded is not None and self._server.recorded:
             begin_worker(self, partial(self._read_runs, self._recorded), "runs", "runs")
 
     async def _read_runs(self, recorded: RecordedRuns) -> None:
@@ -111,8 +111,11 @@ def facts(server: ServerView, now: float) -> Mapping[str, str]:
     """What there is to say of a server, by name; empty where nothing is known."""
     engine = server.engine
     return {
-        "state": f"{server.state} for {duration(now - server.state_since)}",
-        "owner": "" if server.ours else f"{server.owner or 'someone else'} (started outside this console: read-only)",
+        "state": f"{server.state_text} for {duration(now - server.state_since)}",
+        "owner": ""
+        if server.recorded
+        else f"{server.owner or 'someone else'} (started outside this console: read-only)",
+        "attached": server.foreign.removeprefix("is attached ") if server.attached is not None else "",
         "preset": server.preset,
         "model": server.model,
         "engine": f"{engine.label}  {engine.path}" if engine else "",

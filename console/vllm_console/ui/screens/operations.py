@@ -997,7 +997,7 @@ class OperationsScreen(PartialRepaintScreen):
     def action_compare(self) -> None:
         """Compare the selected server's run with the one before; from there one key reverts."""
         server = self.selected
-        if server is None or not server.ours:
+        if server is None or not server.recorded:
             self.console.say(no_server() if server is None else "Only runs of your own servers can be compared.", WARN)
             return
         fleet, name = self.console.fleet, server.name

@@ -1,0 +1,226 @@
+"""Attached endpoints: vLLM servers that other machines or programs run, which are read over HTTP and never changed.
+
+``<state>/attached/<name>/`` (mode 0700) holds ``record.json``, a server's record without a process, and the history.
+The record is written by `attach` once and then by the endpoint's recorder alone (`vllm_console.attached_recorder`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from vllm_console.history.store import HISTORY
+from vllm_console.text import plain
+from vllm_launchers.addresses import is_loopback
+from vllm_launchers.keeper import folders
+from vllm_launchers.keeper.errors import KeeperError, NoSuchServerError
+from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
+from vllm_launchers.private import ATTACHED, open_file
+from vllm_launchers.typed_decoding import convert
+
+LOCK = f"{HISTORY}.lock"
+"""Held by the recorder, so that there is one, and by whoever takes the history over."""
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+class AddressError(ValueError):
+    """What was given is no address of an endpoint, or no name of a variable. One sentence."""
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where an attached endpoint is, and what is known of it besides its figures.
+
+    ``url`` is its base URL, ``key_env`` names the variable with its API key (empty: none), ``ca`` a file with the
+    certificates that its own may be signed by. ``asked_at`` (Unix seconds) is when it was attached with these.
+    ``keyed`` is whether its recorder has found a key in that variable. ``notice`` is what should be known of it, a
+    clause. ``started`` tells its process from the one after a restart; empty if it doesn't say.
+    """
+
+    url: str
+    key_env: str = ""
+    ca: str = ""
+    asked_at: float = 0.0
+    keyed: bool = False
+    notice: str = ""
+    started: str = ""
+
+    @property
+    def host(self) -> str:
+        """The host's name or address."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        """Its port, also where the URL names none."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
+    def tls(self) -> bool:
+        """Whether it speaks TLS."""
+        return self.url.startswith("https:")
+
+
+def base_of(url: str) -> str:
+    """The base URL of an endpoint, as it is recorded: without ``/v1``, ``/metrics`` or a trailing slash.
+
+    Raises:
+        AddressError: it is no such URL, or has a password, a query or a fragment.
+    """
+    shown = plain(url, 120)
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise AddressError(f"'{shown}' is no URL; give one such as https://gpubox:8000") from error
+    if parts.username is not None or parts.password is not None:
+        # Not shown: it may hold a password.
+        raise AddressError("the URL holds a user name: put the endpoint's API key into a variable, --key-env VAR")
+    if parts.scheme not in ("http", "https") or not host or not url.isascii() or not url.isprintable() or " " in url:
+        raise AddressError(f"'{shown}' is no URL of an endpoint; give one such as https://gpubox:8000")
+    if parts.query or parts.fragment:
+        raise AddressError(f"'{shown}' has a query or a fragment: give the endpoint's base URL")
+    path = parts.path.rstrip("/")
+    for ending in ("/metrics", "/v1"):
+        path = path.removesuffix(ending).rstrip("/")
+    return f"{parts.scheme}://{parts.netloc.lower()}{path}"
+
+
+def check_variable(name: str) -> str:
+    """The name of an environment variable.
+
+    Raises:
+        AddressError: it is none, such as the key itself.
+    """
+    if not VARIABLE.fullmatch(name):
+        raise AddressError("--key-env takes the name of a variable that holds the key, not the key itself")
+    return name
+
+
+def name_for(url: str) -> str:
+    """A server's name made of a URL's host and port."""
+    endpoint = Endpoint(url)
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{endpoint.host}-{endpoint.port}").lstrip("._-")
+    return words[:55] or "endpoint"
+
+
+def key_of(endpoint: Endpoint, environment: Mapping[str, str] = os.environ) -> str:
+    """The endpoint's API key from its own variable; empty without one.
+
+    Raises:
+        AddressError: no HTTP header can carry it.
+    """
+    key = environment.get(endpoint.key_env, "") if endpoint.key_env else ""
+    if not (key.isascii() and key.isprintable()):
+        raise AddressError(f"the API key in {endpoint.key_env} has characters that no HTTP header can carry")
+    return key
+
+
+def clear_text_notice(endpoint: Endpoint) -> str:
+    """The warning about a key that is sent without encryption; empty if it is not."""
+    if endpoint.keyed and not endpoint.tls and not is_loopback(endpoint.host):
+        return f"its API key is sent to {endpoint.host} without encryption (http)"
+    return ""
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def attached_folder(state: Path, name: str) -> Path:
+    """The folder of an attached endpoint, whether it exists or not. Raises `BadNameError`."""
+    return state / ATTACHED / folders.check_name(name)
+
+
+def record_folder(state: Path, record: ServerRecord) -> Path:
+    """The folder of a server's record, or of an attached endpoint's."""
+    attached = "attached" in record.current.spec.details
+    return attached_folder(state, record.name) if attached else folders.server_folder(state, record.name)
+
+
+def first_record(name: str, endpoint: Endpoint, now: float) -> ServerRecord:
+    """The record of an endpoint that was just attached: nothing is known of it."""
+    return ServerRecord(name, State.STARTING, now, now, (Generation(1, spec_of(endpoint, {}), now),))
+
+
+def spec_of(endpoint: Endpoint, details: Mapping[str, Any]) -> LaunchSpec:
+    """The spec of a run of an endpoint: nothing is launched, so only the console's part has a content."""
+    kept = {name: value for name, value in details.items() if value is not None}
+    return LaunchSpec((), "127.0.0.1", 0, details=kept | {"attached": msgspec.to_builtins(endpoint)})
+
+
+def endpoint_of(record: ServerRecord) -> Endpoint | None:
+    """The endpoint that a record is about; None for a server of this machine."""
+    found = record.current.spec.details.get("attached")
+    try:
+        return convert(found, Endpoint) if found is not None else None
+    except ValueError:
+        return None
+
+
+def read_endpoint(folder: Path) -> tuple[ServerRecord, Endpoint]:
+    """The record in a folder.
+
+    Raises:
+        NoSuchServerError: there is none.
+        KeeperError: it can't be read, or is not that of an attached endpoint.
+    """
+    record = folders.read_record(folder)
+    endpoint = endpoint_of(record)
+    if endpoint is None:
+        raise KeeperError(f"{folder / 'record.json'} is not the record of an attached endpoint")
+    return record, endpoint
+
+
+def recorded(folder: Path) -> bool:
+    """Whether a recorder is at work on an endpoint."""
+    import fcntl
+
+    try:
+        opened = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(opened)
+    return False
+
+
+def start_recorder(state: Path, name: str) -> None:
+    """Start the recorder of an endpoint in a session of its own; one that finds another at work ends.
+
+    It inherits no secret but the endpoint's own key. Raises OSError.
+    """
+    import subprocess
+    import sys
+
+    from vllm_launchers.secrets import is_secret_name
+
+    folder = attached_folder(state, name)
+    with contextlib.suppress(NoSuchServerError):
+        _, endpoint = read_endpoint(folder)
+        own = endpoint.key_env
+        environment = {key: value for key, value in os.environ.items() if key == own or not is_secret_name(key)}
+        log = open_file(folder / "recorder.log", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+        try:
+            subprocess.Popen(
+                [sys.executable, "-m", "vllm_console.attached_recorder", str(state), name],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)

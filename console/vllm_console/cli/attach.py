@@ -1,0 +1,83 @@
+"""``vllm-console attach URL``: add a vLLM endpoint of another machine to the table, recorded and never changed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json, text_from
+from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.server_table import describe, status_document, table
+from vllm_console.fleet.verbs import UsageError
+from vllm_console.text import plain
+
+FIRST_ANSWER_SECONDS = 6.0
+"""How long the first answer is waited for: a little longer than one may take."""
+
+LOOK_SECONDS = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Add a vLLM endpoint that runs elsewhere: another machine, or behind Ray Serve, llm-d or production-stack. It "
+        "is asked for its metrics once a second and recorded, and never changed. Attaching it again by its name takes "
+        "another key or certificate. With ssh://[user@]host the fleet of a machine that has vllm-console is added: it "
+        "is read, and its servers are stopped and restarted, over your own ssh."
+    )
+    parser.add_argument("url", type=text_from, help="its base URL, such as https://gpubox:8000, or ssh://gpubox")
+    parser.add_argument("--name", type=text_from, metavar="N", help="its name here (default: made of host and port)")
+    parser.add_argument(
+        "--key-env", default="", metavar="VAR",
+        help="the environment variable that holds its API key, which is stored nowhere (default: no key is sent)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ca", default="", metavar="FILE", help="trust the certificates in this file (PEM) instead of this machine's"
+    )
+    add_json(parser)
+
+
+def _attach_host(args: argparse.Namespace) -> int:
+    """Attach a machine, and list what runs there."""
+    if args.key_env or args.ca:
+        raise UsageError("--key-env and --ca are for http and https: ssh has keys of its own")
+    fleet = open_fleet(args, observe=False, remote=True)
+    host = fleet.attach_host(args.url, args.name)
+    snapshot = fleet.snapshot()
+    fleet.close()
+    servers = [server for server in snapshot.servers if server.remote == host.name]
+    problem = next((server.reason for server in snapshot.servers if server.name == host.name), None)
+    if args.json:
+        documents = [status_document(server) for server in servers]
+        print_json({"name": host.name, "url": host.url, "problem": problem, "servers": documents})
+    elif problem is not None:
+        print(f"{host.name}: attached, and not reached: {plain(problem or 'no answer yet')}")
+    else:
+        print(
+            "\n".join([f"{host.name}: attached", *(table(servers, snapshot.at) if servers else ["no servers there"])])
+        )
+    return 0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Attach it, and report its first answer; an endpoint that does not answer stays attached."""
+    if args.url.startswith("ssh:"):
+        return _attach_host(args)
+    fleet = open_fleet(args, observe=False)
+    name = fleet.attach(args.url, args.name, key_env=args.key_env, ca=args.ca)
+    deadline = time.monotonic() + FIRST_ANSWER_SECONDS
+    while True:
+        snapshot = fleet.snapshot(name)
+        server = snapshot.server(name)
+        if server is None or server.probed or time.monotonic() > deadline:
+            break
+        time.sleep(LOOK_SECONDS)
+    if server is None:
+        complain(f"{plain(name)} was detached meanwhile")
+        return 1
+    if args.json:
+        print_json(status_document(server))
+    else:
+        print("\n".join(describe(server, snapshot.at)))
+    return 0

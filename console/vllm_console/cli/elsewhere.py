@@ -1,0 +1,60 @@
+"""Commands about a server of an attached machine, ``HOST/NAME``: the same command is run there, over ssh.
+
+It is that user's command under that machine's rules; output, refusals and exit code are shown as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO, TextIO
+
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.text import plain
+
+POSITIONS = ("name", "server", "preset", "before")
+"""The arguments that name a server, or the preset to start."""
+
+LONGEST_LINE = 1 << 20
+
+
+def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
+    """Run the command on the machine that it names; returns its exit code, or None if it names none.
+
+    Raises:
+        FleetError: ssh can't be run.
+    """
+    from vllm_console.fleet.remote_hosts import read_hosts, split_name
+    from vllm_launchers.keeper.folders import default_root
+
+    named = [getattr(args, name, None) for name in POSITIONS]
+    split = [(word, found) for word in named if isinstance(word, str) and (found := split_name(word)) is not None]
+    if not split:
+        return None
+    word, (name, server) = split[0]
+    host = next((one for one in read_hosts(args.state or default_root()) if one.name == name), None)
+    if host is None:
+        return None
+    at = list(words).index(args.command)  # what stands before are options of this console
+    told = [server if one == word else one for one in words[at:]]
+    try:
+        process = subprocess.Popen(
+            host.argv(told, terminal=True), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except OSError as error:
+        raise FleetError(f"ssh can't be run: {error.strerror}") from error
+    errors = threading.Thread(target=_relay, args=(process.stderr, sys.stderr), daemon=True)
+    errors.start()
+    _relay(process.stdout, sys.stdout)
+    errors.join()
+    return process.wait()
+
+
+def _relay(lines: IO[bytes] | None, to: TextIO) -> None:
+    """Print each line of another machine without escape codes: they must not reach this terminal."""
+    while lines is not None and (line := lines.readline(LONGEST_LINE)):
+        to.write(plain(line.decode(errors="replace"), LONGEST_LINE) + "\n")
+        to.flush()

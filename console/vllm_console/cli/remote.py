@@ -1,0 +1,91 @@
+"""``vllm-console remote``: answer a console on another machine over standard input and output, as ssh carries them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from vllm_console import __version__
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.fleet.verbs import FleetError
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.local import LocalFleet
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has none."""
+    parser.description = (
+        "Answer a console on another machine, which has attached this one (attach ssh://HOST) and runs this command "
+        "over ssh. It reads requests from standard input and writes answers to standard output, a JSON object per "
+        "line, until the input ends."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer until the input ends."""
+    from vllm_console.fleet.remote_protocol import LONGEST_LINE, PROTOCOL, ProtocolError, decode
+
+    fleet = open_fleet(args, interactive=True, remote=False)
+    answers = _Answers(fleet)
+    try:
+        hello = {"protocol": PROTOCOL, "version": __version__, "host": os.uname().nodename}
+        answers.send({"hello": hello})
+        while line := sys.stdin.buffer.readline(LONGEST_LINE):
+            try:
+                request = decode(line)
+            except ProtocolError:
+                return 1
+            if request.get("do") == "snapshot":
+                answers.answer(request)
+            else:  # a verb takes long; snapshots go on
+                threading.Thread(target=answers.answer, args=(request,), daemon=True).start()
+    except BrokenPipeError:
+        return 0
+    finally:
+        fleet.close()
+    return 0
+
+
+class _Answers:
+    """What the other console asks for, each answered in one line."""
+
+    def __init__(self, fleet: LocalFleet) -> None:
+        self._fleet = fleet
+        self._lock = threading.Lock()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write a line. Raises BrokenPipeError."""
+        from vllm_console.fleet.remote_protocol import encode
+
+        with self._lock:
+            sys.stdout.write(encode(message).decode())
+            sys.stdout.flush()
+
+    def answer(self, request: dict[str, Any]) -> None:
+        """Answer a request; what the fleet refuses is an answer, too."""
+        try:
+            found = self._result(request)
+        except FleetError as error:
+            found = {"error": {"message": str(error), "code": error.exit_code}}
+        self.send({"id": request.get("id"), **found})
+
+    def _result(self, request: dict[str, Any]) -> dict[str, Any]:
+        from vllm_console.fleet.remote_protocol import changes_of, snapshot_document
+
+        name = request.get("name")
+        match request.get("do"):
+            case "snapshot":
+                selected = request.get("selected")
+                found = self._fleet.snapshot(selected if isinstance(selected, str) else None)
+                return {"snapshot": snapshot_document(found)}
+            case "stop" if isinstance(name, str):
+                self._fleet.stop(name)
+            case "restart" if isinstance(name, str):
+                self._fleet.restart(name, changes_of(request.get("changes")))
+            case _:
+                raise FleetError("this vllm-console does not know what was asked: update it")
+        return {"done": True}

@@ -1,0 +1,301 @@
+"""Attached endpoints as part of the fleet: their records and views, attaching and detaching."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+from vllm_console.attached import (
+    LOCK,
+    AddressError,
+    Endpoint,
+    attached_folder,
+    base_of,
+    check_variable,
+    endpoint_of,
+    first_record,
+    key_of,
+    name_for,
+    read_endpoint,
+    recorded,
+    spec_of,
+    start_recorder,
+)
+from vllm_console.fleet.own_server import JudgeContext, WatchedServer
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.history.time_view import TimeView
+from vllm_console.text import plain
+from vllm_launchers.keeper import client, folders, wire
+from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
+from vllm_launchers.keeper.files import RECORD
+from vllm_launchers.keeper.records import ServerRecord
+from vllm_launchers.launch.errors import keeper_errors
+from vllm_launchers.private import ATTACHED, lock, make_folder, open_file, own_folder
+from vllm_launchers.values import replace as replace_value
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.removed import RemovedServers
+    from vllm_launchers.launch.details import Records
+
+CHECK_SECONDS = 5.0
+"""How often it is checked that an endpoint has a recorder."""
+
+RECORDER_ENDS_SECONDS = 12.0
+"""How long a recorder may take to end: longer than an answer may take."""
+
+NOT_RECORDED = "nothing asks it now: this console is read-only and starts no recorder"
+_SETTING_ASIDE = "record.detaching"
+
+
+class RecordSource(Protocol):
+    """What has records of servers."""
+
+    def read(self) -> tuple[list[ServerRecord], list[str]]:
+        """The records, and a sentence for each that can't be read."""
+
+
+class AllRecords:
+    """The records of this user's servers and of attached endpoints."""
+
+    def __init__(self, servers: Records, attached: AttachedServers) -> None:
+        self._servers, self._attached = servers, attached
+
+    def read(self) -> tuple[list[ServerRecord], list[str]]:
+        """All of them; a server hides an endpoint of its name."""
+        servers, problems = self._servers.read()
+        names = {record.name for record in servers}
+        attached, more = self._attached.read()
+        return servers + [record for record in attached if record.name not in names], problems + more
+
+
+class AttachedServers:
+    """The attached endpoints of one state folder."""
+
+    def __init__(self, state: Path, *, interactive: bool, read_only: bool) -> None:
+        self._state, self._interactive, self._read_only = state, interactive, read_only
+        self._known: dict[str, tuple[object, ServerRecord]] = {}
+        self._watched: dict[str, WatchedServer] = {}
+        self._checked: dict[str, tuple[float, bool]] = {}
+
+    # -- what is seen ----------------------------------------------------------------------------------------------
+
+    def read(self) -> tuple[list[ServerRecord], list[str]]:
+        """The endpoints' records by name, and a sentence for each that can't be read."""
+        records, problems = [], []
+        names = self._names()
+        for gone in self._known.keys() - set(names):
+            self._known.pop(gone, None)
+        for name in names:
+            folder = attached_folder(self._state, name)
+            try:
+                status = (folder / RECORD).stat()
+                stamp = (status.st_mtime_ns, status.st_ino)
+                known = self._known.get(name)
+                if known is None or known[0] != stamp:
+                    known = self._known[name] = (stamp, read_endpoint(folder)[0])
+                records.append(known[1])
+            except (NoSuchServerError, FileNotFoundError):
+                continue  # just detached
+            except (KeeperError, OSError) as error:
+                problems.append(str(error))
+        return records, problems
+
+    def _names(self) -> list[str]:
+        try:
+            names = os.listdir(self._state / ATTACHED)  # noqa: PTH208 - names are all that is wanted
+        except OSError:
+            return []
+        return sorted(name for name in names if folders.NAME.fullmatch(name))
+
+    def view(self, record: ServerRecord, now: float, selected: str | None, time_view: TimeView) -> ServerView:
+        """An endpoint now; in passing it gets a recorder if it has none."""
+        name, chosen = record.name, record.name == selected
+        if name not in self._watched:
+            self._watched[name] = WatchedServer(attached_folder(self._state, name), interactive=self._interactive)
+        watched = self._watched[name]
+        # Its GPUs are not this machine's, and nothing but metrics is asked of it.
+        context = JudgeContext(may_ask=False)
+        view = watched.view(record, now, selected=chosen, load="", context=context, startup_stages=False)
+        if chosen and self._interactive:
+            view = watched.in_time(view, record, now, time_view)
+        return self._as_attached(view, record)
+
+    def earlier(self, record: ServerRecord, view: ServerView, at: float) -> ServerView:
+        """An endpoint at an earlier moment."""
+        watched = self._watched.get(record.name)
+        return self._as_attached(watched.earlier(view, record, at), record) if watched is not None else view
+
+    def _as_attached(self, view: ServerView, record: ServerRecord) -> ServerView:
+        endpoint = endpoint_of(record)
+        if endpoint is None:
+            return view
+        from vllm_console.diagnosis.live.unknown_flags import without_flags
+
+        is_recorded = self._is_recorded(record.name)
+        notices = (endpoint.notice, "" if is_recorded else NOT_RECORDED)
+        return replace(
+            view,
+            ours=False,
+            attached=endpoint,
+            host=endpoint.host,
+            port=endpoint.port,
+            tls=endpoint.tls,
+            probed=is_recorded and record.state is not State.STARTING,
+            log_path="",
+            no_probe="",
+            previous_flags=None,
+            notice="; ".join(dict.fromkeys(filter(None, (*notices, view.notice)))),
+            findings=without_flags(view.findings),
+        )
+
+    def _is_recorded(self, name: str) -> bool:
+        """Whether an endpoint has a recorder; it is started where it lacks one, unless that is read-only."""
+        at, found = self._checked.get(name, (float("-inf"), False))
+        if time.monotonic() - at < CHECK_SECONDS:
+            return found
+        found = recorded(attached_folder(self._state, name))
+        if not found and not self._read_only:
+            with contextlib.suppress(OSError):
+                start_recorder(self._state, name)
+                found = True
+        self._checked[name] = (time.monotonic(), found)
+        return found
+
+    def close(self) -> None:
+        """Close open files; recorders go on."""
+        for watched in self._watched.values():
+            watched.close()
+        self._watched.clear()
+
+    # -- verbs -----------------------------------------------------------------------------------------------------
+
+    def attach(self, url: str, name: str | None, key_env: str, ca: str) -> str:
+        """Record an endpoint and start its recorder; returns its name. It is asked, but need not answer.
+
+        Attaching the same endpoint again by its name replaces variable and certificates.
+
+        Raises:
+            FleetError: the name is taken, or nothing can be written.
+            UsageError: an argument is invalid.
+        """
+        endpoint = _checked(url, key_env, ca)
+        present = {record.name: found for record in self.read()[0] if (found := endpoint_of(record)) is not None}
+        known = next((one for one, found in present.items() if found.url == endpoint.url), None)
+        if known is not None and name in (None, known):
+            return self._renew(known, endpoint)
+        if known is not None:
+            raise FleetError(f"{endpoint.url} is attached already, as {known}")
+        chosen = name if name is not None else self._free_name(name_for(endpoint.url), present)
+        with keeper_errors():
+            if chosen in present or client.exists(self._state, chosen):
+                raise FleetError(f"there is a server called '{chosen}' already: choose another --name")
+            folder = attached_folder(self._state, chosen)
+            try:
+                own_folder(self._state)
+                for path in (self._state / ATTACHED, folder):
+                    make_folder(path)
+                folders.write_record(folder, first_record(chosen, endpoint, time.time()))
+                start_recorder(self._state, chosen)
+            except OSError as error:
+                raise FleetError(f"{folder} can't be written: {error.strerror}") from error
+        return chosen
+
+    def _free_name(self, wanted: str, present: dict[str, Endpoint]) -> str:
+        name, number = wanted, 1
+        while name in present or client.exists(self._state, name):
+            number += 1
+            name = f"{wanted}-{number}"
+        return name
+
+    def _renew(self, name: str, endpoint: Endpoint) -> str:
+        """Attach an endpoint anew, with its history."""
+        with self._set_aside(name) as folder:
+            record = wire.loads((folder / _SETTING_ASIDE).read_bytes())
+            details = {key: value for key, value in record.current.spec.details.items() if key != "attached"}
+            started = getattr(endpoint_of(record), "started", "")
+            new = replace_value(record.current, spec=spec_of(replace(endpoint, started=started), details))
+            again = replace_value(
+                record,
+                state=State.STARTING,
+                state_since=time.time(),
+                reason="",
+                generations=(*record.generations[:-1], new),
+            )
+            folders.write_record(folder, again)
+            (folder / _SETTING_ASIDE).unlink()
+        start_recorder(self._state, name)
+        self._checked.pop(name, None)
+        return name
+
+    def detach(self, name: str, removed: RemovedServers) -> tuple[ServerRecord, bool]:
+        """Forget an endpoint; its history is kept for replays. Returns its last record, and whether there is any.
+
+        Raises:
+            FleetError: its recorder does not end, or its history can't be kept.
+            NotFoundError, RefusedError: no endpoint of that name is attached.
+        """
+        import shutil
+
+        try:
+            record, _ = read_endpoint(attached_folder(self._state, name))
+        except BadNameError:
+            record = None
+        except NoSuchServerError:
+            record = None
+        except KeeperError as error:
+            raise FleetError(str(error)) from error
+        if record is None:
+            with contextlib.suppress(BadNameError):
+                if client.exists(self._state, name):
+                    raise RefusedError(f"{name} is a server of your own: 'vllm-console remove {name}' removes it")
+            known = ", ".join(self._names()) or "none"
+            raise NotFoundError(f"no endpoint is attached as '{plain(name)}'; attached: {known}")
+        if (watched := self._watched.pop(name, None)) is not None:
+            watched.close()
+        with keeper_errors(), self._set_aside(name) as folder:
+            kept = removed.keep(folder, name, record.created_at)
+            shutil.rmtree(folder, ignore_errors=True)
+        ended = replace_value(record.current, ended_at=time.time())
+        return replace_value(record, generations=(*record.generations[:-1], ended)), kept
+
+    @contextlib.contextmanager
+    def _set_aside(self, name: str):  # type: ignore[no-untyped-def]
+        """Have an endpoint's recorder end; if what follows fails, the record is put back."""
+        folder = attached_folder(self._state, name)
+        record, aside = folder / RECORD, folder / _SETTING_ASIDE
+        try:
+            record.rename(aside)
+            opened = open_file(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                lock(opened, RECORDER_ENDS_SECONDS)
+            finally:
+                os.close(opened)
+            yield folder
+        except OSError as error:
+            raise FleetError(f"{name}: {error.strerror or error} ({folder})") from error
+        finally:
+            if aside.exists() and not record.exists():
+                aside.rename(record)
+
+
+def _checked(url: str, key_env: str, ca: str) -> Endpoint:
+    """The endpoint that the arguments of `attach` describe. Raises UsageError."""
+    from vllm_console.metrics.scrape import ScrapeError, verifying
+
+    try:
+        endpoint = Endpoint(base_of(url), check_variable(key_env) if key_env else "", asked_at=time.time())
+        key_of(endpoint)
+        if ca:
+            if not endpoint.tls:
+                raise UsageError("--ca is for https addresses")
+            endpoint = replace(endpoint, ca=str(Path(ca).expanduser().absolute()))
+            verifying(endpoint.ca)
+    except (AddressError, ScrapeError) as error:
+        raise UsageError(str(error)) from error
+    return endpoint

@@ -1,0 +1,423 @@
+"""The fleets of other machines, read over the user's own ssh: one long-lived command on each, no open port.
+
+``hosts.json`` in the state folder (mode 0600) names the machines. Each has a thread of its own, so one that hangs or is
+gone delays only itself; a connection that is lost is made again after growing pauses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from vllm_console import __version__
+from vllm_console.attached import Endpoint
+from vllm_console.fleet.remote_protocol import LONGEST_LINE, PROTOCOL, ProtocolError, decode, encode, views_of
+from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.text import plain
+from vllm_launchers.keeper.folders import NAME, replace_file
+from vllm_launchers.private import open_regular, own_folder
+
+HOSTS = "hosts.json"
+CONNECT_SECONDS = 10
+ANSWER_SECONDS = 15.0
+"""How long the other side may take for an answer before the connection counts as lost."""
+
+LONGEST_PAUSE_SECONDS = 60.0
+GREETING_LINES = 50
+"""So many lines of something else, as a shell's start-up files print, may come before the greeting."""
+
+VERB_SECONDS = 120.0
+
+CLOSED = "the connection was closed"
+
+_DESTINATION = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_\[][A-Za-z0-9._:%\]-]*")
+_COMMAND = re.compile(r"[A-Za-z0-9/._~+-]+")
+
+
+class RemoteHost(msgspec.Struct, frozen=True):
+    """A machine: its ``name`` here, and how ssh reaches it (``[user@]host``, and a ``port`` if one was given).
+
+    ``command`` is this program there: on its ``PATH``, or a path.
+    """
+
+    name: str
+    destination: str
+    port: int | None = None
+    command: str = "vllm-console"
+
+    @property
+    def url(self) -> str:
+        """As it was attached."""
+        path = f"/{self.command.lstrip('/')}" if "/" in self.command else ""
+        return f"ssh://{self.destination}{f':{self.port}' if self.port else ''}{path}"
+
+    def argv(self, words: Sequence[str], *, terminal: bool = False) -> list[str]:
+        """The command line that runs this program there with ``words``.
+
+        ssh asks nothing where there is no terminal: keys, agents and known hosts are the user's own.
+        """
+        options = ["-T", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "ServerAliveInterval=10"]
+        options += ["-o", "ServerAliveCountMax=2", *(() if terminal else ("-o", "BatchMode=yes"))]
+        options += ["-p", str(self.port)] if self.port else []
+        # ssh hands the words to a shell there.
+        return ["ssh", *options, "--", self.destination, f"{self.command} {shlex.join(words)}"]
+
+
+def host_from(url: str, name: str | None) -> RemoteHost:
+    """The machine that ``ssh://[user@]host[:port][/path/to/vllm-console]`` names. Raises UsageError."""
+    shown = plain(url, 120)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"'{shown}' is no address; write ssh://[user@]host") from error
+    if parts.password is not None or parts.query or parts.fragment:
+        raise UsageError("no password is taken or stored: write ssh://[user@]host, and use a key or an agent")
+    user, at, host = parts.netloc.rpartition("@")
+    host = host if port is None else host.rpartition(":")[0]
+    destination = f"{user}{at}{host}"
+    if not _DESTINATION.fullmatch(destination):
+        raise UsageError(f"'{shown}' names no host that ssh could take; write ssh://[user@]host")
+    command = parts.path if parts.path not in ("", "/") else "vllm-console"
+    if not _COMMAND.fullmatch(command):
+        raise UsageError("the path to vllm-console there may have letters, digits and /._~+- only")
+    chosen = name if name is not None else re.sub(r"[^A-Za-z0-9._-]+", "-", host).strip("-._")[:63]
+    if not NAME.fullmatch(chosen):
+        raise UsageError(f"'{plain(chosen, 80)}' is no name for a host: use letters, digits, '.', '_' and '-'")
+    return RemoteHost(chosen, destination, port, command)
+
+
+def read_hosts(state: Path) -> tuple[RemoteHost, ...]:
+    """The machines that are attached.
+
+    Raises:
+        FleetError: the file can't be read.
+    """
+    path = state / HOSTS
+    try:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                raise FleetError(f"{path} belongs to another user")
+            hosts = msgspec.json.decode(file.read(1 << 20), type=tuple[RemoteHost, ...])
+    except FileNotFoundError:
+        return ()
+    except (OSError, msgspec.DecodeError) as error:
+        raise FleetError(f"{path} can't be read: {plain(str(error), 200)}; delete it to begin anew") from error
+    return tuple(host for host in hosts if _is_sound(host))
+
+
+def _is_sound(host: RemoteHost) -> bool:
+    """Whether a host of the file is one that `host_from` could have made: nothing else gets into a command line."""
+    sound = _DESTINATION.fullmatch(host.destination) and _COMMAND.fullmatch(host.command)
+    return bool(sound and NAME.fullmatch(host.name))
+
+
+def write_hosts(state: Path, hosts: Sequence[RemoteHost]) -> None:
+    """Replace the file. Raises FleetError."""
+    try:
+        own_folder(state)
+        replace_file(state / HOSTS, msgspec.json.format(msgspec.json.encode(hosts)) + b"\n")
+    except OSError as error:
+        raise FleetError(f"{state / HOSTS} can't be written: {error.strerror}") from error
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Host and server of ``HOST/NAME``; None for a server of this machine."""
+    host, slash, server = name.partition("/")
+    return (host, server) if slash and NAME.fullmatch(host) and server and "/" not in server else None
+
+
+class Session:
+    """One run of the command on a machine: requests to its standard input, answers from its standard output."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Start it. Raises OSError."""
+        self._changed = threading.Condition()
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._waited = {0}
+        self._ids = 0
+        self._problem = ""
+        self._said: deque[str] = deque(maxlen=20)
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        self._errors = threading.Thread(target=self._read_errors, daemon=True)
+        for thread in (threading.Thread(target=self._read, daemon=True), self._errors):
+            thread.start()
+
+    def greet(self) -> None:
+        """Wait for the greeting, and check that both sides speak the same protocol.
+
+        Raises:
+            ProtocolError: they don't, or there is none.
+        """
+        hello = self._answer(0, CONNECT_SECONDS + ANSWER_SECONDS).get("hello")
+        if not isinstance(hello, dict) or hello.get("protocol") != PROTOCOL:
+            version = plain(str(hello.get("version")), 40) if isinstance(hello, dict) else "unknown version"
+            raise ProtocolError(
+                f"its vllm-console ({version}) and this one ({__version__}) don't understand each other: update the "
+                "older one"
+            )
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Send a request and wait for its answer; several threads may ask at once. Raises ProtocolError."""
+        with self._changed:
+            self._ids += 1
+            number = self._ids
+            self._waited.add(number)
+            try:
+                assert self._process.stdin is not None
+                self._process.stdin.write(encode({"id": number, **request}))
+                self._process.stdin.flush()
+            except (OSError, ValueError) as error:
+                raise ProtocolError(self._problem or CLOSED) from error
+        return self._answer(number, seconds)
+
+    def _answer(self, number: int, seconds: float) -> dict[str, Any]:
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._answers or self._problem, seconds)
+            self._waited.discard(number)
+            if (found := self._answers.pop(number, None)) is not None:
+                return found
+            raise ProtocolError(self._problem or f"no answer within {seconds:g}s")
+
+    def _read(self) -> None:
+        """In a thread of its own: take answers in until there are no more."""
+        stdout, others = self._process.stdout, 0
+        assert stdout is not None
+        problem = CLOSED
+        try:
+            while line := stdout.readline(LONGEST_LINE):
+                if not self._greeted and not line.lstrip().startswith(b"{"):
+                    others += 1  # what a shell's start-up files print
+                    if others > GREETING_LINES:
+                        raise ProtocolError("it prints something else than vllm-console does")
+                    continue
+                self._take(decode(line))
+        except (ProtocolError, OSError, ValueError) as error:
+            problem = str(error)
+        with self._changed:
+            self._problem = problem
+            self._changed.notify_all()
+
+    _greeted = False
+
+    def _take(self, message: dict[str, Any]) -> None:
+        number = 0 if "hello" in message and not self._greeted else message.get("id")
+        self._greeted = True
+        with self._changed:
+            if isinstance(number, int) and number in self._waited:
+                self._answers[number] = message
+                self._changed.notify_all()
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        with contextlib.suppress(OSError, ValueError):
+            while line := self._process.stderr.readline(4096):
+                self._said.append(plain(line.decode(errors="replace").strip(), 300))
+
+    def close(self) -> str:
+        """End it; returns the last line of its standard error."""
+        process = self._process
+        with contextlib.suppress(OSError):
+            process.terminate()
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._errors.join(1)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    stream.close()
+        lines = [line for line in self._said if line]
+        return lines[-1] if lines else ""
+
+
+class Connection:
+    """One machine, and the thread that reads its fleet. The lock guards the shared state."""
+
+    def __init__(self, host: RemoteHost, interval: float = 1.0) -> None:
+        self.host = host
+        self.answered = threading.Event()
+        """Set once it has answered, or could not be reached."""
+        self._interval = interval
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._views: tuple[ServerView, ...] = ()
+        self._notices: tuple[str, ...] = ()
+        self._since = time.time()
+        self._problem = ""
+        self._selected: str | None = None
+        threading.Thread(target=self._run, name=f"host-{host.name}", daemon=True).start()
+
+    def views(self, selected: str | None) -> tuple[list[ServerView], list[str]]:
+        """Its servers as of its newest answer; while it can't be reached one row that says why. And its notices."""
+        named = split_name(selected) if selected else None
+        with self._lock:
+            self._selected = named[1] if named is not None and named[0] == self.host.name else None
+            if self._problem or not self.answered.is_set():
+                return [self._row()], []
+            return list(self._views), [f"{self.host.name}: {plain(one)}" for one in self._notices]
+
+    def _row(self) -> ServerView:
+        state = State.UNRESPONSIVE if self._problem else State.STARTING
+        endpoint = Endpoint(self.host.url)
+        return ServerView(
+            self.host.name, state, self._since, ours=False, attached=endpoint, reason=self._problem,
+            probed=bool(self._problem),
+        )  # fmt: skip
+
+    def do(self, verb: str, name: str, **more: Any) -> None:
+        """Have a verb carried out there, under that machine's rules; blocks until it is.
+
+        Raises:
+            FleetError: it was refused or failed there, in its words; or the machine can't be reached.
+        """
+        with self._lock:
+            session, problem = self._session, self._problem
+        if session is None or problem:
+            raise FleetError(f"{self.host.name} is not connected: {problem or 'not yet'}")
+        try:
+            answer = session.ask({"do": verb, "name": name, **more}, VERB_SECONDS)
+        except ProtocolError as error:
+            raise FleetError(f"{self.host.name}: {error}; whether it was done is not known") from error
+        refusal = answer.get("error")
+        if isinstance(refusal, dict):
+            sentence = f"{self.host.name}: {plain(str(refusal.get('message')), 2000)}"
+            raise (RefusedError if refusal.get("code") == RefusedError.exit_code else FleetError)(sentence)
+
+    def close(self) -> None:
+        """End the connection; servers go on."""
+        self._ended.set()
+        with self._lock:
+            session = self._session
+        if session is not None:
+            session.close()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._ended.is_set():
+            began = time.monotonic()
+            problem = self._converse()
+            if self._ended.is_set():
+                return
+            failures = 1 if time.monotonic() - began > LONGEST_PAUSE_SECONDS else failures + 1
+            self._report(problem)
+            self._ended.wait(min(LONGEST_PAUSE_SECONDS, 2.0 ** min(failures, 6)))
+
+    def _report(self, problem: str) -> None:
+        with self._lock:
+            if bool(problem) != bool(self._problem):
+                self._since = time.time()
+            self._problem = problem
+        self.answered.set()
+
+    def _converse(self) -> str:
+        """Connect and ask for snapshots until the connection ends; returns why it did."""
+        try:
+            session = Session(self.host.argv(["remote"]))
+        except OSError as error:
+            return f"ssh can't be run: {error.strerror}"
+        with self._lock:
+            self._session = session
+        try:
+            session.greet()
+            while not self._ended.is_set():
+                with self._lock:
+                    selected = self._selected
+                answer = session.ask({"do": "snapshot", "selected": selected}, ANSWER_SECONDS)
+                views, notices = views_of(answer.get("snapshot"), self.host.name)
+                with self._lock:
+                    self._views, self._notices = tuple(views), tuple(notices)
+                self._report("")
+                self._ended.wait(self._interval)
+            return ""
+        except ProtocolError as error:
+            problem = str(error)
+        finally:
+            with self._lock:
+                self._session = None
+            said = session.close()
+        # What ssh says is the reason why the connection was closed.
+        return said if said and problem == CLOSED else problem
+
+
+class RemoteHosts:
+    """The machines of one state folder, each with its connection once it is asked for."""
+
+    def __init__(self, state: Path, patience: float) -> None:
+        self._state, self._patience = state, patience
+        self._connections: dict[str, Connection] = {}
+        self._known: tuple[object, tuple[RemoteHost, ...]] = (None, ())
+
+    def hosts(self) -> tuple[RemoteHost, ...]:
+        """Those that are attached. Raises FleetError."""
+        try:
+            status = (self._state / HOSTS).stat()
+            stamp: object = (status.st_mtime_ns, status.st_ino)
+        except OSError:
+            return ()
+        if stamp != self._known[0]:
+            self._known = (stamp, read_hosts(self._state))
+        return self._known[1]
+
+    def views(self, selected: str | None) -> tuple[list[ServerView], list[str]]:
+        """The servers of all machines, and notices; the first time it waits for answers, within its patience."""
+        try:
+            hosts = self.hosts()
+        except FleetError as error:
+            return [], [str(error)]
+        for name in self._connections.keys() - {host.name for host in hosts}:
+            self._connections.pop(name).close()
+        new = [host for host in hosts if host.name not in self._connections]
+        self._connections.update({host.name: Connection(host) for host in new})
+        deadline = time.monotonic() + self._patience
+        for host in new:
+            self._connections[host.name].answered.wait(max(0.0, deadline - time.monotonic()))
+        found: list[ServerView] = []
+        notices: list[str] = []
+        for host in hosts:
+            views, more = self._connections[host.name].views(selected)
+            found += views
+            notices += more
+        return found, notices
+
+    def connection(self, name: str) -> Connection:
+        """That of an attached machine. Raises NotFoundError."""
+        if name not in self._connections:
+            raise NotFoundError(f"no machine is attached as '{plain(name)}'")
+        return self._connections[name]
+
+    def attach(self, host: RemoteHost) -> None:
+        """Add a machine, or replace the one of that name. Raises FleetError."""
+        write_hosts(self._state, [*(one for one in self.hosts() if one.name != host.name), host])
+
+    def detach(self, name: str) -> bool:
+        """Forget a machine; returns whether there was one. Raises FleetError."""
+        hosts = self.hosts()
+        if all(host.name != name for host in hosts):
+            return False
+        write_hosts(self._state, [host for host in hosts if host.name != name])
+        return True
+
+    def close(self) -> None:
+        """End all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()

@@ -1,0 +1,136 @@
+"""What two consoles say to each other over ssh: one JSON object per line, requests one way, answers the other.
+
+The side that is asked greets first: ``{"hello": {"protocol": 1, "version": …, "host": …}}``. A request is
+``{"id": 1, "do": "snapshot", "selected": NAME}``, ``{"id": 2, "do": "stop", "name": NAME}`` or ``{"id": 3, "do":
+"restart", "name": NAME, "changes": {…}}``. The answer has its id and either ``snapshot``, ``done`` or ``error``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any, get_type_hints
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.fleet import snapshot as snapshot_module
+from vllm_console.fleet.snapshot import Changes, FleetSnapshot, ServerView
+from vllm_console.fleet.verbs import UsageError
+from vllm_launchers.keeper import wire
+from vllm_launchers.keeper.errors import RecordError
+from vllm_launchers.values import Value
+
+PROTOCOL = 1
+
+LONGEST_LINE = 32 << 20
+"""Bytes; a longer one ends the connection."""
+
+MOST_SERVERS = 200
+
+LEFT_OUT = frozenset({"restart", "startup", "probe", "markers", "folder", "log_path", "load_result", "pid"})
+"""What of a server is only of use on its own machine; how a restart is going is part of its notice."""
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+
+
+class ProtocolError(Exception):
+    """The other side said something that it should not. One sentence."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as a line, in ASCII: the other side may have any locale."""
+    text = msgspec.json.encode(message, enc_hook=_encode_value).decode()
+    if not text.isascii():
+        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    return text.encode() + b"\n"
+
+
+def _encode_value(value: Any) -> Any:
+    if isinstance(value, Value):
+        return wire.to_plain(value)
+    raise NotImplementedError
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """A line as a message. Raises `ProtocolError`."""
+    try:
+        message = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError("it said something that is not JSON") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("it said something that is no message")
+    return message
+
+
+def changes_of(document: Any) -> Changes:
+    """The change of flags in a request to restart.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return msgspec.convert(document or {}, Changes)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the flags that were sent can't be read ({error})") from error
+
+
+def snapshot_document(snapshot: FleetSnapshot) -> dict[str, Any]:
+    """A snapshot as the answer has it."""
+    servers = [_fields(server) for server in snapshot.servers[:MOST_SERVERS]]
+    return {"at": snapshot.at, "notices": snapshot.notices, "servers": servers}
+
+
+def _fields(server: ServerView) -> dict[str, Any]:
+    found = {name: getattr(server, name) for name in ServerView.__struct_fields__ if name not in LEFT_OUT}
+    if server.sample is not None:
+        # Windows and charts have what histograms say; JSON has no infinity for their last bounds.
+        engines = {label: replace(one, histograms={}) for label, one in server.sample.engines.items()}
+        found["sample"] = replace(server.sample, engines=engines)
+    return found
+
+
+def views_of(document: Any, host: str) -> tuple[list[ServerView], list[str]]:
+    """The servers in a snapshot's answer as this console shows them, and the host's notices.
+
+    Raises:
+        ProtocolError: it is no such answer.
+    """
+    try:
+        servers, notices = document["servers"], [str(one) for one in document.get("notices", ())]
+        return [_view(one, host) for one in servers[:MOST_SERVERS]], notices[:20]
+    except (TypeError, KeyError, AttributeError, ValueError, RecordError) as error:
+        raise ProtocolError(f"its answer can't be read ({str(error)[:120]})") from error
+
+
+def _view(fields: dict[str, Any], host: str) -> ServerView:
+    kinds = _kinds()
+    known = {
+        name: msgspec.convert(value, kinds[name], dec_hook=_decode_value)
+        for name, value in fields.items()
+        if name in kinds
+    }
+    view = ServerView(**known)
+    if not NAME.fullmatch(view.name):
+        raise ValueError("a server's name is invalid")
+    # The GPUs that it names are not this machine's.
+    return replace(view, name=f"{host}/{view.name}", ours=False, remote=host, remote_ours=view.ours, gpus=())
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """The type of each field that is sent."""
+    from vllm_console.diagnosis.finding import Diagnosis, Finding
+    from vllm_console.diagnosis.objectives import Judged
+
+    names: dict[str, Any] = {"Diagnosis": Diagnosis, "Finding": Finding, "Judged": Judged}
+    names |= dict.fromkeys(("Marker", "ProbeView", "Startup"), object)
+    hints = get_type_hints(ServerView, vars(snapshot_module), names)
+    return {name: hints[name] for name in ServerView.__struct_fields__ if name not in LEFT_OUT}
+
+
+def _decode_value(kind: Any, raw: Any) -> Any:
+    if isinstance(kind, type) and issubclass(kind, Value):
+        return wire.from_plain(kind, raw)
+    raise NotImplementedError

@@ -1,0 +1,119 @@
+"""``attach`` and ``detach``: an endpoint is recorded by a process of its own, read-only, and gets its own key alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.endpoint import FakeEndpoint
+from fakes.ports import free_port
+from vllm_console.attached import attached_folder, recorded
+
+KEYS = {"FAR_KEY": "far-s3cret", "VLLM_API_KEY": "own-s3cret"}
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeEndpoint]:
+    """An endpoint elsewhere."""
+    endpoint = FakeEndpoint()
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def far(program: Any, fake: FakeEndpoint) -> Iterator[dict[str, Any]]:
+    """It, attached as ``far`` with a key."""
+    yield program.json("attach", f"{fake.url}/v1", "--name", "far", "--key-env", "FAR_KEY", env=KEYS)
+    program("detach", "far")
+
+
+def test_an_attached_endpoint_is_recorded_and_never_changed(program: Any, fake: FakeEndpoint, far: Any) -> None:
+    assert far["name"] == "far"
+    assert far["ours"] is False
+    assert far["attached"] == {
+        "host": "127.0.0.1", "reachability": "reachable", "url": fake.url, "key_env": "FAR_KEY", "ca": None,
+        "keyed": True,
+    }  # fmt: skip
+    assert (far["model"], far["engine_version"]) == ("far-model", "0.32.0")
+    fake.wait(3)
+    listed = program("list").stdout
+    assert "HOST" in listed
+    assert "reachable" in listed
+    for words in (("stop", "far"), ("restart", "far", "--set", "max-num-seqs=8"), ("remove", "far"), ("sleep", "far")):
+        refused = program(*words)
+        assert refused.returncode == 4, words
+        assert "far is attached from" in refused.stderr
+    assert program("logs", "far").returncode == 4
+    assert program("start", "chatbot", "--engine", "simulated", "--name", "far").returncode == 1
+    assert {method for method, _, _ in fake.asked} == {"GET"}
+    assert program("check", "far", "--allow-idle").returncode == 0
+
+
+def test_load_needs_remote_and_only_its_own_key_is_sent(program: Any, fake: FakeEndpoint, far: Any) -> None:
+    for words in (("load", "far"), ("ramp", "far"), ("ramp", "far", "--yes")):
+        refused = program(*words, env=KEYS)
+        assert refused.returncode == 4, words
+        assert "--remote allows it" in refused.stderr
+    assert {method for method, _, _ in fake.asked} == {"GET"}
+    program("load", "far", "--remote", "--requests", "2", env=KEYS)
+    assert "POST" in {method for method, _, _ in fake.asked}
+    assert {key for _, _, key in fake.asked} == {"Bearer far-s3cret"}
+    without = len(fake.asked)
+    program("load", "far", "--remote", "--requests", "2", env={"VLLM_API_KEY": "own-s3cret"})
+    assert {key for _, _, key in fake.asked[without:]} <= {"Bearer far-s3cret", None}
+    kept = b"".join(path.read_bytes() for path in (program.home / "state").rglob("*") if path.is_file())
+    assert b"s3cret" not in kept
+
+
+def test_attaching_again_keeps_its_history_and_takes_another_key(program: Any, fake: FakeEndpoint, far: Any) -> None:
+    before = len(fake.asked)
+    again = program.json("attach", fake.url, env={"FAR_KEY": "x"})
+    assert (again["name"], again["attached"]["key_env"], again["attached"]["keyed"]) == ("far", None, False)
+    fake.wait(2)
+    assert fake.asked[-1][2] is None
+    assert len(fake.asked) > before
+    other = program("attach", fake.url, "--name", "other")
+    assert other.returncode == 1
+    assert "attached already, as far" in other.stderr
+
+
+def test_a_detached_endpoint_is_asked_no_more_and_can_be_replayed(program: Any, fake: FakeEndpoint, far: Any) -> None:
+    fake.wait(3)
+    state: Path = program.home / "state" / "vllm-console"
+    assert recorded(attached_folder(state, "far"))
+    assert program.json("detach", "far") == {"name": "far", "detached": True, "history_kept": True}
+    assert not attached_folder(state, "far").exists()
+    (run,) = program.json("runs", "far")
+    assert run["ended_at"] is not None
+    assert program("detach", "far").returncode == 3
+    assert program("status", "far").returncode == 3
+
+
+def test_an_endpoint_that_does_not_answer_is_attached_and_the_others_are_shown(
+    program: Any, fake: FakeEndpoint, far: Any
+) -> None:
+    dead = program.json("attach", f"http://127.0.0.1:{free_port()}", "--name", "dead")
+    assert dead["attached"]["reachability"] == "unreachable"
+    assert "refused the connection" in dead["reason"]
+    found = {one["name"]: one["attached"]["reachability"] for one in program.json("list") if one["attached"]}
+    assert found == {"dead": "unreachable", "far": "reachable"}
+    assert program("check", "dead").returncode == 1
+    assert program("detach", "dead").returncode == 0
+
+
+def test_wrong_arguments_attach_nothing(program: Any, tmp_path: Path) -> None:
+    for words, code in (
+        (("ftp://x",), 2),
+        (("http://u:p@x",), 2),
+        (("http://x", "--key-env", "sk-1234"), 2),
+        (("http://x", "--ca", str(tmp_path)), 2),
+        (("https://x", "--ca", str(tmp_path / "none")), 2),
+        (("http://x", "--name", "../x"), 2),
+    ):
+        answer = program("attach", *words)
+        assert answer.returncode == code, (words, answer.stderr)
+        assert "Traceback" not in answer.stderr
+    assert program.json("list", "--ours") == []

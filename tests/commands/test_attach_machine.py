@@ -1,0 +1,106 @@
+"""``attach ssh://HOST``: the fleet of another machine, read and acted on over ssh, with a fake ssh that stays here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.keeper_bench import end_servers
+from vllm_console.fleet.local import LocalFleet
+from vllm_console.fleet.verbs import FleetError, RefusedError
+
+FAKES = Path(__file__).parents[1] / "fakes"
+
+
+@pytest.fixture
+def gpubox(program: Any, tmp_path: Path) -> Iterator[Path]:
+    """The home of a user on another machine, with a server; attached."""
+    home = tmp_path / "hosts" / "gpubox"
+    (home / "config").mkdir(parents=True)
+    there = {"XDG_STATE_HOME": str(home / "state"), "XDG_CONFIG_HOME": str(home / "config")}
+    program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait", env=there)
+    program.env |= {
+        "FAKE_SSH_HOMES": str(tmp_path / "hosts"),
+        "FAKE_SSH_PATH": str(Path(sys.executable).parent),
+        "PATH": f"{FAKES}{os.pathsep}{os.environ['PATH']}",
+    }
+    attached = program.json("attach", "ssh://gpubox")
+    assert (attached["name"], attached["problem"]) == ("gpubox", None)
+    assert "gpubox/chat" in [server["name"] for server in attached["servers"]]
+    yield home
+    end_servers(home / "state" / "vllm-console")
+
+
+def settled(fleet: LocalFleet, done: Callable[[Any], bool]) -> Any:
+    """Wait until a snapshot is as it should be."""
+    deadline = time.monotonic() + 60
+    while not done(found := fleet.snapshot()):
+        assert time.monotonic() < deadline, found.servers
+        time.sleep(0.1)
+    return found
+
+
+def test_commands_about_its_servers_run_there(program: Any, gpubox: Path) -> None:
+    (chat,) = (one for one in program.json("list") if one["name"] == "gpubox/chat")
+    assert (chat["ours"], chat["host"], chat["state"]) == (False, "gpubox", "ready")
+    assert program.json("status", "gpubox/chat")["name"] == "chat"
+    after = program.json("restart", "gpubox/chat", "--set", "max-num-seqs=64", "--wait")
+    assert after["generation"] == 2
+    refused = program("restart", "gpubox/chat", "--set", "max-num-seqs=-4")
+    assert refused.returncode == 1
+    assert "--max-num-seqs must be 1 or more" in refused.stderr
+    assert program("stop", "gpubox/nobody").returncode == 3
+    assert program("--read-only", "stop", "gpubox/chat").returncode == 4
+    (gpubox / "config" / "vllm-console").mkdir()
+    (gpubox / "config" / "vllm-console" / "config.toml").write_text("read_only = true\n")
+    forbidden = program("stop", "gpubox/chat")
+    assert forbidden.returncode == 4, "the rules of that machine hold"
+    assert "read_only = true" in forbidden.stderr
+    (gpubox / "config" / "vllm-console" / "config.toml").unlink()
+    assert program.json("stop", "gpubox/chat")["state"] == "stopped"
+    assert program("detach", "gpubox").returncode == 0
+    assert program("status", "gpubox/chat").returncode == 3
+
+
+def test_a_console_acts_over_one_connection_that_comes_back(
+    program: Any, gpubox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PATH", "FAKE_SSH_HOMES", "FAKE_SSH_PATH", "HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, program.env[name])
+    asked = len((gpubox / "asked").read_text().splitlines())
+    state = program.home / "state" / "vllm-console"
+    fleet = LocalFleet(state, interactive=True, observe=False, gpus=False, remote=True)
+    try:
+        view = settled(fleet, lambda seen: seen.server("gpubox/chat") is not None).server("gpubox/chat")
+        assert (view.remote, view.remote_ours, view.ours) == ("gpubox", True, False)
+        with pytest.raises(FleetError, match=r"^gpubox: "):
+            fleet.stop("gpubox/nobody")
+        with pytest.raises(RefusedError):
+            fleet.forget("gpubox/chat")
+        fleet.restart("gpubox/chat", fleet_changes())
+        settled(fleet, lambda seen: (one := seen.server("gpubox/chat")) is not None and one.generation == 2)
+        assert len((gpubox / "asked").read_text().splitlines()) == asked + 1
+        connection = fleet._hosts.connection("gpubox")
+        session = connection._session
+        assert session is not None
+        os.killpg(session._process.pid, signal.SIGKILL)  # the shell and what it runs
+        settled(fleet, lambda seen: (one := seen.server("gpubox")) is not None and one.state_text == "unreachable")
+        settled(fleet, lambda seen: seen.server("gpubox/chat") is not None)
+        fleet.stop("gpubox/chat")
+        settled(fleet, lambda seen: str(seen.server("gpubox/chat").state) == "stopped")
+    finally:
+        fleet.close()
+
+
+def fleet_changes() -> Any:
+    """Another limit of running sequences."""
+    from vllm_console.fleet.snapshot import Changes
+
+    return Changes(set={"max-num-seqs": 32})

@@ -1,0 +1,126 @@
+"""Fleets of other machines: addresses, what travels over ssh, and connections that are not as they should be."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from fakes import fake_fleet as fakes
+from vllm_console.fleet.remote_hosts import HOSTS, Connection, RemoteHost, host_from, read_hosts, split_name
+from vllm_console.fleet.remote_protocol import LEFT_OUT, ProtocolError, decode, encode, snapshot_document, views_of
+from vllm_console.fleet.snapshot import FleetSnapshot, ServerView
+from vllm_console.fleet.verbs import FleetError, UsageError
+
+SSH = Path(__file__).parents[2] / "fakes"
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("ssh://gpubox", RemoteHost("gpubox", "gpubox")),
+        ("ssh://anna@gpu-1.example:2222", RemoteHost("gpu-1.example", "anna@gpu-1.example", 2222)),
+        ("ssh://gpubox/opt/venv/bin/vllm-console", RemoteHost("gpubox", "gpubox", None, "/opt/venv/bin/vllm-console")),
+    ],
+)
+def test_an_address(url: str, host: RemoteHost) -> None:
+    assert host_from(url, None) == host
+    assert host_from(host.url, host.name) == host
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ssh://",
+        "ssh://-oProxyCommand=x",
+        "ssh://a@-oX",
+        "ssh://u:s3cret@h",
+        "ssh://h/a;reboot",
+        "ssh://h/$(x)",
+        "ssh://h?x",
+        "ssh://a b",
+    ],
+)
+def test_what_could_be_an_option_or_a_command_is_no_address(url: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        host_from(url, None)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_words_reach_the_other_machine_as_they_are() -> None:
+    argv = RemoteHost("box", "anna@box").argv(["stop", "a; rm -rf /", "$(x)"])
+    before, said = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    assert "BatchMode=yes" in before
+    assert said[0] == "anna@box"
+    assert shlex.split(said[1]) == ["vllm-console", "stop", "a; rm -rf /", "$(x)"]
+
+
+def test_a_file_that_somebody_wrote_into_starts_nothing_else(tmp_path: Path) -> None:
+    bad = '[{"name": "a", "destination": "-oProxyCommand=x"}, {"name": "b", "destination": "b", "command": "x;y"}]'
+    (tmp_path / HOSTS).write_text(bad)
+    assert read_hosts(tmp_path) == ()
+    (tmp_path / HOSTS).write_text("{")
+    with pytest.raises(FleetError, match=r"hosts\.json can't be read"):
+        read_hosts(tmp_path)
+
+
+def test_names() -> None:
+    assert split_name("box/chat") == ("box", "chat")
+    assert [split_name(name) for name in ("chat", "http://h:1", "/x", "a/b/c", "box/")] == [None] * 5
+
+
+@pytest.mark.parametrize("make", [fakes.chat, fakes.docs, fakes.broken, fakes.stopped, fakes.observed, fakes.asleep])
+def test_a_server_is_the_same_on_the_other_side(make: object) -> None:
+    view: ServerView = make(fakes.NOW)  # type: ignore[operator]
+    view = replace(view, reason="größer …")
+    line = encode({"snapshot": snapshot_document(FleetSnapshot(fakes.NOW, "box", (view,), ("a notice",)))})
+    assert line.isascii()
+    (there,), notices = views_of(decode(line)["snapshot"], "box")
+    assert notices == ["a notice"]
+    changed = {"name", "ours", "gpus", "remote", "remote_ours", "sample", *LEFT_OUT}
+    for field in set(ServerView.__struct_fields__) - changed:
+        assert getattr(there, field) == getattr(view, field), field
+    assert (there.name, there.ours, there.remote_ours, there.where) == (f"box/{view.name}", False, view.ours, "box")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [None, 3, {}, {"servers": 1}, {"servers": [1]}, {"servers": [{"name": "x"}]},
+     {"servers": [{"name": "\x1b[31m", "state": "ready", "state_since": 1.0}]},
+     {"servers": [{"name": "../x", "state": "ready", "state_since": 1.0}]},
+     {"servers": [{"name": "x", "state": "flying", "state_since": 1.0}]}],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_a_sentence(document: object) -> None:
+    with pytest.raises(ProtocolError):
+        views_of(document, "box")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'no route' >&2; exit 255", "no route"),
+        ("cat /dev/null", "the connection was closed"),
+        ('echo Welcome; echo \'{"hello": {"protocol": 99, "version": "9.9"}}\'; cat', "(9.9) and this one"),
+        ("echo '{\"hello\": {\"protocol\": 1}}'; echo '{x'; cat", "not JSON"),
+        ("yes", "prints something else"),
+        ('echo \'{"hello": {"protocol": 1}}\'; read l; echo \'{"id": 1, "snapshot": {}}\'; cat', "can't be read"),
+    ],
+)
+def test_a_connection_that_is_not_as_it_should_be_is_one_row(
+    script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "box").mkdir()
+    monkeypatch.setenv("PATH", f"{SSH}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH_HOMES", str(tmp_path))
+    monkeypatch.setenv("FAKE_SSH_SAYS", script)
+    connection = Connection(RemoteHost("box", "box"))
+    assert connection.answered.wait(30)
+    (row,), notices = connection.views(None)
+    connection.close()
+    assert said in row.reason
+    assert (row.name, row.state_text, notices) == ("box", "unreachable", [])
+    with pytest.raises(FleetError, match="box is not connected"):
+        connection.do("stop", "chat")

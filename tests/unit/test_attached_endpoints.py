@@ -1,0 +1,218 @@
+"""What is recorded of an attached endpoint, step by step, without a process of its own."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes.endpoint import FakeEndpoint, certificate, document, metrics
+from vllm_console import attached
+from vllm_console.attached import AddressError, Endpoint, base_of, first_record, key_of, name_for
+from vllm_console.attached_recorder import LONGEST_PAUSE_SECONDS, MIXED, NO_ENGINE, Recording
+from vllm_console.history.store import HISTORY, Reader
+from vllm_console.metrics.scrape import Scraper, verifying
+from vllm_launchers.keeper import folders
+from vllm_launchers.keeper.records import ServerRecord, State
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeEndpoint]:
+    """A plain HTTP endpoint."""
+    endpoint = FakeEndpoint()
+    yield endpoint
+    endpoint.close()
+
+
+def recording(state: Path, endpoint: Endpoint, key: str = "", timeout: float = 1.0) -> Recording:
+    """Of an endpoint that was just attached."""
+    folder = attached.attached_folder(state, "far")
+    folder.mkdir(parents=True)
+    record = first_record("far", endpoint, time.time())
+    folders.write_record(folder, record)
+    tls = verifying(endpoint.ca) if endpoint.tls else None
+    return Recording(state, record, endpoint, Scraper(endpoint.url, timeout, key=key, tls=tls))
+
+
+def recorded(state: Path) -> tuple[ServerRecord, Endpoint]:
+    """As any console reads it."""
+    return attached.read_endpoint(attached.attached_folder(state, "far"))
+
+
+def test_figures_model_and_version_are_recorded_and_only_get_is_sent(tmp_path: Path, fake: FakeEndpoint) -> None:
+    one = recording(tmp_path, Endpoint(fake.url, "FAR_KEY", keyed=True), key="k-1")
+    assert one.step() == 1.0
+    one.close()
+    record, endpoint = recorded(tmp_path)
+    assert (record.state, record.current.number, endpoint.notice) == (State.READY, 1, "")
+    assert record.current.spec.details["model"] == "far-model"
+    assert record.current.spec.details["engine"]["version"] == "0.32.0"
+    assert {asked[0] for asked in fake.asked} == {"GET"}
+    assert {asked[2] for asked in fake.asked} == {"Bearer k-1"}
+    latest = Reader(attached.attached_folder(tmp_path, "far") / HISTORY).latest()
+    assert latest is not None
+    assert latest.sample.engines["0"].kv_cache_usage == 0.25
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"k-1" not in kept
+
+
+def test_a_restart_there_begins_another_run_here(tmp_path: Path, fake: FakeEndpoint) -> None:
+    one = recording(tmp_path, Endpoint(fake.url))
+    one.step()
+    fake.answers["/metrics"] = metrics(2, started=2000.0)
+    one.step()
+    one.close()
+    record, _ = recorded(tmp_path)
+    assert [run.number for run in record.generations] == [1, 2]
+    assert record.generations[0].ended_at is not None
+
+
+def test_a_restart_while_nobody_recorded_begins_another_run_too(tmp_path: Path, fake: FakeEndpoint) -> None:
+    recording(tmp_path, Endpoint(fake.url, started="900.0")).step()
+    assert recorded(tmp_path)[0].current.number == 2
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_figures_of_several_servers_behind_one_address_are_not_mixed(
+    tmp_path: Path, fake: FakeEndpoint, started: bool
+) -> None:
+    one = recording(tmp_path, Endpoint(fake.url))
+    for turn in range(8):
+        fake.answers["/metrics"] = metrics((90, 5)[turn % 2], (1.0, 2.0)[turn % 2] if started else None)
+        one.step()
+    record, endpoint = recorded(tmp_path)
+    assert endpoint.notice == MIXED
+    assert record.state is State.READY
+    runs = record.current.number
+    one.step()
+    assert recorded(tmp_path)[0].current.number == runs, "no run is made up of every answer"
+
+
+def test_a_router_without_metrics_of_an_engine_is_only_known_to_answer(tmp_path: Path, fake: FakeEndpoint) -> None:
+    one = recording(tmp_path, Endpoint(fake.url))
+    fake.answers["/metrics"] = (200, b'vllm:num_requests_running{server="http://10.0.0.1"} 4\n', {})
+    assert one.step() > 1.0
+    assert recorded(tmp_path)[1].notice == NO_ENGINE
+    del fake.answers["/metrics"]
+    one.step()
+    record, endpoint = recorded(tmp_path)
+    assert record.state is State.READY
+    assert "no metrics page" in endpoint.notice
+    assert record.current.spec.details["model"] == "far-model"
+    one.close()
+    assert not (attached.attached_folder(tmp_path, "far") / HISTORY).exists() or (
+        Reader(attached.attached_folder(tmp_path, "far") / HISTORY).latest() is None
+    )
+
+
+def test_an_endpoint_that_is_gone_is_asked_after_growing_pauses_and_found_again(tmp_path: Path) -> None:
+    fake = FakeEndpoint()
+    one = recording(tmp_path, Endpoint(fake.url))
+    one.step()
+    port = int(fake.url.rpartition(":")[2])
+    fake.close()
+    one._scraper.close()
+    pauses = [one.step() for _ in range(8)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_PAUSE_SECONDS
+    record, _ = recorded(tmp_path)
+    assert record.state is State.UNRESPONSIVE
+    assert f"127.0.0.1:{port} refused the connection" in record.reason
+
+
+def test_a_redirect_is_reported_and_nothing_follows_it(tmp_path: Path, fake: FakeEndpoint) -> None:
+    other = FakeEndpoint()
+    away: tuple[int, bytes, dict[str, str]] = (307, b"", {"Location": f"{other.url}/login?token=t0ken"})
+    fake.answers = {"/metrics": away, "/v1/models": away}
+    recording(tmp_path, Endpoint(fake.url, "FAR_KEY", keyed=True), key="k-1").step()
+    record, _ = recorded(tmp_path)
+    assert record.state is State.UNRESPONSIVE
+    assert f"HTTP 307 to {other.url}/login" in record.reason
+    assert "t0ken" not in record.reason
+    assert other.asked == []
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        (Endpoint("", "FAR_KEY", keyed=True), "refuses the API key in FAR_KEY"),
+        (Endpoint("", "FAR_KEY"), "FAR_KEY was not set"),
+        (Endpoint(""), "attach it again with --key-env VAR"),
+    ],
+)
+def test_a_missing_or_wrong_key_is_named_by_its_variable(
+    tmp_path: Path, fake: FakeEndpoint, endpoint: Endpoint, said: str
+) -> None:
+    refused = document({"error": "Unauthorized"}, 401)
+    fake.answers = {"/metrics": refused, "/v1/models": refused}
+    one = Endpoint(fake.url, endpoint.key_env, keyed=endpoint.keyed)
+    recording(tmp_path, one, key="k-1" if endpoint.keyed else "").step()
+    assert said in recorded(tmp_path)[0].reason
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
+def test_a_certificate_is_verified_also_on_this_machine(tmp_path: Path) -> None:
+    made, key = certificate(tmp_path)
+    fake = FakeEndpoint((made, key))
+    recording(tmp_path / "a", Endpoint(fake.url)).step()
+    record, _ = recorded(tmp_path / "a")
+    assert record.state is State.UNRESPONSIVE
+    assert "certificate that is not trusted" in record.reason
+    assert "--ca FILE" in record.reason
+    assert fake.asked == []
+    recording(tmp_path / "b", Endpoint(fake.url, ca=str(made))).step()
+    assert recorded(tmp_path / "b")[0].state is State.READY
+    fake.close()
+
+
+def test_hostile_answers_are_clean_text(tmp_path: Path, fake: FakeEndpoint) -> None:
+    fake.answers["/version"] = document({"version": "0.\x1b[31m1[bold]"})
+    fake.answers["/metrics"] = metrics(1, model="m\x1b]0;x\x07")
+    recording(tmp_path, Endpoint(fake.url)).step()
+    assert "\x1b" not in str(recorded(tmp_path)[0].current.spec.details)
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://h:8000/", "http://h:8000"),
+        ("https://H/v1/", "https://h"),
+        ("http://[::1]:8000/metrics", "http://[::1]:8000"),
+        ("https://gate/team/llama/v1", "https://gate/team/llama"),
+    ],
+)
+def test_the_base_of_an_address(url: str, base: str) -> None:
+    assert base_of(url) == base
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "h:8000",
+        "ftp://h",
+        "http://",
+        "http://u:s3cret@h",
+        "http://h?key=1",
+        "http://h:x",
+        "http://h\x1b",
+        "http://a b",
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(AddressError) as refused:
+        base_of(url)
+    assert "s3cret" not in str(refused.value)
+    assert "\x1b" not in str(refused.value)
+
+
+def test_names_and_keys() -> None:
+    assert name_for("https://gpu-box.example") == "gpu-box.example-443"
+    assert folders.NAME.fullmatch(name_for("http://[fe80::1]:8000"))
+    assert key_of(Endpoint("http://h"), {"VLLM_API_KEY": "mine"}) == "", "the key of other servers is not sent"
+    with pytest.raises(AddressError, match="FAR_KEY has characters"):
+        key_of(Endpoint("http://h", "FAR_KEY"), {"FAR_KEY": "a\nb"})
