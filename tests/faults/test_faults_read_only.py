@@ -56,7 +56,7 @@ REFUSED = {
 }  # fmt: skip
 
 READING_VERBS = {
-    "ramp",
+    "ramp", "launch_name",
     "snapshot", "presets", "used_presets",
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
     "leftovers", "last_change", "compare_again", "judge_past", "listener", "replay", "removed_at",
