@@ -24,6 +24,7 @@ from vllm_console.chat.code import Language, code_for
 from vllm_console.chat.conversation import ChatOptions, Turn, request_for
 from vllm_console.chat.figures import figures_text
 from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.metrics.window import combine
 from vllm_console.text import count, percent, plain, printed
 from vllm_console.ui.actions import bindings, scoped
 from vllm_console.ui.keymap import key_of
@@ -425,11 +426,10 @@ def status_line(name: str, server: ServerView | None, now: float, width: int) ->
         starts = server.state is State.STARTING
         text = starting_text(server, now, width) if starts else plain(server.reason, width)
         return line(*parts, (str(server.state), ACCENT if starts else WARN), f"  {text}")
-    window = server.window
-    usage = window.kv_cache_usage if window is not None else None
-    parts += [("KV cache ", DIM), bar(usage, BAR_CELLS), f" {percent(usage)}"]
-    if window is not None:
-        running, waiting = count(window.requests_running), count(window.requests_waiting)
+    if server.sample is not None:
+        seen = combine(server.sample.engines.values())
+        running, waiting, usage = count(seen.requests_running), count(seen.requests_waiting), seen.kv_cache_usage
+        parts += [("KV cache ", DIM), bar(usage, BAR_CELLS), f" {percent(usage)}"]
         parts += [("   running ", DIM), running, ("   waiting ", DIM), waiting]
     return line(*parts, (f"   {plain(server.model)}", DIM))
 

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from vllm_console.chat.client import ChatServer
+from vllm_console.chat.conversation import ChatOptions
+from vllm_console.chat.session import ChatSession
+
+if TYPE_CHECKING:
+    from conftest import RealServer
+else:
+    RealServer = Any
+
+pytestmark = pytest.mark.real
+
+
+def figure(server: RealServer, name: str) -> float:
+    text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    return sum(float(value) for value in re.findall(rf"^vllm:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+
+def until(true: Any) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_it_counts_as_the_server_does_and_remembers(shared_server: RealServer, raw: bool) -> None:
+    before = figure(shared_server, "generation_tokens_total")
+    session = ChatSession(lambda: ChatServer("tiny", shared_server.url), OSError)
+    options = ChatOptions(temperature=0.0, max_tokens=12, raw=raw)
+    for prompt in ("Hello there", "And again"):
+        session.send(prompt, options)
+        until(lambda: not session.running)
+    one, two = (turn.answer for turn in session.turns)
+    assert (one.problem, two.problem, one.raw) == ("", "", raw)
+    counted = (one.figures.output_tokens or 0) + (two.figures.output_tokens or 0)
+    assert counted == figure(shared_server, "generation_tokens_total") - before
+    assert (two.figures.prompt_tokens or 0) > (one.figures.prompt_tokens or 0), "the first turn is part of it"
+    assert one.figures.ttft_seconds
+
+
+def test_an_answer_that_is_stopped_runs_on_no_longer(shared_server: RealServer) -> None:
+    session = ChatSession(lambda: ChatServer("tiny", shared_server.url), OSError)
+    session.send("Tell me everything", ChatOptions(max_tokens=400, temperature=0.0))
+    until(lambda: session.turns and session.turns[-1].answer.parts)
+    session.stop()
+    until(lambda: not session.running)
+    assert session.turns[0].answer.stopped
+    until(lambda: figure(shared_server, "num_requests_running") == 0)
