@@ -205,7 +205,7 @@ def test_a_recording_of_the_demo_replays_to_the_same_screen(terminal, tmp_path):
     console.press("d")
     console.wait_for("esc back")
     console.press("\x1b")
-    console.wait_for("esc hides hints")
+    console.wait_for(lambda text: "esc hides hints" in text and "KV cache" in text)
     console.press("q")
     assert console.wait_end() == 0
     head, *events = map(json.loads, path.read_text().splitlines())

@@ -40,7 +40,7 @@ async def test_it_is_said_how_far_it_is_and_escape_cancels_it(console, fleet):
         await c.press("r", "y")
         await c.sees("The restart of chat is being prepared.")
         await c.sees("loading vLLM")
-        await c.sees("keeps serving · max-num-seqs 256 → 128")
+        await c.sees("max-num-seqs 256 → 128 · keeps serving")
         assert c.text.count("keeps serving") == 1
         fleet.now = {"restart": prepared(fleet.at, PreparationStep.CHECKING, memory_mib=1234)}
         await c.sees("vLLM is checking the flags")

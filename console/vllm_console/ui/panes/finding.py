@@ -73,8 +73,8 @@ def restart_line(server: ServerView, now: float, width: int) -> Strip:
         return line()
     facts = [
         f"restart: {restart.doing} {duration(max(0.0, now - restart.asked_at))}",
-        "keeps serving",
         ", ".join(restart.changes),
+        "keeps serving",
         f"+{size(restart.memory_mib * 2**20)} RAM" if restart.memory_mib is not None else "",
     ]
     text = plain(" · ".join(filter(None, facts)))

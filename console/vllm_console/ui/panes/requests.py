@@ -85,8 +85,9 @@ def _title_note(server: ServerView, seen: RequestsSeen | None, view: ChartView, 
         span = f"minute to {clock(seen.until, now, seconds=True)}"
     else:
         span = f"last {round_duration(seen.until - seen.since)}"
-    key = (key_of("requests_order"), clickable("screen.requests_order", KEY))
-    return [(f"{view.order} · {span} · ", DIM), key, (" order", DIM)]
+    action = "screen.requests_order"
+    key = (key_of("requests_order"), clickable(action, KEY))
+    return [(f"{view.order} · {span} · ", DIM), key, (" order", clickable(action, DIM))]
 
 
 def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> Strip:

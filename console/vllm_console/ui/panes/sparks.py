@@ -21,7 +21,7 @@ from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY
 from vllm_console.ui.widgets.draw import fit
 
-_LABEL, _FIGURE = 13, 20
+_LABEL, _FIGURE = 14, 20
 _BARS = "▁▂▃▄▅▆▇█"
 
 
