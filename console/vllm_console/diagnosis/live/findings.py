@@ -24,6 +24,7 @@ from vllm_console.diagnosis.live.queue import (
     OversubscribedMemory,
     OversubscribedSequences,
 )
+from vllm_console.diagnosis.live.ranks import UnevenRanks
 from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, holds_since
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
 from vllm_console.history.frames import merged
@@ -38,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     OversubscribedSequences(),
     OversubscribedCompute(),
     NotAdmitted(),
+    UnevenRanks(),
     KvCachePressure(),
     PrefillContention(),
     TensorParallelStalls(),
@@ -82,7 +84,7 @@ FIX_RENEWED_SECONDS = 600.0
 OF_TRAFFIC = (
     "kv_cache_pressure", "preempting", "prefill_contention", "slow_tokens", "slow_first_token", "starved_by_clients",
     "oversubscribed_sequences", "oversubscribed_memory", "oversubscribed_compute", "not_admitted",
-    "tensor_parallel_stalls",
+    "uneven_ranks", "tensor_parallel_stalls",
 )  # fmt: skip
 """Findings that end with the traffic: they are about what requests experience."""
 
