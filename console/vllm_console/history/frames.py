@@ -156,15 +156,17 @@ def _ranks(within: Sequence[Sample], grown: Mapping[str, EngineSample]) -> tuple
             name: [value for one in seen if (value := getattr(one, name)) is not None]
             for name in ("kv_cache_usage", "requests_running", "requests_waiting")
         }
-        waiting = gauges["requests_waiting"]
+        waiting, idle = gauges["requests_waiting"], None
+        if not waiting and counted.generation_tokens_total == 0 and counted.prompt_tokens_total == 0:
+            idle = 0.0  # vLLM 0.32 reports no gauges of a rank before its first request, only its counters
         found.append(
             RankFrame(
                 label,
                 counted.generation_tokens_total,
                 max(gauges["kv_cache_usage"], default=None),
-                max(gauges["requests_running"], default=None),
-                max(waiting, default=None),
-                min(waiting, default=None),
+                max(gauges["requests_running"], default=idle),
+                max(waiting, default=idle),
+                min(waiting, default=idle),
             )
         )
     return tuple(found)

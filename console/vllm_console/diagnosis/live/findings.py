@@ -57,15 +57,18 @@ RULES: tuple[Rule, ...] = (
 )
 """All rules that are evaluated."""
 
-_HELD_UP = ("preempting", "oversubscribed_memory", "oversubscribed_sequences", "oversubscribed_compute", "not_admitted")
+_HELD_UP = (
+    "preempting", "oversubscribed_memory", "oversubscribed_sequences", "oversubscribed_compute", "not_admitted",
+    "uneven_ranks",
+)  # fmt: skip
 EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "kv_cache_pressure": ("preempting", "oversubscribed_memory"),
     "slow_tokens": (*_HELD_UP, "kv_cache_pressure", "prefill_contention", "tensor_parallel_stalls", "gpu_throttled"),
     "slow_first_token": (*_HELD_UP, "kv_cache_pressure", "tensor_parallel_stalls", "gpu_throttled"),
     "starved_by_clients": ("not_admitted",),
-    "oversubscribed_memory": ("not_admitted",),
-    "oversubscribed_sequences": ("not_admitted",),
-    "oversubscribed_compute": ("not_admitted",),
+    "oversubscribed_memory": ("not_admitted", "uneven_ranks"),
+    "oversubscribed_sequences": ("not_admitted", "uneven_ranks"),
+    "oversubscribed_compute": ("not_admitted", "uneven_ranks"),
 }
 """Findings explained by others: each is hidden while one of these is open, so a problem is named once, by its cause."""
 

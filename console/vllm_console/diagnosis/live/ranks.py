@@ -54,9 +54,7 @@ class UnevenRanks:
             return Finding(self.code, Severity.WARNING, since, symptom, "It is becoming even.", recovering=True)
         frame, (full, idle) = found[0]
         waiting = f"{full.waiting_min:.0f}"
-        symptom = (
-            f"{waiting} requests wait on data-parallel rank {full.label} while rank {idle.label} has none waiting."
-        )
+        symptom = f"{waiting} requests wait on data-parallel rank {full.label} while none waits on rank {idle.label}."
         if (full.usage_max or 0.0) >= CACHE_FULL:
             cause = (
                 f"The KV cache of rank {full.label} is full: longer requests have met there. A request that waits "

@@ -222,3 +222,13 @@ def test_requests_that_wait_on_one_rank_while_another_has_room() -> None:
 )
 def test_one_rank_or_ranks_alike_are_not_uneven(ranks: dict[str, tuple[float, float, float]]) -> None:
     assert uneven(ranks) is None
+
+
+def test_a_rank_that_has_served_nothing_yet_reports_no_gauges_and_has_room() -> None:
+    frames = Frames()
+    for at in range(121):
+        busy = replace(BUSY, requests_running=128, requests_waiting=50, generation_tokens_total=100.0 * at)
+        unused = EngineSample(generation_tokens_total=0, prompt_tokens_total=0)
+        frames.append(Sample(START + at, {"0": busy, "1": unused}, 100_000))
+    evidence = Evidence(now=START + 120, ready_at=START - 60, frames=frames.since(0.0), build="cpu")
+    assert "none waits on rank 1" in next(one for one in findings(evidence) if one.code == "uneven_ranks").symptom
