@@ -158,6 +158,7 @@ def _describe_window(server: ServerView) -> list[str]:
         f"  tokens/s    {count(window.generation_tokens_per_second)} out, "
         f"{count(window.prompt_tokens_per_second)} in {span}",
     ]
+    lines += rank_lines(server)
     if window.latencies:
         lines.append(f"  latencies   {span}")
     for name, value in window.latencies.items():
@@ -167,6 +168,19 @@ def _describe_window(server: ServerView) -> list[str]:
     if contradicting(window.latencies):
         lines.append("              queue, prefill, decode and e2e: completed requests; TTFT: started requests")
     return lines
+
+
+def rank_lines(server: ServerView) -> list[str]:
+    """Each data-parallel rank; nothing of a server with one."""
+    from vllm_console.metrics.window import in_order
+
+    engines = server.sample.engines if server.sample is not None else {}
+    return [
+        f"  {f'rank {label}':<11} {percent(one.kv_cache_usage)} KV cache, {count(one.requests_running)} running, "
+        f"{count(one.requests_waiting)} waiting, {count(one.generation_tokens_total)} tokens since it started"
+        for label, one in in_order(engines).items()
+        if len(engines) > 1
+    ]
 
 
 def _longest_wait(window: Window) -> str:

@@ -6,7 +6,7 @@ Times come from the samples.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +21,17 @@ MIN_SAMPLES = 3
 """Samples per frame needed for a gauge's minimum: a coarse history row holds only its step's maximum."""
 
 _KEYS = (*LATENCIES, *LENGTHS)
+
+
+class RankFrame(msgspec.Struct, frozen=True):
+    """One data-parallel rank in a step: what it generated, and its highest and lowest gauges. None: not reported."""
+
+    label: str
+    tokens: float | None = None
+    usage_max: float | None = None
+    running_max: float | None = None
+    waiting_max: float | None = None
+    waiting_min: float | None = None
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -42,6 +53,8 @@ class Frame(msgspec.Struct, frozen=True):
     waiting_min: float | None = None
     kv_cache_tokens: int | None = None
     engines: int = 1
+    ranks: tuple[RankFrame, ...] = ()
+    """Each rank, where there is more than one."""
     still: tuple[str, ...] = ()
     compiling: bool = False
     """Whether the run's first requests were unfinished when it began: their durations are not representative."""
@@ -129,8 +142,34 @@ def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
         waiting_min=least_waiting if len(within) >= MIN_SAMPLES else None,
         kv_cache_tokens=after.kv_cache_tokens,
         engines=max(1, len(after.engines)),
+        ranks=_ranks(within, grown) if len(after.engines) > 1 and len(within) >= MIN_SAMPLES else (),
         still=tuple(label for label, one in grown.items() if _stands_still(label, one, (before, *within))),
     )
+
+
+def _ranks(within: Sequence[Sample], grown: Mapping[str, EngineSample]) -> tuple[RankFrame, ...]:
+    """What each rank did."""
+    found = []
+    for label, counted in grown.items():
+        seen = [engine for sample in within if (engine := sample.engines.get(label)) is not None]
+        gauges = {
+            name: [value for one in seen if (value := getattr(one, name)) is not None]
+            for name in ("kv_cache_usage", "requests_running", "requests_waiting")
+        }
+        waiting, idle = gauges["requests_waiting"], None
+        if not waiting and counted.generation_tokens_total == 0 and counted.prompt_tokens_total == 0:
+            idle = 0.0  # vLLM 0.32 reports no gauges of a rank before its first request, only its counters
+        found.append(
+            RankFrame(
+                label,
+                counted.generation_tokens_total,
+                max(gauges["kv_cache_usage"], default=None),
+                max(gauges["requests_running"], default=idle),
+                max(waiting, default=idle),
+                min(waiting, default=idle),
+            )
+        )
+    return tuple(found)
 
 
 def _stands_still(label: str, grown: EngineSample, samples: Sequence[Sample]) -> bool:

@@ -24,6 +24,7 @@ from vllm_console.diagnosis.live.queue import (
     OversubscribedMemory,
     OversubscribedSequences,
 )
+from vllm_console.diagnosis.live.ranks import UnevenRanks
 from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, holds_since
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
 from vllm_console.history.frames import merged
@@ -38,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     OversubscribedSequences(),
     OversubscribedCompute(),
     NotAdmitted(),
+    UnevenRanks(),
     KvCachePressure(),
     PrefillContention(),
     TensorParallelStalls(),
@@ -55,15 +57,18 @@ RULES: tuple[Rule, ...] = (
 )
 """All rules that are evaluated."""
 
-_HELD_UP = ("preempting", "oversubscribed_memory", "oversubscribed_sequences", "oversubscribed_compute", "not_admitted")
+_HELD_UP = (
+    "preempting", "oversubscribed_memory", "oversubscribed_sequences", "oversubscribed_compute", "not_admitted",
+    "uneven_ranks",
+)  # fmt: skip
 EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "kv_cache_pressure": ("preempting", "oversubscribed_memory"),
     "slow_tokens": (*_HELD_UP, "kv_cache_pressure", "prefill_contention", "tensor_parallel_stalls", "gpu_throttled"),
     "slow_first_token": (*_HELD_UP, "kv_cache_pressure", "tensor_parallel_stalls", "gpu_throttled"),
     "starved_by_clients": ("not_admitted",),
-    "oversubscribed_memory": ("not_admitted",),
-    "oversubscribed_sequences": ("not_admitted",),
-    "oversubscribed_compute": ("not_admitted",),
+    "oversubscribed_memory": ("not_admitted", "uneven_ranks"),
+    "oversubscribed_sequences": ("not_admitted", "uneven_ranks"),
+    "oversubscribed_compute": ("not_admitted", "uneven_ranks"),
 }
 """Findings explained by others: each is hidden while one of these is open, so a problem is named once, by its cause."""
 
@@ -82,7 +87,7 @@ FIX_RENEWED_SECONDS = 600.0
 OF_TRAFFIC = (
     "kv_cache_pressure", "preempting", "prefill_contention", "slow_tokens", "slow_first_token", "starved_by_clients",
     "oversubscribed_sequences", "oversubscribed_memory", "oversubscribed_compute", "not_admitted",
-    "tensor_parallel_stalls",
+    "uneven_ranks", "tensor_parallel_stalls",
 )  # fmt: skip
 """Findings that end with the traffic: they are about what requests experience."""
 

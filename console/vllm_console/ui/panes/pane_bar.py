@@ -49,6 +49,7 @@ FINDING_PANES = {
     "oversubscribed_sequences": THROUGHPUT,
     "oversubscribed_compute": THROUGHPUT,
     "not_admitted": THROUGHPUT,
+    "uneven_ranks": THROUGHPUT,
     "engine_hung": LOG,
     "gpu_throttled": GPUS,
     "gpu_memory_below_reserve": GPUS,

@@ -168,7 +168,7 @@ def _totals(server: ServerView, now: float) -> list[Strip]:
 def _advice(server: ServerView) -> list[Strip]:
     """What can be done about a server that is down, or what is waited for."""
     if not server.ours:
-        return [line((f" {plain(server.foreign)}", DIM))]
+        return [line((f" {plain(server.foreign.removeprefix('was '))}", DIM))]
     if server.state is State.FAILED:
         found = findings_of(server)
         fix = [("stage_fix", "fix")] if found and found[0].flag_fixes else []

@@ -14,6 +14,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import FlagValue, ServerView
 from vllm_console.fleet.verbs import FleetError
+from vllm_console.metrics.window import in_order
 from vllm_console.runs.startup import startup_lines
 from vllm_console.runs.store import Run
 from vllm_console.text import count, duration, percent, took
@@ -90,6 +91,7 @@ def describe_lines(server: ServerView, now: float, width: int, runs: Sequence[Ru
     first), workload: a table each."""
     parts = [
         _facts(server, now, width),
+        _section("Data-parallel ranks", _ranks(server, width)),
         _section("Command", _command(server.command, width)),
         _section("Flags", _flags(server, width)),
         _changed(server, width),
@@ -193,6 +195,20 @@ def _startup(server: ServerView, now: float, width: int) -> list[Strip]:
 def _startups(runs: Sequence[Run], width: int) -> list[Strip]:
     started = [run for run in runs if run.stages]
     return [line(f" {row}") for row in startup_lines(runs, width - 1)] if len(started) > 1 else []
+
+
+def _ranks(server: ServerView, width: int) -> list[Strip]:
+    """Each rank of a deployment with several; their sum is the row in the table."""
+    engines = in_order(server.sample.engines) if server.sample is not None else {}
+    if len(engines) < 2:
+        return []
+    rows: list[list[Value]] = [
+        [label, percent(one.kv_cache_usage), count(one.requests_running), count(one.requests_waiting),
+         count(one.generation_tokens_total)]
+        for label, one in engines.items()
+    ]  # fmt: skip
+    columns = [Column(title) for title in ("rank", "KV cache", "running", "waiting", "tokens since its start")]
+    return table(columns, rows, width)
 
 
 def _workload(server: ServerView, width: int) -> list[Strip]:

@@ -175,3 +175,60 @@ def test_a_hang_of_all_engines_is_confirmed_by_a_request_though_their_caches_are
     evidence = Evidence(now=START + 120, ready_at=START - 60, frames=frames.since(0.0), silent_seconds=20.0)
     (finding,) = findings(evidence)
     assert (finding.code, finding.severity) == ("engine_hung", Severity.CRITICAL)
+
+
+def uneven(ranks: dict[str, tuple[float, float, float]]) -> Finding | None:
+    """What is found of two minutes in which each rank runs and queues so many, at so much KV cache usage."""
+    frames = Frames()
+    for at in range(121):
+        engines = {
+            label: EngineSample(
+                requests_running=running,
+                requests_waiting=waiting,
+                kv_cache_usage=usage,
+                generation_tokens_total=running * 10 * at,
+                prompt_tokens_total=running * at,
+                preemptions_total=0,
+            )
+            for label, (running, waiting, usage) in ranks.items()
+        }
+        frames.append(Sample(START + at, engines, 100_000))
+    evidence = Evidence(now=START + 120, ready_at=START - 60, frames=frames.since(0.0), build="cpu")
+    return next((one for one in findings(evidence) if one.code == "uneven_ranks"), None)
+
+
+def test_requests_that_wait_on_one_rank_while_another_has_room() -> None:
+    pinned = uneven({"0": (8, 5, 0.4), "1": (2, 0, 0.1)})
+    assert pinned is not None
+    assert "5 requests wait on data-parallel rank 0 while none waits on rank 1" in pinned.symptom
+    assert "got more requests than it runs at once" in pinned.cause
+    assert "X-data-parallel-rank" in pinned.fixes[0].why
+    assert {fix.changes.empty for fix in pinned.fixes} == {True}
+    assert [one.value for one in pinned.measures][:3] == ["8, 5", "40%", "800"]
+    full = uneven({"0": (8, 5, 0.99), "1": (2, 0, 0.1)})
+    assert full is not None
+    assert "The KV cache of rank 0 is full" in full.cause
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {"0": (8, 5, 0.9)},
+        {"0": (8, 5, 0.9), "1": (8, 5, 0.9)},
+        {"0": (8, 1, 0.9), "1": (2, 0, 0.1)},
+        {"0": (8, 5, 0.9), "1": (8, 0, 0.9)},
+        {"0": (8, 0, 0.9), "1": (1, 0, 0.1)},
+    ],
+)
+def test_one_rank_or_ranks_alike_are_not_uneven(ranks: dict[str, tuple[float, float, float]]) -> None:
+    assert uneven(ranks) is None
+
+
+def test_a_rank_that_has_served_nothing_yet_reports_no_gauges_and_has_room() -> None:
+    frames = Frames()
+    for at in range(121):
+        busy = replace(BUSY, requests_running=128, requests_waiting=50, generation_tokens_total=100.0 * at)
+        unused = EngineSample(generation_tokens_total=0, prompt_tokens_total=0)
+        frames.append(Sample(START + at, {"0": busy, "1": unused}, 100_000))
+    evidence = Evidence(now=START + 120, ready_at=START - 60, frames=frames.since(0.0), build="cpu")
+    assert "none waits on rank 1" in next(one for one in findings(evidence) if one.code == "uneven_ranks").symptom

@@ -1,0 +1,93 @@
+"""Findings about the data-parallel ranks of one deployment: one is full while another has room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.live.rule import Evidence, Judgement
+from vllm_console.history.frames import Frame, RankFrame
+from vllm_console.text import percent
+from vllm_launchers.plan.model import Changes
+
+WAITING = 2.0
+"""So many requests wait on one rank for a whole frame, while on another none does."""
+
+ROOM = 0.7
+"""A rank has room if it uses at most this share of its KV cache, and runs no more than the other one."""
+
+CACHE_FULL = 0.95
+
+PINNED = Fix(
+    Changes(),
+    "Let the API server choose the rank: requests with the header X-data-parallel-rank always go to the one they name.",
+)
+SPREAD = Fix(
+    Changes(),
+    "Send fewer requests at once, or shorter ones: those that wait stay on their rank.",
+)
+
+
+class UnevenRanks:
+    """Requests wait on one data-parallel rank for seconds while another one has room and none waiting."""
+
+    code = "uneven_ranks"
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the ranks' queues."""
+        return [self._verdict(frame) for frame in evidence.frames]
+
+    @staticmethod
+    def _verdict(frame: Frame) -> Judgement:
+        known = [one for one in frame.ranks if None not in (one.waiting_min, one.waiting_max, one.running_max)]
+        if len(known) < 2:
+            return Judgement.UNKNOWN if frame.engines > 1 else Judgement.OVER
+        if _pair(frame) is not None:
+            return Judgement.BAD
+        return Judgement.BETWEEN if any(one.waiting_min for one in known) else Judgement.GOOD
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """Which rank is full, which one has room, and why none moves."""
+        found = [(frame, pair) for frame in reversed(evidence.frames) if (pair := _pair(frame)) is not None]
+        if not found:  # it holds until frames are good: some have been neither
+            symptom = "Requests waited on one data-parallel rank while another one had room."
+            return Finding(self.code, Severity.WARNING, since, symptom, "It is becoming even.", recovering=True)
+        frame, (full, idle) = found[0]
+        waiting = f"{full.waiting_min:.0f}"
+        symptom = f"{waiting} requests wait on data-parallel rank {full.label} while none waits on rank {idle.label}."
+        if (full.usage_max or 0.0) >= CACHE_FULL:
+            cause = (
+                f"The KV cache of rank {full.label} is full: longer requests have met there. A request that waits "
+                "stays on its rank."
+            )
+            fixes = (SPREAD, PINNED)
+        else:
+            cause = (
+                f"Rank {full.label} got more requests than it runs at once. A request that waits stays on its rank: "
+                "the API server counts requests when it chooses one, and a client may name one."
+            )
+            fixes = (PINNED, SPREAD)
+        measures = [measure for rank in frame.ranks for measure in _measures(rank)]
+        return Finding(self.code, Severity.WARNING, since, symptom, cause, tuple(measures), fixes)
+
+
+def _pair(frame: Frame) -> tuple[RankFrame, RankFrame] | None:
+    """The rank on which most requests wait, and one that has room; None if there is no such pair."""
+    waiting = [one for one in frame.ranks if (one.waiting_min or 0.0) >= WAITING]
+    idle = [one for one in frame.ranks if one.waiting_max == 0 and (one.usage_max or 0.0) <= ROOM]
+    if not waiting or not idle:
+        return None
+    full = max(waiting, key=lambda one: one.waiting_min or 0.0)
+    roomy = [one for one in idle if (one.running_max or 0.0) < (full.running_max or 0.0)]
+    return (full, min(roomy, key=lambda one: one.running_max or 0.0)) if roomy else None
+
+
+def _measures(rank: RankFrame) -> list[Measure]:
+    name = f"rank {rank.label}"
+    running, waiting = (f"{value:.0f}" if value is not None else "–" for value in (rank.running_max, rank.waiting_max))
+    tokens = f"{rank.tokens:,.0f}" if rank.tokens is not None else "–"
+    return [
+        Measure(f"{name} running, waiting", f"{running}, {waiting}"),
+        Measure(f"{name} KV cache usage", percent(rank.usage_max)),
+        Measure(f"{name} tokens in 10s", tokens),
+    ]
