@@ -37,7 +37,7 @@ WORK = Workload(input_tokens_p95=1500, output_tokens_p95=400, prefix_reuse=0.6, 
 READING = {
     "presets": [], "plan": ["chatbot", "--engine", "simulated"], "list": [], "status": ["ordered"],
     "check": ["ordered", "--allow-idle"], "watch": [], "export": ["prometheus"], "logs": ["ordered"], "runs": [],
-    "requests": ["ordered"],
+    "requests": ["ordered"], "lora": ["list", "ordered"],
     "replay": ["gone"],
     "compare": ["ordered"], "metrics": ["URL"], "diagnose": ["LOG"], "host": [], "topology": [],
     "gpus": ["--free", "1", "--host", "4xa6000"], "engines": [], "models": [], "board": [],
@@ -60,10 +60,11 @@ READING_VERBS = {
     "snapshot", "presets", "used_presets",
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
     "leftovers", "last_change", "compare_again", "judge_past", "listener", "replay", "removed_at",
-    "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests",
+    "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters",
 }  # fmt: skip
 REFUSED_VERBS = {
     "chat_server": ("ordered",), "start_ramp": ("ordered",), "cancel_ramp": ("ordered",),
+    "load_adapter": ("ordered", "a", "/nowhere"), "unload_adapter": ("ordered", "a"),
     "suggest": ("ordered", WORK), "plan_restart": ("ordered", Changes()),
     "start": (LaunchRequest("chatbot", engine="simulated"),), "restart": ("ordered", Changes()),
     "judged_plan": (LaunchRequest("chatbot", engine="simulated"),), "start_beside": ("ordered", Changes()),

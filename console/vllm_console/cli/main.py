@@ -43,6 +43,7 @@ COMMANDS = {
     "bench": "run 'vllm bench serve' on a server with its preset's traffic, and keep the result",
     "requests": "list a server's finished requests, with the time spent in each stage",
     "predict": "predict what changed flags, or more traffic, would do to a server",
+    "lora": "list, load or unload a running server's LoRA adapters",
     "runs": "list past and present runs, with flags and figures",
     "replay": "open the console on a run that has ended, also of a removed server",
     "compare": "compare two runs: did the change help?",

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.launch_arguments import pairs_from
 from vllm_console.cli.options import (
     add_changes,
     add_json,
@@ -31,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_changes(parser)
     parser.add_argument("--previous", action="store_true", help="revert to the previous run's flags")
     parser.add_argument("--preset", help="switch to this preset (keeps name, GPUs, port)")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="environment variable of the server, in later runs too",
+    )
     parser.add_argument("--port", type=int, metavar="P", help="move it to another port")
     parser.add_argument("--force", action="store_true", help="restart despite errors that are estimates or may pass")
     add_warm_up(parser)
@@ -57,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     options = RestartOptions(
         force=args.force,
         port=args.port,
+        environment=pairs_from(args.env),
         warm_up=args.warm_up,
         probe=args.probe,
         prepare=args.prepare,

@@ -60,6 +60,7 @@ from vllm_launchers.secrets import API_KEY
 
 if TYPE_CHECKING:
     from vllm_console.chat.client import ChatServer
+    from vllm_console.fleet.adapters import Adapters, Loaded
     from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts
     from vllm_console.fleet.gpus import GpuSource
     from vllm_console.fleet.launch_verdicts import LaunchVerdicts
@@ -557,6 +558,29 @@ class LocalFleet:
         """
         return self._launched(self._sleeping.wake(self._ours(name), level, drain_seconds, say))
 
+    def adapters(self, name: str) -> Adapters:
+        """The LoRA adapters that one of our servers serves.
+
+        Raises:
+            RefusedError: the server is another user's.
+            FleetError: it is not ready, or does not answer.
+        """
+        from vllm_console.fleet.adapters import ServerAdapters
+
+        return ServerAdapters(self._recorded(name, "its adapters are not known")).served()
+
+    def load_adapter(self, name: str, adapter: str, folder: str) -> Loaded:
+        """Load a LoRA adapter into a running server; errors as `ServerAdapters.load`."""
+        from vllm_console.fleet.adapters import ServerAdapters
+
+        return ServerAdapters(self._ours(name)).load(adapter, folder)
+
+    def unload_adapter(self, name: str, adapter: str) -> Loaded:
+        """Unload a LoRA adapter from a running server; errors as `ServerAdapters.unload`."""
+        from vllm_console.fleet.adapters import ServerAdapters
+
+        return ServerAdapters(self._ours(name)).unload(adapter)
+
     @cached_property
     def _sleeping(self) -> Sleeping:
         from vllm_console.fleet.standby import Sleeping
@@ -894,14 +918,14 @@ class LocalFleet:
         if prediction.kept is not None and record.current.number == generation:
             keep_prediction(record, self._recorder, prediction.kept)
 
-    def _recorded(self, name: str) -> ServerRecord:
-        """The record of a server of ours, which is only read."""
+    def _recorded(self, name: str, without: str = "nothing records its requests") -> ServerRecord:
+        """The record of a server of ours, which is only read; ``without`` is what it means that there is none."""
         with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
             if client.exists(self._state, name):
                 return client.read(self._state, name)
         if (seen := self.snapshot().server(name)) is not None:
             what = "is attached" if seen.attached is not None else "was not started by vllm-console"
-            raise RefusedError(f"{name} {what}, so nothing records its requests")
+            raise RefusedError(f"{name} {what}, so {without}")
         raise NotFoundError(f"no server is called '{name}'; see 'vllm-console list'")
 
     def run_requests(self, word: str) -> Sequence[FinishedRequest]:

@@ -295,7 +295,7 @@ class Planner:
     ) -> ResolvedRequest:
         """A launch in the place of a server: its engine, address and GPUs."""
         spec = record.current.spec
-        plain, given = split_secrets(environment)
+        plain, given = split_secrets({**environment, **options.environment})
         if details.gpus and not kept_slice(plain):
             plain.pop(VISIBLE, None)  # follows from its GPUs, which may change with their number
         if sleeps(details.flags):

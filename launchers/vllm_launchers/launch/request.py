@@ -59,6 +59,8 @@ class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
     prepare: bool | None = None
     """Whether the next generation's process loads its code and judges its flags while the server serves, where that is
     possible."""
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Environment variables that are added to, or replace, those that it was started with."""
     rollback: bool | None = None
     """Whether the flags before it return if it fails before it is ready."""
 

@@ -24,6 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from vllm_launchers.simulated.adapters import RuntimeAdapters
 from vllm_launchers.simulated.completions import DONE, Events, Style, error_event, whole_answer
 from vllm_launchers.simulated.engine import Engines, SimulatedEngine, Stream
 from vllm_launchers.simulated.messages import (
@@ -87,6 +88,8 @@ class ApiOptions(msgspec.Struct, frozen=True):
     developing: bool = False
     """Whether the routes for sleeping, pausing and resetting exist, as with ``VLLM_SERVER_DEV_MODE=1``."""
     log_requests: bool = False
+    updates_adapters: bool = False
+    """Whether the routes to load and unload LoRA adapters exist, as with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``."""
 
 
 @dataclass(slots=True)
@@ -149,8 +152,18 @@ class Running:
 class Api:
     """The handlers and their shared state."""
 
-    def __init__(self, options: ApiOptions, engines: Engines, metrics: Metrics, log: Log, sleep: SleepMode) -> None:
+    def __init__(
+        self,
+        options: ApiOptions,
+        engines: Engines,
+        metrics: Metrics,
+        log: Log,
+        sleep: SleepMode,
+        adapters: RuntimeAdapters,
+    ) -> None:
         self._options = options
+        self._adapters = adapters
+        self._using: list[tuple[str, Running]] = []
         self._sleep = sleep
         self._served = options.served
         self._engines = engines
@@ -203,6 +216,11 @@ class Api:
                 _route("POST", "/collective_rpc", self.collective_rpc),
                 _route("POST", "/reset_prefix_cache", self.reset_prefix_cache),
             ]
+        if self._options.updates_adapters:
+            routes += [
+                _route("POST", "/v1/load_lora_adapter", self.load_adapter),
+                _route("POST", "/v1/unload_lora_adapter", self.unload_adapter),
+            ]
         app = Starlette(
             routes=routes,
             exception_handlers={
@@ -218,6 +236,14 @@ class Api:
     async def health(self, _request: HttpRequest) -> Response:
         """Answer 200 with nothing."""
         return Response()
+
+    async def load_adapter(self, request: HttpRequest) -> Response:
+        """Load a LoRA adapter."""
+        return Response(self._adapters.load(await _json(request)))
+
+    async def unload_adapter(self, request: HttpRequest) -> Response:
+        """Unload a LoRA adapter; its requests go on."""
+        return Response(self._adapters.unload(await _json(request)))
 
     async def pause(self, request: HttpRequest) -> Response:
         """Pause the engines: requests end (``mode=abort``) or freeze (``keep``), and new ones wait."""
@@ -285,6 +311,7 @@ class Api:
 
     async def metrics(self, _request: HttpRequest) -> Response:
         """All metrics."""
+        self._note_adapters()
         return Response(self._metrics.render(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     async def tokenize(self, request: HttpRequest) -> Response:
@@ -324,6 +351,9 @@ class Api:
     async def models(self, _request: HttpRequest) -> Response:
         """List the served names."""
         cards = [self._card(name) for name in self._served.names]
+        for name, path in self._served.adapters.items():
+            parent = {"root": path, "parent": self._served.names[0], "max_model_len": None}
+            cards.append({**self._card(name), **parent})
         return JSONResponse({"object": "list", "data": cards})
 
     async def completions(self, request: HttpRequest) -> Response:
@@ -401,9 +431,16 @@ class Api:
             for one in sequences:
                 one.request.seed ^= GARBAGE
         running = Running.start(self._engines, sequences)
+        if ask.model in self._served.adapters:
+            self._using.append((ask.model, running))
+            self._note_adapters()
         if self._options.log_requests:
             self._log.api("logger.py:76", f"Received request {ask.id}: max_tokens={ask.max_tokens}.")
         return running
+
+    def _note_adapters(self) -> None:
+        self._using = [(name, running) for name, running in self._using if not running.ended]
+        self._adapters.note(name for name, _running in self._using)
 
     async def _finished(self, http: HttpRequest, running: Running) -> bool:
         """Wait for a request's end; False if its client disconnected first, which ends it."""

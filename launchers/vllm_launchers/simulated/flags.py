@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_launchers.simulated.settings import SIMULATED_VERSION
+from vllm_launchers.vllm.adapter_folder import RANKS
 from vllm_launchers.vllm.flags.changes import UNITS
 from vllm_launchers.vllm.release_defaults import default_utilization
 
@@ -36,7 +37,7 @@ disable-custom-all-reduce disable-fastapi-docs disable-hybrid-kv-cache-manager d
 disable-sliding-window enable-auto-tool-choice enable-batch-sharded-sampling enable-cumem-allocator enable-dbo
 enable-elastic-ep enable-ep-weight-filter enable-eplb enable-expert-parallel enable-fault-tolerance
 enable-flash-late-interaction enable-flashinfer-autotune enable-force-include-usage enable-hc-sp
-enable-layerwise-nvtx-tracing enable-log-deltas enable-log-outputs enable-logging-iteration-details enable-lora
+enable-layerwise-nvtx-tracing enable-log-deltas enable-log-outputs enable-logging-iteration-details
 enable-mamba-cache-stochastic-rounding enable-mamba-shared-prefix-checkpoint enable-mfu-metrics
 enable-mixed-moe-lora-format enable-mm-embeds enable-moe-shared-loras enable-nccl-comm-suspend enable-offline-docs
 enable-per-request-metrics enable-prompt-embeds enable-request-id-headers enable-return-routed-experts
@@ -78,7 +79,7 @@ kv-events-config kv-offloading-backend kv-offloading-size kv-transfer-config lim
 load-format log-config-file log-level logging-config logprobs-mode long-prefill-token-threshold lora-dtype
 mamba-backend mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-cache-philox-rounds mamba-ssm-cache-dtype
 mamba-ssu-algorithm master-addr master-port max-cpu-loras max-cudagraph-capture-size max-log-len
-max-lora-cls-labels max-lora-rank max-loras max-num-active-seqs max-num-queued-reqs max-num-queued-tokens
+max-lora-cls-labels max-num-active-seqs max-num-queued-reqs max-num-queued-tokens
 max-num-scheduled-tokens max-parallel-loading-workers media-io-kwargs mm-encoder-attn-backend mm-encoder-attn-dtype
 mm-encoder-fp8-scale-path mm-encoder-fp8-scale-save-margin mm-encoder-fp8-scale-save-path mm-encoder-tp-mode
 mm-hasher-algorithm mm-ipc-gpu-memory-gb mm-processor-cache-gb mm-processor-cache-type mm-processor-device
@@ -235,6 +236,9 @@ def _add_modeled(parser: argparse.ArgumentParser) -> None:
     add("--enable-prefix-caching", action=switch, default=None)
     add("--enable-chunked-prefill", action=switch, default=None)
     add("--enable-sleep-mode", action=switch, default=False)
+    add("--enable-lora", action=switch, default=False)
+    add("--max-loras", type=int, default=1)
+    add("--max-lora-rank", type=int, choices=RANKS, default=16)
     add("--max-num-seqs", type=human_int, default=None)
     add("--max-num-batched-tokens", type=human_int, default=None)
     add("--tensor-parallel-size", "-tp", type=int, default=1)

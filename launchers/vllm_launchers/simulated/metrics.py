@@ -110,6 +110,7 @@ class Metrics:
         PlatformCollector(self.registry)
         ProcessCollector(registry=self.registry)
         self.engines: tuple[EngineMetrics, ...] = ()
+        self._adapters: Gauge | None = None
         if statistics:
             families = _Families(self.registry, plan.max_model_len)
             name = settings.served_names[0]
@@ -124,6 +125,16 @@ class Metrics:
             )
             for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
                 rejections.labels(name, reason)
+
+    def adapters(self, names: str, most: int, now: float) -> None:
+        """Note the LoRA adapters that have requests ``now`` (Unix seconds); ``most`` may be in one batch."""
+        if not self.engines:
+            return
+        if self._adapters is None:
+            labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+            text = "Running stats on lora requests."
+            self._adapters = Gauge("vllm:lora_requests_info", text, labels, registry=self.registry)
+        self._adapters.labels(str(most), names, names).set(now)
 
     def render(self) -> bytes:
         """The body of ``/metrics`` in Prometheus' text format."""

@@ -70,6 +70,8 @@ class Served(msgspec.Struct, frozen=True):
     vocabulary: Vocabulary
     size: int
     max_logprobs: int = 20
+    adapters: dict[str, str] = msgspec.field(default_factory=dict)
+    """LoRA adapters: their names, and where they came from. They answer as the model does."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -689,7 +691,7 @@ def run_checks(body: Any, checks: Sequence[Check]) -> None:
 def check_model(fields: Mapping[str, Any], served: Served) -> None:
     """Reject a model that is not served. Raises :class:`ApiError`, a 404."""
     name = fields.get("model")
-    if name and name not in served.names:
+    if name and name not in served.names and name not in served.adapters:
         raise ApiError(
             404,
             "NotFoundError",

@@ -22,6 +22,7 @@ from uvicorn.config import LOGGING_CONFIG
 from vllm_launchers.addresses import family_of
 from vllm_launchers.engine_model.core import Core
 from vllm_launchers.engine_model.roofline import Roofline
+from vllm_launchers.simulated.adapters import RuntimeAdapters
 from vllm_launchers.simulated.api import Api, ApiOptions
 from vllm_launchers.simulated.completions import Style
 from vllm_launchers.simulated.engine import Engines, SimulatedEngine
@@ -33,6 +34,7 @@ from vllm_launchers.simulated.settings import SIMULATED_VERSION, EngineSettings
 from vllm_launchers.simulated.sleep import SleepMode
 from vllm_launchers.simulated.startup import Log
 from vllm_launchers.simulated.vocabulary import Vocabulary
+from vllm_launchers.vllm.adapter_folder import updates_adapters
 
 STATS_INTERVAL = 10.0
 """Seconds between two stats lines."""
@@ -75,6 +77,7 @@ async def run(
         track_load=args.enable_server_load_tracking,
         developing=os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
         log_requests=args.enable_log_requests,
+        updates_adapters=updates_adapters(os.environ),
     )
     options = ServeOptions(
         shutdown_timeout=args.shutdown_timeout,
@@ -98,7 +101,15 @@ async def run(
         host_bytes=host_bytes,
         speed=speed,
     )
-    await serve(Api(api, engines, metrics, log, sleep).application(), sock, engines, log, options)
+    adapters = RuntimeAdapters(
+        api.served.adapters,
+        api.served.names,
+        metrics,
+        enabled=args.enable_lora,
+        most=args.max_loras,
+        rank=args.max_lora_rank,
+    )
+    await serve(Api(api, engines, metrics, log, sleep, adapters).application(), sock, engines, log, options)
 
 
 def fingerprint(args: argparse.Namespace, settings: EngineSettings) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from vllm_launchers.plan.checks.adapters import adapter_findings
 from vllm_launchers.plan.checks.environment import engine_findings, machine_findings, network_findings
 from vllm_launchers.plan.checks.flags import flag_findings, value_findings, variable_value_findings
 from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
@@ -67,6 +68,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
     yield from memory_findings(plan, inputs, workload, budget)
     yield from workload_findings(plan, inputs, workload, budget)
     yield from sleep_findings(plan, inputs)
+    yield from adapter_findings(plan, inputs)
     yield from network_findings(plan, inputs)
     yield from machine_findings(plan, inputs)
     yield from other_tools(plan, inputs, workload)

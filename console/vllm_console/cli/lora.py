@@ -1,0 +1,86 @@
+"""``vllm-console lora list|load|unload NAME``: the LoRA adapters of a running server."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import print_json
+from vllm_console.fleet.verbs import UsageError
+from vllm_console.text import UNKNOWN, count, plain, size
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.adapters import Adapter, Adapters
+
+NAMES = {"list": "NAME", "load": "NAME ADAPTER PATH", "unload": "NAME ADAPTER"}
+_COLUMNS = (("ADAPTER", 24), ("RANK", 6), ("SIZE", 10), ("REQUESTS", 20), ("PATH", 0))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "List the LoRA adapters that a server of yours serves, load one from a folder, or unload one, while it runs. "
+        "Its rank and the memory that it takes are checked first. Loading and unloading need --enable-lora and the "
+        "variable VLLM_ALLOW_RUNTIME_LORA_UPDATING, which lets all clients of the server do the same."
+    )
+    parser.add_argument("action", choices=NAMES)
+    parser.add_argument("name", help="a server's name")
+    parser.add_argument("adapter", nargs="?", help="the name that requests use as their model")
+    parser.add_argument("path", nargs="?", help="load: the adapter's folder")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it, and print what came of it."""
+    words = NAMES[args.action].split()
+    given = [args.name, *(word for word in (args.adapter, args.path) if word is not None)]
+    if len(given) != len(words):
+        raise UsageError(f"lora {args.action} takes {NAMES[args.action]}")
+    if args.action == "list":
+        found = open_fleet(args).adapters(args.name)
+        if args.json:
+            from msgspec import to_builtins
+
+            print_json(to_builtins(found))
+        else:
+            print("\n".join(_lines(found)))
+        return 0
+    refuse_read_only(args)
+    fleet = open_fleet(args)
+    if args.action == "load":
+        done = fleet.load_adapter(args.name, args.adapter, args.path)
+    else:
+        done = fleet.unload_adapter(args.name, args.adapter)
+    if args.json:
+        from msgspec import to_builtins
+
+        print_json(to_builtins(done))
+        return 0
+    print(plain(f"{done.server}: {done.name} is {'served' if args.action == 'load' else 'unloaded'}"))
+    for note in done.notes:
+        print(f"  note: {plain(note)}")
+    return 0
+
+
+def _lines(found: Adapters) -> list[str]:
+    name = plain(found.server)
+    if not found.enabled:
+        return [f"{name} runs without --enable-lora: it serves no adapters."]
+    limits = f"{count(found.max_loras)} in a batch, {count(found.max_cpu_loras)} in memory, rank {found.max_lora_rank}"
+    change = "can be loaded" if found.updates else "can't be loaded while it runs"
+    lines = [f"{name}: {len(found.adapters)} adapters ({limits} at most); more {change}"]
+    if found.adapters:
+        lines += ["", "".join(f"{title:<{width}}" for title, width in _COLUMNS)]
+    for one in found.adapters:
+        cells = (plain(one.name, 23), count(one.rank), size(one.size), _requests(one), plain(one.path))
+        lines.append("".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)).rstrip())
+    return lines
+
+
+def _requests(one: Adapter) -> str:
+    if one.running is None and one.waiting is None:
+        return UNKNOWN
+    states = [word for word, has in (("running", one.running), ("waiting", one.waiting)) if has]
+    return ", ".join(states) or "none"

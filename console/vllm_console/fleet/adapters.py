@@ -1,0 +1,259 @@
+"""LoRA adapters of a running server: which it serves, and loading and unloading them through vLLM's runtime routes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.metrics.lora import adapters_with_requests
+from vllm_console.metrics.parse import NotMetricsError, parse
+from vllm_console.text import size
+from vllm_launchers.host.environment import memory_available_gib
+from vllm_launchers.keeper.records import ServerRecord, State
+from vllm_launchers.keeper.server_client import Response, ServerClient
+from vllm_launchers.launch.details import unpack
+from vllm_launchers.listeners import Owner
+from vllm_launchers.plan.checks.adapters import LORA
+from vllm_launchers.plan.checks.request import ranks
+from vllm_launchers.secrets import API_KEY
+from vllm_launchers.units import GIB
+from vllm_launchers.vllm.adapter_folder import RUNTIME_LORA, AdapterError, AdapterFolder, read_adapter
+from vllm_launchers.vllm.flags.changes import whole_number
+
+LOAD_SECONDS = 300.0
+"""For reading an adapter from a slow disk while the engine is busy."""
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f,]")
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """An adapter that a server serves under ``name``. ``rank`` and ``size`` (bytes) are None if its folder can't be
+    read here; ``running`` and ``waiting`` are whether it has such requests, None if that is unknown."""
+
+    name: str
+    path: str
+    base_model: str
+    rank: int | None = None
+    size: int | None = None
+    running: bool | None = None
+    waiting: bool | None = None
+
+
+class Adapters(msgspec.Struct, frozen=True):
+    """A server's adapters, and what its flags allow; the limits are None without ``--enable-lora``."""
+
+    server: str
+    enabled: bool
+    updates: bool
+    """Whether it has the routes to load and unload adapters."""
+    max_loras: int | None
+    max_cpu_loras: int | None
+    max_lora_rank: int | None
+    adapters: tuple[Adapter, ...]
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """An adapter was loaded, or unloaded; ``notes`` are sentences on what to know about it."""
+
+    server: str
+    name: str
+    path: str
+    notes: tuple[str, ...] = ()
+
+
+class ServerAdapters:
+    """The adapters of one server. Every method sends requests to it and blocks.
+
+    All of them raise FleetError where the server is not ready or does not answer.
+    """
+
+    def __init__(self, record: ServerRecord) -> None:
+        if record.server is None or record.state is not State.READY:
+            raise FleetError(f"{record.name} is {record.state}, not ready: its adapters can't be known now")
+        spec = record.current.spec
+        self._name, self._details = record.name, unpack(spec.details)
+        key = os.environ.get(API_KEY, "") if API_KEY in spec.secret_names else ""
+        owner = Owner(record.server.pid, record.server.start_time)
+        self._client = ServerClient(owner, spec.host, spec.port, key, tls=spec.tls)
+
+    def served(self) -> Adapters:
+        """What it serves."""
+        flags, enabled = self._details.flags, self._enabled
+        most = whole_number(flags, "max-loras") if enabled else None
+        return Adapters(
+            self._name,
+            enabled,
+            self._ask("GET", LOAD).status == 405,  # it exists, and takes POST
+            most,
+            whole_number(flags, "max-cpu-loras", most) if most is not None else None,
+            whole_number(flags, "max-lora-rank", 16) if enabled else None,
+            self._cards(*self._in_use()) if enabled else (),
+        )
+
+    def load(self, name: str, folder: str) -> Loaded:
+        """Load an adapter from a folder, and serve it as ``name``.
+
+        Raises:
+            UsageError: the name can't be used, or the folder holds no adapter.
+            RefusedError: it would not be loaded: no LoRA, no routes, too high a rank, too little memory.
+            FleetError: vLLM refuses it.
+        """
+        if not name or _HIDDEN.search(name):
+            raise UsageError("an adapter's name must not be empty or hold commas or control characters")
+        before = self._require_updates()
+        served = {one.name for one in before.adapters}
+        if name in served:
+            raise RefusedError(f"{self._name} serves an adapter '{name}' already: unload it, or use another name")
+        try:
+            adapter = read_adapter(Path(folder).expanduser().absolute())
+        except AdapterError as error:
+            raise UsageError(str(error)) from error
+        self._check(adapter, before)
+        answer = self._ask("POST", LOAD, {"lora_name": name, "lora_path": str(adapter.path)}, LOAD_SECONDS)
+        self._require(answer, f"{name} was not loaded")
+        return Loaded(self._name, name, str(adapter.path), tuple(self._notes(adapter, before)))
+
+    def unload(self, name: str) -> Loaded:
+        """Stop serving an adapter. Its requests under way end as usual.
+
+        Raises:
+            NotFoundError: it serves none of that name.
+            RefusedError: it has no routes for that.
+        """
+        found = next((one for one in self._require_updates().adapters if one.name == name), None)
+        if found is None:
+            raise NotFoundError(f"{self._name} serves no adapter '{name}'; see 'vllm-console lora list {self._name}'")
+        self._require(self._ask("POST", UNLOAD, {"lora_name": name}), f"{name} was not unloaded")
+        named = self._details.flags.get("lora-modules")
+        notes = ("--lora-modules names adapters: one of these is served again after a restart",) if named else ()
+        return Loaded(self._name, name, found.path, notes)
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _enabled(self) -> bool:
+        return self._details.flags.get(LORA) is True
+
+    def _require_updates(self) -> Adapters:
+        found = self.served()
+        env = f"--env {RUNTIME_LORA}=true"
+        if not found.enabled:
+            steps = f"vllm-console restart {self._name} --set {LORA}=true{'' if found.updates else f' {env}'}"
+            raise RefusedError(f"{self._name} runs without --{LORA}; to serve adapters: {steps}")
+        if not found.updates:
+            raise RefusedError(
+                f"{self._name} has no routes to load adapters: it runs without {RUNTIME_LORA}, which lets all its "
+                f"clients load them. To allow that: vllm-console restart {self._name} {env}"
+            )
+        return found
+
+    def _check(self, adapter: AdapterFolder, before: Adapters) -> None:
+        """Raises RefusedError: vLLM would not load it, or the host has no memory for it."""
+        if before.max_lora_rank is not None and adapter.rank > before.max_lora_rank:
+            needed = adapter.needed_rank
+            fix = (
+                f"vllm-console restart {self._name} --set max-lora-rank={needed}"
+                if needed is not None
+                else "vLLM has no --max-lora-rank for it"
+            )
+            raise RefusedError(f"its rank is {adapter.rank}, and --max-lora-rank is {before.max_lora_rank}: {fix}")
+        workers, free = ranks(self._details.flags), memory_available_gib()
+        if free is not None and adapter.size * workers > free * GIB:
+            each = f" in each of {workers} workers" if workers > 1 else ""
+            raise RefusedError(
+                f"its weights take {size(adapter.size)} of host memory{each}, and {size(free * GIB)} are available"
+            )
+
+    def _notes(self, adapter: AdapterFolder, before: Adapters) -> list[str]:
+        notes = []
+        if adapter.base_model and not self._based_on(adapter.base_model):
+            notes.append(f"it was trained on {adapter.base_model}, and {self._name} serves {self._details.model}")
+        many = len(before.adapters) + 1
+        if before.max_cpu_loras is not None and many > before.max_cpu_loras:
+            notes.append(
+                f"it serves {many} adapters and keeps {before.max_cpu_loras} in host memory (--max-cpu-loras): the "
+                "least recently used are read from disk again"
+            )
+        elif before.max_loras is not None and many > before.max_loras:
+            notes.append(
+                f"it serves {many} adapters, and one batch has requests of {before.max_loras} at most (--max-loras): "
+                "those of others wait"
+            )
+        notes.append("it is gone after a restart: name it in --lora-modules to keep it")
+        return notes
+
+    def _based_on(self, base: str) -> bool:
+        """Whether a name of a model may mean the one that is served: folders and hub ids end alike."""
+        own = self._details.model
+        return base.rstrip("/").rpartition("/")[2].lower() == own.rstrip("/").rpartition("/")[2].lower()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, path: str, body: object = None, seconds: float | None = None) -> Response:
+        try:
+            return self._client.ask(method, path, body, seconds=seconds)
+        except OSError as error:
+            raise FleetError(f"{self._name} did not answer: {error}") from error
+
+    def _require(self, answer: Response, failed: str) -> None:
+        if answer.status == 401:
+            raise RefusedError(f"{self._name} has an API key: set {API_KEY} to it")
+        if answer.status != 200:
+            raise FleetError(f"{failed}: {self._name} answered {answer.message}")
+
+    def _in_use(self) -> tuple[frozenset[str] | None, float | None, float | None]:
+        """The adapters with requests, and how many requests run and wait."""
+        body = self._ask("GET", "/metrics").body.decode(errors="replace")
+        try:
+            engines = parse(body, 0.0).engines.values()
+        except NotMetricsError:
+            return None, None, None
+        return (
+            adapters_with_requests(body),
+            _sum(engine.requests_running for engine in engines),
+            _sum(engine.requests_waiting for engine in engines),
+        )
+
+    def _cards(self, used: frozenset[str] | None, running: float | None, waiting: float | None) -> tuple[Adapter, ...]:
+        answer = self._ask("GET", "/v1/models")
+        self._require(answer, "its adapters are not known")
+        data = (answer.document or {}).get("data")
+        cards = [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
+        return tuple(_adapter(card, used, running, waiting) for card in cards if card.get("parent") and card.get("id"))
+
+
+def _adapter(
+    card: Mapping[str, Any], used: frozenset[str] | None, running: float | None, waiting: float | None
+) -> Adapter:
+    name, path = str(card["id"]), str(card.get("root") or "")
+    try:
+        folder = read_adapter(Path(path)) if Path(path).is_absolute() else None
+    except AdapterError:
+        folder = None
+    return Adapter(
+        name,
+        path,
+        str(card["parent"]),
+        folder.rank if folder is not None else None,
+        folder.size if folder is not None else None,
+        _some(name, used, running, waiting),
+        _some(name, used, waiting, running),
+    )
+
+
+def _some(name: str, used: frozenset[str] | None, these: float | None, others: float | None) -> bool | None:
+    """Whether an adapter has requests of one kind: vLLM tells which have any, and how many requests of a kind exist."""
+    if these == 0 or (used is not None and name not in used):
+        return False
+    return True if used is not None and others == 0 else None
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,46 @@
+"""LoRA adapters that clients may load: off by default, and a plan says whom they expose a server to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from vllm_launchers.host.environment import HostEnvironment
+from vllm_launchers.plan.checks.adapters import LORA, adapter_findings
+from vllm_launchers.plan.findings import Level
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Plan
+from vllm_launchers.secrets import API_KEY
+from vllm_launchers.vllm.adapter_folder import RUNTIME_LORA
+
+ON = {RUNTIME_LORA: "True"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "host", "shared", "keyed", "expected"),
+    [
+        ({}, "0.0.0.0", True, False, []),
+        ({RUNTIME_LORA: "yes"}, "0.0.0.0", True, False, []),
+        (ON, "127.0.0.1", False, False, []),
+        (ON, "127.0.0.1", True, True, []),
+        (ON, "127.0.0.1", True, False, [Level.WARNING]),
+        (ON, "0.0.0.0", False, True, [Level.WARNING]),
+        (ON, "0.0.0.0", False, False, [Level.ERROR]),
+    ],
+)
+def test_who_can_load_adapters(
+    plan: Callable[..., Plan],
+    environment: dict[str, str],
+    host: str,
+    shared: bool,
+    keyed: bool,
+    expected: list[Level],
+) -> None:
+    made = plan(set={LORA: True}, environment=environment, host=host, secrets=(API_KEY,) if keyed else ())
+    inputs = PlanInputs(environment=HostEnvironment(shared=shared))
+    assert [one.level for one in adapter_findings(made, inputs)] == expected
+
+
+def test_the_variable_alone_is_of_no_use(plan: Callable[..., Plan]) -> None:
+    assert [one.code for one in adapter_findings(plan(environment=ON), PlanInputs())] == ["adapters_off"]
