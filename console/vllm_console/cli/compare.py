@@ -1,23 +1,41 @@
-"""``vllm-console compare BEFORE [AFTER]``: did a change help?"""
+"""``vllm-console compare BEFORE [AFTER]``: did a change help? Or, with two engines, would an upgrade be slower?"""
 
 from __future__ import annotations
 
 import argparse
 
 from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.cli.options import add_json
+from vllm_console.cli.options import add_changes, add_json, count_from, seconds_from
 from vllm_console.cli.output import print_json
+from vllm_console.fleet.verbs import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("before", help="number, NAME@RUN, or NAME (its two newest runs)")
     parser.add_argument("after", nargs="?", help="run to compare with")
+    parser.add_argument(
+        "--engine", action="append", default=[], metavar="ENGINE",
+        help="given twice: start NAME's flags on these two in turns and send both the same traffic; a version or path "
+        "as 'engines' lists it, vllm, or simulated",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=count_from, default=8, metavar="N", help="turns of each engine (default 8)")
+    parser.add_argument(
+        "--seconds", type=seconds_from, default=120, metavar="S",
+        help="with --engine: of the newest recorded traffic, in each turn (default 120)",
+    )  # fmt: skip
+    add_changes(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Set them side by side."""
+    if args.engine:
+        from vllm_console.cli.upgrade import run_upgrade
+
+        return run_upgrade(args)
+    if args.set or args.unset:
+        raise UsageError("--set and --unset belong to --engine")
     found = open_fleet(args, observe=False).compare(args.before, args.after)
     if args.json:
         from vllm_console.runs.document import comparison_document

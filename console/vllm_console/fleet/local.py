@@ -582,6 +582,39 @@ class LocalFleet:
         self._ours(name)
         return self._launched(self._launcher.start_beside(name, changes, options))
 
+    def engine(self, word: str) -> Engine:
+        """The engine that a word names: ``simulated``, ``vllm`` (the first one found), the version of one that
+        `engines` lists, or the path of a vLLM.
+
+        Raises:
+            FleetError: there is no such engine.
+        """
+        if word in ("simulated", "vllm"):
+            return self._launcher.planner.engine(word, None)
+        known = [one for one in self.engines() if one.kind == "vllm" and word in (one.version, one.public_version)]
+        if len(known) > 1:
+            raise FleetError(f"several vLLM {word} are installed: name one by its path, as 'engines' lists it")
+        return known[0] if known else self._launcher.planner.engine("vllm", word)
+
+    def plan_trial(self, name: str, engine: Engine, changes: Changes) -> Plan:
+        """Plan what `start_trial` starts.
+
+        Raises:
+            NoPlaceError: there is no room for it.
+        """
+        self._recorded(name)
+        return self._launcher.plan_trial(name, engine, changes).plan
+
+    def start_trial(self, name: str, trial: str, engine: Engine, changes: Changes) -> ServerView:
+        """Launch a temporary server with a server's flags on another engine; the server itself is not touched.
+
+        Raises:
+            NoPlaceError, UnfitError: there is no room for it, or vLLM would refuse its flags.
+            FleetError: it cannot be launched.
+        """
+        self._ours(name)
+        return self._launched(self._launcher.start_trial(name, trial, engine, changes))
+
     def compare_answers(self, old: str, new: str) -> AnswerComparison:
         """Compare the greedy answers of two of our ready servers to the golden prompts; takes seconds.
 
