@@ -60,7 +60,7 @@ READING_VERBS = {
     "snapshot", "presets", "used_presets",
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
     "leftovers", "last_change", "compare_again", "judge_past", "listener", "replay", "removed_at",
-    "engine", "plan_trial",
+    "engine", "plan_trial", "outcome",
     "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests",
 }  # fmt: skip
 REFUSED_VERBS = {

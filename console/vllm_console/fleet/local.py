@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.verbs import Replay
     from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
+    from vllm_console.prediction.score import KeptPrediction
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.measurement import Measurement
     from vllm_console.runs.store import Run
@@ -977,6 +978,17 @@ class LocalFleet:
     def compare(self, before: str, after: str | None = None) -> Comparison:
         """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` (its newest); with one name its last two."""
         return self._history.compare(before, after)
+
+    def outcome(self, found: Comparison) -> KeptPrediction | None:
+        """What was predicted of the restart between two compared runs, and came of it; None if nothing is known."""
+        from vllm_console.fleet.predictions import outcome
+
+        before, after = found.before.run, found.after.run
+        if before.server != after.server or not client.exists(self._state, after.server):
+            return None
+        with keeper_errors():
+            record = client.read(self._state, after.server)
+            return outcome(self._state, record, self._recorder, before, after)
 
     def last_change(self, name: str) -> Comparison | None:
         """The result of `compare` for a server, from what is recorded so far; None if there is nothing to compare."""
