@@ -69,6 +69,14 @@ def test_a_change_is_predicted_made_and_scored(program):
         assert 0 <= record["covered"] <= 1
         assert record["median_error"] >= 0
 
+    outcome = program.json("compare", "chat@1", "chat@2")["prediction"]
+    assert outcome is not None or document["predicted"]["ttft_seconds"]["p50"]["value"] is None, document
+    if outcome and outcome["same_traffic"] and not document["outside"]:
+        one = next(one for one in outcome["figures"] if one["name"] == "itl_p50")
+        assert one["predicted"] == document["predicted"]["itl_seconds"]["p50"]["value"]
+        assert one["within"] == (one["low"] <= one["measured"] <= one["high"])
+        assert "since the restart: the machine or the engine" in program("compare", "chat@1", "chat@2").stdout
+
     program.json("stop", "chat")
     stopped = program("predict", "chat", "--set", "max-num-seqs=64")
     assert stopped.returncode == 1

@@ -61,6 +61,7 @@ READING_VERBS = {
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
     "leftovers", "last_change", "compare_again", "judge_past", "listener", "replay", "removed_at",
     "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters",
+    "engine", "plan_trial", "outcome",
 }  # fmt: skip
 REFUSED_VERBS = {
     "chat_server": ("ordered",), "start_ramp": ("ordered",), "cancel_ramp": ("ordered",),
@@ -68,6 +69,7 @@ REFUSED_VERBS = {
     "suggest": ("ordered", WORK), "plan_restart": ("ordered", Changes()),
     "start": (LaunchRequest("chatbot", engine="simulated"),), "restart": ("ordered", Changes()),
     "judged_plan": (LaunchRequest("chatbot", engine="simulated"),), "start_beside": ("ordered", Changes()),
+    "start_trial": ("ordered", "trial", None, Changes()),
     "compare_answers": ("ordered", "orphan"),
     "switch": ("ordered", "batch"), "cancel_restart": ("ordered",), "sleep": ("ordered",), "wake": ("ordered",),
     "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.verbs import Replay
     from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
+    from vllm_console.prediction.score import KeptPrediction
     from vllm_console.runs.compare import Comparison
     from vllm_console.runs.measurement import Measurement
     from vllm_console.runs.store import Run
@@ -606,6 +607,39 @@ class LocalFleet:
         self._ours(name)
         return self._launched(self._launcher.start_beside(name, changes, options))
 
+    def engine(self, word: str) -> Engine:
+        """The engine that a word names: ``simulated``, ``vllm`` (the first one found), the version of one that
+        `engines` lists, or the path of a vLLM.
+
+        Raises:
+            FleetError: there is no such engine.
+        """
+        if word in ("simulated", "vllm"):
+            return self._launcher.planner.engine(word, None)
+        known = [one for one in self.engines() if one.kind == "vllm" and word in (one.version, one.public_version)]
+        if len(known) > 1:
+            raise FleetError(f"several vLLM {word} are installed: name one by its path, as 'engines' lists it")
+        return known[0] if known else self._launcher.planner.engine("vllm", word)
+
+    def plan_trial(self, name: str, engine: Engine, changes: Changes) -> Plan:
+        """Plan what `start_trial` starts.
+
+        Raises:
+            NoPlaceError: there is no room for it.
+        """
+        self._recorded(name)
+        return self._launcher.plan_trial(name, engine, changes).plan
+
+    def start_trial(self, name: str, trial: str, engine: Engine, changes: Changes) -> ServerView:
+        """Launch a temporary server with a server's flags on another engine; the server itself is not touched.
+
+        Raises:
+            NoPlaceError, UnfitError: there is no room for it, or vLLM would refuse its flags.
+            FleetError: it cannot be launched.
+        """
+        self._ours(name)
+        return self._launched(self._launcher.start_trial(name, trial, engine, changes))
+
     def compare_answers(self, old: str, new: str) -> AnswerComparison:
         """Compare the greedy answers of two of our ready servers to the golden prompts; takes seconds.
 
@@ -968,6 +1002,17 @@ class LocalFleet:
     def compare(self, before: str, after: str | None = None) -> Comparison:
         """Compare two runs: numbers, ``NAME@GENERATION``, or ``NAME`` (its newest); with one name its last two."""
         return self._history.compare(before, after)
+
+    def outcome(self, found: Comparison) -> KeptPrediction | None:
+        """What was predicted of the restart between two compared runs, and came of it; None if nothing is known."""
+        from vllm_console.fleet.predictions import outcome
+
+        before, after = found.before.run, found.after.run
+        if before.server != after.server or not client.exists(self._state, after.server):
+            return None
+        with keeper_errors():
+            record = client.read(self._state, after.server)
+            return outcome(self._state, record, self._recorder, before, after)
 
     def last_change(self, name: str) -> Comparison | None:
         """The result of `compare` for a server, from what is recorded so far; None if there is nothing to compare."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -300,6 +301,26 @@ def settled(state: Path, record: ServerRecord, runs: RunRecorder, block_size: in
     except RunStoreError as error:
         raise FleetError(str(error)) from error
     return found
+
+
+def outcome(state: Path, record: ServerRecord, runs: RunRecorder, before: Run, after: Run) -> KeptPrediction | None:
+    """What was predicted of the restart that made one run the next, with what came of it; None if nothing was, or not
+    enough is known yet.
+
+    Raises:
+        FleetError: the run database cannot be read.
+    """
+    from vllm_console.runs.store import RunStoreError
+
+    with contextlib.suppress(FleetError):  # not up: what is noted is all there is
+        settled(state, record, runs, _cache(record).block_size)
+    try:
+        noted = next((noted for run, noted in runs.open().predictions(record.name) if run.id == before.id), [])
+    except RunStoreError as error:
+        raise FleetError(str(error)) from error
+    changed = {one.flag: one.after for one in after.changed}
+    kept = [one for one in map(_decoded, noted) if one is not None and dict(one.changed) == changed]
+    return next((one for one in kept if one.settled), None) if after.before == before.id else None
 
 
 def _settle(

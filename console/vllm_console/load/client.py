@@ -68,11 +68,12 @@ class Answer:
 
     An event is timed when its bytes arrive, so events that arrive together have no gap. Tokens are counted by the
     server's ``usage``, else one per event. TTFT and e2e count from ``begin``, on the clock of `feed`; e2e ends with the
-    last token, like in ``vllm bench serve``.
+    last token, like in ``vllm bench serve``. ``place`` is its place among the load's requests.
     """
 
-    def __init__(self, tally: Tally, begin: float = 0.0) -> None:
+    def __init__(self, tally: Tally, begin: float = 0.0, place: int = 0) -> None:
         self.tally = tally
+        self._place = place
         self._rest = b""
         self._begin = begin
         self._first: float | None = None
@@ -112,7 +113,7 @@ class Answer:
         if not self._done or self._first is None:
             raise AnswerError("the answer ended before its last token")
         tpot = (self._last - self._first) / (self.counted - 1) if self.counted > 1 else None
-        self.tally.finish(self._first - self._begin, tpot, self._last - self._begin)
+        self.tally.finish(self._place, self._first - self._begin, tpot, self._last - self._begin)
 
     def cut_off(self, at: float, gap_limit: float = 0.0) -> None:
         """The load ended at ``at``, before this answer did: what is still pending counts as longer than that.
@@ -419,8 +420,8 @@ class Sender:
 
     async def _start(self, request: LoadRequest, scheduled: float) -> None:
         """Send it in its own task, in the slot taken for it."""
+        answer = Answer(self.tally, scheduled, self.tally.sent)
         self.tally.sent += 1
-        answer = Answer(self.tally, scheduled)
         task = asyncio.create_task(self._send(request, answer, scheduled))
         self._under_way[task] = answer
         task.add_done_callback(self._done)

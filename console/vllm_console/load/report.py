@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,14 @@ from vllm_console.text import seconds as latency_text
 
 SAMPLES_KEPT = 100_000
 KINDS_KEPT = 20
+
+
+class Times(NamedTuple):
+    """How long one answer took, in seconds; ``tpot`` is None if it had one token."""
+
+    ttft: float
+    tpot: float | None
+    e2e: float
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -235,6 +243,8 @@ class Tally:
 
     def __init__(self, seed: int = 0, limits: tuple[float, float] = (math.inf, math.inf)) -> None:
         self._limits = limits
+        self.answers: dict[int, Times] | None = None
+        """If it is not None, the times of each answer that ended, by its place in the load."""
         self.good = 0
         self.sent = 0
         self.completed = 0
@@ -252,8 +262,10 @@ class Tally:
         self.e2e = Samples(seed=seed)
         self.send_delay = Samples(seed=seed)
 
-    def finish(self, ttft: float, tpot: float | None, e2e: float) -> None:
+    def finish(self, place: int, ttft: float, tpot: float | None, e2e: float) -> None:
         """Count the times (seconds) of an answer that ended; ``tpot`` None: it had one token."""
+        if self.answers is not None:
+            self.answers[place] = Times(ttft, tpot, e2e)
         self.e2e.add(e2e)
         if tpot is not None:
             self.tpot.add(tpot)

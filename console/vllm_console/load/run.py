@@ -30,7 +30,7 @@ from vllm_console.load.client import (
     wait,
 )
 from vllm_console.load.recorded import RecordedTraffic
-from vllm_console.load.report import LoadReport, Tally
+from vllm_console.load.report import LoadReport, Tally, Times
 from vllm_console.load.shape import Exact, TrafficShape, request_count
 from vllm_console.text import rate as rate_text
 from vllm_console.text import took
@@ -70,6 +70,7 @@ async def run_load(
     lookup: Lookup | None = None,
     grace_seconds: float = GRACE_SECONDS,
     stop: asyncio.Event | None = None,
+    answers: dict[int, Times] | None = None,
 ) -> LoadReport:
     """Send requests of a workload's shape for ``seconds``, then wait for the answers.
 
@@ -81,7 +82,7 @@ async def run_load(
     length distributions. ``model`` None takes the first one served; ``access`` None takes ``VLLM_API_KEY`` of the
     environment. ``lookup`` finds where our own server listens on this machine, whatever its address looks like.
     Without it, what answers at an address of this machine must be a process of this user or of root, unless
-    ``allow_remote`` is set.
+    ``allow_remote`` is set. ``answers`` gets the times of each answer that ended, by its place in the load.
 
     Raises:
         LoadError: an argument is invalid, exact lengths do not fit in the server's context, or the server is not on
@@ -98,6 +99,7 @@ async def run_load(
         lookup = lookup_of(base)
     stop = stop or asyncio.Event()
     tally, access = Tally(seed), access or own_access()
+    tally.answers = answers
     async with open_client(base, access, lookup) as client:
         target = await find_target(client, model, access.variable)
         vocabulary = await find_vocabulary(client, target.model)

@@ -109,6 +109,34 @@ def track_record(kept: Sequence[KeptPrediction]) -> TrackRecord:
     return TrackRecord(len(scored), median(errors), sum(inside) / len(inside))
 
 
+class Outcome(msgspec.Struct, frozen=True):
+    """A figure as predicted, with its 90% interval, and as measured after the restart; seconds, or tokens/s."""
+
+    name: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    within: bool
+
+
+def outcomes(kept: KeptPrediction) -> tuple[Outcome, ...]:
+    """Predicted next to measured, for each figure of which both are known; none before it is measured."""
+    if kept.measured is None:
+        return ()
+    found = []
+    latencies = ("ttft_seconds", "itl_seconds", "e2e_seconds")
+    names = [(latency, part) for latency in latencies for part in ("p50", "p90", "p99", "mean")]
+    for name, part in (*names, ("tokens_per_second", "")):
+        predicted, measured = getattr(kept.predicted, name), getattr(kept.measured, name)
+        if part:
+            predicted, measured = getattr(predicted, part), getattr(measured, part)
+        if (known := compared(predicted, measured)) is not None:
+            title = f"{name.removesuffix('_seconds')}_{part}" if part else name
+            found.append(Outcome(title, predicted.value, predicted.low, predicted.high, measured, known[1]))
+    return tuple(found)
+
+
 def compared(predicted: Estimate, measured: float | None) -> tuple[float, bool] | None:
     """The relative error, and whether the interval holds what was measured; None if either is unknown."""
     if predicted.value is None or predicted.low is None or predicted.high is None or not measured:

@@ -26,7 +26,7 @@ from vllm_launchers.launch.refusal import refuse_unfit
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.launch.standby import beside, find_other, one_switch, refuse_awake, refuse_beside_partner
-from vllm_launchers.plan.model import Changes, Plan
+from vllm_launchers.plan.model import Changes, Engine, Plan
 from vllm_launchers.private import lock, open_file, own_folder
 from vllm_launchers.vllm.startup_reports import Remembered
 
@@ -245,6 +245,35 @@ class Launcher:
             self.planner.refuse_elsewhere(launch.plan)
             refuse_unfit(launch.plan, force=options.force)
             return self._launch(self._name_beside(record), launch)
+
+    def plan_trial(self, name: str, engine: Engine, changes: Changes) -> LaunchPlan:
+        """Plan a temporary server with a server's flags on another engine, next to it where it is up.
+
+        Raises:
+            NoPlaceError: there is no room for it.
+            FleetError: no port is free, or the server's record lacks data.
+        """
+        with keeper_errors():
+            record = client.read(self._state, name)
+            self._refresh()
+            taken, starting = self._records.taken_ports(), self._records.starting()
+        options = RestartOptions()
+        launch = self.planner.plan_beside(record, changes, options, taken, starting, engine)
+        never = values.replace(launch.restart, mode=RestartMode.NEVER)
+        return msgspec.structs.replace(launch, plan=self._judged(launch.plan), restart=never)
+
+    def start_trial(self, name: str, trial: str, engine: Engine, changes: Changes) -> ServerRecord:
+        """Launch what `plan_trial` plans as ``trial``, which may have run before.
+
+        Raises:
+            NoPlaceError, UnfitError: there is no room for it, or vLLM would refuse its flags.
+            FleetError: it cannot be launched.
+        """
+        with self._one_at_a_time():
+            launch = self.plan_trial(name, engine, changes)
+            self.planner.refuse_elsewhere(launch.plan)
+            refuse_unfit(launch.plan, force=False)
+            return self._launch(trial, launch)
 
     def _name_beside(self, record: ServerRecord) -> str:
         """A name for a server beside this one: of two that replace each other in turn, the one that has ended."""

@@ -236,10 +236,11 @@ class Planner:
         options: RestartOptions,
         taken: Collection[int],
         starting: Sequence[str] = (),
+        engine: Engine | None = None,
     ) -> LaunchPlan:
         """Plan another server next to a running one: the same with changed flags, on another port, on GPUs with room.
 
-        What the running server holds counts as taken.
+        What the running server holds counts as taken. With another ``engine`` it does not continue that server.
 
         Raises:
             FleetError: there is no room for it, no port is free, or the server's record lacks data.
@@ -260,9 +261,10 @@ class Planner:
         resolved = replace(
             resolved,
             port=port if port is not None else _free(resolved.host, taken),
+            engine=engine or resolved.engine,
             sources=details.sources,
             standby_of="",  # it takes nobody's place
-            beside=record.name,
+            beside="" if engine is not None else record.name,
             gpus=(),
             find=partial(self._find_place, place=place, gpus=()),
         )

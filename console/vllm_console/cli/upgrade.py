@@ -1,0 +1,311 @@
+"""``vllm-console compare NAME --engine A --engine B``: is a server slower on another vLLM, with the same traffic?"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import textwrap
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
+from vllm_console.cli.options import changes_from
+from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.waiting import settled, wait_until
+from vllm_console.fleet.snapshot import Changes, State, Workload
+from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.text import duration, plain
+from vllm_console.text import seconds as latency
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from vllm_console.fleet.local import LocalFleet
+    from vllm_console.load.recorded import RecordedTraffic
+    from vllm_console.load.upgrade import Turn, UpgradeComparison
+    from vllm_launchers.plan.model import Engine
+
+FEWEST_RECORDED = 20
+"""With fewer recorded requests the preset's traffic is sent."""
+WARM_UP_SHARE, WARM_UP_MOST = 0.1, 16
+"""Requests that are sent first, with other tokens, and not counted."""
+START_SECONDS, STOP_SECONDS = 1800.0, 300.0
+_FLAG_CODES = frozenset({"flag_unknown", "flag_too_new", "flag_dead"})
+_TITLES = {"ttft": "TTFT", "tpot": "time per output token", "e2e": "end-to-end"}
+
+
+class _Side(msgspec.Struct):
+    """One of the two engines: its temporary server's name, the changes of flags that it needs, and its runs."""
+
+    engine: Engine
+    name: str
+    changes: Changes
+    runs: list[str]
+
+
+class _Traffic(msgspec.Struct):
+    """What is sent in each turn: recorded requests, or the preset's shape at a rate."""
+
+    recorded: RecordedTraffic | None
+    warm_up: RecordedTraffic | None
+    workload: Workload
+    rate: float
+    seconds: float
+    source: str
+
+
+def run_upgrade(args: argparse.Namespace) -> int:
+    """Play rounds on both engines, print the verdict; exit code 1 if the second is slower or nothing can be said.
+
+    Raises:
+        UsageError: not two engines, or too few rounds.
+        FleetError: an engine is not there, or its turn could not be played.
+        NoPlaceError, UnfitError: there is no room for a second server, or vLLM would refuse its flags.
+    """
+    from vllm_console.load.upgrade import FEWEST_ROUNDS, compare_engines
+
+    refuse_read_only(args)
+    if len(args.engine) != 2 or args.after is not None:
+        raise UsageError("compare NAME takes two engines, --engine A --engine B, and no second run")
+    if args.rounds < FEWEST_ROUNDS:
+        raise UsageError(f"--rounds {args.rounds}: fewer than {FEWEST_ROUNDS} rounds can't tell a change from noise")
+    fleet = open_fleet(args)
+    sides, notes = _sides(fleet, args)
+    traffic = _traffic(fleet, args)
+    if not args.json:
+        print("\n".join([*(f"! {plain(note)}" for note in notes), *_heading(args, sides, traffic)]), flush=True)
+    rounds: list[tuple[Turn, Turn]] = []
+    with _removed_at_end(fleet, sides):
+        for number in range(args.rounds):
+            order = (0, 1) if number % 2 == 0 else (1, 0)
+            turns = {at: _play(fleet, args, sides[at], traffic, number) for at in order}
+            rounds.append((turns[0], turns[1]))
+    found = compare_engines(rounds)
+    if args.json:
+        print_json(_document(args.before, sides, notes, traffic, found))
+    else:
+        print("\n".join(_result(sides, found)))
+    return 0 if found.verdict in ("faster", "no significant difference") else 1
+
+
+# -- before the first turn -------------------------------------------------------------------------------------------
+
+
+def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _Side], list[str]]:
+    """Both engines with the flags that both take, and what was left out or renamed.
+
+    Raises:
+        UnfitError: vLLM would refuse what is left.
+    """
+    from vllm_launchers.launch.errors import NoPlaceError
+    from vllm_launchers.launch.refusal import refuse_unfit
+    from vllm_launchers.plan.findings import Level
+
+    snapshot = fleet.snapshot()
+    used = {server.name for server in snapshot.servers}
+    sides = tuple(
+        _Side(fleet.engine(word), f"{args.before}-upgrade-{letter}", changes_from(args), [])
+        for word, letter in zip(args.engine, "ab", strict=True)
+    )
+    if taken := sorted(used & {side.name for side in sides}):
+        raise FleetError(
+            f"a server is called {taken[0]} already: stop and remove it, it may be left of an earlier check"
+        )
+    notes: list[str] = []
+    for _ in range(8):  # each pass handles what the passes before it uncovered
+        changed = False
+        for side in sides:
+            try:
+                plan = fleet.plan_trial(args.before, side.engine, side.changes)
+            except NoPlaceError as error:
+                hint = f"free GPUs, or stop {args.before} for the time of the check"
+                raise NoPlaceError(f"{str(error).removesuffix('.')}: {hint}", error.sets) from error
+            for one in plan.findings:
+                if one.level is not Level.ERROR or one.code not in _FLAG_CODES or one.fix is None:
+                    continue
+                changed = True
+                notes.append(f"{one.message}; {'renamed there' if one.fix.set else 'left out on both'}")
+                for other in (side,) if one.fix.set else sides:
+                    kept = {name: value for name, value in other.changes.set.items() if name not in one.fix.unset}
+                    unset = dict.fromkeys((*other.changes.unset, *one.fix.unset))
+                    other.changes = Changes(set={**kept, **one.fix.set}, unset=tuple(unset))
+        if not changed:
+            break
+    for side in sides:
+        refuse_unfit(fleet.plan_trial(args.before, side.engine, side.changes), force=False)
+    return (sides[0], sides[1]), notes
+
+
+def _traffic(fleet: LocalFleet, args: argparse.Namespace) -> _Traffic:
+    """The newest recorded requests of the server, else its preset's traffic."""
+    from vllm_console.load.recorded import RecordedRequest, RecordedTraffic
+    from vllm_console.load.shape import suggested_rate
+
+    server = fleet.snapshot().server(args.before)
+    workload = (server.workload if server is not None else None) or Workload(1000, 200, 0.0, 8)
+    try:
+        found = [
+            RecordedRequest(one.arrived_at, one.prompt_tokens, one.output_tokens, one.cached_tokens)
+            for one in fleet.requests(args.before)
+            if one.prompt_tokens and one.output_tokens
+        ]
+    except FleetError:  # it has no probe
+        found = []
+    newest = max((one.arrived_at for one in found), default=0.0)
+    found = [one for one in found if one.arrived_at > newest - args.seconds]
+    if len(found) >= FEWEST_RECORDED:
+        first = found[: max(4, min(WARM_UP_MOST, round(len(found) * WARM_UP_SHARE)))]
+        recorded, warm_up = RecordedTraffic(found), RecordedTraffic(first, seed=1)
+        return _Traffic(recorded, warm_up, workload, 0.0, recorded.due[-1], recorded.words())
+    rate = suggested_rate(workload)
+    words = f"the preset's traffic at {rate:g} requests/s, as fewer than {FEWEST_RECORDED} requests are recorded"
+    return _Traffic(None, None, workload, rate, args.seconds, words)
+
+
+def _heading(args: argparse.Namespace, sides: tuple[_Side, _Side], traffic: _Traffic) -> list[str]:
+    text = (
+        f"{args.before}: {sides[0].engine.label} and {sides[1].engine.label}, {args.rounds} rounds; each of the "
+        f"{2 * args.rounds} turns starts a server, sends {traffic.source} ({duration(traffic.seconds)}) and ends it"
+    )
+    return textwrap.wrap(plain(text), 79)
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+
+
+def _play(fleet: LocalFleet, args: argparse.Namespace, side: _Side, traffic: _Traffic, number: int) -> Turn:
+    """One turn: start, warm up, send, stop.
+
+    Raises:
+        FleetError: the server did not start, or did not answer.
+    """
+    from vllm_console.load.client import LoadError
+    from vllm_console.load.report import Times
+    from vllm_console.load.run import run_load
+    from vllm_console.load.upgrade import Turn
+
+    server = fleet.start_trial(args.before, side.name, side.engine, side.changes)
+    side.runs.append(f"{server.name}@{server.generation}")
+    server = wait_until(fleet, side.name, settled, quiet=args.json, timeout=START_SECONDS)
+    if server.state is not State.READY:
+        raise FleetError(f"{side.engine.label} did not start: {server.reason or server.state}")
+    send: Any = partial(
+        run_load, server.url, None, traffic.workload, lookup=partial(fleet.listener, side.name),
+        max_in_flight=max(4 * traffic.workload.concurrency, 256),
+    )  # fmt: skip
+    answers: dict[int, Times] = {}
+    try:
+        if traffic.recorded is not None:
+            _wait(send(None, traffic.seconds, recorded=traffic.warm_up))
+            report = _wait(send(None, traffic.seconds, recorded=traffic.recorded, answers=answers))
+        else:
+            _wait(send(None, 1.0, requests=4, seed=1))
+            report = _wait(send(traffic.rate, traffic.seconds, answers=answers))
+    except LoadError as error:
+        raise FleetError(f"{side.engine.label}: {error}") from error
+    _stop(fleet, side)
+    if not args.json:
+        words = f"round {number + 1}, {side.engine.label}: {report.completed} of {report.sent} requests answered"
+        print(plain(f"{words}, e2e p50 {report.e2e.cell('p50')}"), flush=True)
+    return Turn(report.sent, answers)
+
+
+def _wait(coroutine: Any) -> Any:
+    import asyncio
+
+    return asyncio.run(coroutine)
+
+
+def _stop(fleet: LocalFleet, side: _Side) -> None:
+    """Stop its server and wait until it has ended: the next one needs its memory."""
+    server = fleet.snapshot().server(side.name)
+    if server is None or not server.state.alive:
+        return
+    fleet.stop(side.name)
+    wait_until(fleet, side.name, lambda view: not view.state.alive, quiet=True, timeout=STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def _removed_at_end(fleet: LocalFleet, sides: tuple[_Side, _Side]) -> Iterator[None]:
+    """Stop and remove the temporary servers, whatever ends this; their runs and histories are kept."""
+
+    def cancel(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    handled = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handled.append(signal.SIGHUP)
+    before = {number: signal.signal(number, cancel) for number in handled}
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_IGN)  # what has been started is ended first
+        for side in sides:
+            try:
+                if fleet.snapshot().server(side.name) is not None:
+                    _stop(fleet, side)
+                    fleet.forget(side.name)
+            except FleetError as error:
+                complain(f"{side.name} is left: {error}; 'vllm-console stop {side.name}' ends it")
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- what is said ----------------------------------------------------------------------------------------------------
+
+
+def sentence(found: UpgradeComparison, second: str) -> str:
+    """The verdict on the second engine, for people."""
+    if found.verdict == "not comparable":
+        return (
+            f"Not comparable: {found.failed[0]} requests failed on the first engine, {found.failed[1]} on the second."
+        )
+    if found.verdict == "not enough data":
+        return "Not enough data: too few requests were answered on both engines in every round."
+    told = [one for one in found.figures if one.verdict != "no significant difference"]
+    if told:
+        parts = [f"{_TITLES[one.name]} {one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%})" for one in told]
+        return f"{second} is {found.verdict}: {', '.join(parts)}."
+    most = max(one.high for one in found.figures)
+    return f"No significant difference; a slowdown of more than {most:.1%} is ruled out."
+
+
+def _result(sides: tuple[_Side, _Side], found: UpgradeComparison) -> list[str]:
+    lines = [""]
+    if found.figures:
+        lines.append(f"{'':22} {'first':>8} {'second':>8} {'change':>8}  95% interval")
+    for one in found.figures:
+        cells = f"{latency(one.first):>8} {latency(one.second):>8} {one.change:>+8.1%}"
+        lines.append(f"{_TITLES[one.name]:22} {cells}  {one.low:+.1%} to {one.high:+.1%}")
+    lines += textwrap.wrap(plain(sentence(found, sides[1].engine.label)), 79)
+    runs = ", ".join(run for side in sides for run in side.runs)
+    return [*lines, *textwrap.wrap(f"Kept as runs: {plain(runs)}", 79)]
+
+
+def _document(
+    name: str, sides: tuple[_Side, _Side], notes: list[str], traffic: _Traffic, found: UpgradeComparison
+) -> dict[str, Any]:
+    """What ``--json`` prints (a contract)."""
+    engines = [
+        {
+            "kind": str(side.engine.kind), "version": side.engine.version, "path": side.engine.path, "runs": side.runs,
+            "failed": failed,
+        }
+        for side, failed in zip(sides, found.failed, strict=True)
+    ]  # fmt: skip
+    return {
+        "server": name,
+        "verdict": str(found.verdict),
+        "sentence": sentence(found, sides[1].engine.label),
+        "engines": engines,
+        "rounds": found.rounds,
+        "requests": found.requests,
+        "traffic": traffic.source,
+        "notes": notes,
+        "figures": [{**msgspec.structs.asdict(one), "unit": "s", "verdict": str(one.verdict)} for one in found.figures],
+    }

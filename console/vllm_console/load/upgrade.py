@@ -1,0 +1,133 @@
+"""Whether one engine is slower than another: the same requests on both, in rounds. Pure.
+
+Each round has a turn of either engine, next to each other in time. A request's time on one engine is compared with its
+own time on the other, so that lengths and arrivals cancel, and a round yields one number per figure: the mean over its
+requests of the logarithm of that ratio. Requests of a turn share batches and what the machine did meanwhile, so they
+are not independent; rounds are. The interval is Student's t over rounds, widened for the number of figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from vllm_console.load.report import Times
+from vllm_console.runs.confidence import student
+
+Figure = Literal["ttft", "tpot", "e2e"]
+FIGURES: tuple[Figure, ...] = ("ttft", "tpot", "e2e")
+LEVEL = 0.95
+"""Confidence that the intervals of all figures hold together."""
+FEWEST_ROUNDS = 4
+"""Below that Student's t is not known well, and intervals are very wide."""
+FEWEST_REQUESTS = 10
+"""Answered on both engines, in every round."""
+FAILED_SHARE = 0.02
+"""With more failed on either side, those that were answered are not compared."""
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One engine's turn in a round: the times of its answers by the requests' places, and how many were sent."""
+
+    sent: int
+    answers: Mapping[int, Times]
+
+
+class UpgradeVerdict(StrEnum):
+    """What is said of the second engine."""
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    MIXED = "mixed"
+    NO_DIFFERENCE = "no significant difference"
+    FAILED = "not comparable"
+    TOO_LITTLE = "not enough data"
+
+
+class UpgradeFigure(msgspec.Struct, frozen=True):
+    """A figure on both engines: geometric means in seconds, and how much longer the second takes (0.05 is 5%).
+
+    ``low`` and ``high`` hold the changes of all figures together with 95% confidence.
+    """
+
+    name: Figure
+    first: float
+    second: float
+    change: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> UpgradeVerdict:
+        """What this figure alone says."""
+        if self.low > 0:
+            return UpgradeVerdict.SLOWER
+        return UpgradeVerdict.FASTER if self.high < 0 else UpgradeVerdict.NO_DIFFERENCE
+
+
+class UpgradeComparison(msgspec.Struct, frozen=True):
+    """The verdict on the second engine with its figures; ``requests`` were compared per round, at least."""
+
+    verdict: UpgradeVerdict
+    rounds: int
+    requests: int
+    figures: tuple[UpgradeFigure, ...] = ()
+    failed: tuple[int, int] = (0, 0)
+    """Requests that had no answer on either engine."""
+
+
+def compare_engines(rounds: Sequence[tuple[Turn, Turn]]) -> UpgradeComparison:
+    """Compare what two engines made of the same requests; each pair is a round."""
+    failed = tuple(sum(pair[side].sent - len(pair[side].answers) for pair in rounds) for side in (0, 1))
+    both = [sorted(one.answers.keys() & other.answers.keys()) for one, other in rounds]
+    fewest = min(map(len, both), default=0)
+    sent = max(1, sum(one.sent for one, _ in rounds))
+    base = UpgradeComparison(UpgradeVerdict.TOO_LITTLE, len(rounds), fewest, failed=(failed[0], failed[1]))
+    if max(failed) > FAILED_SHARE * sent:
+        return msgspec.structs.replace(base, verdict=UpgradeVerdict.FAILED)
+    if len(rounds) < FEWEST_ROUNDS or fewest < FEWEST_REQUESTS:
+        return base
+    figures = tuple(
+        figure for name in FIGURES if (figure := _figure(name, rounds, both, 1 - (1 - LEVEL) / len(FIGURES)))
+    )
+    said = {figure.verdict for figure in figures}
+    slower, faster = UpgradeVerdict.SLOWER in said, UpgradeVerdict.FASTER in said
+    verdict = UpgradeVerdict.NO_DIFFERENCE
+    if slower or faster:
+        verdict = UpgradeVerdict.SLOWER if slower else UpgradeVerdict.FASTER
+    if slower and faster:
+        verdict = UpgradeVerdict.MIXED
+    return msgspec.structs.replace(base, verdict=verdict, figures=figures)
+
+
+def _figure(
+    name: Figure, rounds: Sequence[tuple[Turn, Turn]], both: Sequence[Sequence[int]], level: float
+) -> UpgradeFigure | None:
+    """One figure over all rounds; None where a round has no answer with it."""
+    sides: list[tuple[float, float]] = []
+    for (one, other), places in zip(rounds, both, strict=True):
+        pairs = [(getattr(one.answers[place], name), getattr(other.answers[place], name)) for place in places]
+        known = [(math.log(first), math.log(second)) for first, second in pairs if first and second]
+        if not known:
+            return None
+        sides.append((_mean([first for first, _ in known]), _mean([second for _, second in known])))
+    apart = [second - first for first, second in sides]
+    change = _mean(apart)
+    variance = math.fsum((value - change) ** 2 for value in apart) / (len(apart) - 1)
+    reach = student(0.5 + level / 2, len(apart) - 1) * math.sqrt(variance / len(apart))
+    return UpgradeFigure(
+        name,
+        math.exp(_mean([first for first, _ in sides])),
+        math.exp(_mean([second for _, second in sides])),
+        math.expm1(change),
+        math.expm1(change - reach),
+        math.expm1(change + reach),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,55 @@
+"""Whether a second engine is slower: a change in every round is found, noise alone is not, failures are no speed."""
+
+from __future__ import annotations
+
+import random
+
+from vllm_console.load.report import Times
+from vllm_console.load.upgrade import FEWEST_ROUNDS, Turn, UpgradeVerdict, compare_engines
+
+
+def turn(factor: float, *, ttft: float = 1.0, missing: int = 0) -> Turn:
+    """Forty requests of different lengths whose tokens take ``factor`` times as long."""
+    answers = {at: Times(0.1 * factor * ttft, None if at == 0 else 0.01 * factor, at * factor + 1) for at in range(40)}
+    return Turn(40, {at: times for at, times in answers.items() if at >= missing})
+
+
+def rounds(slower: float, *, spread: float = 0.01, seed: int = 1, ttft: float = 1.0) -> list[tuple[Turn, Turn]]:
+    dice = random.Random(seed)
+    return [
+        (turn(dice.gauss(1, spread)), turn(slower * dice.gauss(1, spread), ttft=ttft)) for _ in range(2 * FEWEST_ROUNDS)
+    ]
+
+
+def test_five_percent_are_found_with_their_size() -> None:
+    found = compare_engines(rounds(1.05))
+    assert found.verdict is UpgradeVerdict.SLOWER
+    assert (found.rounds, found.requests) == (8, 40)
+    for one in found.figures:
+        assert 0 < one.low < 0.05 < one.high
+    assert compare_engines(rounds(0.95)).verdict is UpgradeVerdict.FASTER
+
+
+def test_one_machine_drifting_is_no_difference() -> None:
+    alarms = sum(
+        compare_engines(rounds(1.0, spread=0.05, seed=seed)).verdict is not UpgradeVerdict.NO_DIFFERENCE
+        for seed in range(200)
+    )
+    assert alarms <= 20
+
+
+def test_figures_that_disagree_are_mixed() -> None:
+    assert compare_engines(rounds(1.1, ttft=0.5)).verdict is UpgradeVerdict.MIXED
+
+
+def test_answers_that_failed_are_not_compared() -> None:
+    pairs = [(turn(1.0), turn(0.5, missing=2)) for _ in range(8)]
+    found = compare_engines(pairs)
+    assert (found.verdict, found.failed, found.figures) == (UpgradeVerdict.FAILED, (0, 16), ())
+
+
+def test_few_rounds_or_requests_say_nothing() -> None:
+    assert compare_engines(rounds(2.0)[: FEWEST_ROUNDS - 1]).verdict is UpgradeVerdict.TOO_LITTLE
+    short = Turn(5, {at: Times(0.1, 0.01, 1.0) for at in range(5)})
+    assert compare_engines([(short, short)] * 8).verdict is UpgradeVerdict.TOO_LITTLE
+    assert compare_engines([]).verdict is UpgradeVerdict.TOO_LITTLE
