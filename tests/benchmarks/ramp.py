@@ -22,9 +22,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vllm_launchers.simulated.core import Core
-from vllm_launchers.simulated.scheduler import Request
-
 from vllm_console.load.ramp import LONGEST_STEP, SHORTEST_STEP, START_SHARE
 from vllm_console.load.ramp_search import (
     FEWEST_REQUESTS,
@@ -38,6 +35,8 @@ from vllm_console.load.ramp_search import (
 )
 from vllm_console.load.report import Tally
 from vllm_console.load.shape import LoadRequest, TrafficShape, mean_length, request_count, suggested_rate
+from vllm_launchers.engine_model.core import Core
+from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.presets.model import Objectives, Workload
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import plan_memory
