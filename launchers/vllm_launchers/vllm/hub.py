@@ -1,7 +1,7 @@
 """Downloads models into the Hugging Face cache, verifies them and removes them.
 
 ``huggingface_hub`` does the downloading, in a process of its own: in this program's Python, or in an engine's, which
-has it too. Its cache, token and settings apply, and a download that was interrupted goes on where it was.
+has it too. Its cache, token and settings apply. What is complete stays when a download is interrupted.
 """
 
 from __future__ import annotations
@@ -112,8 +112,7 @@ class Hub:
         total = 0
         for one in found.files:
             held = blobs / (one.sha256 or one.blob or "-")
-            partial = max((_size(path) for path in blobs.glob(f"{held.name}.*incomplete")), default=0)
-            total += 0 if held.is_file() else max(0, (one.bytes or 0) - partial)
+            total += 0 if held.is_file() else one.bytes or 0
         return total
 
     def free_bytes(self) -> int:

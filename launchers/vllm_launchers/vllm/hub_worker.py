@@ -7,6 +7,7 @@ one JSON object and prints JSON objects, one a line. Nothing that it downloads i
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from typing import Any
@@ -59,6 +60,7 @@ def search(api: Any, request: dict[str, Any]) -> None:
 
 def main() -> int:
     """Answer one request; an error is an event with its kind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that an unfinished file is cleaned up
     request = json.load(sys.stdin)
     try:
         import huggingface_hub
