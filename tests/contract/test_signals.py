@@ -23,6 +23,8 @@ OWN_CHILDREN = {
     "console/vllm_console/fleet/staged_predictions.py": {"kill"},
     "console/vllm_console/cli/demo.py": {"terminate"},
     "console/vllm_console/web/server.py": {"terminate", "kill"},
+    "launchers/vllm_launchers/vllm/engine_install.py": {"terminate"},
+    "launchers/vllm_launchers/vllm/hub.py": {"terminate"},
 }
 """Where a child is ended by the object that started it, which keeps its pid until it is reaped."""
 

@@ -1,22 +1,49 @@
-"""``vllm-console engines``: the vLLM installations found."""
+"""``vllm-console engines``: the vLLM installations found; ``install`` and ``remove`` those of this program."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
 
-from vllm_console.cli.fleet_access import open_fleet, settings_from
-from vllm_console.cli.options import add_json
-from vllm_console.cli.output import complain, fields, print_json
-from vllm_console.text import plain
+from vllm_console.cli.download_progress import DownloadLine, confirmed
+from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
+from vllm_console.cli.options import add_json, text_from
+from vllm_console.cli.output import Document, complain, fields, print_json
+from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.text import plain, size
+
+if TYPE_CHECKING:
+    from vllm_launchers.vllm.engine_plan import EnginePlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    parser.description = (
+        "List the vLLM installations. 'engines install' adds one in an environment of its own, 'engines remove NAME' "
+        "deletes such a one."
+    )
+    parser.add_argument("verb", nargs="?", choices=["install", "remove"], help="without: list them")
+    parser.add_argument("version", nargs="?", type=text_from, help="vLLM's version (default: the newest), or the name")
+    build = parser.add_mutually_exclusive_group()
+    build.add_argument("--cpu", action="store_true", help="the CPU build (default where there is no NVIDIA driver)")
+    build.add_argument("--cuda", action="store_true", help="the build for NVIDIA GPUs")
+    parser.add_argument(
+        "--index", action="append", default=[], metavar="URL", help="a package index to ask besides pip's own"
+    )
+    parser.add_argument("--python", type=text_from, metavar="PATH", help="the Python to use (default: this program's)")
+    parser.add_argument("--yes", action="store_true", help="install without a question")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be installed, and stop")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List them, the one that ``auto`` picks first; unusable ones are reported on stderr."""
+    """List, install or remove; unusable installations are reported on stderr."""
+    if args.verb == "install":
+        return _install(args)
+    if args.verb == "remove":
+        return _remove(args)
     from vllm_launchers.vllm.engines import engine_problems
 
     config = settings_from(args)
@@ -29,5 +56,109 @@ def run(args: argparse.Namespace) -> int:
     for engine in engines:
         print(plain(f"{engine.label:<28} {engine.path}"))
     if all(engine.kind == "simulated" for engine in engines):
-        print("No usable vLLM found: pip install 'vllm-console[vllm]', or name one with --vllm PATH.")
+        print("No usable vLLM found: 'vllm-console engines install' installs one, --vllm PATH names one.")
+    return 0
+
+
+def _install(args: argparse.Namespace) -> int:
+    """Plan, ask, install.
+
+    Raises:
+        FleetError: it can't be installed.
+    """
+    from vllm_launchers.host.gpu.nvml import driver_version
+    from vllm_launchers.vllm.engine_install import install_engine
+    from vllm_launchers.vllm.engine_plan import InstallError, plan_engine
+    from vllm_launchers.vllm.managed_engines import MARKER
+
+    if not args.dry_run:
+        refuse_read_only(args)
+    driver = driver_version()
+    cpu = args.cpu or (not args.cuda and driver is None)
+    if sys.stderr.isatty() and not args.json:
+        print("Asking pip what would be installed …", file=sys.stderr, flush=True)
+    try:
+        plan = plan_engine(
+            args.version, "cpu" if cpu else "cuda", indexes=args.index, python=args.python, driver=driver
+        )
+        there = os.path.isfile(os.path.join(plan.folder, MARKER))  # noqa: PTH113, PTH118
+        if not args.json:
+            print("\n".join(plan_lines(plan)))
+        if plan.problems and not there:
+            raise FleetError(". ".join(plan.problems))
+        if args.dry_run or there:
+            return _installed(args, plan, there=there)
+        confirmed(args, f"Install it ({size(plan.download_bytes)} to download)?")
+        with DownloadLine(plan.download_bytes, silent=args.json) as line:
+            install_engine(plan, line.show)
+    except InstallError as error:
+        raise FleetError(str(error)) from error
+    return _installed(args, plan, there=True)
+
+
+def _installed(args: argparse.Namespace, plan: EnginePlan, *, there: bool) -> int:
+    if args.json:
+        print_json(plan_document(plan) | {"installed": there})
+    elif there:
+        print(
+            f"{plan.name} is installed: 'start PRESET --vllm {plan.name}' uses it, 'engines remove {plan.name}' "
+            "deletes it"
+        )
+    return 0
+
+
+def plan_lines(plan: EnginePlan) -> list[str]:
+    """The plan for people."""
+    unknown = f", and {plan.unknown_sizes} of unknown size" if plan.unknown_sizes else ""
+    lines = [
+        f"vLLM {plan.version} for {'the CPU' if plan.build == 'cpu' else 'CUDA ' + (plan.cuda or '(release unknown)')}",
+        f"  folder     {plan.folder}",
+        f"  packages   {len(plan.wheels)}, {size(plan.download_bytes)} to download{unknown}",
+        f"  disk       {size(plan.free_bytes)} free",
+        f"  Python     {plan.python_version} ({plan.python})",
+    ]
+    if plan.glibc_needed:
+        lines.append(f"  glibc      {plan.glibc or 'unknown'}, {plan.glibc_needed} or later is needed")
+    if plan.build != "cpu":
+        lines.append(f"  driver     {plan.driver or 'none'}, {plan.driver_needed or 'unknown'} or later is needed")
+    return [plain(line) for line in (*lines, *(f"  note: {note}" for note in plan.notes))]
+
+
+def plan_document(plan: EnginePlan) -> Document:
+    """The plan as JSON."""
+    named = "name version build folder python python_version free_bytes glibc glibc_needed cuda driver driver_needed"
+    return {
+        **fields(plan, f"{named} problems notes"),
+        "download_bytes": plan.download_bytes if not plan.unknown_sizes else None,
+        "packages": [fields(one, "name version file sha256 bytes") for one in plan.wheels],
+    }
+
+
+def _remove(args: argparse.Namespace) -> int:
+    """Delete an environment that this program made.
+
+    Raises:
+        FleetError: it can't be removed.
+    """
+    from vllm_launchers.vllm.engine_install import users_of
+    from vllm_launchers.vllm.managed_engines import managed_engine, managed_engines, remove_engine
+
+    refuse_read_only(args)
+    if args.version is None:
+        raise UsageError("engines remove: name the engine, as 'engines' lists it")
+    path = managed_engine(args.version, os.environ)
+    if path is None:
+        names = ", ".join(one.name for one in managed_engines(os.environ)) or "none"
+        raise NotFoundError(f"no engine installed here is called '{args.version}'; there are: {names}")
+    if users := users_of(path):
+        raise RefusedError(f"{path.name} is used by process {users[0]}; stop its server first")
+    confirmed(args, f"Delete {path}?")
+    try:
+        freed = remove_engine(path)
+    except OSError as error:
+        raise FleetError(f"{error.filename}: {os.strerror(error.errno or 0)}") from error
+    if args.json:
+        print_json({"name": path.name, "removed": True, "freed_bytes": freed})
+    else:
+        print(f"{path.name}: removed, {size(freed)} freed")
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.launch_arguments import gpus_from
-from vllm_console.cli.options import add_json
+from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import Document, complain, fields, print_json
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError, NotFoundError
@@ -23,6 +23,24 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
+    parser.description = (
+        "List the models on this machine. 'models get ID' downloads one from the Hugging Face hub and verifies it, "
+        "'models remove ID' deletes one from the cache, 'models search WORD…' searches the hub."
+    )
+    parser.add_argument("verb", nargs="?", choices=["get", "remove", "search"], help="without: list them")
+    parser.add_argument("words", nargs="*", metavar="word", help="the model's hub id, or words to search")
+    parser.add_argument("--revision", type=text_from, help="get: this branch, tag or commit (default: main)")
+    parser.add_argument(
+        "--include",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="get: only files that match, e.g. '*Q4_K_M.gguf'",
+    )
+    parser.add_argument(
+        "--with-code", action="store_true", help="get: also a model with Python code of its own (trust_remote_code)"
+    )
+    parser.add_argument("--yes", action="store_true", help="get, remove: without a question")
     parser.add_argument("--fits", metavar="PRESET", help="plan each model with this preset and say whether it fits")
     parser.add_argument("--gpus", metavar="auto|0,1|none", help="GPUs to plan for (default: the best free set)")
     add_json(parser)
@@ -30,7 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List them; folders that could not be read are reported on stderr."""
+    if args.verb in ("get", "remove"):
+        from vllm_console.cli import models_verbs
+
+        return (models_verbs.get_model if args.verb == "get" else models_verbs.remove_model)(args)
     fleet = open_fleet(args, observe=False)
+    if args.verb == "search":
+        return _search(fleet, args)
     found = fleet.models()
     for problem in found.problems:
         complain(problem)
@@ -39,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         print_json([model_document(one, fits) for one in found.models])
         return 0
     if not found.models:
-        print("No model found in the Hugging Face cache; name folders with models in the settings.")
+        print("No model found in the Hugging Face cache: 'models get ID' downloads one, the settings name folders.")
         return 0
     names = max(len(plain(one.model)) for one in found.models) + 2
     heading = f"{'MODEL':<{names}}" + "".join(f"{title:<{width}}" for title, width in COLUMNS)
@@ -54,7 +78,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fits(fleet: LocalFleet, args: argparse.Namespace, models: list[str]) -> dict[str, Fit]:
+def _search(fleet: LocalFleet, args: argparse.Namespace) -> int:
+    """List what the hub finds; with ``--fits`` those that fit first, each planned with its config from the hub."""
+    from vllm_console.cli.models_verbs import found_cells, found_models
+
+    found = found_models(args)
+    fits = _fits(fleet, args, [one.model for one in found], ask_hub=True) if args.fits else None
+    if fits is not None:
+        order = {True: 0, None: 1, False: 2}
+        found = tuple(sorted(found, key=lambda one: order[fits[one.model].fits]))
+    if args.json:
+        extra = [{} if fits is None else _fit_document(fits[one.model]) for one in found]
+        print_json([fields(one, "model downloads tags") | more for one, more in zip(found, extra, strict=True)])
+        return 0
+    if not found:
+        print(plain(f"The hub finds no model for: {' '.join(args.words)}"))
+        return 0
+    names = max(5, *(len(one.model) for one in found)) + 2
+    print(f"{'MODEL':<{names}}{'DOWNLOADS':>10}{'  FITS' if fits is not None else ''}")
+    for one in found:
+        fit = f"  {fit_text(fits[one.model])}" if fits is not None else ""
+        print(plain(f"{one.model:<{names}}{found_cells(one)}{fit}"))
+    print("\n'vllm-console models get MODEL' downloads one.")
+    return 0
+
+
+def _fits(fleet: LocalFleet, args: argparse.Namespace, models: list[str], *, ask_hub: bool = False) -> dict[str, Fit]:
     """The plan's verdict by model.
 
     Raises:
@@ -69,7 +118,9 @@ def _fits(fleet: LocalFleet, args: argparse.Namespace, models: list[str]) -> dic
     fits = {}
     for model in models:
         try:
-            plan = fleet.plan(LaunchRequest(args.fits, model=model, gpus=gpus_from(args.gpus), place=place))
+            plan = fleet.plan(
+                LaunchRequest(args.fits, model=model, gpus=gpus_from(args.gpus), place=place, from_hub=ask_hub)
+            )
             fits[model] = fit_of(plan)
         except FleetError as error:
             fits[model] = Fit(error=str(error).partition("\n")[0])
@@ -90,5 +141,9 @@ def model_document(one: LocalModel, fits: Mapping[str, Fit] | None) -> Document:
     }
     if fits is not None:
         fit = fits.get(one.model, Fit())
-        document |= {"fits": fit.fits, "fits_error": fit.error or None, "kv_tokens": fit.kv_tokens}
+        document |= _fit_document(fit)
     return document
+
+
+def _fit_document(fit: Fit) -> Document:
+    return {"fits": fit.fits, "fits_error": fit.error or None, "kv_tokens": fit.kv_tokens}

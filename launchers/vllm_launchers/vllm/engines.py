@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from vllm_launchers.vllm.installed_packages import Distribution, installed_vllm, script_interpreter, which
+from vllm_launchers.vllm.managed_engines import MARKER, managed_engine, managed_engines
 
 
 class EngineKind(StrEnum):
@@ -101,7 +102,8 @@ def simulated_engine() -> Engine:
 
 
 def find_engines(paths: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[Engine]:
-    """Every vLLM on this machine, each once: ``paths`` first, then ``PATH``, the active environment, this program's.
+    """Every vLLM on this machine, each once: ``paths`` first, then ``PATH``, the active environment, this program's,
+    then those that this program installed, the newest first.
 
     Unusable ones are left out; `engine_problems` says why.
     """
@@ -129,7 +131,8 @@ def engine_problems(paths: Sequence[str], environ: Mapping[str, str] | None = No
 
 
 def engine_at(path: str, environ: Mapping[str, str] | None = None) -> Engine:
-    """The vLLM at ``path``: its command, a virtual environment's folder, or that environment's Python.
+    """The vLLM at ``path``: its command, a virtual environment's folder, or that environment's Python; or one
+    that this program installed, by its name.
 
     Raises:
         EngineError: it does not exist, cannot be run, or is not a vLLM.
@@ -139,7 +142,8 @@ def engine_at(path: str, environ: Mapping[str, str] | None = None) -> Engine:
         raise EngineError("an empty path names no vLLM; give the path of a 'vllm' command or of its environment")
     place = Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if "/" not in path and not place.exists():
-        place = which(path, environ) or place
+        managed = managed_engine(path, environ)
+        place = managed if managed and (managed / MARKER).is_file() else which(path, environ) or place
     # Made absolute but not resolved: a venv's python is a link out of it, and the link's location is what counts.
     place = place.absolute()
     try:
@@ -160,6 +164,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
         command = Path(folder) / "vllm"
         if command.is_file():
             yield str(command)
+    yield from map(str, managed_engines(environ))
 
 
 def _in_folder(folder: Path) -> Engine:

