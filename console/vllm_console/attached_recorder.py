@@ -188,7 +188,7 @@ class Recording:
             if error.kind not in NO_METRICS or error.status >= 500:
                 raise
             try:
-                return self._without_metrics("it has no metrics page, so only whether it answers is known")
+                return self._without_metrics(f"{_without(error)}, so only whether it answers is known")
             except ScrapeError as other:
                 raise (error if other.kind == error.kind == "redirect" else other) from None
         totals = (one.prompt_tokens_total for one in sample.engines.values())
@@ -310,6 +310,15 @@ class Recording:
         current = self._record.current
         run = RunName(run_key(self._record, current), self._record.name, current.number)
         return WindowRecorder(self._runs_file, run)
+
+
+def _without(error: ScrapeError) -> str:
+    """Why an address that answers gives no metrics, a clause."""
+    if error.kind == "redirect":
+        return f"it sends /metrics elsewhere (HTTP {error.status})"
+    if error.status in (401, 403):
+        return f"its metrics page asks for another key (HTTP {error.status})"
+    return "it has no metrics page"
 
 
 def record(folder: Path, recording: Recording) -> None:

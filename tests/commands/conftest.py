@@ -31,7 +31,9 @@ class Program:
         self.env.pop("VLLM_API_KEY", None)
         self.env.pop("HF_TOKEN", None)
 
-    def __call__(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *words: str, env: dict[str, str] | None = None, typed: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "vllm_console", *words],
             env={**self.env, **(env or {})},
@@ -39,7 +41,7 @@ class Program:
             text=True,
             timeout=180,
             check=False,
-            stdin=subprocess.DEVNULL,
+            input=typed,
         )
 
     def json(self, *words: str, env: dict[str, str] | None = None) -> Any:

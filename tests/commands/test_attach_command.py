@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +55,18 @@ def test_an_attached_endpoint_is_recorded_and_never_changed(program: Any, fake: 
 
 
 def test_load_needs_remote_and_only_its_own_key_is_sent(program: Any, fake: FakeEndpoint, far: Any) -> None:
-    for words in (("load", "far"), ("ramp", "far"), ("ramp", "far", "--yes")):
+    for words in (
+        ("load", "far"), ("load", fake.url), ("chat", "far"), ("chat", fake.url), ("ramp", "far"),
+        ("ramp", "far", "--yes"),
+    ):  # fmt: skip
         refused = program(*words, env=KEYS)
         assert refused.returncode == 4, words
-        assert "--remote allows it" in refused.stderr
+        assert "without --remote" in refused.stderr
     assert {method for method, _, _ in fake.asked} == {"GET"}
     program("load", "far", "--remote", "--requests", "2", env=KEYS)
+    program("load", f"{fake.url}/v1", "--remote", "--requests", "1", env=KEYS)
+    for server in ("far", fake.url):
+        program("chat", server, "--remote", env=KEYS, typed="hi")
     assert "POST" in {method for method, _, _ in fake.asked}
     assert {key for _, _, key in fake.asked} == {"Bearer far-s3cret"}
     without = len(fake.asked)
@@ -105,15 +113,29 @@ def test_an_endpoint_that_does_not_answer_is_attached_and_the_others_are_shown(
 
 
 def test_wrong_arguments_attach_nothing(program: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     for words, code in (
         (("ftp://x",), 2),
         (("http://u:p@x",), 2),
         (("http://x", "--key-env", "sk-1234"), 2),
         (("http://x", "--ca", str(tmp_path)), 2),
+        (("https://x", "--ca", str(pipe)), 2),
         (("https://x", "--ca", str(tmp_path / "none")), 2),
         (("http://x", "--name", "../x"), 2),
     ):
         answer = program("attach", *words)
         assert answer.returncode == code, (words, answer.stderr)
         assert "Traceback" not in answer.stderr
-    assert program.json("list", "--ours") == []
+    assert not any(one["attached"] for one in program.json("list"))
+
+
+def test_attaching_at_once_gives_one_endpoint(program: Any, fake: FakeEndpoint) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        done = list(threads.map(lambda _: program("attach", fake.url, "--name", "far", "--json"), range(3)))
+    try:
+        assert [one.returncode for one in done] == [0, 0, 0], [one.stderr for one in done]
+        assert [one["name"] for one in program.json("list") if one["attached"]] == ["far"]
+        assert program.json("list", "--ours") == []
+    finally:
+        program("detach", "far")

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from vllm_console.alerts.checklist import Monitoring
 from vllm_console.text import plain
+from vllm_launchers.secrets import redact
 
 SECONDS = 5.0
 LARGEST = 16 << 20
@@ -18,13 +19,13 @@ def ask_prometheus(url: str) -> Monitoring:
     """What the Prometheus at ``url`` says; its problem is one sentence. Blocks for some seconds at most."""
     import httpx
 
-    url, shown = url.rstrip("/"), plain(url.rstrip("/"), 200)
+    url, shown = url.rstrip("/"), redact(plain(url.rstrip("/"), 200))
     try:
         with httpx.Client(trust_env=False, timeout=SECONDS) as client:
             targets = _data(client, f"{url}/api/v1/targets?state=active")
             rules = _data(client, f"{url}/api/v1/rules?type=alert")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        why = "nothing answers" if isinstance(error, httpx.ConnectError) else plain(str(error), 200)
+        why = "nothing answers" if isinstance(error, httpx.ConnectError) else redact(plain(str(error), 200))
         return Monitoring(shown, problem=f"no Prometheus at {shown}: {why}")
     except ValueError:
         return Monitoring(shown, problem=f"no Prometheus at {shown}: its answer is none of Prometheus's")

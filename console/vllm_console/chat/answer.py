@@ -155,6 +155,8 @@ class AnswerReader:
         """
         if self._finish == "abort":
             raise AnswerError("the server aborted the request")
+        if self._rest.strip() and not self._rest.startswith(b"data:") and self._first is None:
+            raise AnswerError("it answered with something that is not a stream of events: is it vLLM's address?")
         if not self._done:
             raise AnswerError("the connection ended before the answer did")
 

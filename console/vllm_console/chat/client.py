@@ -18,11 +18,13 @@ from vllm_console.load.client import (
     LoadTarget,
     Lookup,
     find_target,
+    key_wanted,
     message_of,
     open_client,
 )
 from vllm_console.text import plain
 from vllm_launchers.listeners import WrongProcessError
+from vllm_launchers.secrets import redact
 
 STREAMING = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
@@ -61,7 +63,7 @@ class ChatClient:
         reader = AnswerReader(time.perf_counter())
         try:
             async with open_client(self.server.url, self.server.access, self.server.lookup) as client:
-                self.target = await find_target(client, self.server.model)
+                self.target = await find_target(client, self.server.model, self.server.access)
                 model = self.target.model
                 for raw in (True,) if options.raw or model in self._raw_models else (False, True):
                     note = raw_note(options, asked=options.raw) if raw else ""
@@ -87,7 +89,7 @@ class ChatClient:
         return reader.answer()
 
     def _sentence(self, problem: str) -> str:
-        return plain(f"{self.server.name}: {problem}", 500)
+        return plain(redact(f"{self.server.name}: {problem}", [self.server.access.key]), 500)
 
     async def _stream(
         self,
@@ -99,7 +101,8 @@ class ChatClient:
         content = msgspec.json.encode(request.body | STREAMING)
         async with client.stream("POST", request.path, content=content) as response:
             if response.status_code != 200:
-                raise _refusal(response.status_code, await _body(response), raw="prompt" in request.body)
+                body = await _body(response)
+                raise _refusal(response.status_code, body, self.server.access, raw="prompt" in request.body)
             async for data in response.aiter_raw():
                 reader.feed(data, time.perf_counter())
                 changed(reader)
@@ -115,10 +118,10 @@ async def _body(response: httpx.Response) -> bytes:
     return body
 
 
-def _refusal(status: int, body: bytes, *, raw: bool) -> Exception:
+def _refusal(status: int, body: bytes, access: Access, *, raw: bool) -> Exception:
     message = message_of(body)
     if status in (401, 403):
-        return AnswerError("it requires an API key: set VLLM_API_KEY")
+        return AnswerError(f"it {key_wanted(access)}")
     if not raw and status < 500 and NO_TEMPLATE.search(body.decode(errors="replace")):
         return _NoTemplateError()
     return AnswerError(f"HTTP {status}: {message or 'no reason given'}")

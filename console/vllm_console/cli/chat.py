@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     in_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     named = "://" not in args.server
     if named and in_terminal and not (args.json or args.code or args.also):
-        return open_on(args, partial(_check, args.server), chat=options)
+        return open_on(args, partial(_check, args.server, remote_allowed=args.remote), chat=options)
     servers = [_server(args, args.server), *([_server(args, args.also)] if args.also else [])]
     prompt = _prompt(in_terminal)
     import asyncio
@@ -96,12 +96,15 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(answer.problem for answer in answers) else 0
 
 
-def _check(name: str, fleet: LocalFleet) -> None:
+def _check(name: str, fleet: LocalFleet, *, remote_allowed: bool) -> None:
     """Raise NotFoundError or RefusedError for a server that can't be talked to on the screen."""
     server = fleet.snapshot().server(name)
     if server is None:
         raise NotFoundError(f"no server is called '{plain(name)}'; see 'vllm-console list', or give a URL")
-    if not server.ours:
+    if server.attached is not None:
+        if not remote_allowed:
+            raise RefusedError(f"{plain(name)} is attached from {server.url}: nothing is sent to it without --remote")
+    elif not server.ours:
         raise RefusedError(f"{plain(name)} was started by {server.owner or 'another user'} outside this console")
 
 
@@ -134,7 +137,7 @@ def _server(args: argparse.Namespace, word: str) -> ChatServer:
     from vllm_console.load.client import LoadError, check_url, lookup_of, own_access
 
     chosen = argparse.Namespace(**{**vars(args), "server": word, "preset": None})
-    target = find_target(chosen, "--remote", others_allowed=args.remote)
+    target = find_target(chosen, "--remote", others_allowed=args.remote, remote_allowed=args.remote)
     try:
         url = check_url(target.url, allow_remote=args.remote)
     except LoadError as error:
@@ -149,6 +152,8 @@ def _prompt(in_terminal: bool) -> str:
     Raises:
         UsageError: nothing does, it is too long, or no text.
     """
+    if sys.stdin is None:
+        raise UsageError("standard input is closed: echo 'Hello' | vllm-console chat NAME")
     if in_terminal:
         complain("type the prompt; an empty line and ctrl-d end it")
     data = sys.stdin.buffer.read(LARGEST_PROMPT + 1)
@@ -190,7 +195,7 @@ async def _code(server: ChatServer, prompt: str, options: ChatOptions, language:
 
     try:
         async with open_client(server.url, server.access, server.lookup) as client:
-            target = await served(client, server.model)
+            target = await served(client, server.model, server.access)
     except LoadError as error:
         raise FleetError(str(error)) from error
     request = request_for(target.model, (), prompt, options, raw=options.raw, context=target.max_model_len)

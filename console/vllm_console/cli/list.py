@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List them."""
     snapshot = open_fleet(args, observe=not args.ours, remote=not args.ours).snapshot()
-    servers = snapshot.servers
+    servers = [server for server in snapshot.servers if server.attached is None or not args.ours]
     for notice in snapshot.notices:
         complain(notice)
     if args.json:

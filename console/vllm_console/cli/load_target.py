@@ -14,12 +14,12 @@ import msgspec
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import count_from, share_from
+from vllm_console.fleet.attached import access_of
 from vllm_console.fleet.snapshot import ServerView, State, Workload
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
-    from vllm_console.attached import Endpoint
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.load.client import Access, Lookup
 
@@ -72,42 +72,44 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
     """
     fleet = open_fleet(args)
     if args.server.startswith(("http://", "https://")):
-        _refuse_others(fleet, args.server, flag, allowed=others_allowed)
-        return Target(args.server, _workload(args, fleet, None), fleet)
-    server = fleet.snapshot().server(args.server)
-    if server is None:
-        raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list', or give a URL")
+        server = _attached_at(fleet, args.server)
+        if server is None:
+            _refuse_others(fleet, args.server, flag, allowed=others_allowed)
+            return Target(args.server, _workload(args, fleet, None), fleet)
+    else:
+        server = fleet.snapshot().server(args.server)
+        if server is None:
+            raise NotFoundError(f"no server is called '{args.server}'; see 'vllm-console list', or give a URL")
     if server.attached is not None and not remote_allowed:
-        raise RefusedError(f"{server.name} is attached from {server.url}: not sending load; --remote allows it")
+        raise RefusedError(f"{server.name} is attached from {server.url}: nothing is sent to it without --remote")
     if server.attached is None and not server.ours and (not others_allowed or not server.port):
         owner = server.owner or "another user"
-        can = f"; {flag} allows it" if server.port else ""
-        raise RefusedError(f"{server.name} was started by {owner} outside this console: not sending load{can}")
+        without = f" without {flag}" if server.port else ""
+        raise RefusedError(f"{server.name} was started by {owner} outside this console: nothing is sent to it{without}")
     if server.state not in (State.READY, State.UNRESPONSIVE):
         why = server.reason or "Try again when it is."
         raise FleetError(f"{server.name} is {server.state_text}, not ready. {why}")
     folder = Path(server.folder) if server.folder else None
     workload = _workload(args, fleet, server.workload)
     if server.attached is not None:
-        return Target(server.url, workload, fleet, server, None, folder, _access(server.attached))
+        return Target(server.url, workload, fleet, server, None, folder, access_of(server.attached))
     if not server.ours:
         return Target(server.url, workload, fleet)
     return Target(server.url, workload, fleet, server, partial(fleet.listener, server.name), folder)
 
 
-def _access(endpoint: Endpoint) -> Access:
-    """With the endpoint's own key, and no other.
-
-    Raises:
-        UsageError: no HTTP header can carry it.
-    """
-    from vllm_console.attached import AddressError, key_of
-    from vllm_console.load.client import Access
+def _attached_at(fleet: LocalFleet, url: str) -> ServerView | None:
+    """The attached endpoint at a URL, which gets its own key there too; a server of this user's comes first."""
+    from vllm_console.attached import AddressError, base_of
 
     try:
-        return Access(key_of(endpoint), endpoint.key_env, endpoint.ca)
-    except AddressError as error:
-        raise UsageError(str(error)) from error
+        base = base_of(url)
+    except AddressError:
+        return None  # the client says what is wrong with it
+    there = [server for server in fleet.snapshot().servers if server.port and server.url.lower() == base]
+    if any(server.ours for server in there):
+        return None
+    return next((server for server in there if server.attached is not None), None)
 
 
 def _workload(args: argparse.Namespace, fleet: LocalFleet, known: Workload | None) -> Workload:
@@ -135,5 +137,6 @@ def _refuse_others(fleet: LocalFleet, url: str, flag: str, *, allowed: bool) -> 
         if allowed or not is_loopback(parts.hostname or ""):
             return
         for server in fleet.snapshot().servers:
-            if server.port == parts.port and not server.ours and server.owner not in (None, user_name(os.getuid())):
-                raise RefusedError(f"{plain(url)} is a server of {server.owner}: not sending load; {flag} allows it")
+            here = server.port == parts.port and server.attached is None and not server.ours
+            if here and server.owner not in (None, user_name(os.getuid())):
+                raise RefusedError(f"{plain(url)} is a server of {server.owner}: nothing is sent to it without {flag}")

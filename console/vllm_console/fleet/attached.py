@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,6 +33,7 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import plain
+from vllm_launchers.addresses import is_loopback
 from vllm_launchers.keeper import client, folders, wire
 from vllm_launchers.keeper.errors import BadNameError, KeeperError, NoSuchServerError
 from vllm_launchers.keeper.files import RECORD
@@ -41,6 +44,7 @@ from vllm_launchers.values import replace as replace_value
 
 if TYPE_CHECKING:
     from vllm_console.fleet.removed import RemovedServers
+    from vllm_console.load.client import Access
     from vllm_launchers.launch.details import Records
 
 CHECK_SECONDS = 5.0
@@ -51,6 +55,10 @@ RECORDER_ENDS_SECONDS = 12.0
 
 NOT_RECORDED = "nothing asks it now: this console is read-only and starts no recorder"
 _SETTING_ASIDE = "record.detaching"
+_ATTACHING = ".attaching"
+
+ATTACH_SECONDS = 15.0
+"""How long another command that attaches is waited for: longer than its recorder may take to end."""
 
 
 class RecordSource(Protocol):
@@ -175,16 +183,43 @@ class AttachedServers:
 
     # -- verbs -----------------------------------------------------------------------------------------------------
 
-    def attach(self, url: str, name: str | None, key_env: str, ca: str) -> str:
+    def attach(self, url: str, name: str | None, key_env: str, ca: str, own: Mapping[int, str]) -> str:
         """Record an endpoint and start its recorder; returns its name. It is asked, but need not answer.
 
-        Attaching the same endpoint again by its name replaces variable and certificates.
+        Attaching the same endpoint again by its name replaces variable and certificates. ``own`` names this user's
+        servers by their ports.
 
         Raises:
             FleetError: the name is taken, or nothing can be written.
             UsageError: an argument is invalid.
         """
         endpoint = _checked(url, key_env, ca)
+        if is_loopback(endpoint.host) and (here := own.get(endpoint.port)) is not None:
+            raise FleetError(f"{endpoint.url} is {here}, a server of your own: it is in the table already")
+        with self._alone():
+            return self._attach(endpoint, name)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One command attaches at a time. Raises FleetError."""
+        folder = self._state / ATTACHED
+        with keeper_errors():
+            try:
+                own_folder(self._state)
+                make_folder(folder)
+                opened = open_file(folder / _ATTACHING, os.O_RDWR | os.O_NOFOLLOW)
+            except OSError as error:
+                raise FleetError(f"{folder} can't be written: {error.strerror}") from error
+            try:
+                lock(opened, ATTACH_SECONDS)
+            except OSError as error:
+                raise FleetError(f"another command is attaching an endpoint ({folder}): try again") from error
+            else:
+                yield
+            finally:
+                os.close(opened)
+
+    def _attach(self, endpoint: Endpoint, name: str | None) -> str:
         present = {record.name: found for record in self.read()[0] if (found := endpoint_of(record)) is not None}
         known = next((one for one, found in present.items() if found.url == endpoint.url), None)
         if known is not None and name in (None, known):
@@ -197,12 +232,11 @@ class AttachedServers:
                 raise FleetError(f"there is a server called '{chosen}' already: choose another --name")
             folder = attached_folder(self._state, chosen)
             try:
-                own_folder(self._state)
-                for path in (self._state / ATTACHED, folder):
-                    make_folder(path)
+                make_folder(folder)
                 folders.write_record(folder, first_record(chosen, endpoint, time.time()))
                 start_recorder(self._state, chosen)
             except OSError as error:
+                shutil.rmtree(folder, ignore_errors=True)
                 raise FleetError(f"{folder} can't be written: {error.strerror}") from error
         return chosen
 
@@ -240,8 +274,6 @@ class AttachedServers:
             FleetError: its recorder does not end, or its history can't be kept.
             NotFoundError, RefusedError: no endpoint of that name is attached.
         """
-        import shutil
-
         try:
             record, _ = read_endpoint(attached_folder(self._state, name))
         except BadNameError:
@@ -254,7 +286,7 @@ class AttachedServers:
             with contextlib.suppress(BadNameError):
                 if client.exists(self._state, name):
                     raise RefusedError(f"{name} is a server of your own: 'vllm-console remove {name}' removes it")
-            known = ", ".join(self._names()) or "none"
+            known = ", ".join(record.name for record in self.read()[0]) or "none"
             raise NotFoundError(f"no endpoint is attached as '{plain(name)}'; attached: {known}")
         if (watched := self._watched.pop(name, None)) is not None:
             watched.close()
@@ -284,6 +316,20 @@ class AttachedServers:
                 aside.rename(record)
 
 
+def access_of(endpoint: Endpoint) -> Access:
+    """How an endpoint is reached: with its own key, and no other.
+
+    Raises:
+        UsageError: no HTTP header can carry it.
+    """
+    from vllm_console.load.client import Access
+
+    try:
+        return Access(key_of(endpoint), endpoint.key_env, endpoint.ca)
+    except AddressError as error:
+        raise UsageError(str(error)) from error
+
+
 def _checked(url: str, key_env: str, ca: str) -> Endpoint:
     """The endpoint that the arguments of `attach` describe. Raises UsageError."""
     from vllm_console.metrics.scrape import ScrapeError, verifying
@@ -295,6 +341,8 @@ def _checked(url: str, key_env: str, ca: str) -> Endpoint:
             if not endpoint.tls:
                 raise UsageError("--ca is for https addresses")
             endpoint = replace(endpoint, ca=str(Path(ca).expanduser().absolute()))
+            if not Path(endpoint.ca).is_file():  # a pipe would be waited for
+                raise UsageError(f"--ca {plain(ca, 200)} is not a file")
             verifying(endpoint.ca)
     except (AddressError, ScrapeError) as error:
         raise UsageError(str(error)) from error

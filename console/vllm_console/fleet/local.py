@@ -725,15 +725,21 @@ class LocalFleet:
         self._loads.stop(name)
 
     def chat_server(self, name: str) -> ChatServer:
-        """Where one of our ready servers can be talked to.
+        """Where one of our ready servers, or an attached endpoint, can be talked to.
 
         Raises:
             FleetError: it is not ready.
             NotFoundError, RefusedError: there is no such server, or nothing may be sent to it.
         """
         from vllm_console.chat.client import ChatServer
+        from vllm_console.fleet.attached import access_of
         from vllm_console.load.client import Access, own_access
 
+        seen = self.snapshot().server(name)
+        if seen is not None and seen.attached is not None:
+            if seen.state not in (State.READY, State.UNRESPONSIVE):
+                raise FleetError(f"{name} is {seen.state_text}: it can be asked once it answers")
+            return ChatServer(name, seen.url, access_of(seen.attached))
         record = self._ours(name)
         if record.state not in (State.READY, State.UNRESPONSIVE):
             raise FleetError(f"{name} is {record.state}: it can be asked once it is ready")
@@ -805,7 +811,8 @@ class LocalFleet:
             UsageError: an argument is invalid.
         """
         self._refuse_read_only()
-        return self._attached.attach(url, name, key_env, ca)
+        own = {server.port: server.name for server in self.snapshot().servers if server.ours and server.pid}
+        return self._attached.attach(url, name, key_env, ca, own)
 
     def detach(self, name: str) -> bool:
         """Forget an attached endpoint; its history is kept for replays. Returns whether there is any.

@@ -29,6 +29,7 @@ from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, Us
 from vllm_console.text import plain
 from vllm_launchers.keeper.folders import NAME, replace_file
 from vllm_launchers.private import open_regular, own_folder
+from vllm_launchers.secrets import redact
 
 HOSTS = "hosts.json"
 CONNECT_SECONDS = 10
@@ -36,6 +37,7 @@ ANSWER_SECONDS = 15.0
 """How long the other side may take for an answer before the connection counts as lost."""
 
 LONGEST_PAUSE_SECONDS = 60.0
+LONGEST_GREETING = 64 << 10
 GREETING_LINES = 50
 """So many lines of something else, as a shell's start-up files print, may come before the greeting."""
 
@@ -200,7 +202,7 @@ class Session:
         assert stdout is not None
         problem = CLOSED
         try:
-            while line := stdout.readline(LONGEST_LINE):
+            while line := stdout.readline(LONGEST_LINE if self._greeted else LONGEST_GREETING):
                 if not self._greeted and not line.lstrip().startswith(b"{"):
                     others += 1  # what a shell's start-up files print
                     if others > GREETING_LINES:
@@ -227,7 +229,7 @@ class Session:
         assert self._process.stderr is not None
         with contextlib.suppress(OSError, ValueError):
             while line := self._process.stderr.readline(4096):
-                self._said.append(plain(line.decode(errors="replace").strip(), 300))
+                self._said.append(redact(plain(line.decode(errors="replace").strip(), 300)))
 
     def close(self) -> str:
         """End it; returns the last line of its standard error."""

@@ -226,6 +226,9 @@ class Access(msgspec.Struct, frozen=True):
     ca: str = ""
 
 
+NO_KEY = Access()
+
+
 def own_access() -> Access:
     """With the key in ``VLLM_API_KEY``, which is for servers of this user."""
     return Access(os.environ.get(API_KEY, ""))
@@ -300,8 +303,15 @@ def open_client(base: str, access: Access, lookup: Lookup | None = None) -> http
         raise LoadError(f"{plain(access.ca, 200)} can't be read as certificates") from error
 
 
-async def find_target(client: httpx.AsyncClient, model: str | None, variable: str = API_KEY) -> LoadTarget:
-    """Query ``/v1/models``; ``model`` None takes the first. ``variable`` is the one that has the server's API key.
+def key_wanted(access: Access) -> str:
+    """What a server says that refuses a request without the right API key, a clause."""
+    if access.key:
+        return f"refuses the API key in {access.variable}"
+    return f"requires an API key: {f'set {access.variable}' if access.variable else 'attach it again with --key-env'}"
+
+
+async def find_target(client: httpx.AsyncClient, model: str | None, access: Access = NO_KEY) -> LoadTarget:
+    """Query ``/v1/models``; ``model`` None takes the first. ``access`` is how the client reaches the server.
 
     Raises:
         LoadError: no answer, not vLLM's answer, or the model is not served.
@@ -319,7 +329,7 @@ async def find_target(client: httpx.AsyncClient, model: str | None, variable: st
     except httpx.HTTPError as error:
         raise LoadError(f"{base} does not speak HTTP as vLLM does: {plain(str(error), 200)}") from error
     if status in (401, 403):
-        raise LoadError(f"{base} requires an API key: set {variable or 'one with --key-env'}")
+        raise LoadError(f"{base} {key_wanted(access)}")
     if status != 200:
         raise LoadError(f"{base} does not answer /v1/models as vLLM does: status {status}")
     return target_in(body, model, base)

@@ -199,7 +199,7 @@ async def run_ramp(
         lookup = lookup_of(base)
     stop, access = stop or asyncio.Event(), access or own_access()
     async with open_client(base, access, lookup) as client:
-        target = await find_target(client, None, access.variable)
+        target = await find_target(client, None, access)
         vocabulary = await find_vocabulary(client, target.model)
         shape = TrafficShape(
             workload, exact=exact, seed=options.seed, max_model_len=target.max_model_len, vocabulary=vocabulary

@@ -101,7 +101,7 @@ async def run_load(
     tally, access = Tally(seed), access or own_access()
     tally.answers = answers
     async with open_client(base, access, lookup) as client:
-        target = await find_target(client, model, access.variable)
+        target = await find_target(client, model, access)
         vocabulary = await find_vocabulary(client, target.model)
         shape = TrafficShape(
             workload, exact=exact, seed=seed, max_model_len=target.max_model_len, vocabulary=vocabulary
