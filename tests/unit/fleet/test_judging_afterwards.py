@@ -166,7 +166,7 @@ def test_a_check_judges_the_past_of_the_server_that_it_looks_at(fakes, monkeypat
     view = replace(fakes.stopped(fakes.NOW), log_path=str(tmp_path / "server.log"))
     fleet = Looked(view, "runs.sqlite is full")
     monkeypatch.setattr(check, "open_fleet", lambda _args: fleet)
-    assert check.run(argparse.Namespace(name="old", window=300.0, allow_idle=True, json=False)) == 1
+    assert check.run(argparse.Namespace(name="old", before_launch=None, window=300.0, allow_idle=True, json=False)) == 1
     assert fleet.asked == ["old"]
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == "vllm-console: runs.sqlite is full"
