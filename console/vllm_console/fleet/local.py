@@ -1015,11 +1015,13 @@ class LocalFleet:
         from vllm_console.fleet.predictions import outcome
 
         before, after = found.before.run, found.after.run
-        if before.server != after.server or not client.exists(self._state, after.server):
+        if before.server != after.server:
             return None
-        with keeper_errors():
-            record = client.read(self._state, after.server)
-            return outcome(self._state, record, self._recorder, before, after)
+        with keeper_errors(), contextlib.suppress(BadNameError):  # a server of others has a name that ours cannot have
+            if client.exists(self._state, after.server):
+                record = client.read(self._state, after.server)
+                return outcome(self._state, record, self._recorder, before, after)
+        return None
 
     def last_change(self, name: str) -> Comparison | None:
         """The result of `compare` for a server, from what is recorded so far; None if there is nothing to compare."""
