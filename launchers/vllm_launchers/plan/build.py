@@ -150,7 +150,10 @@ def _fit_to_cpu(draft: _Draft, inherited: Mapping[str, str]) -> None:
     if asked is not None and asked.value is not None:
         without = f"--{name} {asked.value} is dropped, since it would refer to RAM here; "
         draft.put(replace(asked, value=None, reason="It would refer to RAM on a CPU build.", source=Source.MACHINE))
-    if said_otherwise or draft.value("kv-cache-memory-bytes") is not None:
+    if said_otherwise:
+        draft.environment[CPU_KV_VARIABLE] = said_otherwise  # a restart from another shell keeps it
+        return
+    if draft.value("kv-cache-memory-bytes") is not None:
         return
     draft.environment[CPU_KV_VARIABLE] = str(CPU_KV_GIB)
     text = (

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.live.engine import RESTART
 from vllm_launchers.plan.model import Changes
 
 ELSEWHERE = Fix(Changes(), "Its flags are not known here, so no change of them is offered: see how it was started.")
+
+RESTART_THERE = Fix(Changes(), "Restart it where it was started; requests in flight are lost.")
 
 QUEUED = "Requests wait in the queue although the KV cache has room: its limit of running requests may be reached."
 QUEUED_FIRST = "Requests wait in the queue."
@@ -24,7 +27,8 @@ def without_flags(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _without_flags(finding: Finding) -> Finding:
-    fixes = tuple(fix for fix in finding.fixes if not (fix.changes.set or fix.changes.unset))
+    kept = (fix for fix in finding.fixes if not (fix.changes.set or fix.changes.unset))
+    fixes = tuple(RESTART_THERE if fix == RESTART else fix for fix in kept)
     if finding.severity is not Severity.GOOD and len(fixes) < len(finding.fixes):
         fixes = (*fixes, ELSEWHERE)
     measures = tuple(
