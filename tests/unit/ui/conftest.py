@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 
 from fakes.idle import soon_idle  # noqa: F401 - a fixture of all tests here
 from vllm_console.ui.app import ConsoleApp
+from vllm_console.ui.keymap import chosen_keys, use_keys
 
 
 class Console:
@@ -61,3 +62,9 @@ def console(fakes: ModuleType) -> Callable[..., AbstractAsyncContextManager[Cons
                 fleet.open.set()
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def default_keys() -> None:
+    """No test sees the keys of an app that another one made outside a loop."""
+    use_keys(chosen_keys("default", {}))
