@@ -34,6 +34,7 @@ async def test_the_bar_of_panes_shows_one_large_and_all_again(console, fakes):
 @pytest.mark.parametrize("title", ["1 KV cache", "2 Preemptions", "3 Latency", "4 Throughput", "5 Log"])
 async def test_a_click_on_a_title_shows_that_pane_large(console, fakes, title):
     async with console(fakes.chat) as c:
+        await c.sees(f"─ {title}")
         row = max(y for y, text in enumerate(c.text.splitlines()) if f"─ {title}" in text)
         await c.pilot.click(offset=(c.text.splitlines()[row].index(f"─ {title}") + 3, row))
         number = int(title[0])
