@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -236,7 +235,7 @@ class AttachedServers:
                 folders.write_record(folder, first_record(chosen, endpoint, time.time()))
                 start_recorder(self._state, chosen)
             except OSError as error:
-                shutil.rmtree(folder, ignore_errors=True)
+                _delete(folder)
                 raise FleetError(f"{folder} can't be written: {error.strerror}") from error
         return chosen
 
@@ -292,7 +291,7 @@ class AttachedServers:
             watched.close()
         with keeper_errors(), self._set_aside(name) as folder:
             kept = removed.keep(folder, name, record.created_at)
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete(folder)
         ended = replace_value(record.current, ended_at=time.time())
         return replace_value(record, generations=(*record.generations[:-1], ended)), kept
 
@@ -314,6 +313,12 @@ class AttachedServers:
         finally:
             if aside.exists() and not record.exists():
                 aside.rename(record)
+
+
+def _delete(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def access_of(endpoint: Endpoint) -> Access:
