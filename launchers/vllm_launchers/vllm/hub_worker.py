@@ -54,6 +54,9 @@ def get(_api: Any, request: dict[str, Any]) -> None:
 
 def search(api: Any, request: dict[str, Any]) -> None:
     """Models by words, those with most downloads first."""
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined,unused-ignore]
+
+    get_session().head(api.endpoint, timeout=10)  # a hub that can't be reached would be asked again for 20 s
     found = api.list_models(search=request["words"], sort="downloads", limit=request["limit"])
     say(found=[{"model": one.id, "downloads": one.downloads, "tags": list(one.tags or ())} for one in found])
 
