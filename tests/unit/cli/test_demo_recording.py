@@ -115,7 +115,7 @@ def test_what_was_changed_is_what_the_finding_offered_and_the_next_one_offers_le
     assert before[0].fixes[0].changes == Changes({"max-num-seqs": docs.changes.set["max-num-seqs"]})
     assert now[0].code == "preempting"
     offered = now[0].fixes[0].changes.set["max-num-seqs"]
-    assert 4 <= offered < docs.changes.set["max-num-seqs"] * 0.9
+    assert offered == 11, "a report grows to 1,600 of the 19,000 tokens that the KV cache holds"
 
 
 def test_the_live_traffic_goes_on_with_as_many_requests_as_were_in_flight() -> None:
