@@ -30,7 +30,8 @@ from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, by_exact, exact
 
 THROUGHPUT = "generation_tokens_per_second"
 MAJOR = ("ttft_mean", "e2e_mean", THROUGHPUT)
-"""Latency and throughput: while one of these is inconclusive, the verdict does not rest on a minor figure."""
+"""Latency and throughput: while one of these is inconclusive, the verdict does not rest on a minor figure. What missed
+its objective before is no minor one, since the change was to improve it."""
 
 
 SHARES = ("share", "per request")
@@ -168,6 +169,16 @@ class Figure(msgspec.Struct, frozen=True):
     def share(self, value: float | None) -> float | None:
         """A change as a share of the figure before; None if that is zero."""
         return value / self.before if value is not None and self.before else None
+
+    @property
+    def missed(self) -> bool:
+        """Whether it missed its objective before: what a finding was about, and a change is to improve."""
+        return self.verdict is not None and self.meets is not None and not self.meets[0]
+
+    @property
+    def major(self) -> bool:
+        """Whether a verdict may rest on it alone."""
+        return self.key in MAJOR or self.missed
 
     @property
     def meets(self) -> tuple[bool, bool] | None:
@@ -644,7 +655,7 @@ def _overall(figures: Sequence[Figure], traffic: _Traffic, enough: bool) -> Verd
 
 def major_open(figures: Sequence[Figure]) -> bool:
     """Whether a major figure is inconclusive and no other one is decided, so that no minor figure may count."""
-    major = {figure.verdict for figure in figures if figure.key in MAJOR}
+    major = {figure.verdict for figure in figures if figure.major}
     return Verdict.INCONCLUSIVE in major and not major.intersection((Verdict.BETTER, Verdict.WORSE))
 
 
