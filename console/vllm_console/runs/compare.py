@@ -236,7 +236,9 @@ class Comparison(msgspec.Struct, frozen=True):
     ``traffic`` says how similar the traffic was overall. ``differences`` lists the differences in flags, and in
     ``model``, ``engine`` or ``GPUs``. ``closed_loop``: clients seem to wait for answers, so the request rate counts as
     a result. ``matched``: only minutes with similar traffic were compared. ``kept``: later traffic does not change it
-    any more. ``skipped`` lists the runs in between that are too short to compare.
+    any more. ``again``: it is judged again once the run after has so many windows, and until then stays as it is; None
+    where it has too few for a verdict, or is not judged again. ``skipped`` lists the runs in between that are too short
+    to compare.
     """
 
     before: Side
@@ -249,6 +251,7 @@ class Comparison(msgspec.Struct, frozen=True):
     closed_loop: bool = False
     matched: bool = False
     kept: bool = False
+    again: int | None = None
     skipped: tuple[Run, ...] = ()
 
     @property
@@ -283,20 +286,22 @@ def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) 
     one = usable(_warm(before))
     drift = max(one, usable(_warm(earlier)) if earlier is not None else [], key=len)
     found = None
-    for other in _stages(_warm(after)[:LONGEST]):
+    for other, again in _stages(_warm(after)[:LONGEST]):
         found = _compare(before, after, one[-max(NEAREST, 2 * len(other)) :], other, drift)
+        found = replace(found, again=again if after.run.ended_at is None else None)
         decided = found.verdict in DECIDED and min(found.before.requests, found.after.requests) >= ENOUGH_REQUESTS
         if decided or len(other) >= MOST:
-            return replace(found, kept=True)
+            return replace(found, kept=True, again=None)
     return found if found is not None else _compare(before, after, one[-NEAREST:], usable(_warm(after)), drift)
 
 
-def _stages(windows: Sequence[RunWindow]) -> Iterator[list[RunWindow]]:
-    """The usable windows at each time at which a run is judged: what comes later changes nothing in them."""
+def _stages(windows: Sequence[RunWindow]) -> Iterator[tuple[list[RunWindow], int]]:
+    """The usable windows at each time at which a run is judged: what comes later changes nothing in them. And how many
+    there must be at the next one."""
     due = FEWEST
     for end in range(FEWEST, len(windows) + 1):
         if end >= due and len(found := usable(windows[:end])) >= due:
-            yield found
+            yield found, min(2 * due, MOST)
             due = min(2 * due, MOST) if due < MOST else len(windows) + 1
 
 

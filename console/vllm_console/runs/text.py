@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vllm_console.runs.compare import QUANTILES, Comparison, Factor, Figure, Likeness, Side, Verdict
 from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.store import FlagChange, Run
-from vllm_console.text import UNKNOWN, clock, count, percent, seconds
+from vllm_console.text import UNKNOWN, clock, count, duration, percent, seconds
 
 _HITS_APART = 0.2
 _NO_POINTS = "±0 pp"
@@ -243,8 +243,13 @@ def _short_of(side: Side, when: str) -> str:
         return f"run {side.run.name} never served a request" + (f" ({side.run.cause})" if side.run.cause else "")
     if side.run.ended_at is not None:
         return f"{needed} and has ended: choose another run"
-    more = math.ceil(side.minutes_missing)
-    return f"{needed}: about {more} more minute{'s' if more != 1 else ''} (the first two after a start don't count)"
+    return f"{needed}: about {missing_text(side)} more (the first two after a start don't count)"
+
+
+def missing_text(side: Side) -> str:
+    """How much more traffic a run needs: ``4 min``; with windows of less than a minute ``2m20s``."""
+    minutes = side.minutes_missing
+    return f"{math.ceil(minutes)} min" if window_text(side) == "minutes" else duration(round(60 * minutes))
 
 
 def notes(found: Comparison) -> tuple[str, ...]:
@@ -271,8 +276,10 @@ def times_note(found: Comparison, now: float) -> str:
     if found.verdict is Verdict.TOO_LITTLE or any(since is None or until is None for since, until in ends):
         return ""
     before, after = (f"{clock(since or now, now)}–{clock(until or now, now)}" for since, until in ends)
-    kept = " Later traffic does not change the verdict." if found.kept else ""
-    return f"Compared: {before} before, {after} after.{kept}"
+    later = " Later traffic does not change the verdict." if found.kept else ""
+    if found.again is not None:
+        later = f" Judged again once {found.again} {window_text(found.after)} after can be compared."
+    return f"Compared: {before} before, {after} after.{later}"
 
 
 def _skipped_note(runs: Sequence[Run]) -> str:

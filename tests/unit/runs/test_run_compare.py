@@ -173,6 +173,11 @@ def test_what_shows_no_difference_is_judged_again_with_more_minutes_up_to_two_ho
     assert [found.verdict for found in compared.values()] == [Verdict.NO_DIFFERENCE] * len(compared)
     assert [found.after.compared for found in compared.values()] == [5, 5, 10, 20, 80, 120, 120]
     assert [found.kept for found in compared.values()] == [False] * 5 + [True] * 2
+    assert [found.again for found in compared.values()] == [10, 10, 20, 40, 120, None, None]
+    assert times_note(compared[9], made.BEGAN).endswith(" Judged again once 10 minutes after can be compared.")
+    one, other = made.pair(before, minutes[:9])
+    ended = replace(other, run=replace(other.run, ended_at=made.BEGAN + 3600))
+    assert compare(one, ended).again is None, "no minute will come"
 
 
 def test_of_which_time_a_verdict_is(made):
@@ -188,7 +193,7 @@ def test_too_little_says_how_much_more_is_needed(made):
     found = compare(*made.pair(made.minutes(1), made.minutes(2, 2, slower=2.0)))
     assert found.verdict is Verdict.TOO_LITTLE
     assert found.after.minutes_missing == pytest.approx(FEWEST - 2)
-    assert "3 more minutes" in sentence(found)
+    assert "about 3 min more" in sentence(found)
     assert all(figure.verdict is Verdict.TOO_LITTLE for figure in found.judged)
 
 
