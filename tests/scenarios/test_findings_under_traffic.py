@@ -71,6 +71,19 @@ def test_preempting_is_fixed_by_fewer_sequences_where_nothing_else_can_be_done(s
     assert any(measure.source == "objectives of preset chatbot" for measure in finding.measures)
 
 
+def test_fewer_sequences_are_as_many_as_fit_of_what_came_last(server) -> None:
+    """``32 → 17`` did not end preemptions: 17 had run well, of requests that were a third as long."""
+    short = steadily(4.4, 60, 400, 150)
+    bursts = [60.0 + 20 * burst + 0.2 * at for burst in range(7) for at in range(20)]
+    flags = {"max-model-len": 2048, "num-gpu-blocks-override": 1200, "max-num-seqs": 32}
+    _, finding, after = fixed(
+        server(flags, build="cpu", **KNOWN), lambda: short + requests(bursts, 800, 800, seed=2), 200, "preempting"
+    )
+    change, why = int(top(finding).changes.set["max-num-seqs"]), top(finding).why
+    assert 0.85 * 1200 * 16 / 1600 - 2 <= change <= 0.85 * 1200 * 16 / 1600, why
+    assert "kv_cache_pressure" not in after.ever
+
+
 def test_preempting_is_fixed_by_an_fp8_cache_where_the_gpu_can_do_it(server) -> None:
     flags = {"max-model-len": 4096, "kv-cache-memory-bytes": 3_500_000_000, "max-num-seqs": 128}
     hopper = server(flags, gpu="H100 80GB", compute_capability=(9, 0), **KNOWN)

@@ -17,6 +17,9 @@ from vllm_console.metrics.window import combine, growths, highest, merge
 
 STEP_SECONDS = 10.0
 FRAMES = 180
+BUSY = 0.5
+"""Only what at least this share of the most requests running hold counts: a few requests predict little of many."""
+
 MIN_SAMPLES = 3
 """Samples per frame needed for a gauge's minimum: a coarse history row holds only its step's maximum."""
 
@@ -38,7 +41,8 @@ class Frame(msgspec.Struct, frozen=True):
     """One step. ``grown`` holds what was counted in it, over all engines, and the gauges at its end.
 
     ``usage_max``, ``running_max`` and ``waiting_max`` are the highest gauges within it (KV usage of the fullest engine,
-    a share from 0 to 1), ``waiting_min`` the lowest, if there were `MIN_SAMPLES`. Requests, tokens and
+    a share from 0 to 1), ``waiting_min`` the lowest, if there were `MIN_SAMPLES`. ``held_max`` is the largest share of
+    the KV cache that a running request held at one time, on average over those running then. Requests, tokens and
     ``kv_cache_tokens`` are totals over all ``engines`` (data-parallel ranks). ``still`` holds the labels of those with
     requests running at its end but no progress: no token, no prompt, no block allocated. None means not reported.
     """
@@ -49,6 +53,7 @@ class Frame(msgspec.Struct, frozen=True):
     grown: EngineSample
     usage_max: float | None = None
     running_max: float | None = None
+    held_max: float | None = None
     waiting_max: float | None = None
     waiting_min: float | None = None
     kv_cache_tokens: int | None = None
@@ -122,11 +127,14 @@ class Frames:
 def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
     after = within[-1]
     usage = running = most_waiting = least_waiting = None
+    times = []
     for sample in within:
         total = combine(sample.engines.values())
         usages = [one.kv_cache_usage for one in sample.engines.values() if one.kv_cache_usage is not None]
         usage = highest(usage, max(usages, default=None))
         running = highest(running, total.requests_running)
+        if usages and total.requests_running:
+            times.append((max(usages), total.requests_running))
         most_waiting = highest(most_waiting, total.requests_waiting)
         if total.requests_waiting is not None:
             least_waiting = min(total.requests_waiting, least_waiting if least_waiting is not None else float("inf"))
@@ -138,6 +146,7 @@ def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
         grown=combine(grown.values()),
         usage_max=usage,
         running_max=running,
+        held_max=_held(times, max(1, len(after.engines))),
         waiting_max=most_waiting,
         waiting_min=least_waiting if len(within) >= MIN_SAMPLES else None,
         kv_cache_tokens=after.kv_cache_tokens,
@@ -145,6 +154,16 @@ def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
         ranks=_ranks(within, grown) if len(after.engines) > 1 and len(within) >= MIN_SAMPLES else (),
         still=tuple(label for label, one in grown.items() if _stands_still(label, one, (before, *within))),
     )
+
+
+def _held(times: Sequence[tuple[float, float]], engines: int) -> float | None:
+    """The largest share of an engine's KV cache per running request, by usage and requests running at some times.
+
+    Only where at least `BUSY` of the most ran. The highest usage and the most running are not of one time: a burst
+    begins with many short sequences, and ends with the few that had room to grow.
+    """
+    least = BUSY * max((running for _, running in times), default=0.0)
+    return max((usage * engines / running for usage, running in times if running >= least), default=None)
 
 
 def _ranks(within: Sequence[Sample], grown: Mapping[str, EngineSample]) -> tuple[RankFrame, ...]:

@@ -14,16 +14,13 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.history.frames import STEP_SECONDS, Frame, Frames
+from vllm_console.history.frames import BUSY, STEP_SECONDS, Frame, Frames
 from vllm_console.metrics.quantile import interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
 from vllm_console.metrics.window import combine, growths, merge
 from vllm_console.text import duration, percent
 from vllm_launchers.plan.choices.inputs import SeenRoom
 from vllm_launchers.presets.model import MAX_TOKENS, Workload
-
-BUSY = 0.5
-"""Only frames with at least this share of the maximum requests running count: a few requests predict little of many."""
 
 HELD = 3
 """Frames in a row for which that many must have run, and after which no preemption may follow: half a minute."""
@@ -35,30 +32,40 @@ LARGER = 1.02
 def seen_room(frames: Sequence[Frame], goal: float) -> SeenRoom | None:
     """What one engine's KV cache has room for, by these frames (oldest first, of one or more generations).
 
-    What a request holds is usage times the cache's tokens, divided by the requests that ran. ``goal`` is the share of
-    the cache that should be used at most. None if no frame has both figures.
+    What a request holds is usage times the cache's tokens, divided by the requests that ran then. ``goal`` is the share
+    of the cache that should be used at most. None if no frame has both figures.
     """
     cache = _tokens(frames[-1]) if frames else None
     known = [at for at, one in enumerate(frames) if _comparable(one, frames[-1]) and _running(one) >= 1]
     if not known:
         return None
     busy = BUSY * max(_running(frames[at]) for at in known)
-    held = sorted(_share(frames[at], cache) / _running(frames[at]) for at in known if _running(frames[at]) >= busy)
+    held = sorted(_held(frames[at], cache) for at in known if _running(frames[at]) >= busy)
     each = held[math.ceil(_Q * len(held)) - 1]
     return SeenRoom(goal, each, _ran(frames, goal), cache) if each > 0 else None
 
 
 def _ran(frames: Sequence[Frame], goal: float) -> int:
-    """The most that ran in each of `HELD` frames in a row, within the goal, with no preemption then or soon after."""
-    most = 0.0
-    for at in range(len(frames) - HELD + 1):
+    """The most that ran in each of `HELD` frames in a row, within the goal, with no preemption then or soon after.
+
+    Nor later, of requests so long that as many would not stay within the goal: earlier ones were shorter.
+    """
+    most, cache = 0.0, _tokens(frames[-1])
+    longest = 0.0
+    for at in range(len(frames) - HELD, -1, -1):
         row, after = frames[at : at + HELD], frames[at + HELD : at + 2 * HELD]
         generation = row[0].generation
         if any(one.grown.preemptions_total for one in (*row, *after) if one.generation == generation):
+            longest = max([longest, *(_held(one, cache) for one in row if _preempted(one, frames[-1]))])
             continue
         if all(_well(one, goal, frames[-1]) and one.generation == generation for one in row):
-            most = max(most, min(map(_running, row)))
+            ran = min(map(_running, row))
+            most = max(most, ran if ran * longest <= goal else 0.0)
     return int(most)
+
+
+def _preempted(frame: Frame, last: Frame) -> bool:
+    return bool(frame.grown.preemptions_total) and _comparable(frame, last) and _running(frame) >= 1
 
 
 def _well(frame: Frame, goal: float, last: Frame) -> bool:
@@ -70,12 +77,13 @@ def _well(frame: Frame, goal: float, last: Frame) -> bool:
 def _comparable(frame: Frame, last: Frame) -> bool:
     """Whether its share of the cache can be expressed in terms of the present cache."""
     known = _tokens(frame) is not None and _tokens(last) is not None
-    return frame.usage_max is not None and not frame.compiling and (known or frame.generation == last.generation)
+    return frame.held_max is not None and not frame.compiling and (known or frame.generation == last.generation)
 
 
-def _share(frame: Frame, cache: int | None) -> float:
-    tokens, usage = _tokens(frame), frame.usage_max or 0.0
-    return usage * tokens / cache if tokens is not None and cache else usage
+def _held(frame: Frame, cache: int | None) -> float:
+    """What a request held in it, as a share of the present cache."""
+    tokens, held = _tokens(frame), frame.held_max or 0.0
+    return held * tokens / cache if tokens is not None and cache else held
 
 
 def _tokens(frame: Frame) -> int | None:

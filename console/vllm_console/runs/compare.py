@@ -30,7 +30,8 @@ from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, by_exact, exact
 
 THROUGHPUT = "generation_tokens_per_second"
 MAJOR = ("ttft_mean", "e2e_mean", THROUGHPUT)
-"""Latency and throughput: while one of these is inconclusive, the verdict does not rest on a minor figure."""
+"""Latency and throughput: while one of these is inconclusive, the verdict does not rest on a minor figure. What missed
+its objective before is no minor one, since the change was to improve it."""
 
 
 SHARES = ("share", "per request")
@@ -170,6 +171,16 @@ class Figure(msgspec.Struct, frozen=True):
         return value / self.before if value is not None and self.before else None
 
     @property
+    def missed(self) -> bool:
+        """Whether it missed its objective before: what a finding was about, and a change is to improve."""
+        return self.verdict is not None and self.meets is not None and not self.meets[0]
+
+    @property
+    def major(self) -> bool:
+        """Whether a verdict may rest on it alone."""
+        return self.key in MAJOR or self.missed
+
+    @property
     def meets(self) -> tuple[bool, bool] | None:
         """Whether the objective was met before, and after."""
         if self.objective is None or self.before is None or self.after is None:
@@ -225,7 +236,9 @@ class Comparison(msgspec.Struct, frozen=True):
     ``traffic`` says how similar the traffic was overall. ``differences`` lists the differences in flags, and in
     ``model``, ``engine`` or ``GPUs``. ``closed_loop``: clients seem to wait for answers, so the request rate counts as
     a result. ``matched``: only minutes with similar traffic were compared. ``kept``: later traffic does not change it
-    any more. ``skipped`` lists the runs in between that are too short to compare.
+    any more. ``again``: it is judged again once the run after has so many windows, and until then stays as it is; None
+    where it has too few for a verdict, or is not judged again. ``skipped`` lists the runs in between that are too short
+    to compare.
     """
 
     before: Side
@@ -238,6 +251,7 @@ class Comparison(msgspec.Struct, frozen=True):
     closed_loop: bool = False
     matched: bool = False
     kept: bool = False
+    again: int | None = None
     skipped: tuple[Run, ...] = ()
 
     @property
@@ -272,20 +286,22 @@ def compare(before: Recorded, after: Recorded, earlier: Recorded | None = None) 
     one = usable(_warm(before))
     drift = max(one, usable(_warm(earlier)) if earlier is not None else [], key=len)
     found = None
-    for other in _stages(_warm(after)[:LONGEST]):
+    for other, again in _stages(_warm(after)[:LONGEST]):
         found = _compare(before, after, one[-max(NEAREST, 2 * len(other)) :], other, drift)
+        found = replace(found, again=again if after.run.ended_at is None else None)
         decided = found.verdict in DECIDED and min(found.before.requests, found.after.requests) >= ENOUGH_REQUESTS
         if decided or len(other) >= MOST:
-            return replace(found, kept=True)
+            return replace(found, kept=True, again=None)
     return found if found is not None else _compare(before, after, one[-NEAREST:], usable(_warm(after)), drift)
 
 
-def _stages(windows: Sequence[RunWindow]) -> Iterator[list[RunWindow]]:
-    """The usable windows at each time at which a run is judged: what comes later changes nothing in them."""
+def _stages(windows: Sequence[RunWindow]) -> Iterator[tuple[list[RunWindow], int]]:
+    """The usable windows at each time at which a run is judged: what comes later changes nothing in them. And how many
+    there must be at the next one."""
     due = FEWEST
     for end in range(FEWEST, len(windows) + 1):
         if end >= due and len(found := usable(windows[:end])) >= due:
-            yield found
+            yield found, min(2 * due, MOST)
             due = min(2 * due, MOST) if due < MOST else len(windows) + 1
 
 
@@ -644,7 +660,7 @@ def _overall(figures: Sequence[Figure], traffic: _Traffic, enough: bool) -> Verd
 
 def major_open(figures: Sequence[Figure]) -> bool:
     """Whether a major figure is inconclusive and no other one is decided, so that no minor figure may count."""
-    major = {figure.verdict for figure in figures if figure.key in MAJOR}
+    major = {figure.verdict for figure in figures if figure.major}
     return Verdict.INCONCLUSIVE in major and not major.intersection((Verdict.BETTER, Verdict.WORSE))
 
 

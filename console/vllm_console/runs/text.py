@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from vllm_console.runs.compare import MAJOR, QUANTILES, Comparison, Factor, Figure, Likeness, Side, Verdict
+from vllm_console.runs.compare import QUANTILES, Comparison, Factor, Figure, Likeness, Side, Verdict
 from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.store import FlagChange, Run
-from vllm_console.text import UNKNOWN, clock, count, percent, seconds
+from vllm_console.text import UNKNOWN, clock, count, duration, percent, seconds
 
 _HITS_APART = 0.2
 _NO_POINTS = "±0 pp"
@@ -39,13 +39,17 @@ def plain_sentence(found: Comparison) -> str:
         for one in (Verdict.BETTER, Verdict.WORSE)
     )
     if verdict is Verdict.BETTER:
-        return f"{f'The {change} helped' if changed else 'The later run was better'}: {_went(better)}."
+        helped = f"The {change} helped" if changed else "The later run was better"
+        return f"{helped}: {_went(better)}{_unimproved(found)}."
     if verdict is Verdict.WORSE:
         return f"{f'The {change} made it worse' if changed else 'The later run was worse'}: {_went(worse)}."
     if verdict is Verdict.MIXED:
         return f"Some of it got better and some worse: {_went(better)}, but {_went(worse)}."
     if verdict is Verdict.NO_DIFFERENCE:
-        return f"{f'The {change}' if changed else 'The later run'} made no measurable difference in these minutes."
+        return (
+            f"{f'The {change}' if changed else 'The later run'} made no measurable difference in these minutes"
+            f"{_unimproved(found)}."
+        )
     if verdict is Verdict.INCONCLUSIVE:
         subject = f"whether the {change} helped" if changed else "which run was better"
         return f"Inconclusive {subject}: {_went(_undecided(found)[0])}, which may be chance."
@@ -68,8 +72,30 @@ def ceiling_text(found: Comparison) -> str:
     return f"{' → '.join(UNKNOWN if one is None else f'{one:.3g}' for one in known)} req/s (by ramps)"
 
 
+def _by_weight(figures: Sequence[Figure]) -> list[Figure]:
+    """What missed its objective before comes first, since the change was to improve it; then what moved most."""
+    return sorted(figures, key=lambda figure: (not figure.missed, -abs(figure.share(figure.change) or 0.0)))
+
+
 def _largest(figures: Sequence[Figure]) -> Figure | None:
-    return max(figures, key=lambda figure: abs(figure.share(figure.change) or 0.0), default=None)
+    return next(iter(_by_weight(figures)), None)
+
+
+def _missing(found: Comparison) -> list[Figure]:
+    """The figures that missed their objective before and did not become better."""
+    return [figure for figure in found.judged if figure.missed and figure.verdict is not Verdict.BETTER]
+
+
+def _unimproved(found: Comparison) -> str:
+    """``, but preemptions/req did not clearly improve (0.55 → 0.54)``: of the objectives that were missed before."""
+    return next(
+        (
+            f", but {figure.name} did not clearly improve ({side_text(figure, after=False)} →"
+            f" {side_text(figure, after=True)})"
+            for figure in _missing(found)
+        ),
+        "",
+    )
 
 
 def _went(figure: Figure | None) -> str:
@@ -102,8 +128,10 @@ def brief(found: Comparison) -> str:
     for verdict in (Verdict.BETTER, Verdict.WORSE) if found.verdict is Verdict.MIXED else (found.verdict,):
         figures = _telling([figure for figure in found.judged if figure.verdict is verdict], found)
         if figures and verdict is not Verdict.NO_DIFFERENCE:
-            most = max(figures, key=lambda figure: abs(figure.share(figure.change) or 0.0))
+            most = _by_weight(figures)[0]
             parts.append(f"{most.name} {change_text(replace(most, low=None, high=None))}")
+    if found.verdict in (Verdict.BETTER, Verdict.NO_DIFFERENCE):
+        parts += [f"{figure.name} still {side_text(figure, after=True)}" for figure in _missing(found)[:1]]
     return f"{word}: {', '.join(parts)}" if parts else word
 
 
@@ -136,25 +164,24 @@ def _because(found: Comparison) -> str:
 
 def _moved(figures: Sequence[Figure]) -> str:
     """The figures that moved most, at most two."""
-    ordered = sorted(figures, key=lambda figure: -abs(figure.share(figure.change) or 0.0))
-    return ", ".join(f"{figure.name} {change_text(figure)}" for figure in ordered[:2])
+    return ", ".join(f"{figure.name} {change_text(figure)}" for figure in _by_weight(figures)[:2])
 
 
 def _undecided(found: Comparison) -> list[Figure]:
-    """The inconclusive figures, major ones first, then those that moved most."""
+    """The inconclusive figures, major ones first."""
     figures = [figure for figure in found.judged if figure.verdict is Verdict.INCONCLUSIVE]
-    return sorted(figures, key=lambda one: (one.key not in MAJOR, -abs(one.share(one.change) or 0.0)))
+    return sorted(_by_weight(figures), key=lambda figure: not figure.major)
 
 
 def _telling(figures: Sequence[Figure], found: Comparison) -> list[Figure]:
     """The figures that a headline may name: only major ones while another major one is inconclusive."""
-    undecided = any(figure.key in MAJOR for figure in _undecided(found))
-    return [figure for figure in figures if figure.key in MAJOR or not undecided]
+    undecided = any(figure.major for figure in _undecided(found))
+    return [figure for figure in figures if figure.major or not undecided]
 
 
 def _open_text(found: Comparison) -> str:
     """A note that a major figure is inconclusive, if the verdict rests on others."""
-    major = [figure for figure in _undecided(found) if figure.key in MAJOR]
+    major = [figure for figure in _undecided(found) if figure.major]
     return f"; {_name_and_sides(major[0])} is inconclusive" if major else ""
 
 
@@ -216,8 +243,13 @@ def _short_of(side: Side, when: str) -> str:
         return f"run {side.run.name} never served a request" + (f" ({side.run.cause})" if side.run.cause else "")
     if side.run.ended_at is not None:
         return f"{needed} and has ended: choose another run"
-    more = math.ceil(side.minutes_missing)
-    return f"{needed}: about {more} more minute{'s' if more != 1 else ''} (the first two after a start don't count)"
+    return f"{needed}: about {missing_text(side)} more (the first two after a start don't count)"
+
+
+def missing_text(side: Side) -> str:
+    """How much more traffic a run needs: ``4 min``; with windows of less than a minute ``2m20s``."""
+    minutes = side.minutes_missing
+    return f"{math.ceil(minutes)} min" if window_text(side) == "minutes" else duration(round(60 * minutes))
 
 
 def notes(found: Comparison) -> tuple[str, ...]:
@@ -244,8 +276,10 @@ def times_note(found: Comparison, now: float) -> str:
     if found.verdict is Verdict.TOO_LITTLE or any(since is None or until is None for since, until in ends):
         return ""
     before, after = (f"{clock(since or now, now)}–{clock(until or now, now)}" for since, until in ends)
-    kept = " Later traffic does not change the verdict." if found.kept else ""
-    return f"Compared: {before} before, {after} after.{kept}"
+    later = " Later traffic does not change the verdict." if found.kept else ""
+    if found.again is not None:
+        later = f" Judged again once {found.again} {window_text(found.after)} after can be compared."
+    return f"Compared: {before} before, {after} after.{later}"
 
 
 def _skipped_note(runs: Sequence[Run]) -> str:

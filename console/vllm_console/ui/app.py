@@ -442,10 +442,15 @@ class ConsoleApp(App[None]):
             self._asking.add(once)
         if doing:
             self.say(doing)
-        self.run_worker(self._act(call, done, failed, once), name=doing or "verb", group="verbs")
+        self.run_worker(self._act(call, done, failed, once, doing), name=doing or "verb", group="verbs")
 
     async def _act(
-        self, call: Callable[[], T], done: Callable[[T], str], failed: Callable[[Exception], bool] | None, once: str
+        self,
+        call: Callable[[], T],
+        done: Callable[[T], str],
+        failed: Callable[[Exception], bool] | None,
+        once: str,
+        doing: str,
     ) -> None:
         try:
             result = await in_thread(call, "verb")
@@ -460,6 +465,8 @@ class ConsoleApp(App[None]):
         finally:
             self._asking.discard(once)
         if once:
+            self.messages.answered(doing)
+            self._draw_message()
             self.poll_now()
         else:
             self.poll_once()

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.cli import demo, demo_recording
-from vllm_console.cli.demo_servers import SERVERS, DemoServer, traffic_on
+from vllm_console.cli.demo_servers import SERVERS, WINDOW_SECONDS, DemoServer, traffic_on
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.fleet.gpu_charts import history_path
 from vllm_console.fleet.judge import Judge
@@ -21,8 +21,9 @@ from vllm_console.fleet.own_server import JudgeContext
 from vllm_console.fleet.snapshot import Changes, ServerView
 from vllm_console.history.gpu_history import FIVES, GpuHistoryReader, card_of
 from vllm_console.history.store import Reader
-from vllm_console.runs.compare import Recorded, Verdict, compare
+from vllm_console.runs.compare import FEWEST, WARM_UP, Recorded, Verdict, compare
 from vllm_console.runs.store import RunStore
+from vllm_console.text import duration
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.keeper.records import Generation, LaunchSpec, ServerRecord, State
 from vllm_launchers.launch.details import Details
@@ -30,6 +31,7 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.load import find_preset, read_presets
 
 NOW = 1_800_000_000.0
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -115,7 +117,12 @@ def test_what_was_changed_is_what_the_finding_offered_and_the_next_one_offers_le
     assert before[0].fixes[0].changes == Changes({"max-num-seqs": docs.changes.set["max-num-seqs"]})
     assert now[0].code == "preempting"
     offered = now[0].fixes[0].changes.set["max-num-seqs"]
-    assert 4 <= offered < docs.changes.set["max-num-seqs"] * 0.9
+    assert offered == 11, "a report grows to 1,600 of the 19,000 tokens that the KV cache holds"
+
+
+def test_the_readme_says_when_there_is_a_verdict() -> None:
+    after = duration((WARM_UP + FEWEST) * WINDOW_SECONDS)
+    assert f"after {after} of traffic `c` compares" in (ROOT / "README.md").read_text()
 
 
 def test_the_live_traffic_goes_on_with_as_many_requests_as_were_in_flight() -> None:

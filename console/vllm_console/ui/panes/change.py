@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.runs.compare import Comparison, Verdict
-from vllm_console.runs.text import brief, setting_text
+from vllm_console.runs.text import brief, missing_text, setting_text
 from vllm_console.text import plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
@@ -39,8 +37,7 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
     number = f"run {run.generation}: "
     message, key = brief(found), f"{key_of('compare')} compares"
     if found.verdict is Verdict.TOO_LITTLE:
-        minutes = math.ceil(found.after.minutes_missing)
-        message, key = f"too early to tell: needs {minutes} min more traffic", ""
+        message, key = f"too early to tell: needs {missing_text(found.after)} more traffic", ""
     room = width - name_width - 5 - (len(key) + 3 if key else 1)
     text = plain(number + message)
     changed = f" ({_changed(found)})"

@@ -25,7 +25,7 @@ COMPARE_SECONDS, COMPARE_AGAIN_SECONDS = 15.0, 120.0
 """How often runs are compared: while there is too little data, and afterwards."""
 
 SHOWN_SECONDS = 3600.0
-"""How long a verdict is shown that nobody opens."""
+"""How long a verdict is shown."""
 
 DAY_SECONDS = 86_400.0
 """Older changes are no news."""
@@ -53,14 +53,6 @@ class ChangeReport:
     def drop(self, name: str) -> None:
         """Drop the report on a server that is gone."""
         self._by_server.pop(name, None)
-
-    def opened(self, name: str, found: Comparison) -> None:
-        """The comparison was opened: it needs no line any more, if it has a verdict."""
-        from vllm_console.runs.compare import Verdict
-
-        report = self._by_server.get(name)
-        if report is not None and report.generation == found.after.run.generation:
-            report.done = found.verdict is not Verdict.TOO_LITTLE
 
     def lines(self, server: ServerView, now: float, width: int, room: int) -> list[Strip]:
         """The line, if there is something to report and room for it."""

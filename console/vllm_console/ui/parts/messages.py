@@ -70,6 +70,11 @@ class Messages:
         if self._current is not None and self._current.server == server:
             self._current = None
 
+    def answered(self, text: str) -> None:
+        """A question was answered: that it was asked is shown no more."""
+        if self._current is not None and self._current.text == plain(text):
+            self._current = None
+
     def accepted(self, server: str) -> None:
         """A person's verb on a server was accepted: what went wrong before is out of date, but not another server's."""
         if self._unseen is not None and self._unseen.server in ("", server):

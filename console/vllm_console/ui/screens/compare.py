@@ -352,7 +352,8 @@ def _basis(found: Comparison) -> str:
         for side, when in ((found.before, "before"), (found.after, "after"))
     )
     sure = "" if found.verdict is Verdict.TOO_LITTLE else " The 95% CI covers all judged figures together."
-    rest = "warm-up, different traffic or later traffic" if found.kept else "warm-up or different traffic"
+    later = found.kept or found.again is not None
+    rest = "warm-up, different traffic or later traffic" if later else "warm-up or different traffic"
     return f"Medians over {compared}; the rest is {rest}.{sure}"
 
 

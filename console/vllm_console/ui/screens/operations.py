@@ -468,14 +468,15 @@ class OperationsScreen(PartialRepaintScreen):
             found = finding_lines(server, staged, server.moment, width, most)
             return found or [event_line(server, None, server.moment, width)]
         lines = [restart_line(server, snapshot.at, width)] if preparing(server) else []
-        lines += finding_lines(server, staged, snapshot.at, width, most - len(lines))
+        room = most - len(lines)
+        change = self.changes.lines(server, snapshot.at, width, 1)
+        # On two rows only a verdict takes the place of the fix, and what is staged stands there before it.
+        kept = room > 2 or (room == 2 and staged.verdict is None and self.changes.judged(server))
+        lines += finding_lines(server, staged, snapshot.at, width, room - 1 if change and kept else room)
         event = self.console.messages.newest_of(server.name)
         happened = (event.at, event.text) if event else None
         if not lines:
             lines, happened = [event_line(server, happened, snapshot.at, width)], None
-        change = self.changes.lines(server, snapshot.at, width, 1)
-        if change and len(lines) >= most > 1 and staged.verdict is None and self.changes.judged(server):
-            lines = lines[: most - 1]
         last = [event_line(server, happened, snapshot.at, width)] if happened else []
         return [*lines, *change, *last][:most]
 
@@ -1009,8 +1010,7 @@ class OperationsScreen(PartialRepaintScreen):
                 return f"The comparison of {name} is ready: {key_of('compare')} shows it."
             self.hints.followed("compare")
             revert = _no_revert if server.replayed else partial(self._revert_to, name)
-            screen = CompareScreen(found, revert, fleet)
-            self.app.push_screen(screen, lambda _: self.changes.opened(name, screen.found))
+            self.app.push_screen(CompareScreen(found, revert, fleet))
             return ""
 
         def failed(error: Exception) -> bool:

@@ -74,21 +74,34 @@ def test_a_mixed_verdict_names_both_sides(made):
     assert brief(compare(*made.pair(one, slow))) == "Mixed: end-to-end p99 −48%, ITL mean +238%"
 
 
-async def test_it_stands_below_the_finding_until_the_comparison_was_opened(console, fleet, made, soon):
-    fleet.last_changes["chat"] = changed(made, count=3, slower=0.6)
-    async with console(fleet=fleet, size=(120, 40)) as run:
-        await run.sees("needs 2 min more traffic")
-        fleet.last_changes["chat"] = fleet.comparison = changed(made, slower=0.6)
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_it_stands_below_the_finding_also_after_the_comparison_was_opened(console, fleet, made, soon, size):
+    fleet.last_changes["chat"] = fleet.comparison = changed(made, slower=0.6)
+    async with console(fleet=fleet, size=size) as run:
         await run.sees("run 3: Better: end-to-end p99 −48%")
-        lines = run.text.splitlines()
-        finding = next(at for at, line in enumerate(lines) if "preempting" in line)
-        told = next(at for at, line in enumerate(lines) if "run 3" in line)
-        assert told > finding
-        assert any("--kv-cache-dtype" in line for line in lines[finding:told]), "the fix is still there"
         await run.press("c")
         await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
         await run.press("escape")
-        await run.until(lambda: "Better" not in run.text, "the line goes")
+        polls = fleet.looks
+        await run.until(lambda: fleet.looks > polls + 3, "some polls")
+        lines = run.text.splitlines()
+        finding = next(at for at, line in enumerate(lines) if "preempting" in line)
+        told = next(at for at, line in enumerate(lines) if "run 3: Better" in line)
+        assert told > finding
+        wide = size[0] == 120
+        assert any("--kv-cache-dtype" in line for line in lines[finding:told]) is wide, "the fix is still there"
+        assert "Comparing chat" not in run.text, "it was compared"
+
+
+async def test_on_three_rows_it_stands_beside_what_is_staged_and_before_there_is_a_verdict(console, fleet, made, soon):
+    fleet.last_changes["chat"] = changed(made, count=3, slower=0.6)
+    async with console(fleet=fleet, size=(120, 40)) as run:
+        await run.sees("needs 2 min more traffic")
+        fleet.last_changes["chat"] = changed(made, slower=0.6)
+        await run.press("f")
+        await run.sees("Trade-off")
+        await run.sees("run 3: Better: end-to-end p99 −48%")
+        assert "preempting" in run.text
 
 
 async def test_where_rows_are_scarce_a_verdict_takes_the_place_of_the_fix_which_keeps_its_key(
