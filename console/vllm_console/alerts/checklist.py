@@ -11,11 +11,12 @@ from vllm_console.runs.measurement import RAMP
 from vllm_console.runs.store import Run
 from vllm_console.text import gib, rate
 from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Changes, Plan
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.secrets import API_KEY
 
-Status = Literal["ok", "warning", "error"]
+Status = Literal["ok", "unknown", "warning", "error"]
 
 LEAST_FREE_GIB = 5.0
 """Compiled kernels and graphs of one model take up to some GiB; a full disk ends a start."""
@@ -94,6 +95,8 @@ def checklist(plan: Plan, workload: Workload, around: Surroundings) -> tuple[Ite
         "key": "an API key is set" if API_KEY in plan.secrets else f"it listens on {plan.host} only",
     }
     items = [_of_plan(name, by_item.get(name, ()), text) for name, text in well.items()]
+    if plan.memory is None:
+        items = [_not_known(plan) if (one.name, one.status) == ("memory", "ok") else one for one in items]
     items += [_disks(by_item.get("disk", ()), around.disks), _scraping(plan, around), _alerts(plan, around)]
     items += [_ramp(plan, around), _machine(around.problems)]
     return tuple(items)
@@ -122,15 +125,23 @@ def _value(value: Any) -> str:
 
 def _context(plan: Plan, workload: Workload) -> str:
     wanted = workload.input_tokens_p95 + workload.output_tokens_p95
-    held = plan.memory.max_model_len if plan.memory is not None else None
+    held = plan.memory.max_model_len if plan.memory is not None else token_count(plan.flags.get("max-model-len"))
     at_most = f"{held:,} tokens per request" if held else "as long as the model supports"
     return f"{at_most}; the preset's traffic needs {wanted:,} at p95"
+
+
+def _not_known(plan: Plan) -> Item:
+    """The memory of a launch for which there is no budget."""
+    model = bool(plan.gpus) or plan.engine.build == "cpu"
+    missing = "too little is known of the model" if model else "no GPU is known"
+    fix = "--model with a folder or an id whose config.json is on this machine" if model else ""
+    return Item("memory", "unknown", f"not known whether it fits: {missing}", fix)
 
 
 def _memory(plan: Plan) -> str:
     memory = plan.memory
     if memory is None:
-        return "nothing speaks against it; too little is known of model or GPU for a budget"
+        return ""
     kv = f"weights {gib(memory.weights_gib)}, KV cache {gib(memory.kv_gib)}" + (" per GPU" if plan.gpus else "")
     many = f", {memory.concurrency_p95:.0f} requests at p95 length" if memory.concurrency_p95 else ""
     return f"{kv}{many} ({memory.source})"

@@ -35,7 +35,13 @@ def check_launch(args: argparse.Namespace) -> int:
     if preset is None:
         raise NotFoundError(f"no preset is called '{plain(args.before_launch)}'; see 'vllm-console presets'")
     request = LaunchRequest(
-        preset.name, args.model, port=args.port or FIRST_PORT, changes=changes_from(args), place="offered"
+        preset.name,
+        args.model,
+        args.engine,
+        vllm=args.vllm,
+        port=args.port or FIRST_PORT,
+        changes=changes_from(args),
+        place="offered",
     )
     plan = plan_of(fleet, request, ask=False)
     items = checklist(plan, preset.workload, _surroundings(args, fleet, plan, preset))

@@ -8,6 +8,7 @@ import sys
 
 from vllm_console.cli.before_launch import check_launch
 from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.launch_arguments import add_engine
 from vllm_console.cli.options import add_changes, add_json
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?")
     parser.add_argument("--before-launch", metavar="PRESET", help="check a launch of this preset; nothing is started")
     parser.add_argument("--model", metavar="MODEL", help="with --before-launch: replace the preset's model")
+    add_engine(parser, "with --before-launch: ")
     parser.add_argument("--port", type=int, metavar="PORT", help="with --before-launch: port to bind (default 8000)")
     parser.add_argument(
         "--prometheus", default=LOCAL, metavar="URL",

@@ -1,4 +1,4 @@
-"""The arguments of ``plan`` and ``start`` that say what to launch."""
+"""The arguments of ``plan``, ``start`` and ``check --before-launch`` that say what to launch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ def add_request(parser: argparse.ArgumentParser, *, gpus: str) -> None:
     """Preset, model, engine, port, environment and GPUs; ``gpus`` is the help on the default choice of GPUs."""
     parser.add_argument("preset", type=text_from, help="see 'vllm-console presets'")
     parser.add_argument("--model", type=text_from, help="replace the preset's model: a hub id or a folder")
-    parser.add_argument(
-        "--engine", choices=["auto", "vllm", "simulated"], default="auto",
-        help="vLLM, or the simulated engine (default: auto, the first vLLM that is found)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--vllm", type=text_from, metavar="PATH", help="vLLM to use: its executable or virtual environment"
-    )
+    add_engine(parser)
     parser.add_argument("--port", type=int, help="port to bind (default: the first free one from 8000)")
     parser.add_argument(
         "--gpus", type=text_from, metavar="auto|0,1|none", help=f"the best free set, or indices (default: {gpus})"
@@ -32,6 +26,17 @@ def add_request(parser: argparse.ArgumentParser, *, gpus: str) -> None:
         help="share the GPUs of this server of yours: one of the two sleeps while the other serves",
     )  # fmt: skip
     parser.add_argument("--env", action="append", default=[], metavar="K=V", help="environment variable of the server")
+
+
+def add_engine(parser: argparse.ArgumentParser, note: str = "") -> None:
+    """With which engine; ``note`` begins the helps."""
+    parser.add_argument(
+        "--engine", choices=["auto", "vllm", "simulated"], default="auto",
+        help=f"{note}vLLM, or the simulated engine (default: auto, the first vLLM that is found)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--vllm", type=text_from, metavar="PATH", help=f"{note}vLLM to use: its executable or virtual environment"
+    )
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

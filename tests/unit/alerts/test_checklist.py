@@ -12,17 +12,19 @@ from vllm_console.alerts.checklist import Disk, Monitoring, Surroundings, checkl
 from vllm_console.alerts.monitoring import ask_prometheus
 from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.runs.store import Run
+from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
 from vllm_launchers.presets.model import Workload
 
 WORK = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=64)
+FITS = MemoryBudget(5.7, 1.8, 0.7, 36.7, 147_456, 267_136, 4096, 65.2, 69.6)
 URL = "http://127.0.0.1:9090"
 
 
 def plan(*findings: Finding, **changes: object) -> Plan:
     engine = Engine(EngineKind.VLLM, ("vllm",), "0.33.0", "cuda", "/opt/vllm")
-    fields = {"gpus": (0,), "secrets": (), "findings": findings} | changes
+    fields = {"gpus": (0,), "secrets": (), "findings": findings, "memory": FITS} | changes
     return Plan("chatbot", "org/model", engine, "127.0.0.1", 8000, ("vllm",), {}, {}, {}, **fields)
 
 
@@ -72,6 +74,14 @@ def test_a_finding_of_the_plan_belongs_to_one_item(code, name, level, status):
     for one in touched:
         assert (one.message, one.fix) == ("why", "--set max-model-len=8192 --set x=true --unset y")
         assert one.codes == (code,)
+
+
+@pytest.mark.parametrize(("gpus", "why"), [((), "no GPU is known"), ((0,), "too little is known of the model")])
+def test_memory_without_a_budget_is_unknown_and_not_ok(gpus, why):
+    found = item("memory", plan(memory=None, gpus=gpus), around())
+    assert (found.status, found.message) == ("unknown", f"not known whether it fits: {why}")
+    held = Finding("memory_held", Level.ERROR, "others hold it")
+    assert item("memory", plan(held, memory=None), around()).status == "error"
 
 
 @pytest.mark.parametrize(

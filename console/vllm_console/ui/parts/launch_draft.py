@@ -76,6 +76,11 @@ class LaunchDraft:
         if self.engine is None and engines and all(engine.kind is EngineKind.SIMULATED for engine in engines):
             self.engine = self._found = 0
 
+    @property
+    def substituted(self) -> bool:
+        """Whether the simulated engine stands for a vLLM that was not found, and nobody has chosen it."""
+        return self._found is not None and self.engine == self._found
+
     def planned(self, plan: Plan, name: str) -> Plan:
         """Take in what a plan says of GPUs and flags, and the server's name; returns the plan."""
         self.sets, self.planned_name = plan.sets, name

@@ -66,6 +66,14 @@ MANY = 10_000
 """Lines that no list has."""
 
 
+NO_VLLM = (
+    "No vLLM was found: this starts the simulated engine (no GPU, no answers). "
+    "For a real one: 'vllm-console engines install', or set vllm in config.toml."
+)
+"""Stands below as long as the simulated engine is what would start for want of a real one. It starts at a key
+nevertheless: it needs no GPU and ends without a trace, and newcomers come here first."""
+
+
 class LaunchScreen(Screen[ServerView | None]):
     """Puts a launch together and starts it; dismisses with the server, or None if nothing was launched."""
 
@@ -233,7 +241,9 @@ class LaunchScreen(Screen[ServerView | None]):
         planner = self.planner
         strip = strip_lines(planner.outcome, width, self._selected, fresh=planner.fresh, asking=planner.asking)
         self._show("launch-strip", strip)
-        if not text and width < TWO_COLUMNS:
+        if not text and draft.substituted:
+            text, style = NO_VLLM, WARN
+        elif not text and width < TWO_COLUMNS:
             text, style = "tab: presets → settings → plan", DIM
         self._show_note(text, style)
 

@@ -212,3 +212,18 @@ async def test_text_from_outside_is_no_markup(host, wait_until, fleet, fakes):
     async with app.run_test(size=TALL) as pilot:
         await wait_until(pilot, lambda: "[red]x[/]" in app.text())
         assert "[/nope]" in app.text()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_where_no_vllm_is_found_it_says_that_the_engine_is_simulated_why_and_what_to_do(
+    host, wait_until, fleet, fakes, monkeypatch, size
+):
+    """``ready to launch`` was all that 80 columns said of an engine that nobody had chosen."""
+    monkeypatch.setattr(fleet, "engines", lambda: (fakes.SIMULATED,))
+    app = host(lambda: LaunchScreen(fleet))
+    async with app.run_test(size=size) as pilot:
+        said = "No vLLM was found: this starts the simulated engine"
+        await wait_until(pilot, lambda: said in app.text() and "ready to launch" in app.text())
+        assert "'vllm-console engines install', or set vllm in config.toml." in " ".join(app.text().split())
+        await pilot.press("tab", "down", "space")  # the engine, as a person chooses it
+        await wait_until(pilot, lambda: said not in app.text())
