@@ -40,6 +40,7 @@ from vllm_console.history.time_view import LIVE, TimeView
 from vllm_console.logs.startup import Progress, Startup
 from vllm_console.metrics.quantile import Quantile, Quantiles
 from vllm_console.metrics.sample import EngineSample, Sample, Series, Window
+from vllm_console.prediction.score import KeptPrediction
 from vllm_launchers.host.board import Board
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.keeper.records import SleepStep
@@ -588,6 +589,8 @@ class FakeFleet:
         """How often `judge_past` was asked, and what it gives."""
         self.last_changes: dict[str, Comparison] = {}
         """What `last_change` gives, by server."""
+        self.outcomes: dict[tuple[int, int], KeptPrediction] = {}
+        """What `outcome` gives, by the runs' numbers."""
         self.on_board = Board(Path("/board"), NOW)
         """What `board` gives."""
         self.open = threading.Event()
@@ -819,6 +822,9 @@ class FakeFleet:
         if found is None:
             raise NotFoundError(f"there is no run {before} or {after}")
         return found
+
+    def outcome(self, found: Comparison) -> KeptPrediction | None:
+        return self.outcomes.get((found.before.run.id, found.after.run.id))
 
     def judge_past(self, name: str | None = None) -> str:
         self.judged += 1

@@ -9,18 +9,10 @@ from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_changes, add_json, count_from, seconds_from
 from vllm_console.cli.output import print_json
 from vllm_console.fleet.verbs import UsageError
-from vllm_console.text import rate
-from vllm_console.text import seconds as latency
 
 if TYPE_CHECKING:
     from vllm_console.cli.output import Document
     from vllm_console.prediction.score import KeptPrediction
-
-TITLES = {
-    f"{key}_{part}": f"{title} {part}"
-    for key, title in (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "end-to-end"))
-    for part in ("p50", "p90", "p99", "mean")
-} | {"tokens_per_second": "tokens/s"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +50,10 @@ def run(args: argparse.Namespace) -> int:
         print_json({**comparison_document(found), "prediction": _document(kept)})
     else:
         from vllm_console.cli.runs_text import comparison_lines
+        from vllm_console.prediction.outcome_text import outcome_lines
 
-        print("\n".join([*comparison_lines(found), *_lines(kept)]))
+        told = outcome_lines(kept) if kept is not None else []
+        print("\n".join([*comparison_lines(found), *(["", *told] if told else [])]))
     return 0
 
 
@@ -78,30 +72,3 @@ def _document(kept: KeptPrediction | None) -> Document | None:
         "drift": kept.drift,
         "figures": [msgspec.structs.asdict(one) for one in outcomes(kept)],
     }
-
-
-def _lines(kept: KeptPrediction | None) -> list[str]:
-    """The same for people; the machine's drift on a line of its own."""
-    if kept is None:
-        return []
-    from vllm_console.prediction.score import outcomes
-
-    if kept.unlike:
-        return ["", "A prediction was made of this change, for other traffic than came: it can't be judged."]
-    lines = ["", f"  {'':<20}{'PREDICTED':>10}   {'90 % INTERVAL':<22}{'MEASURED':>10}"]
-    for one in outcomes(kept):
-        form = latency if one.name != "tokens_per_second" else _rate
-        interval = f"{form(one.low)} to {form(one.high)}"
-        within = "within" if one.within else "! outside"
-        title = TITLES.get(one.name, one.name)
-        lines.append(f"  {title:<20}{form(one.predicted):>10}   {interval:<22}{form(one.measured):>10}  {within}")
-    if kept.drift is not None:
-        slower = "slower" if kept.drift > 0 else "faster"
-        lines.append(f"The same steps are {abs(kept.drift):.0%} {slower} since the restart: the machine or the engine.")
-    if kept.outside:
-        lines.append("This prediction was outside what the server had shown; it does not count in the track record.")
-    return lines
-
-
-def _rate(value: float | None) -> str:
-    return rate(value, "tok")

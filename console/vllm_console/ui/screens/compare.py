@@ -6,7 +6,7 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -55,6 +55,9 @@ from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import KeyHint, fit
 from vllm_console.ui.widgets.reader import Reader, scroll_hint
 
+if TYPE_CHECKING:
+    from vllm_console.prediction.score import KeptPrediction
+
 VERDICT_STYLES = {Verdict.BETTER: OK, Verdict.WORSE: BAD, Verdict.MIXED: WARN, Verdict.NOT_COMPARABLE: WARN,
                   Verdict.INCONCLUSIVE: WARN}  # fmt: skip
 _LIKENESS = {Likeness.ROUGHLY: WARN, Likeness.DIFFERENT: BAD}
@@ -76,13 +79,16 @@ LEAST_BAR = 9
 
 
 class RecordedRuns(Protocol):
-    """The runs of servers; both calls block."""
+    """The runs of servers; all calls block."""
 
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         """The newest runs of a server, newest first; and notices."""
 
     def compare_again(self, before: int, after: int) -> Comparison:
         """Compare two runs by their numbers."""
+
+    def outcome(self, found: Comparison) -> KeptPrediction | None:
+        """What was predicted of the change between two compared runs, and came of it."""
 
 
 class CompareScreen(Screen[None]):
@@ -102,9 +108,11 @@ class CompareScreen(Screen[None]):
     ) -> None:
         super().__init__()
         self.found, self._revert_to, self._recorded = found, revert_to, recorded
+        self._told: Sequence[str] = ()
+        """What was predicted of the change, next to what came."""
         self._reader = Reader(
             self._title,
-            lambda width: compare_lines(self.found, width, may_revert=self._revert is not None),
+            lambda width: compare_lines(self.found, width, may_revert=self._revert is not None, told=self._told),
             self._hints,
         )
 
@@ -113,8 +121,9 @@ class CompareScreen(Screen[None]):
         yield self._reader
 
     def on_mount(self) -> None:
-        """Keep comparing while it is open."""
+        """Look for a prediction of the change, and keep comparing while it is open."""
         if self._recorded is not None:
+            begin_worker(self, self._compare_again, "compare again", "again")
             self.set_interval(AGAIN_SECONDS, lambda: begin_worker(self, self._compare_again, "compare again", "again"))
 
     @property
@@ -184,7 +193,7 @@ class CompareScreen(Screen[None]):
     async def _compare(self, recorded: RecordedRuns, pair: tuple[int, int]) -> None:
         """Show the comparison of two other runs."""
         try:
-            self.found = await answer_for(self, partial(recorded.compare_again, *pair), "compare")
+            self.found, self._told = await answer_for(self, partial(_looked, recorded, pair), "compare")
         except FleetError as error:
             self._warn(error)
             return
@@ -199,17 +208,26 @@ class CompareScreen(Screen[None]):
             return
         shown = self._pair
         try:
-            found = await answer_for(self, partial(self._recorded.compare_again, *shown), "compare again")
+            found, told = await answer_for(self, partial(_looked, self._recorded, shown), "compare again")
         except Exception:  # noqa: BLE001 - the thread's boundary: what is shown stays, and it is tried again
             return
         if shown == self._pair:
-            self.found = replace(found, skipped=self.found.skipped)
+            self.found, self._told = replace(found, skipped=self.found.skipped), told
             self._reader.redraw()
 
     @property
     def _pair(self) -> tuple[int, int]:
         """The numbers of the runs that are shown."""
         return self.found.before.run.id, self.found.after.run.id
+
+
+def _looked(recorded: RecordedRuns, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
+    """The comparison of two runs, and what was predicted of the change between them."""
+    from vllm_console.prediction.outcome_text import outcome_lines
+
+    found = recorded.compare_again(*pair)
+    kept = recorded.outcome(found)
+    return found, outcome_lines(kept) if kept is not None else ()
 
 
 class NothingToCompareScreen(Screen[None]):
@@ -265,9 +283,9 @@ def run_text(run: Run) -> str:
     return f"{clock(run.started_at, time.time())} · {minutes} · {change}"
 
 
-def compare_lines(found: Comparison, width: int, *, may_revert: bool = False) -> list[Strip]:
+def compare_lines(found: Comparison, width: int, *, may_revert: bool = False, told: Sequence[str] = ()) -> list[Strip]:
     """What came of it in a plain sentence, the verdict with notes, what was changed, the figures it is based on with
-    their intervals, latencies before and after, the traffic, and all other figures."""
+    their intervals, latencies before and after, what was predicted (``told``), the traffic, and all other figures."""
     style = VERDICT_STYLES.get(found.verdict, STRONG)
     lines = [line((f" {row}", style)) for row in _wrapped(plain_sentence(found), width)]
     lines += [line((f" {row}", None)) for row in _wrapped(sentence(found), width)]
@@ -280,6 +298,9 @@ def compare_lines(found: Comparison, width: int, *, may_revert: bool = False) ->
     lines += [_heading(found, columns), *map(draw, found.judged)]
     if found.verdict is not Verdict.TOO_LITTLE:
         lines += distribution_lines(found.figures, width)
+    if told:
+        lines.append(line((" Predicted", STRONG)))
+        lines += [line((fit(f"  {plain(row)}", width), WARN if "! outside" in row else None)) for row in told]
     if ceilings := ceiling_text(found):
         lines.append(line((" Ceiling: ", STRONG), ceilings))
     lines.append(line((" Traffic: ", STRONG), (str(found.traffic), _LIKENESS.get(found.traffic, STRONG))))

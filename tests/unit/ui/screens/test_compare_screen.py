@@ -7,11 +7,15 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from vllm_console.fleet.snapshot import Changes
+from vllm_console.prediction.figures import Figures, Spread
+from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates
+from vllm_console.prediction.score import KeptPrediction, Traffic
 from vllm_console.runs.compare import Recorded, compare
 from vllm_console.runs.measurement import Measurement
 from vllm_console.runs.store import FlagChange
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.screens.compare import CompareScreen, compare_lines, nothing_lines, run_names
+from vllm_launchers.engine_model.step_cost import StepCost
 
 
 def comparison(made, slower=1.6, **more):
@@ -240,3 +244,24 @@ def test_the_ceilings_of_both_ramps_are_named(made):
         for side, ceiling in zip(sides, (8.0, 9.44), strict=True)
     )
     assert any("Ceiling: 8 → 9.44 req/s" in text for text in texts(compare(before, after), 78))
+
+
+async def test_what_was_predicted_stands_next_to_what_came(fakes, made, wait_until):
+    fleet = fakes.FakeFleet(fakes.coder)
+    found = fleet.comparison = comparison(made)
+    spread = EstimatedSpread(p50=Estimate(0.2, 0.15, 0.25))
+    kept = KeptPrediction(
+        0.0, {"max-num-seqs": 64}, Estimates(ttft_seconds=spread, tokens_per_second=Estimate(210.0, 180.0, 240.0)),
+        Traffic(1.0, 100.0, 50.0), StepCost(0.02), measured=Figures(Spread(p50=0.31), tokens_per_second=200.0),
+        drift=0.05,
+    )  # fmt: skip
+    fleet.outcomes[found.before.run.id, found.after.run.id] = kept
+    app = ConsoleApp(fleet)
+    async with app.run_test(size=(80, 60)) as pilot:
+        await wait_until(pilot, lambda: app.snapshot is not None, "the first look")
+        await pilot.press("c")
+        await wait_until(pilot, lambda: "PREDICTED" in shown(app), "the prediction")
+        rows = [" ".join(row.split()) for row in shown(app).splitlines()]
+        assert "TTFT p50 200ms 150ms to 250ms 310ms ! outside" in rows
+        assert "tokens/s 210 tok/s 180 tok/s to 240 tok/s 200 tok/s within" in rows
+        assert "The same steps are 5% slower since the restart: the machine or the engine." in rows
