@@ -45,38 +45,52 @@ class Polling(msgspec.Struct, frozen=True):
     demo: bool = False
 
 
-def header_line(snapshot: FleetSnapshot | None, polling: Polling, width: int, shown: ShownTime = _LIVE) -> Strip:
-    """Program, host, engines; at the right the marks, the range of the charts and the clock, or the moment shown.
+def header_line(
+    snapshot: FleetSnapshot | None,
+    polling: Polling,
+    width: int,
+    shown: ShownTime = _LIVE,
+    server: ServerView | None = None,
+) -> Strip:
+    """Program, host, the engine of the selected ``server``; at the right the marks, the range of the charts and the
+    clock, or the moment shown.
 
-    Where the engines don't fit, a mark still says that one is simulated.
+    Where the engine doesn't fit, a mark still says that it is simulated. Others have a mark in the table.
     """
     left: list[Part] = [(" vllm-console", STRONG)]
     if snapshot:
         left.append((f" · {plain(snapshot.hostname)}", None))
         left += [(f" · {words}", None) for words in format_host(snapshot)]
-        left += [(f" · {label}", DIM) for label in _engines(_all(snapshot))]
-    right: list[Part] = []
-    if polling.demo:
-        right.append((" demo ", KEY))
-    if polling.read_only:
-        right.append((" read-only ", WARN))
-    if shown.replay:
-        right.append((" replay ", KEY))
-    if polling.paused:
-        right.append((" paused ", WARN))
-    elif polling.hanging is not None:
-        right.append((f" data {duration(polling.hanging)} old ", BAD))
+        if server is not None and server.engine is not None:
+            left.append((f" · {server.engine.label}", DIM))
+    right = _marks(polling, shown)
     times = _time_parts(snapshot, polling, shown)
     if shown.replay and parts_length([*left[:1], *right, *times]) > width:
         times = _time_parts(snapshot, polling, shown, age=False)
     right += times
     fitting = _fitting(left, width - parts_length(right))
     named = any("simulated" in part[0] for part in fitting)
-    if snapshot and any(server.simulated for server in _all(snapshot)) and not named:
+    if server is not None and server.simulated and not named:
         marked: list[Part] = [(" simulated ", SIMULATED), *right]
         if parts_length(left[:1]) + parts_length(marked) <= width:
             right, fitting = marked, _fitting(left, width - parts_length(marked))
     return line(*fitting, " " * max(0, width - parts_length(fitting) - parts_length(right)), *right)
+
+
+def _marks(polling: Polling, shown: ShownTime) -> list[Part]:
+    """What is special about what is shown."""
+    marks: list[Part] = []
+    if polling.demo:
+        marks.append((" demo ", KEY))
+    if polling.read_only:
+        marks.append((" read-only ", WARN))
+    if shown.replay:
+        marks.append((" replay ", KEY))
+    if polling.paused:
+        marks.append((" paused ", WARN))
+    elif polling.hanging is not None:
+        marks.append((f" data {duration(polling.hanging)} old ", BAD))
+    return marks
 
 
 def _time_parts(snapshot: FleetSnapshot | None, polling: Polling, shown: ShownTime, *, age: bool = True) -> list[Part]:
@@ -89,15 +103,6 @@ def _time_parts(snapshot: FleetSnapshot | None, polling: Polling, shown: ShownTi
     live = "live · " if polling.refresh == 1 else f"live every {polling.refresh:g}s · "
     now = clock(snapshot.at, snapshot.at, seconds=True) if snapshot else " " * 8
     return [(f" {'' if polling.paused or polling.hanging is not None else live}{shown.range} · {now} ", DIM)]
-
-
-def _all(snapshot: FleetSnapshot) -> Sequence[ServerView]:
-    """The servers, and the run that is replayed."""
-    return snapshot.servers if snapshot.replay is None else (*snapshot.servers, snapshot.replay)
-
-
-def _engines(servers: Sequence[ServerView]) -> list[str]:
-    return list(dict.fromkeys(server.engine.label for server in servers if server.engine))[:3]
 
 
 def _fitting(parts: Sequence[Part], width: int) -> list[Part]:

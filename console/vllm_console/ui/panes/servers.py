@@ -119,6 +119,8 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
     owners = max([len("OWNER"), *(cell_len(_owner(server)) for server in servers)])
     hosts = max([len("HOST"), *(cell_len(plain(server.where)) for server in servers)])
     models = max([len("MODEL"), *(cell_len(_model(server)) for server in servers)])
+    elsewhere = any(server.where for server in servers)  # figures before what is of one machine
+    owner_rank, gpu_rank, port_rank = (9, 9, 9) if elsewhere else (2, 1, 2)
     columns = [
         Column("NAME", min(names, 20 if width < 140 else 32), "<", _name_cell, lambda s: s.name.casefold(), 0, False),
         Column("MODEL", min(models, 20 if width < 160 else 28), "<", lambda s, _now, _width: (_model(s), DIM),
@@ -126,14 +128,14 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
         Column("PRESET", min(presets, 10 if width < 100 else 16), "<", _preset_cell,
                lambda s: _preset(s).casefold() if s.preset else None, 10, False),
         Column("OWNER", min(owners, 10), "<", lambda s, _now, _width: (_owner(s), STRONG if s.owner else None),
-               lambda s: _owner(s).casefold(), 2, False),
+               lambda s: _owner(s).casefold(), owner_rank, False),
         Column("HOST", min(hosts, 12 if width < 140 else 24), "<",
                lambda s, _now, _width: (plain(s.where) or "here", STRONG if s.where else DIM),
                lambda s: s.where, 2, False),
         Column("STATE", 13, "<", _state_cell, lambda s: str(s.state), 0, False),
-        Column("GPU", 4, "<", _gpu_cell, lambda s: s.gpus[0] if s.gpus else None, 1, False),
+        Column("GPU", 4, "<", _gpu_cell, lambda s: s.gpus[0] if s.gpus else None, gpu_rank, False),
         Column("PORT", 6 if any(server.exposed for server in servers) else 5, "<", _port_cell,
-               lambda s: s.port or None, 2, False),
+               lambda s: s.port or None, port_rank, False),
         Column("KV CACHE", 13 if width < 160 else 24, "<", _kv_cell, _by("kv_cache_usage"), 3),
         Column("RUN", 4, ">", lambda s, _now, _width: (count(_value(s, "requests_running")), None),
                _by("requests_running"), 4),
@@ -155,7 +157,7 @@ def columns_of(servers: Sequence[ServerView], width: int, chosen: Sequence[str] 
         kept = dict.fromkeys(("name", *chosen))
         return [replace(by_title[COLUMNS[name]], rank=rank) for rank, name in enumerate(kept)]
     absent = {"OWNER"} if all(server.recorded for server in servers) else set()
-    absent |= {"HOST"} if not any(server.where for server in servers) else set()
+    absent |= {"HOST"} if not elsewhere else set()
     absent |= {"MODEL"} if width < WITH_MODEL else set()
     return [column for column in columns if column.title not in absent]
 

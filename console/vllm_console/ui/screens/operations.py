@@ -407,8 +407,9 @@ class OperationsScreen(PartialRepaintScreen):
     def draw_header(self) -> None:
         """Draw the header alone: the snapshot's age may be all that changes."""
         width = self.app.size.width
-        shown = self.time.shown(self.selected)
-        self._header.show([header_line(self.console.snapshot, self.console.polling, width, shown)])
+        server = self.selected
+        shown = self.time.shown(server)
+        self._header.show([header_line(self.console.snapshot, self.console.polling, width, shown, server)])
 
     def draw_foot(self) -> None:
         """Draw message, staged changes or the tuning bar, and footer."""

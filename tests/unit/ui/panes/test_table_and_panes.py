@@ -239,15 +239,29 @@ def test_a_long_message_is_cut_and_names_the_key_that_shows_all_of_it(fakes):
 
 def test_the_header_tells_how_the_console_looks(fakes):
     snapshot = fakes.FakeFleet(*fakes.EVERY_STATE).snapshot()
-    shown = text(header_line(snapshot, Polling(1.0, hanging=12, read_only=True, demo=True), 120))
-    assert "gpubox · vLLM 0.33.0 cuda · simulated 0.33.0" in shown
+    chat, simulated = fakes.chat(fakes.NOW), fakes.coder(fakes.NOW)
+    shown = text(header_line(snapshot, Polling(1.0, hanging=12, read_only=True, demo=True), 120, server=chat))
+    assert "gpubox · vLLM 0.33.0 cuda" in shown
+    assert "simulated" not in shown
     assert "demo  read-only  data 12s old  15m · 12:41:07" in shown
     assert "paused  15m" in text(header_line(snapshot, Polling(1.0, paused=True), 80))
     assert "live · 15m · 12:41:07" in text(header_line(snapshot, Polling(1.0), 80))
     assert header_line(snapshot, Polling(1.0), 40).cell_length <= 40
-    simulated = replace(snapshot, servers=(fakes.coder(fakes.NOW),))
     for width in (60, 80, 120):
-        assert text(header_line(simulated, Polling(1.0), width)).count("simulated") == 1, width
+        assert text(header_line(snapshot, Polling(1.0), width, server=simulated)).count("simulated") == 1, width
+        for real in (chat, replace(chat, engine=None)):
+            assert "simulated" not in text(header_line(snapshot, Polling(1.0), width, server=real)), (
+                "it is not selected"
+            )
+
+
+def test_beside_an_endpoint_elsewhere_figures_come_before_gpu_owner_and_port(fakes):
+    chat = fakes.chat(fakes.NOW)
+    elsewhere = replace(chat, name="h100-3/chat", remote="h100-3", ours=False, owner="alice")
+    titles = [column.title for column in columns_for((chat, elsewhere), 80)]
+    assert titles == ["NAME", "HOST", "STATE", "KV CACHE", "RUN", "WAIT", "PREEMPT/min", "TTFT p99"]
+    assert {"GPU", "PORT"} <= {column.title for column in columns_for((chat,), 80)}
+    assert "ITL p99" in [column.title for column in columns_for((chat, elsewhere), 120)]
 
 
 def test_the_header_says_in_color_that_the_screen_shows_an_earlier_moment(fakes):
