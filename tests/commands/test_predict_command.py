@@ -60,6 +60,7 @@ def test_a_change_is_predicted_made_and_scored(program):
     text = program("predict", "chat", "--traffic-scale", "1.2").stdout
     assert text.startswith("chat: traffic 1.0 → 1.2\n")
     assert f"from {REQUESTS} requests" in text
+    assert "PREDICTED" not in text or "–: p99 needs 500 requests." in text
 
     program.json("restart", "chat", "--set", "max-num-seqs=16", "--wait")
     send(program)

@@ -126,6 +126,8 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     for title, key, form in rows:
         yield _row(title, getattr(prediction.now, key), getattr(prediction.predicted, key), form)
     yield ""
+    if needed := _too_few(prediction.now, prediction.predicted):
+        yield needed
     yield prediction.outside or _sentence(prediction.now, prediction.predicted)
     record = found.record
     if record.median_error is not None and record.covered is not None:
@@ -136,6 +138,17 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     if found.drift is not None:
         slower = "slower" if found.drift > 0 else "faster"
         yield f"After the last predicted restart the same steps were {abs(found.drift):.0%} {slower} than before it."
+
+
+def _too_few(now: Estimates, then: Estimates) -> str:
+    """Why quantiles are missing."""
+    from vllm_console.prediction.figures import FEWEST_FOR
+
+    spreads = [getattr(one, key) for one in (now, then) for key, _ in _LATENCIES]
+    missing = [part for part in FEWEST_FOR if any(getattr(one, part).value is None for one in spreads)]
+    return (
+        f"{UNKNOWN}: {', '.join(f'{part} needs {FEWEST_FOR[part]} requests' for part in missing)}." if missing else ""
+    )
 
 
 def _row(title: str, now: Estimate, then: Estimate, form: Any) -> str:

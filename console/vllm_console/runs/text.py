@@ -366,9 +366,20 @@ def _hits_note(found: Comparison) -> str:
 
 def factor_text(factor: Factor) -> str:
     """``requests 2.1/s → 3.4/s (+62%)``."""
-    before, after = (amount_text(factor.unit, value) for value in (factor.before, factor.after))
+    before, after = factor_sides(factor)
     change = f" ({signed(factor.change)})" if factor.change is not None else ""
     return f"{factor.name} {before} → {after}{change}"
+
+
+def factor_sides(factor: Factor) -> tuple[str, str]:
+    """Its value before and after; a quantile of lengths is an estimate within a bucket: ``~850 tokens``."""
+    before, after = (_side_of_factor(factor, value) for value in (factor.before, factor.after))
+    return before, after
+
+
+def _side_of_factor(factor: Factor, value: float | None) -> str:
+    text = amount_text(factor.unit, value)
+    return f"~{text}" if factor.key.endswith("p95") and value is not None else text
 
 
 def change_text(figure: Figure) -> str:

@@ -13,7 +13,16 @@ from msgspec.structs import replace
 from vllm_console.runs.compare import FEWEST, JUDGED, Likeness, Recorded, Verdict, compare, differences
 from vllm_console.runs.confidence import difference, student, worth
 from vllm_console.runs.document import comparison_document
-from vllm_console.runs.text import brief, change_text, notes, plain_sentence, sentence, side_text, times_note
+from vllm_console.runs.text import (
+    brief,
+    change_text,
+    factor_sides,
+    notes,
+    plain_sentence,
+    sentence,
+    side_text,
+    times_note,
+)
 
 
 def verdicts(made, seeds, count=10, before=None, after=None):
@@ -108,6 +117,14 @@ def test_traffic_that_was_not_alike_is_not_compared(made, traffic, named):
     assert found.traffic is Likeness.DIFFERENT
     assert named in sentence(found)
     assert "%" in sentence(found)
+
+
+def test_a_p95_of_lengths_is_marked_as_an_estimate(made):
+    found = compare(*made.pair(made.minutes(1), made.minutes(2)))
+    sides = {factor.key: factor_sides(factor) for factor in found.factors}
+    known = {key for key, shown in sides.items() if all(one.startswith("~") for one in shown)}
+    assert known == {factor.key for factor in found.factors if factor.key.endswith("p95") and factor.before is not None}
+    assert known
 
 
 def test_heavier_traffic_excuses_what_it_may_have_caused(made):

@@ -35,41 +35,62 @@ SMALLEST_CHART = 4
 NARROW = 60
 """Narrower panes stand beside others: key 3 shows them large."""
 
+TABLE, LEAST_BESIDE = 52, 24
+"""Columns of the table where charts stand beside it, and the fewest that charts need there."""
+
 BRIEF = ("ttft", "itl", "e2e")
 """The rows of such a pane that would have no room for a chart otherwise, as many as there is room for; two at least."""
 
 
 def latency_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
-    """Title, table, what waits, and as many small charts as there is room for."""
-    objectives = objectives_of(server)
-    columns = _Columns.of(width)
+    """Title, table, what waits, and as many small charts as there is room for: below the table, else beside it."""
     ended = " · load ended" if past_load(server) else ""
     exact = _exact(server)
     whole = ", exact" if exact and exact == _known(server) else ""
     note = age_note(server, now) or ((f"{window_note(server, now)}{whole}{ended}", DIM),)
-    heads = "".join(fit(head, columns.width, ">") for head in ("mean", *columns.parts))
-    lines = [rule(title_of(3, "Latency", server), width, note),
-             line((fit("", columns.label) + heads + fit("obj.", columns.objective, ">"), DIM))]  # fmt: skip
+    title = rule(title_of(3, "Latency", server), width, note)
     most = 2 + len(LABELS) + SMALLEST_CHART
     brief = width < NARROW and most - len(LABELS) + 2 <= height < most
     rows = BRIEF[: height - 2 - SMALLEST_CHART] if brief else tuple(LABELS)
-    lines += [_row(server, latency, objectives.get(latency), columns) for latency in rows]
+    notes = [] if brief else _notes(server, width)
+    above = 2 + len(rows) + len(notes)
+    if width >= TABLE + LEAST_BESIDE and 2 * SMALLEST_CHART < height < above + SMALLEST_CHART:
+        table = [*_table(server, rows, TABLE), *_notes(server, TABLE)]
+        table += [line()] * (height - 1 - len(table))
+        charts = _charts(server, width - TABLE, height - 1, view)
+        beside = [Strip.join([one.adjust_cell_length(TABLE), other]) for one, other in zip(table, charts, strict=False)]
+        return [title, *beside][:height]
+    lines = [title, *_table(server, rows, width)]
     if (hidden := len(lines) - height) > 0:
         text = f" {hidden + 1} more rows: {key_of('pane_3')} enlarges"
         return [*lines[: height - 1], line((fit(text, width).rstrip(), DIM))]
-    lines += _notes(server, width) if not brief else []
-    room = height - len(lines)
+    lines += notes
+    enlarges = f" · {key_of('pane_3')} shows all" if brief else ""
+    return [*lines, *_charts(server, width, height - len(lines), view, enlarges)][:height]
+
+
+def _table(server: ServerView, rows: tuple[str, ...], width: int) -> list[Strip]:
+    """The heading, and a row for each of these latencies."""
+    columns, objectives = _Columns.of(width), objectives_of(server)
+    heads = "".join(fit(head, columns.width, ">") for head in ("mean", *columns.parts))
+    heading = line((fit("", columns.label) + heads + fit("obj.", columns.objective, ">"), DIM))
+    return [heading, *(_row(server, latency, objectives.get(latency), columns) for latency in rows)]
+
+
+def _charts(server: ServerView, width: int, room: int, view: ChartView, note: str = "") -> list[Strip]:
+    """As many charts as there is room for, each with a heading, in which ``note`` stands."""
+    objectives, lines = objectives_of(server), list[Strip]()
     fitting = min(len(CHARTS), room // SMALLEST_CHART)
     for index, (latency, curves) in enumerate(CHARTS[:fitting]):
         share = room // fitting + (1 if index < room % fitting else 0)
-        notes = f" · {key_of('pane_3')} shows all" if brief else ", log scale" if view.log else ""
+        notes = note or (", log scale" if view.log else "")
         notes += _point_words(server.series, latency)
         lines.append(line((fit(f" {LABELS[latency]} p50, p99{notes}", width).rstrip(), DIM)))
         objective = objectives.get(latency)
         lines += chart_of(
             server.series, curves, width, share - 1, seconds, objective=objective, view=view, markers=server.markers
         )
-    return lines[:height]
+    return lines
 
 
 def _notes(server: ServerView, width: int) -> list[Strip]:

@@ -10,7 +10,7 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.sample import Series
-from vllm_console.text import UNKNOWN, amount, seconds
+from vllm_console.text import UNKNOWN, amount, clock, seconds
 from vllm_console.ui.panes.base import nothing_recorded, title_of
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
@@ -65,7 +65,7 @@ def step_lines(server: ServerView, _now: float, width: int, height: int, view: C
     room = height - 1
     fitting = min(len(PLOTS), columns * max(1, room // SMALLEST_CHART))
     rows = -(-fitting // columns)
-    note = "" if fitting == len(PLOTS) else "a larger pane shows more"
+    note = " · ".join(filter(None, (_begins(series), "" if fitting == len(PLOTS) else "a larger pane shows more")))
     lines = [rule(title, width, ((note, DIM),) if note else ())]
     for row in range(rows):
         tall = room // rows + (1 if row < room % rows else 0)
@@ -73,6 +73,17 @@ def step_lines(server: ServerView, _now: float, width: int, height: int, view: C
         wide = (width - len(shown) + 1) // len(shown)
         lines += side_by_side([_chart(plot, series, server, view, wide, tall) for plot in shown], wide, tall)
     return lines[:height]
+
+
+def _begins(series: Series) -> str:
+    """Why the left of the charts is empty, if it is: no step is recorded of that time."""
+    known = [[value is not None for value in values] for values in series.values.values()]
+    firsts = [len(values) - values.index(True) for values in known if any(values)]
+    longest = max(map(len, known), default=0)
+    if series.loading or not firsts or max(firsts) > longest - 2:
+        return ""
+    began = series.end - series.step * max(firsts)
+    return f"no step recorded before {clock(began, series.end)}"
 
 
 def _chart(plot: _Plot, series: Series, server: ServerView, view: ChartView, width: int, height: int) -> list[Strip]:

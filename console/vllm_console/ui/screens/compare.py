@@ -30,9 +30,9 @@ from vllm_console.runs.compare import (
 )
 from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
-    amount_text,
     ceiling_text,
     change_text,
+    factor_sides,
     notes,
     objective_text,
     plain_sentence,
@@ -437,7 +437,7 @@ def _bar(figure: Figure, reach: float, room: int) -> str:
 
 def _factor(factor: Factor, columns: _Columns) -> Strip:
     name, room = (columns.name, columns.value) if columns.wide else (22, 14)
-    before, after = (fit(amount_text(factor.unit, value), room, ">") for value in (factor.before, factor.after))
+    before, after = (fit(text, room, ">") for text in factor_sides(factor))
     text = f"  {signed(factor.change):<7}{factor.likeness}"
 
     # How many are in flight is mostly the server's doing.

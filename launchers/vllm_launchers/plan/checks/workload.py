@@ -57,10 +57,12 @@ def _held(plan: Plan, workload: Workload) -> Iterator[Finding]:
     fix = more.changes if more is not None else None
     fitting = _sequences_held(held / copies, workload)
     if limit is not None and limit > fitting:
-        fix = Changes(set={SEQUENCES: fitting - fitting % 8 if fitting >= 16 else fitting})
+        fitting -= fitting % 8 if fitting >= 16 else 0
+        fix = Changes(set={SEQUENCES: fitting})
         known = (
-            f"{known}. A running request holds its prompt and on average half of its answer, and few are as "
-            f"long as p95: about {fitting * copies:,} fit; --{SEQUENCES} {limit} admits more, which may be preempted"
+            f"the KV cache holds about {fitting * copies:,} of {counted(flight, 'request')}, or {int(held):,} if all "
+            "are of p95 length and at their end (a running request holds its prompt and on average half of its answer);"
+            f" --{SEQUENCES} {limit} admits more, which may be preempted"
         )
     elif limit is not None and limit * copies > held:
         known = f"{known} at once; if that many are that long, some are preempted"

@@ -90,6 +90,14 @@ def test_steps_have_their_figures_at_the_cursor(fakes, recorded):
     assert "a larger pane shows more" in text(step_lines(recorded, fakes.NOW, 60, 6))
 
 
+def test_charts_of_steps_that_begin_late_say_since_when_steps_are_recorded(fakes, recorded):
+    assert "no step recorded" not in text(step_lines(recorded, fakes.NOW, 150, 12))
+    steps = recorded.probe.steps
+    late = {key: (None,) * 150 + values[150:] for key, values in steps.values.items()}
+    late = replace(recorded.probe, steps=replace(steps, values=late))
+    assert "no step recorded before 12:38" in text(step_lines(replace(recorded, probe=late), fakes.NOW, 150, 12))
+
+
 def test_exact_latencies_are_marked_in_pane_and_table(fakes, recorded):
     def exact(one):
         parts = {name: Quantile(0.5, 0.5, 0.5) for name in ("p50", "p90", "p99")}

@@ -355,3 +355,16 @@ def test_a_stop_that_was_requested_is_no_alarm(fakes, maker, sign):
     ((text, style), *_) = notices_of(server, None)
     assert text == f"{sign}{server.name}: stopped as requested"
     assert (style is WARN) is bool(sign)
+
+
+def test_a_large_latency_pane_has_its_charts_beside_the_table_where_there_is_no_room_below(fakes):
+    chat = fakes.chat(fakes.NOW)
+    shown = [strip.text for strip in latency_lines(chat, fakes.NOW, 80, 10)]
+    assert len(shown) == 10
+    assert all(len(row) <= 80 for row in shown)
+    assert [any(f" {name} " in row for row in shown) for name in ("TTFT", "queue", "decode", "end-to-end")] == [
+        True
+    ] * 4
+    assert shown[1].endswith("TTFT p50, p99")
+    below = [strip.text for strip in latency_lines(chat, fakes.NOW, 80, 20)]
+    assert any(row.startswith(" TTFT p50, p99") for row in below)
