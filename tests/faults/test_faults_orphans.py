@@ -26,8 +26,7 @@ from vllm_launchers.values import replace
 TREE = Path(__file__).with_name("fake_tree.py")
 SECONDS = 30.0
 LIMIT_SECONDS = 120.0
-"""For what has to come: the many processes of these tests share two cores with other tests."""
-"""It is over within ten on a machine that is not overloaded."""
+"""For what has to come. It is over within ten seconds on a machine that is not overloaded."""
 PARTS = ("api", "engine", "worker0", "worker1")
 BESIDE = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
 MOMENTS = ("starting", "serving", "stopping")
