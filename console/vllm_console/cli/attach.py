@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     while True:
         snapshot = fleet.snapshot(name)
         server = snapshot.server(name)
-        if server is None or server.probed or time.monotonic() > deadline:
+        # Another command that attaches it anew sets its record aside for a moment.
+        if (server is not None and server.probed) or time.monotonic() > deadline:
             break
         time.sleep(LOOK_SECONDS)
     if server is None:

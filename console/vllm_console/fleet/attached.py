@@ -53,6 +53,9 @@ RECORDER_ENDS_SECONDS = 12.0
 """How long a recorder may take to end: longer than an answer may take."""
 
 NOT_RECORDED = "nothing asks it now: this console is read-only and starts no recorder"
+LOOK_AGAIN_SECONDS = 0.5
+"""How often it is looked for a record that a recorder has written meanwhile."""
+
 _SETTING_ASIDE = "record.detaching"
 _ATTACHING = ".attaching"
 
@@ -303,8 +306,17 @@ class AttachedServers:
         try:
             record.rename(aside)
             opened = open_file(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            deadline = time.monotonic() + RECORDER_ENDS_SECONDS
             try:
-                lock(opened, RECORDER_ENDS_SECONDS)
+                while True:
+                    try:
+                        lock(opened, LOOK_AGAIN_SECONDS)
+                        break
+                    except OSError:
+                        if time.monotonic() > deadline:
+                            raise
+                    with contextlib.suppress(FileNotFoundError):
+                        record.rename(aside)  # its recorder was just writing it
             finally:
                 os.close(opened)
             yield folder
