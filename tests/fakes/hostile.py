@@ -106,6 +106,7 @@ class HostileFleet(fake_fleet.FakeFleet):
             "leftovers",
             "board",
             "compare",
+            "compare_again",
         ):
             return found
         return lambda *words, **more: poisoned(found(*words, **more))
