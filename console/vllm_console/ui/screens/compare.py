@@ -123,7 +123,7 @@ class CompareScreen(Screen[None]):
     def on_mount(self) -> None:
         """Look for a prediction of the change, and keep comparing while it is open."""
         if self._recorded is not None:
-            begin_worker(self, self._compare_again, "compare again", "again")
+            begin_worker(self, self._look_up_prediction, "prediction", "again")
             self.set_interval(AGAIN_SECONDS, lambda: begin_worker(self, self._compare_again, "compare again", "again"))
 
     @property
@@ -203,6 +203,19 @@ class CompareScreen(Screen[None]):
     def _warn(self, problem: object) -> None:
         self.notify(plain(str(problem)), severity="warning", markup=False)
 
+    async def _look_up_prediction(self) -> None:
+        """Show what was predicted of the change, next to the comparison that is shown."""
+        if self._recorded is None:
+            return
+        shown = self._pair
+        try:
+            told = await answer_for(self, partial(_told, self._recorded, self.found), "prediction")
+        except Exception:  # noqa: BLE001 - the thread's boundary: comparing again asks for it, too
+            return
+        if shown == self._pair:
+            self._told = told
+            self._reader.redraw()
+
     async def _compare_again(self) -> None:
         if self._recorded is None:
             return
@@ -223,11 +236,16 @@ class CompareScreen(Screen[None]):
 
 def _looked(recorded: RecordedRuns, pair: tuple[int, int]) -> tuple[Comparison, Sequence[str]]:
     """The comparison of two runs, and what was predicted of the change between them."""
+    found = recorded.compare_again(*pair)
+    return found, _told(recorded, found)
+
+
+def _told(recorded: RecordedRuns, found: Comparison) -> Sequence[str]:
+    """What was predicted of the change between two compared runs."""
     from vllm_console.prediction.outcome_text import outcome_lines
 
-    found = recorded.compare_again(*pair)
     kept = recorded.outcome(found)
-    return found, outcome_lines(kept) if kept is not None else ()
+    return outcome_lines(kept) if kept is not None else ()
 
 
 class NothingToCompareScreen(Screen[None]):
