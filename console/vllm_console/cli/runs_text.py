@@ -15,6 +15,7 @@ from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     amount_text,
     change_text,
+    factor_sides,
     notes,
     objective_text,
     plain_sentence,
@@ -137,7 +138,7 @@ def comparison_lines(found: Comparison) -> list[str]:
     lines += [f"changed {setting_text(change)}" for change in found.differences]
     lines += ["", f"{f'traffic: {found.traffic}':<22}{'before':>12}{'after':>12}   change"]
     for factor in found.factors:
-        before, after = (amount_text(factor.unit, value) for value in (factor.before, factor.after))
+        before, after = factor_sides(factor)
         change = f"{signed(factor.change):<8}{factor.likeness}"
         lines.append(f"  {factor.name:<20}{before:>12}{after:>12}   {change}".rstrip())
     lines += ["", f"{'figures (medians)':<22}{'before':>12}{'after':>12}   {'change':<28}verdict"]

@@ -257,12 +257,10 @@ class _Length(msgspec.Struct, frozen=True):
         bounds, counts = histogram.bounds, histogram.counts
         if longest is not None and (len(bounds) < 2 or longest > bounds[-2]):
             bounds, counts = (*bounds[:-1], float(longest), math.inf), (*counts, counts[-1])
-        rank = _Q * counts[-1]
-        index = next(index for index, count in enumerate(counts) if count >= rank)
-        value = interpolated(_Q, bounds, counts)
-        tokens = max(1, math.ceil(value)) if value is not None else 1
-        low = int(bounds[index - 1]) if index else 0
-        return cls(tokens, low, None if math.isinf(bounds[index]) else int(bounds[index]))
+        found = interpolated(_Q, bounds, counts, histogram.sum)
+        if found is None:
+            return cls(1, 0, None)
+        return cls(max(1, math.ceil(found.guess)), int(found.low), None if found.high is None else int(found.high))
 
     def words(self, tokens: int) -> str:
         if self.high is None:
