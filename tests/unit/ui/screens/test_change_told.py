@@ -117,6 +117,21 @@ async def test_where_rows_are_scarce_a_verdict_takes_the_place_of_the_fix_which_
         assert "--kv-cache-dtype unset" not in run.text
 
 
+@pytest.mark.parametrize("which", ["pressed", "chat"])
+async def test_where_rows_are_scarce_whether_it_helped_and_whether_the_next_change_fits_are_both_there(
+    console, fakes, made, soon, which
+):
+    fleet = fakes.FakeFleet(lambda at: replace(getattr(fakes, which)(at), state_since=at - 900), step=1.0)
+    fleet.last_changes["chat"] = changed(made, slower=0.6)
+    async with console(fleet=fleet, size=(80, 24)) as run:
+        await run.sees("run 3: Better: end-to-end p99 −48%")
+        await run.press("p" if which == "chat" else "f")
+        await run.sees("✓ fits (estimate)")
+        assert "run 3: Better: end-to-end p99 −48%" in run.text
+        assert "r restart" in run.text
+        assert ("preempting" in run.text) is (which == "pressed"), "the finding keeps its row"
+
+
 async def test_looking_too_early_does_not_take_the_verdict_away(console, fleet, made, soon):
     fleet.last_changes["chat"] = fleet.comparison = changed(made, count=2)
     async with console(fleet=fleet) as run:
