@@ -60,6 +60,22 @@ def test_a_wrong_checksum_is_found_and_the_file_deleted(program: Any) -> None:
         assert program("models", "get", "org/tiny", "--yes", env=env).returncode == 0
 
 
+def test_a_models_own_code_is_downloaded_when_asked_for_and_not_run(program: Any) -> None:
+    ran = program.home / "ran"
+    code = f"open({str(ran)!r}, 'w')\n".encode()
+    files = {
+        "config.json": CONFIG[:-1] + b', "auto_map": {"AutoModel": "m.A"}}',
+        "m.py": code,
+        "sitecustomize.py": code,
+    }
+    with FakeHub({"org/coded": files}) as hub:
+        env = hub_env(program, hub)
+        got = program.json("models", "get", "org/coded", "--yes", "--with-code", env=env)
+        assert (got["code"], [one["name"] for one in got["files"]]) == (True, list(files))
+        assert program.json("models", env=env)
+    assert not ran.exists()
+
+
 def test_an_interrupted_download_keeps_what_is_complete(program: Any) -> None:
     files = {**FILES, "model.safetensors": WEIGHTS * 3}  # written to the disk in parts of 10 MB
     with FakeHub({"org/tiny": files}, hold_after=22_000_000) as hub:
