@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.download_progress import DownloadLine, confirmed
 from vllm_console.cli.fleet_access import refuse_read_only, settings_from
-from vllm_console.cli.output import fields, print_json
+from vllm_console.cli.output import fields, print_json, prose
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import count, plain, size
 
@@ -44,7 +44,8 @@ def get_model(args: argparse.Namespace) -> int:
              "files": [fields(one, "name bytes") for one in found.files]}
         )  # fmt: skip
     else:
-        print(plain(f"{model}: {size(found.bytes)}, every file verified; 'vllm-console start PRESET --model {model}'"))
+        print(plain(f"{model}: every file verified, {size(found.bytes)}"))
+        print(plain(f"  vllm-console start PRESET --model {model}"))
     return 0
 
 
@@ -57,8 +58,10 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
     """
     missing, free = hub.missing_bytes(found), hub.free_bytes()
     if not args.json:
-        print(plain(f"{found.model} at {found.commit[:12]}: {len(found.files)} files, {size(found.bytes)}"))
-        print(plain(f"  {size(missing)} to download, {size(free)} free at {hub.cache}"))
+        files = f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}"
+        print(plain(found.model))
+        print(plain(f"  {files}, {size(found.bytes)}, commit {found.commit[:12]}"))
+        print(plain(f"  {size(missing) if missing else 'nothing'} to download, {size(free)} free at {hub.cache}"))
     if missing > free:
         raise FleetError(
             f"{found.model} needs {size(missing)} more, and {hub.cache} has {size(free)} free; "
@@ -70,7 +73,7 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
         )
         if not (sys.stdin.isatty() and sys.stdout.isatty() and not args.json):
             raise RefusedError(f"{risk}; downloading runs none of it: --with-code says that you want it")
-        print(plain(f"  ! {risk}; downloading runs none of it"))
+        print(prose(f"  ! {risk}; downloading runs none of it.", "    "))
         confirmed(argparse.Namespace(yes=False, json=False), "Download it with its code?")
     if missing:
         confirmed(args, f"Download {size(missing)}?")

@@ -105,7 +105,7 @@ class Planner:
             if refused := engine_problems(self._vllm_paths):
                 raise FleetError(". ".join(refused))
             raise FleetError(
-                "no vLLM was found on PATH. Install it (pip install 'vllm-console[vllm]'), name one with --vllm PATH, "
+                "no vLLM was found on PATH. Install one ('vllm-console engines install'), name one with --vllm PATH, "
                 "or try the simulated engine with --engine simulated"
             )
         return found[0]
