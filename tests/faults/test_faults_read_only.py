@@ -82,7 +82,7 @@ REFUSED_VERBS = {
     "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
     "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
     "attach_host": ("ssh://gpubox",), "attach": ("http://127.0.0.1:9",), "detach": ("gone",),
-    "keep_measurement": ("ordered", None), "keep_prediction": ("ordered", 1, None),
+    "model_download": ("org/model",), "keep_measurement": ("ordered", None), "keep_prediction": ("ordered", 1, None),
 }  # fmt: skip
 
 READING_ACTIONS = {

@@ -62,11 +62,8 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
         print(plain(found.model))
         print(plain(f"  {files}, {size(found.bytes)}, commit {found.commit[:12]}"))
         print(plain(f"  {size(missing) if missing else 'nothing'} to download, {size(free)} free at {hub.cache}"))
-    if missing > free:
-        raise FleetError(
-            f"{found.model} needs {size(missing)} more, and {hub.cache} has {size(free)} free; "
-            "free some, or set HF_HUB_CACHE to a folder on a larger disk"
-        )
+    if problem := hub.no_room(found):
+        raise FleetError(problem)
     if found.code and not args.with_code:
         risk = (
             f"{found.model} comes with Python code of its own, which vLLM runs as you if --trust-remote-code is given"
