@@ -49,7 +49,7 @@ def model_lines(
     detail = [line(), *_detail(models[picked], fits, width)] if 0 <= picked < len(models) else []
     detail += [strip for text in problems for strip in wrapped(f"! {text}", width, WARN, " ")]
     if not models:
-        get = f"then {key_of('launch_get')} downloads a model of the hub"
+        get = f"{key_of('launch_get')} then downloads it from the hub"
         text = f"None of them matches: enter takes what is typed, a hub id or a folder; {get}."
         text = f"No models on this machine. Type a hub id or a folder; enter takes it, {get}." if none_here else text
         return [title, *wrapped(text, width, DIM, " "), *detail][:height]

@@ -43,7 +43,7 @@ async def test_a_model_is_downloaded_after_a_question_and_escape_cancels(host, w
         await wait_until(pilot, lambda: getattr(app.screen, "planner", None) and app.screen.planner.draft)
         screen = app.screen
         await pilot.press("tab", "enter")
-        await wait_until(pilot, lambda: "then d downloads a model" in " ".join(app.text().split()))
+        await wait_until(pilot, lambda: "d then downloads it from the hub" in " ".join(app.text().split()))
         await pilot.press("ctrl+u", *"org/new", "enter")
         await wait_until(
             pilot, lambda: "org/new is not on this machine: d downloads it" in " ".join(app.text().split())
