@@ -233,7 +233,7 @@ def _seen(
     kept = (*(("prefix_reuse",) if reuse is None else ()), *(("concurrency",) if flying is None else ()))
     parts = [
         f"p95 prompt {lengths[0].words(given)}",
-        f"p95 answer {lengths[1].words(made)}",
+        f"p95 answer {lengths[1].words(made)} (histogram buckets {lengths[0].bucket}, {lengths[1].bucket})",
         f"{percent(reuse)} of prompt tokens reused" if reuse is not None else "prefix reuse not measured",
         f"{flying:,} in flight (p95)" if flying is not None else "concurrency not measured",
     ]
@@ -264,9 +264,11 @@ class _Length(msgspec.Struct, frozen=True):
         return cls(max(1, math.ceil(found.guess)), int(found.low), None if found.high is None else int(found.high))
 
     def words(self, tokens: int) -> str:
-        if self.high is None:
-            return f"over {tokens:,} tokens (above the last histogram bucket)"
-        return f"~{tokens:,} tokens (histogram bucket {self.low:,} to {self.high:,})"
+        return f"{'over ' if self.open else '~'}{tokens:,} tokens"
+
+    @property
+    def bucket(self) -> str:
+        return f"above {self.low:,}" if self.high is None else f"{self.low:,} to {self.high:,}"
 
 
 def _too_few(requests: int, minutes: float) -> str:

@@ -71,8 +71,8 @@ def test_lengths_reuse_and_concurrency() -> None:
     assert found.workload == Workload(input_tokens_p95=195, output_tokens_p95=96, prefix_reuse=0.6, concurrency=9)
     assert (found.requests, found.minutes, found.kept, found.at_least) == (1000, 60.0, (), ())
     assert found.sentence == (
-        "1,000 requests ended in the last hour (1h00m of it recorded): p95 prompt ~195 tokens (histogram bucket 100 to "
-        "200), p95 answer ~96 tokens (histogram bucket 10 to 100), 60% of prompt tokens reused, 9 in flight (p95)."
+        "1,000 requests ended in the last hour (1h00m of it recorded): p95 prompt ~195 tokens, p95 answer ~96 "
+        "tokens (histogram buckets 100 to 200, 10 to 100), 60% of prompt tokens reused, 9 in flight (p95)."
     )
 
 
