@@ -191,7 +191,9 @@ def staged_line(
     ends += [(f"{key_of(id)} {text}", f"screen.{id}") for id, text in drops] if wide else []
     length = sum(len(text) + 2 for text, _ in ends)
     verdict = f"  {fits.sign} {fits.message}" if fits is not None else ""
-    room = width - length - min(cell_len(verdict), (width - length) // 2)
+    room = width - length
+    if fits is not None:  # bad news needs more room than good news
+        room -= min(cell_len(verdict), room // 2 if fits.sign == "✓" else room - 25)
     parts: list[Part] = [(" staged", STRONG)]
     used = 7
     for index, text in enumerate(_staged_texts(flags, staged, room - used)):
