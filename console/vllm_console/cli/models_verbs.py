@@ -12,6 +12,7 @@ from vllm_console.cli.fleet_access import refuse_read_only, settings_from
 from vllm_console.cli.output import fields, print_json, prose
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import count, plain, size
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_launchers.vllm.hub import FoundModel, Hub, HubModel
@@ -58,9 +59,8 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
     """
     missing, free = hub.missing_bytes(found), hub.free_bytes()
     if not args.json:
-        files = f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}"
         print(plain(found.model))
-        print(plain(f"  {files}, {size(found.bytes)}, commit {found.commit[:12]}"))
+        print(plain(f"  {counted(len(found.files), 'file')}, {size(found.bytes)}, commit {found.commit[:12]}"))
         print(plain(f"  {size(missing) if missing else 'nothing'} to download, {size(free)} free at {hub.cache}"))
     if problem := hub.no_room(found):
         raise FleetError(problem)

@@ -17,6 +17,7 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -88,7 +89,7 @@ class ModelDownloads:
         else:
             self._tell("")
             details = [
-                f"{found.files} files, {size(found.bytes)}: {size(found.missing_bytes)} to download",
+                f"{counted(found.files, 'file')}, {size(found.bytes)}: {size(found.missing_bytes)} to download",
                 f"{size(found.free_bytes)} free at {plain(found.cache)}",
             ]
             question = Confirm(f"Download {plain(found.model)}?", details, "download", late=True)
