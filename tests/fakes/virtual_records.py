@@ -1,4 +1,4 @@
-"""What the probe would record of a simulated engine under traffic, in virtual time."""
+"""What the probe and the recorder would keep of a simulated engine under traffic, in virtual time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vllm_console.history.probe_records import FinishedRequest, Step
-from vllm_launchers.engine_model.core import Core
+from vllm_console.metrics.parse import Parser
+from vllm_console.metrics.sample import Sample
+from vllm_launchers.engine_model.core import Core, StepReport
 from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits
 from vllm_launchers.engine_model.traffic_replay import EngineLimits
 from vllm_launchers.simulated.flags import parse
 from vllm_launchers.simulated.memory import plan_memory
+from vllm_launchers.simulated.metrics import Metrics
 from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import Simulated, resolve
 
@@ -22,28 +25,53 @@ BEGAN = 1_000_000.0
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run's records, and the limits of its engine."""
+    """A run's records, the limits of its engine, and what its ``/metrics`` said each second, if asked for."""
 
     requests: Sequence[FinishedRequest]
     steps: Sequence[Step]
     limits: EngineLimits
+    samples: Sequence[Sample] = ()
 
 
-def record(line: str, requests: Iterable[Request], *, model: str = MODEL, speed: float = 1.0) -> Recorded:
-    """Run ``requests`` to their ends on an engine with the flags of ``line``."""
+class _Recorder:
+    """Samples an engine's ``/metrics`` at each full second: the state after the last step that has ended by then."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.samples: list[Sample] = []
+        self._metrics, self._parser = metrics, Parser()
+        self._second = 0
+
+    def until(self, now: float) -> None:
+        while self._second <= now:
+            self.samples.append(self._parser.parse(self._metrics.render().decode(), BEGAN + self._second))
+            self._second += 1
+
+    def step(self, core: Core, report: StepReport, now: float) -> None:
+        self.until(now)
+        self._metrics.engines[0].step(report)
+        self._metrics.engines[0].state(core)
+
+
+def record(
+    line: str, requests: Iterable[Request], *, model: str = MODEL, speed: float = 1.0, sampled: bool = False
+) -> Recorded:
+    """Run ``requests`` to their ends on an engine with the flags of ``line``; ``sampled`` as its recorder would."""
     settings = resolve(parse(["serve", model, *line.split()]), Simulated.from_environment({}))
-    core = build_core(settings, plan_memory(settings))
+    memory = plan_memory(settings)
+    core = build_core(settings, memory)
     core.speed = speed
+    recorder = _Recorder(Metrics(settings, memory)) if sampled else None
     pool, limits = core.scheduler.pool, core.scheduler.limits
-    finished, steps = _run(core, deque(sorted(requests, key=lambda one: one.arrival)))
+    finished, steps = _run(core, deque(sorted(requests, key=lambda one: one.arrival)), recorder)
     kept = SchedulerLimits(
         limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len, limits.block_size,
         limits.chunked_prefill,
     )  # fmt: skip
-    return Recorded(finished, steps, EngineLimits(kept, pool.total, pool.caching))
+    samples = recorder.samples if recorder is not None else ()
+    return Recorded(finished, steps, EngineLimits(kept, pool.total, pool.caching), samples)
 
 
-def _run(core: Core, queue: deque[Request]) -> tuple[list[FinishedRequest], list[Step]]:
+def _run(core: Core, queue: deque[Request], recorder: _Recorder | None) -> tuple[list[FinishedRequest], list[Step]]:
     finished: list[FinishedRequest] = []
     steps: list[Step] = []
     now = 0.0
@@ -55,6 +83,8 @@ def _run(core: Core, queue: deque[Request]) -> tuple[list[FinishedRequest], list
         seconds = core.begin(now)
         now += seconds
         report = core.finish(seconds, now)
+        if recorder is not None:
+            recorder.step(core, report, now)
         prompts = sum(request.prompt_length for request in report.prefilled)
         finished += [finished_request(request) for request in report.finished]
         scheduler = core.scheduler
@@ -65,6 +95,8 @@ def _run(core: Core, queue: deque[Request]) -> tuple[list[FinishedRequest], list
                 len(report.itls), min(report.itls, default=None), max(report.itls, default=None), None, None, None, 0,
             )
         )  # fmt: skip
+    if recorder is not None:
+        recorder.until(now + 2)
     return finished, steps
 
 

@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Predict what a restart with changed flags would do to a running server. The requests that its probe has "
-        "recorded are replayed through a model of its scheduler, with step times fitted to this server."
+        "recorded are replayed through a model of its scheduler, with step times fitted to this server. Without the "
+        "probe they are reconstructed from its metrics, which is less certain."
     )
     parser.add_argument("name")
     add_changes(parser)
@@ -103,10 +104,13 @@ def _estimate(one: Estimate) -> dict[str, float | None]:
 
 
 def _lines(name: str, found: PredictedChange) -> Iterator[str]:
+    from vllm_console.fleet.predictions import METRICS
+
     prediction = found.prediction
     shown = ", ".join(f"{plain(one.flag)} {_value(one.before)} → {_value(one.after)}" for one in found.changed)
     yield f"{plain(name)}: {shown}"
-    yield f"from {found.requests:,} requests in {found.minutes:.1f} min, {found.source}"
+    source = "reconstructed from its metrics" if found.source == METRICS else found.source
+    yield f"from {found.requests:,} requests in {found.minutes:.1f} min, {source}"
     yield ""
     if all(getattr(prediction.predicted, key).mean.value is None for key, _ in _LATENCIES):
         yield prediction.outside or "Not predicted: in the replay no recorded request would be served."
@@ -140,7 +144,7 @@ def _unknown(now: Estimates, then: Estimates) -> Iterator[str]:
     for keys, of in ((("ttft_seconds", "e2e_seconds"), "requests"), (("itl_seconds",), "inter-token intervals")):
         found = [spread for one in sides for key in keys if (spread := getattr(one, key)).mean.value is not None]
         for part, fewest in FEWEST_FOR.items():
-            if any(getattr(spread, part).value is None for spread in found):
+            if any(getattr(spread, part).high is None for spread in found):
                 needed.setdefault(part, f"{part} needs {fewest} {of}")
     if needed:
         yield f"{UNKNOWN}: {', '.join(needed.values())}."
@@ -154,7 +158,8 @@ def _unknown(now: Estimates, then: Estimates) -> Iterator[str]:
 
 def _row(title: str, now: Estimate, then: Estimate, form: Any) -> str:
     interval = "" if then.low is None or then.high is None else f"{form(then.low)} to {form(then.high)}"
-    return f"  {title:<22}{form(now.value):>10}{form(then.value):>12}   {interval}".rstrip()
+    present = f"<{form(now.high)}" if now.value is None and now.high is not None else form(now.value)
+    return f"  {title:<22}{present:>10}{form(then.value):>12}   {interval}".rstrip()
 
 
 def _value(value: object) -> str:

@@ -934,12 +934,12 @@ class LocalFleet:
         server's own traffic. Takes seconds. With ``keep`` it is kept, to be scored after the restart.
 
         Raises:
-            FleetError: the server is not up, has no probe, or too little is recorded.
+            FleetError: the server is not up, or too little is recorded.
             NotFoundError, RefusedError: there is no such server, or it is somebody else's.
         """
         from vllm_console.fleet.predictions import predict_change
 
-        record = self._recorded(name)
+        record = self._recorded(name, "its flags are not known well enough to predict a change of them")
         self._refresh_gpus()
         plans = self._launcher.plan_restart(record, Changes()).plan, self._launcher.plan_restart(record, changes).plan
         details = unpack(record.current.spec.details)

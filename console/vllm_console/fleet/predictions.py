@@ -12,11 +12,14 @@ import msgspec
 
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.history.probe_records import FinishedRequest, ProbeReader, Step
+from vllm_console.history.store import HISTORY, HistoryError, Reader
 from vllm_console.metrics.parse import CacheConfig, cache_config
+from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper
-from vllm_console.prediction.evidence import NoEvidenceError, gather
+from vllm_console.prediction.evidence import MOST_REQUESTS, Evidence, NoEvidenceError, gather
 from vllm_console.prediction.fit import fit
-from vllm_console.prediction.predict import Change, Prediction, measured, predict
+from vllm_console.prediction.predict import Change, Prediction, measured, predict, unusable
+from vllm_console.prediction.reconstruct import reconstruct
 from vllm_console.prediction.score import KeptPrediction, TrackRecord, Traffic, settle, track_record
 from vllm_console.runs.store import FlagChange, Run, RunName, changes
 from vllm_launchers.addresses import base_url
@@ -47,7 +50,11 @@ _UNLIMITED = 1 << 30
 _FEWEST_TO_SETTLE = 100
 _FEWEST_BLOCKS = 2
 """Of a KV cache; one is vLLM's null block."""
-_SOURCE = "the probe's records"
+PROBE_RECORDS = "the probe's records"
+METRICS = "metrics"
+"""Where the evidence is from."""
+RECONSTRUCTIONS = 3
+"""Traffics that agree with the metrics, each with a fit of its own."""
 
 _BATCH = ("max-num-seqs", "max-num-batched-tokens", "enable-chunked-prefill")
 _CACHE = (
@@ -63,6 +70,7 @@ COVERED = frozenset({*_BATCH, *_CACHE, "enable-prefix-caching"})
 _NOT_MODELED = {
     "pipeline-parallel-size": 1, "data-parallel-size": 1, "speculative-config": None, "kv-transfer-config": None,
     "kv-offloading-size": None, "scheduling-policy": "fcfs", "long-prefill-token-threshold": 0, "stream-interval": 1,
+    "enable-lora": False,
 }  # fmt: skip
 """Flags that change how requests are scheduled in ways that are not modeled, unless they have this value."""
 
@@ -95,19 +103,17 @@ def predict_change(
     """Predict a restart of a running server; ``plans`` are its restart without and with the change.
 
     Raises:
-        FleetError: it has no probe, too little is recorded, or it does not answer.
+        FleetError: too little is recorded, or it does not answer.
         UsageError: nothing is changed.
     """
     details, (before, after) = unpack(record.current.spec.details), plans
-    if not record.current.spec.probe:
-        raise FleetError(f"{record.name} has no probe, so its traffic is not known: {details.no_probe}")
     cache = _cache(record)
     limits = _limits(details.flags, details, facts, cache)
     budget = limits.scheduler.max_num_batched_tokens
-    requests, steps = _records(state, record)
+    seen = _seen(state, record, record.current.number, record.current.ready_at or record.current.started_at)
+    longest = limits.scheduler.max_model_len
     try:
-        evidence = gather(requests, steps, cache.block_size, budget)
-        fitted_to = gather(requests, steps, cache.block_size, budget, most=FIT_REQUESTS)
+        evidence = seen.evidence(cache.block_size, budget, longest)
     except NoEvidenceError as error:
         raise FleetError(f"{record.name}: {error}") from error
     changed = changes(details.flags, after.flags)
@@ -117,14 +123,20 @@ def predict_change(
     cache_then = _cache_after(cache, before, after, changed)
     if not outside and cache_then.blocks < _FEWEST_BLOCKS:
         outside = f"It would not start: its KV cache would have {cache_then.blocks} blocks."
+    then = _limits(after.flags, details, facts, cache_then)
+    change = Change(limits, then, traffic_scale, _kv_bytes(details.flags, after.flags))
     cost = None
-    if outside:
+    if outside := outside or unusable(evidence, change):
         prediction = msgspec.structs.replace(measured(evidence), outside=outside)
     else:
-        then = _limits(after.flags, details, facts, cache_then)
-        fitted = fit(fitted_to, limits)
-        change = Change(limits, then, traffic_scale, _kv_bytes(details.flags, after.flags))
-        prediction, cost = predict(evidence, fitted, change), fitted.costs[0]
+        case, *others = [
+            (
+                seen.evidence(cache.block_size, budget, longest, seed=seed) if seed else evidence,
+                fit(seen.evidence(cache.block_size, budget, longest, FIT_REQUESTS, seed), limits),
+            )
+            for seed in range(seen.versions)
+        ]
+        prediction, cost = predict(*case, change, others), case[1].costs[0]
     kept = settled(state, record, runs, cache.block_size)
     new = None
     if cost is not None and prediction.predicted.ttft_seconds.p50.value is not None:
@@ -145,7 +157,7 @@ def predict_change(
         prediction=prediction,
         requests=evidence.requests,
         minutes=evidence.seconds / 60,
-        source=_SOURCE,
+        source=seen.source,
         record=track_record(kept),
         drift=drifts[-1] if drifts else None,
         kept=new,
@@ -266,21 +278,52 @@ def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> 
 # -- records, and earlier predictions ----------------------------------------------------------------------------------
 
 
-def _records(
-    state: Path, record: ServerRecord, since: float | None = None, until: float | None = None
-) -> tuple[list[FinishedRequest], list[Step]]:
-    """The requests and steps of the present run, or of another one's time (Unix seconds). Raises FleetError."""
-    current = record.current
-    begin = (current.ready_at or current.started_at) if since is None else since
+class _Seen(msgspec.Struct, frozen=True):
+    """What is recorded of a run: by its probe, or else only its metrics."""
+
+    requests: Sequence[FinishedRequest]
+    steps: Sequence[Step]
+    samples: Sequence[Sample] = ()
+
+    @property
+    def source(self) -> str:
+        return PROBE_RECORDS if self.requests else METRICS
+
+    @property
+    def versions(self) -> int:
+        """How many traffics it may have been."""
+        return 1 if self.requests else RECONSTRUCTIONS
+
+    def evidence(
+        self, block_size: int, budget: int, longest: int, most: int = MOST_REQUESTS, seed: int = 0
+    ) -> Evidence:
+        """Raises NoEvidenceError."""
+        if self.requests:
+            return gather(self.requests, self.steps, block_size, budget, most=most)
+        return reconstruct(self.samples, budget, longest, seed=seed, most=most)
+
+
+def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> _Seen:
+    """What is recorded of a run in a time (Unix seconds). Raises FleetError."""
+    folder = client.folder(state, record.name)
     try:
-        reader = ProbeReader(client.folder(state, record.name) / PROBE)
+        reader = ProbeReader(folder / PROBE)
         requests = [
             one for one in reader.requests() if begin <= one.arrived_at and (not until or one.finished_at <= until)
         ]
         steps = [one for one in reader.steps() if begin <= one.at and (not until or one.at <= until)]
     except OSError as error:
         raise FleetError(f"the records of {record.name} can't be read: {error.strerror}") from error
-    return requests, steps
+    if requests:
+        return _Seen(requests, steps)
+    history = Reader(folder / HISTORY)
+    try:
+        rows = [one for one in history.since(begin) if one.generation == generation and (not until or one.at <= until)]
+    except HistoryError as error:
+        raise FleetError(f"{record.name} has no probe's records, and its metrics can't be read: {error}") from error
+    finally:
+        history.close()
+    return _Seen((), (), [one.sample for one in rows])
 
 
 def settled(state: Path, record: ServerRecord, runs: RunRecorder, block_size: int) -> list[KeptPrediction]:
@@ -332,9 +375,10 @@ def _settle(
     if {one.flag: one.after for one in after.changed} != dict(kept.changed):
         return kept
     budget = after.flags.get("max-num-batched-tokens")
-    requests, steps = _records(state, record, after.ready_at, after.ended_at)
+    longest = token_count(after.flags.get("max-model-len")) or _UNLIMITED
+    seen = _seen(state, record, after.generation, after.ready_at, after.ended_at)
     try:
-        evidence = gather(requests, steps, block_size, budget if isinstance(budget, int) else _UNLIMITED)
+        evidence = seen.evidence(block_size, budget if isinstance(budget, int) else _UNLIMITED, longest)
     except NoEvidenceError:
         return kept
     if evidence.requests < _FEWEST_TO_SETTLE and after.ended_at is None:

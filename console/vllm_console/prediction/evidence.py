@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.history.probe_records import FinishedRequest, Step
-from vllm_console.prediction.figures import Figures, Spread, Weighted, each_once
+from vllm_console.prediction.figures import Figures, Known, Spread, Weighted, each_once
 from vllm_launchers.engine_model.traffic_replay import Arrival
 
 FEWEST_REQUESTS = 30
@@ -57,8 +57,9 @@ class Evidence(msgspec.Struct, frozen=True):
 
     ``arrivals`` come in order of time, with ``fronts``, the seconds that each spent in the front end. Those from
     ``first`` to ``end`` are judged; the others only share the server with them. ``since`` and ``until`` are the first
-    and last judged arrival. ``observed`` is what was measured, ``ttft`` and ``e2e`` the engine's part of it in seconds.
-    ``flaw`` says why the records don't tell the whole traffic, a clause; empty if they do.
+    and last judged arrival. ``observed`` is what was measured, ``ttft`` and ``e2e`` what is known of the engine's part
+    of it. ``flaw`` says why the records don't tell the whole traffic, a clause; empty if they do. ``ends`` are the
+    lowest and highest figures that may have been observed; empty where they were observed exactly.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -68,13 +69,14 @@ class Evidence(msgspec.Struct, frozen=True):
     since: float
     until: float
     observed: Figures
-    ttft: tuple[float, ...]
-    itl: Weighted
-    e2e: tuple[float, ...]
+    ttft: Known
+    itl: Known
+    e2e: Known
     cached_tokens: int
     steps: tuple[SeenStep, ...]
     most_running: int
     flaw: str = ""
+    ends: tuple[Figures, ...] = ()
 
     @property
     def requests(self) -> int:
@@ -174,9 +176,9 @@ def gather(
         since=begin - zero,
         until=end - zero,
         observed=_observed(judged, timed, itl, end - begin),
-        ttft=tuple(one.queue + one.prefill for one in judged),
-        itl=itl,
-        e2e=tuple(one.queue + one.prefill + one.decode for one in judged),
+        ttft=Known.of(each_once(one.queue + one.prefill for one in judged)),
+        itl=Known.of(itl),
+        e2e=Known.of(each_once(one.queue + one.prefill + one.decode for one in judged)),
         cached_tokens=sum(one.cached for one in judged),
         steps=tuple(_work(around, timed, budget, zero)),
         most_running=max((max(step.running or 0, step.intervals) for step, _ in timed), default=0),

@@ -47,6 +47,26 @@ class Figures(msgspec.Struct, frozen=True):
     kv_cache_usage: float | None = None
 
 
+class Known(msgspec.Struct, frozen=True):
+    """What is known of a latency's spread: points of the share of all values that are no longer than so many seconds,
+    and the mean, which counts ``weight`` times as much as a point; None without any value.
+    """
+
+    points: tuple[tuple[float, float], ...] = ()
+    mean: float | None = None
+    weight: int = 1
+
+    @classmethod
+    def of(cls, values: Weighted) -> Known:
+        """Some quantiles of weighted values. The medians count most: a prediction is refused where they are missed."""
+        ordered = sorted(values)
+        total = sum(count for _, count in ordered)
+        if not total:
+            return cls()
+        points = tuple((q, weighted_quantile(ordered, q)) for q in (0.1, 0.25, 0.5, 0.5, 0.5, 0.75, 0.9))
+        return cls(points, sum(value * count for value, count in ordered) / total)
+
+
 def weighted_quantile(ordered: Weighted, q: float) -> float:
     """The smallest value that at least the share ``q`` of all does not exceed; ``ordered`` is ascending, not empty."""
     wanted = q * sum(count for _, count in ordered)

@@ -25,8 +25,6 @@ from vllm_launchers.engine_model.traffic_replay import EngineLimits, Replayed, r
 KEPT = 20
 """Parameter sets that are kept."""
 GENERATIONS, POPULATION, ELITE = 5, 12, 4
-_QUANTILES = (0.1, 0.25, 0.5, 0.5, 0.5, 0.75, 0.9)
-"""The medians count most: a prediction is refused where they are missed."""
 _FLOOR = 0.001
 """Differences well below a millisecond don't count."""
 _QUIET = 0.01
@@ -70,14 +68,13 @@ def _cost_at(start: StepCost, point: Point) -> StepCost:
 
 def fit(evidence: Evidence, limits: EngineLimits) -> Fit:
     """Fit the step cost of a server with these limits to its evidence."""
-    targets = _targets(each_once(evidence.ttft), evidence.itl, each_once(evidence.e2e))
     dice = random.Random(len(evidence.arrivals))
     start = step_regression(evidence.steps)
 
-    noise = step_noise(start, evidence.steps)
+    noise = step_noise(start, evidence)
 
     def judged(point: Point) -> tuple[float, Point]:
-        return _error(evidence, limits, _cost_at(start, point), noise, targets), point
+        return _error(evidence, limits, _cost_at(start, point), noise), point
 
     center: Point = (0.0,) * len(_WIDTH)
     tried = [judged(center)]
@@ -95,11 +92,14 @@ def fit(evidence: Evidence, limits: EngineLimits) -> Fit:
     return Fit(tuple(_cost_at(start, point) for point in kept), tried[0][0], start)
 
 
-def step_noise(cost: StepCost, steps: Sequence[SeenStep]) -> StepNoise:
+def step_noise(cost: StepCost, evidence: Evidence) -> StepNoise:
     """By which factor steps differed from their cost when: other work on the machine slows them for a while.
 
-    None where they differ by next to nothing.
+    None where they differ by next to nothing, or single steps are not known.
     """
+    steps = evidence.steps
+    if evidence.ends:
+        return NO_NOISE
     factors = [(step.prefills > 0, step.at, step.seconds / _modeled(cost, step)) for step in steps]
     if median(abs(factor - 1) for _, _, factor in factors) < _QUIET:
         return NO_NOISE
@@ -119,28 +119,23 @@ def replayed_latencies(evidence: Evidence, found: Replayed) -> tuple[Weighted, W
     )
 
 
-def _error(
-    evidence: Evidence, limits: EngineLimits, cost: StepCost, noise: StepNoise, targets: Sequence[float]
-) -> float:
-    """The typical relative error of the quantiles of a replay."""
+def _error(evidence: Evidence, limits: EngineLimits, cost: StepCost, noise: StepNoise) -> float:
+    """The typical relative error of what a replay reaches of the known latencies; each counts the same."""
     found = replay_traffic(evidence.arrivals, limits, cost, noise, since=evidence.since, until=evidence.until)
-    reached = _targets(*replayed_latencies(evidence, found))
-    if len(reached) != len(targets):
-        return math.inf
-    errors = [math.log((one + _FLOOR) / (other + _FLOOR)) ** 2 for one, other in zip(reached, targets, strict=True)]
-    return math.sqrt(sum(errors) / len(errors))
-
-
-def _targets(*latencies: Weighted) -> list[float]:
-    """Quantiles and mean of each latency."""
-    found = []
-    for values in latencies:
+    errors = []
+    for known, values in zip(
+        (evidence.ttft, evidence.itl, evidence.e2e), replayed_latencies(evidence, found), strict=True
+    ):
+        if known.mean is None:
+            continue
         ordered = sorted(values)
         total = sum(count for _, count in ordered)
-        if total:
-            found += [weighted_quantile(ordered, q) for q in _QUANTILES]
-            found.append(sum(value * count for value, count in ordered) / total)
-    return found
+        if not total:
+            return math.inf
+        pairs = [(weighted_quantile(ordered, share), seconds) for share, seconds in known.points]
+        pairs += known.weight * [(sum(value * count for value, count in ordered) / total, known.mean)]
+        errors.append(mean(math.log((one + _FLOOR) / (other + _FLOOR)) ** 2 for one, other in pairs))
+    return math.sqrt(mean(errors))
 
 
 # -- the start: a regression on single steps ---------------------------------------------------------------------------

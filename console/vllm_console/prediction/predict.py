@@ -36,6 +36,9 @@ _LEAST_SECONDS = 0.004
 FAR = 2.0
 """Batches and prefills beyond this multiple of what was observed are none that the server has shown."""
 _BLOCK_OF_REQUESTS = 10
+_PREEMPTING = (
+    "Requests would be preempted, or nearly so: there, a traffic reconstructed from metrics is too far from what comes."
+)
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -90,34 +93,43 @@ class Change(msgspec.Struct, frozen=True):
 
 def measured(evidence: Evidence) -> Prediction:
     """What was measured, without a prediction."""
-    return Prediction(_exactly(evidence.observed))
+    return Prediction(_with_intervals(evidence.observed, evidence.ends))
 
 
-def predict(evidence: Evidence, fitted: Fit, change: Change) -> Prediction:
-    """Predict a change. What is outside what the server has shown is said, and not predicted where it can't be."""
+def predict(evidence: Evidence, fitted: Fit, change: Change, others: Sequence[tuple[Evidence, Fit]] = ()) -> Prediction:
+    """Predict a change. What is outside what the server has shown is said, and not predicted where it can't be.
+
+    ``others`` are other traffics that may have been as well, each with its fit: all of them are replayed.
+    """
     now = measured(evidence)
-    if outside := _unusable(evidence, change):
+    if outside := unusable(evidence, change):
         return replace(now, outside=outside)
-    best = fitted.costs[0]
-    noise = step_noise(fitted.start, evidence.steps)
-    baseline = _outcomes(evidence, Change(change.now, change.now), best, noise)
+    cases = ((evidence, fitted), *others)
+    present = Change(change.now, change.now)
+    baseline = [one for case in cases for one in _outcomes(*case, present)]
     modeled = _middle([one.figures for one in baseline])
     if outside := _missed(evidence, modeled, baseline[0].replayed):
         return replace(now, outside=outside)
-    arrivals = _scaled(evidence.arrivals, change.traffic_scale)
-    cost = replace(best, per_read=best.per_read * change.kv_bytes)
-    outcomes = _outcomes(evidence, change, cost, noise)
-    corrected = _corrector(modeled, evidence.observed)
+    outcomes = [one for case in cases for one in _outcomes(*case, change)]
+    corrected = _corrector(modeled, evidence)
     value = corrected(_middle([one.figures for one in outcomes]))
-    draws = _draws(evidence, fitted, change, noise)
-    drawn = [*draws, *map(corrected, draws)]
-    load = _load(evidence, arrivals, change.after, cost, noise)
+    draws = _draws(cases, change)
+    if evidence.ends and any(one.preemptions_per_minute for one in (value, *draws)):
+        return replace(now, outside=_PREEMPTING)
+    arrivals = _scaled(evidence.arrivals, change.traffic_scale)
+    load = _load(evidence, arrivals, change.after, *_engine(evidence, fitted, change))
     return replace(
         now,
-        predicted=_with_intervals(value, drawn),
+        predicted=_with_intervals(value, [*draws, *map(corrected, draws)]),
         outside=_outside(evidence, outcomes[0].replayed, baseline[0].replayed, load),
         load=load,
     )
+
+
+def _engine(evidence: Evidence, fitted: Fit, change: Change) -> tuple[StepCost, StepNoise]:
+    """The best cost of a step after the change, and its noise."""
+    best = fitted.costs[0]
+    return replace(best, per_read=best.per_read * change.kv_bytes), step_noise(fitted.start, evidence)
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -125,8 +137,9 @@ class _Outcome(msgspec.Struct, frozen=True):
     figures: Figures
 
 
-def _outcomes(evidence: Evidence, change: Change, cost: StepCost, noise: StepNoise) -> list[_Outcome]:
+def _outcomes(evidence: Evidence, fitted: Fit, change: Change) -> list[_Outcome]:
     """Replays of the recorded requests; several where the machine is slower at times, with these times shifted."""
+    cost, noise = _engine(evidence, fitted, change)
     arrivals = _scaled(evidence.arrivals, change.traffic_scale)
     noises = [replace(noise, shift=shift) for shift in SHIFTS] if noise.decode else [noise]
     return [_outcome(evidence, arrivals, change, cost, one) for one in noises]
@@ -179,14 +192,17 @@ def _scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
 # -- intervals ---------------------------------------------------------------------------------------------------------
 
 
-def _draws(evidence: Evidence, fitted: Fit, change: Change, noise: StepNoise) -> list[Figures]:
+def _draws(cases: Sequence[tuple[Evidence, Fit]], change: Change) -> list[Figures]:
     """The figures of replays with other parameters, speeds and traffic."""
     dice = random.Random(DRAWS)
     speeds = [1 - SPEED + 2 * SPEED * place / (DRAWS - 1) for place in range(DRAWS)]
     dice.shuffle(speeds)
+    noises = [step_noise(fitted.start, evidence) for evidence, fitted in cases]
     found = []
     for place, speed in enumerate(speeds):
-        cost = fitted.costs[place % len(fitted.costs)].scaled(speed)
+        evidence, fitted = cases[place % len(cases)]
+        noise = noises[place % len(cases)]
+        cost = fitted.costs[place // len(cases) % len(fitted.costs)].scaled(speed)
         cost = replace(cost, per_read=cost.per_read * change.kv_bytes)
         arrivals = _redrawn(evidence, dice, change.traffic_scale)
         shifted = replace(noise, shift=dice.random() * noise.span)
@@ -236,22 +252,28 @@ def _with_intervals(value: Figures, drawn: Sequence[Figures]) -> Estimates:
 
 
 def _estimate(value: float | None, drawn: Sequence[float | None]) -> Estimate:
-    """The range of about twenty draws holds the next one in nine of ten cases."""
-    if value is None:
+    """The range of about twenty draws holds the next one in nine of ten cases.
+
+    Without a value it is the bucket in which a measured one lies.
+    """
+    known = [one for one in (value, *drawn) if one is not None]
+    if value is None and len(known) < max(1, len(drawn)):
         return Estimate()
-    known = [one for one in drawn if one is not None]
-    return Estimate(value, min([value, *known]), max([value, *known]))
+    return Estimate(value, min(known), max(known))
 
 
-def _exactly(figures: Figures) -> Estimates:
-    """Measured figures: their intervals are points."""
-    return _with_intervals(figures, ())
+def _nearest(value: float | None, *known: float | None) -> float | None:
+    """What of the known range is nearest to a value: the value itself, if it lies in it."""
+    ends = [one for one in known if one is not None]
+    return min(max(ends), max(min(ends), value)) if ends and value is not None else None
 
 
-def _corrector(modeled: Figures, known: Figures) -> Callable[[Figures], Figures]:
+def _corrector(modeled: Figures, evidence: Evidence) -> Callable[[Figures], Figures]:
     """Takes what the replay of the present misses off another replay: as a factor, at most 2."""
+    known = evidence.ends or (evidence.observed,)
 
-    def factor(one: float | None, other: float | None) -> float:
+    def factor(one: float | None, others: Sequence[float | None]) -> float:
+        other = _nearest(one, *others)
         if not one or not other:
             return 1.0
         return min(2.0, max(0.5, other / one))
@@ -260,12 +282,12 @@ def _corrector(modeled: Figures, known: Figures) -> Callable[[Figures], Figures]
         parts = {}
         for part in ("p50", "p90", "p99", "mean"):
             value = getattr(getattr(found, name), part)
-            by = factor(getattr(getattr(modeled, name), part), getattr(getattr(known, name), part))
+            by = factor(getattr(getattr(modeled, name), part), [getattr(getattr(one, name), part) for one in known])
             parts[part] = None if value is None else value * by
         return Spread(**parts)
 
     def correct(found: Figures) -> Figures:
-        by = factor(modeled.tokens_per_second, known.tokens_per_second)
+        by = factor(modeled.tokens_per_second, [one.tokens_per_second for one in known])
         tokens = found.tokens_per_second
         return replace(
             found,
@@ -279,20 +301,23 @@ def _corrector(modeled: Figures, known: Figures) -> Callable[[Figures], Figures]
 # -- what can't be predicted -------------------------------------------------------------------------------------------
 
 
-def _unusable(evidence: Evidence, change: Change) -> str:
+def unusable(evidence: Evidence, change: Change) -> str:
+    """Why this evidence can't be replayed with the change, a sentence; empty if it can."""
     if evidence.flaw:
-        return f"The records don't hold the whole traffic: {evidence.flaw}."
+        known = "The records don't hold" if not evidence.ends else "The metrics don't tell"
+        return f"{known} the whole traffic: {evidence.flaw}."
     if change.after.prefix_caching and not change.now.prefix_caching:
         return "Turning prefix caching on can't be predicted: the records don't say which prompts begin alike."
+    about = "About " if evidence.ends else ""
     longest = change.after.scheduler.max_model_len
     refused = sum(one.prompt_tokens + one.output_tokens > longest for one in evidence.arrivals)
     if refused:
-        return f"{refused} of the {len(evidence.arrivals)} recorded requests are longer than {longest} tokens."
+        return f"{about}{refused} of the {len(evidence.arrivals)} recorded requests are longer than {longest} tokens."
     largest = (change.after.blocks - 1) * change.after.scheduler.block_size
     refused = sum(one.prompt_tokens + one.output_tokens > largest for one in evidence.arrivals)
     if refused:
         return (
-            f"{refused} of the {len(evidence.arrivals)} recorded requests need more than the whole KV cache of "
+            f"{about}{refused} of the {len(evidence.arrivals)} recorded requests need more than the whole KV cache of "
             f"{largest} tokens."
         )
     return ""
@@ -300,20 +325,23 @@ def _unusable(evidence: Evidence, change: Change) -> str:
 
 def _missed(evidence: Evidence, modeled: Figures, baseline: Replayed) -> str:
     """A sentence if a replay of the present does not come out as it was measured."""
-    pairs = [
-        (name, getattr(modeled, key).p50, getattr(evidence.observed, key).p50)
-        for name, key in (("TTFT", "ttft_seconds"), ("ITL", "itl_seconds"), ("end-to-end time", "e2e_seconds"))
-    ]
+    known = evidence.ends or (evidence.observed,)
+    names = (("TTFT", "ttft_seconds"), ("ITL", "itl_seconds"), ("end-to-end time", "e2e_seconds"))
+    pairs = []
+    for part, kind in (("p50", "median"), ("mean", "mean")) if evidence.ends else (("p50", "median"),):
+        for name, key in names:
+            one = getattr(getattr(modeled, key), part)
+            pairs.append((f"{kind} {name}", one, _nearest(one, *(getattr(getattr(end, key), part) for end in known))))
     pairs.append(("tokens per second", modeled.tokens_per_second, evidence.observed.tokens_per_second))
     for name, one, other in pairs:
         if one is None or other is None:
             continue
-        least = _LEAST_SECONDS if name == "TTFT" else 0.0
+        least = _LEAST_SECONDS if name.endswith("TTFT") else 0.0
         if abs(one - other) > max(MOST_MISSED * other, least):
             return (
-                f"The model does not reproduce this server as it is: the median {name} comes out "
+                f"The model does not reproduce this server as it is: the {name} comes out "
                 f"{abs(one / other - 1):.0%} {'above' if one > other else 'below'} what was measured."
-            ).replace("median tokens", "tokens")
+            )
     cached = sum(one.cached_tokens for one in baseline.requests[evidence.first : evidence.end] if one is not None)
     if abs(cached - evidence.cached_tokens) > MOST_MISSED * max(evidence.cached_tokens, 1) + 0.02 * _prompts(evidence):
         return "The records don't say well enough which prompts begin alike, and its prefix cache matters."

@@ -9,14 +9,14 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.prediction.evidence import Evidence
-from vllm_console.prediction.figures import Figures
+from vllm_console.prediction.figures import LATENCIES, Figures, Spread
 from vllm_console.prediction.predict import Estimate, Estimates
 from vllm_launchers.engine_model.step_cost import StepCost
 
 LIKE = 0.25
 """Traffic whose rate and lengths differ by no more than this is the traffic that was predicted for."""
 SCORED = (("ttft_seconds", "p50"), ("itl_seconds", "p50"), ("e2e_seconds", "p50"), ("tokens_per_second", ""))
-"""The figures that are scored."""
+"""The figures that are scored; of a latency that is only known to a bucket, the mean."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -80,11 +80,21 @@ def settle(kept: KeptPrediction, evidence: Evidence) -> KeptPrediction:
     """Enter what was measured after the restart."""
     if evidence.flaw or not kept.traffic.like(Traffic.of(evidence)):
         return replace(kept, unlike=True)
-    return replace(kept, measured=evidence.observed, drift=drift(kept.cost, evidence))
+    return replace(kept, measured=_exact(evidence), drift=drift(kept.cost, evidence))
+
+
+def _exact(evidence: Evidence) -> Figures:
+    """What was measured exactly: without the quantiles where only their buckets are known."""
+    found = evidence.observed
+    if not evidence.ends:
+        return found
+    return replace(found, **{name: Spread(mean=getattr(found, name).mean) for name in LATENCIES})
 
 
 def drift(cost: StepCost, evidence: Evidence) -> float | None:
-    """How much slower steps are than ``cost`` says, typically: 0.05 is 5 %. None if none were recorded."""
+    """How much slower steps are than ``cost`` says, typically: 0.05 is 5 %. None if single steps are not known."""
+    if evidence.ends:
+        return None
     ratios = [
         step.seconds / cost.seconds(step.sequences, step.tokens, step.reads, step.pairs) for step in evidence.steps
     ]
@@ -99,6 +109,7 @@ def track_record(kept: Sequence[KeptPrediction]) -> TrackRecord:
         for latency, part in SCORED:
             predicted, measured = getattr(one.predicted, latency), getattr(one.measured, latency)
             if part:
+                part = part if getattr(measured, part) is not None else "mean"
                 predicted, measured = getattr(predicted, part), getattr(measured, part)
             found = compared(predicted, measured)
             if found is not None:
@@ -125,8 +136,7 @@ def outcomes(kept: KeptPrediction) -> tuple[Outcome, ...]:
     if kept.measured is None:
         return ()
     found = []
-    latencies = ("ttft_seconds", "itl_seconds", "e2e_seconds")
-    names = [(latency, part) for latency in latencies for part in ("p50", "p90", "p99", "mean")]
+    names = [(latency, part) for latency in LATENCIES for part in ("p50", "p90", "p99", "mean")]
     for name, part in (*names, ("tokens_per_second", "")):
         predicted, measured = getattr(kept.predicted, name), getattr(kept.measured, name)
         if part:

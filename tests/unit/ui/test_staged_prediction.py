@@ -41,17 +41,22 @@ def kept(fleet):
     return [call[3] for call in fleet.calls if call[0] == "keep_prediction"]
 
 
+def predicted(**changes):
+    return replace(FOUND, prediction=replace(PREDICTION, **changes))
+
+
 @pytest.mark.parametrize(
-    ("prediction", "width", "text"),
+    ("found", "width", "text"),
     [
-        (PREDICTION, 120, f"{TTFT} · ITL p50 24ms → 22ms (20ms–25ms) · preemptions 18 → 1/min (0–2)"),
-        (PREDICTION, 60, TTFT),
-        (replace(PREDICTION, now=estimates(Estimate(), Estimate())), 120, "predicted: "),
-        (replace(PREDICTION, outside="A guess."), 60, "predicted: A guess."),
+        (FOUND, 120, f"{TTFT} · ITL p50 24ms → 22ms (20ms–25ms) · preemptions 18 → 1/min (0–2)"),
+        (FOUND, 60, TTFT),
+        (predicted(now=estimates(Estimate(), Estimate())), 120, "predicted: "),
+        (predicted(outside="A guess."), 60, "predicted: A guess."),
+        (replace(FOUND, source="metrics"), 60, TTFT.replace("predicted", "predicted from metrics")),
     ],
 )
-def test_the_line(prediction, width, text):
-    assert prediction_text(prediction, width) == text
+def test_the_line(found, width, text):
+    assert prediction_text(found, width) == text
 
 
 async def test_it_belongs_to_what_is_staged_and_is_kept_with_the_restart(console, fleet):
@@ -86,12 +91,8 @@ async def test_why_nothing_is_predicted(console, fleet):
         await c.sees("chat: not predicted: a prediction needs at least 30 requests")
 
 
-async def test_nothing_is_asked_without_a_probe_or_of_what_the_plan_refuses(console, fakes, fleet):
-    fleet.makers[:] = [lambda at: replace(fakes.chat(at), no_probe="it is switched off")]
+async def test_nothing_is_asked_of_what_the_plan_refuses(console, fleet):
     async with console(fleet=fleet) as c:
-        await c.press("left_square_bracket")
-        await c.sees("fits (estimate)")
-        fleet.makers[:] = [fakes.chat]
         fleet.plan_error = FleetError("can't be planned")
         await c.press("left_square_bracket")
         await c.sees("can't be planned")

@@ -77,11 +77,11 @@ class Predictions:
             return (PREDICTING, DIM) if self._running and key == self._wanted else ""
         if known.found is None:
             return (f"not predicted: {plain(known.problem)}", DIM) if known.problem else ""
-        return prediction_text(known.found.prediction, width), ACCENT if not known.found.prediction.outside else DIM
+        return prediction_text(known.found, width), ACCENT if not known.found.prediction.outside else DIM
 
     def _key(self, server: ServerView | None) -> _Key | None:
         """What is to be predicted; None for what can't be, and for changes that the plan refuses."""
-        if server is None or not server.ours or server.state is not State.READY or server.no_probe:
+        if server is None or not server.ours or server.state is not State.READY:
             return None
         if server.moment is not None or server.replayed or server.elsewhere or self._console.read_only:
             return None
@@ -124,9 +124,12 @@ class Predictions:
         self._changed()
 
 
-def prediction_text(prediction: Prediction, width: int) -> str:
+def prediction_text(found: PredictedChange, width: int) -> str:
     """``predicted: TTFT p99 1.9s → 1.1s (890ms–1.4s) · ITL p50 …``, as much as fits; or why little can be said."""
-    text = "predicted: "
+    from vllm_console.fleet.predictions import METRICS  # most consoles predict nothing
+
+    prediction = found.prediction
+    text = "predicted from metrics: " if found.source == METRICS else "predicted: "
     if prediction.outside:
         return text + plain(prediction.outside)
     parts = list(_figures(prediction))
