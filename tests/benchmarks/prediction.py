@@ -1,13 +1,16 @@
 """How good predictions are: each change is predicted from the traffic before it, made, and measured.
 
-    python tests/benchmarks/prediction.py [--seeds 2] [--json]
-    python tests/benchmarks/prediction.py --coverage 60 [--json]
+    python tests/benchmarks/prediction.py [--seeds 2] [--metrics] [--json]
+    python tests/benchmarks/prediction.py --coverage 60 [--metrics] [--json]
     python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--rate 4] [--seconds 45] [--paced STEP TOKEN]
 
 Without arguments every change runs on the simulated engine in virtual time, under three kinds of traffic: steady
 (Poisson arrivals), bursty (the rate changes every ten seconds) and with shared prefixes. What is predicted from one
 traffic is measured with another one of the same kind (another seed), as after a restart, and with the very same
 requests. The noise floor is how much the same flags differ between the two.
+
+With ``--metrics`` nothing is known of the traffic before a change but what the recorder keeps of ``/metrics``, as for a
+server without the probe; what is measured is exact all the same. Means are listed, too: metrics tell them exactly.
 
 How often the interval holds what is measured with other traffic takes many pairs of traffics: ``--coverage`` predicts
 for so many that nothing changes, with step costs straight from the regression, and measures the other traffic.
@@ -40,14 +43,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fakes.virtual_records import Recorded, record, traffic
+from vllm_console.fleet.predictions import FIT_REQUESTS, RECONSTRUCTIONS
 from vllm_console.history.probe_records import ProbeReader
-from vllm_console.prediction.evidence import Evidence, gather
+from vllm_console.prediction.evidence import MOST_REQUESTS, Evidence, gather
 from vllm_console.prediction.figures import Figures
 from vllm_console.prediction.fit import Fit, fit, step_regression
 from vllm_console.prediction.predict import Change, Estimate, predict
+from vllm_console.prediction.reconstruct import reconstruct
 from vllm_console.prediction.score import SCORED
 
-FIT = 250
 REQUESTS = 300
 BASE = "--max-num-seqs 48 --max-model-len 4096"
 TIGHT = f"{BASE} --num-gpu-blocks-override 700"
@@ -65,7 +69,9 @@ CHANGES = (
 )
 TRAFFICS: dict[str, dict[str, Any]] = {"steady": {}, "bursty": {"burst": 1.8}, "shared": {"shared": 512}}
 RATES = (1.5, 2.6)
-FIGURES = tuple((part and f"{latency}.{part}") or latency for latency, part in SCORED)
+MEANS = tuple((latency, "mean") for latency, part in SCORED if part)
+LISTED = (*SCORED, *MEANS)
+FIGURES = tuple((part and f"{latency}.{part}") or latency for latency, part in LISTED)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Outcome:
 
 def values(figures: Figures) -> dict[str, float | None]:
     found = {}
-    for name, (latency, part) in zip(FIGURES, SCORED, strict=True):
+    for name, (latency, part) in zip(FIGURES, LISTED, strict=True):
         value = getattr(figures, latency)
         found[name] = getattr(value, part) if part else value
     return found
@@ -94,7 +100,7 @@ def values(figures: Figures) -> dict[str, float | None]:
 
 def intervals(prediction: Any) -> dict[str, tuple[float | None, float | None, float | None]]:
     found = {}
-    for name, (latency, part) in zip(FIGURES, SCORED, strict=True):
+    for name, (latency, part) in zip(FIGURES, LISTED, strict=True):
         value = getattr(prediction, latency)
         one: Estimate = getattr(value, part) if part else value
         found[name] = one.value, one.low, one.high
@@ -104,54 +110,77 @@ def intervals(prediction: Any) -> dict[str, tuple[float | None, float | None, fl
 # -- the simulated engine ----------------------------------------------------------------------------------------------
 
 
-def evidence_of(recorded: Recorded, most: int = 500) -> Evidence:
+def evidence_of(recorded: Recorded, most: int = MOST_REQUESTS) -> Evidence:
     limits = recorded.limits.scheduler
     return gather(recorded.requests, recorded.steps, limits.block_size, limits.max_num_batched_tokens, most=most)
 
 
-def simulated(seeds: int) -> Iterator[Outcome]:
+def reconstructed(recorded: Recorded, seed: int, most: int = MOST_REQUESTS) -> Evidence:
+    limits = recorded.limits.scheduler
+    return reconstruct(recorded.samples, limits.max_num_batched_tokens, limits.max_model_len, seed=seed, most=most)
+
+
+def simulated(seeds: int, metrics: bool) -> Iterator[Outcome]:
     for seed in range(1, seeds + 1):
         for kind in TRAFFICS:
             for rate in RATES:
                 for before, after, scale in CHANGES:
                     if "prefix" in after and kind != "shared":
                         continue
-                    yield one_simulated(before, after, scale, kind, rate, seed)
+                    yield one_simulated(before, after, scale, kind, rate, seed, metrics)
 
 
 @cache
-def run(line: str, kind: str, rate: float, seed: int) -> tuple[Recorded, Evidence]:
-    recorded = record(line, traffic(REQUESTS, rate, seed=seed, **TRAFFICS[kind]))
+def run(line: str, kind: str, rate: float, seed: int, sampled: bool = False) -> tuple[Recorded, Evidence]:
+    recorded = record(line, traffic(REQUESTS, rate, seed=seed, **TRAFFICS[kind]), sampled=sampled)
     return recorded, evidence_of(recorded)
 
 
+Cases = tuple[tuple[Evidence, Fit], ...]
+
+
 @cache
-def fitted(line: str, kind: str, rate: float, seed: int) -> Fit:
-    recorded, _ = run(line, kind, rate, seed)
-    return fit(evidence_of(recorded, FIT), recorded.limits)
+def cases_of(line: str, kind: str, rate: float, seed: int, metrics: bool) -> Cases:
+    recorded, evidence = run(line, kind, rate, seed, metrics)
+    if not metrics:
+        return ((evidence, fit(evidence_of(recorded, FIT_REQUESTS), recorded.limits)),)
+    found = []
+    for number in range(RECONSTRUCTIONS):
+        evidence = reconstructed(recorded, number)
+        if evidence.flaw:  # then it is refused without a fit
+            start = step_regression(evidence.steps)
+            return ((evidence, Fit((start,), 0.0, start)),)
+        found.append((evidence, fit(reconstructed(recorded, number, FIT_REQUESTS), recorded.limits)))
+    return tuple(found)
 
 
-def covered(pairs: int) -> Iterator[Outcome]:
+def covered(pairs: int, metrics: bool) -> Iterator[Outcome]:
     for kind, more in TRAFFICS.items():
         for pair in range(pairs):
-            first, other = (record(BASE, traffic(REQUESTS, RATES[0], seed=seed, **more)) for seed in (pair, -1 - pair))
-            evidence = evidence_of(first)
-            start = step_regression(evidence.steps)
-            found = predict(evidence, Fit((start,), 0.0, start), Change(first.limits, first.limits))
+            first, other = (
+                record(BASE, traffic(REQUESTS, RATES[0], seed=seed, **more), sampled=metrics)
+                for seed in (pair, -1 - pair)
+            )
+            seen = evidence_of(first)
+            known = [reconstructed(first, number) for number in range(RECONSTRUCTIONS)] if metrics else [seen]
+            starts = [step_regression(one.steps) for one in known]
+            case, *others = [(one, Fit((start,), 0.0, start)) for one, start in zip(known, starts, strict=True)]
+            found = predict(*case, Change(first.limits, first.limits), others)
             measured = values(evidence_of(other).observed)
-            now = values(evidence.observed)
+            now = values(seen.observed)
             yield Outcome(
                 BASE, kind, found.load, found.outside, now, intervals(found.predicted), measured, now, measured
             )
 
 
-def one_simulated(before: str, after: str, scale: float, kind: str, rate: float, seed: int) -> Outcome:
+def one_simulated(before: str, after: str, scale: float, kind: str, rate: float, seed: int, metrics: bool) -> Outcome:
     first, other = 10 * seed, 10 * seed + 1
-    recorded, evidence = run(before, kind, rate, first)
+    recorded, evidence = run(before, kind, rate, first, metrics)
     (same, as_same), (_, as_measured) = (run(after, kind, rate * scale, one) for one in (first, other))
     eight_bits = "fp8" in after
     change = Change(recorded.limits, same.limits, scale, 0.5 if eight_bits else 1.0)
-    found = predict(evidence, fitted(before, kind, rate, first), change)
+    case, *others = cases_of(before, kind, rate, first, metrics)
+    found = predict(*case, change, others)
     changed = f"{before} → {after}" if before != after else f"{before}, traffic × {scale:g}"
     return Outcome(
         changed, f"{kind} {rate:g}/s", found.load, found.outside, values(evidence.observed), intervals(found.predicted),
@@ -293,7 +322,7 @@ def one_real(
     program.change(change)
     after = program.load(kind, args.rate, args.seconds)
     predicted = {}
-    for name, (latency, part) in zip(FIGURES, SCORED, strict=True):
+    for name, (latency, part) in zip(FIGURES, LISTED, strict=True):
         one = found.get("predicted", {}).get(latency) or {}
         one = one.get(part) or {} if part else one
         predicted[name] = one.get("value"), one.get("low"), one.get("high")
@@ -361,6 +390,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--coverage", type=int, default=0, metavar="PAIRS")
+    parser.add_argument("--metrics", action="store_true", help="from metrics, as without the probe")
     parser.add_argument("--each", action="store_true", help="list every change, too")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--vllm")
@@ -372,9 +402,9 @@ def main() -> None:
     parser.add_argument("--paced", nargs=2, type=float, default=(), metavar=("STEP", "TOKEN"))
     parser.add_argument("--port", type=int, default=18471)
     args = parser.parse_args()
-    outcomes_of = real(args) if args.vllm else covered(args.coverage) if args.coverage else simulated(args.seeds)
+    virtual = covered(args.coverage, args.metrics) if args.coverage else simulated(args.seeds, args.metrics)
     outcomes = []
-    for one in outcomes_of:
+    for one in real(args) if args.vllm else virtual:
         outcomes.append(one)
         if args.vllm or args.each:
             print("\n".join(each([one])), flush=True)

@@ -27,6 +27,8 @@ SHIFTS = (0.0, 0.05, 0.1, 0.15, 0.2)
 """Seconds."""
 SPEED = 0.15
 """How much slower or faster the same engine may be after a restart."""
+SPEED_FROM_METRICS = 0.25
+"""The same where the cost of a step was fitted to a reconstructed traffic, which tells it less well."""
 MOST_LOAD = 0.85
 """Above this share of what it could serve, small differences decide how long requests wait."""
 MOST_MISSED = 0.15
@@ -195,7 +197,8 @@ def _scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
 def _draws(cases: Sequence[tuple[Evidence, Fit]], change: Change) -> list[Figures]:
     """The figures of replays with other parameters, speeds and traffic."""
     dice = random.Random(DRAWS)
-    speeds = [1 - SPEED + 2 * SPEED * place / (DRAWS - 1) for place in range(DRAWS)]
+    by = SPEED_FROM_METRICS if cases[0][0].ends else SPEED
+    speeds = [1 - by + 2 * by * place / (DRAWS - 1) for place in range(DRAWS)]
     dice.shuffle(speeds)
     noises = [step_noise(fitted.start, evidence) for evidence, fitted in cases]
     found = []
