@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--start", type=rate_from, metavar="R", help="the first rate (default: an estimate)")
     parser.add_argument(
-        "--budget", type=_budget, default=600.0, metavar="TIME",
+        "--budget", type=budget_from, default=600.0, metavar="TIME",
         help="how long it may take at most, in seconds, or as 90s, 20m, 1h (default 10m)",
     )  # fmt: skip
     add_shape(parser)
@@ -76,7 +76,8 @@ def _rates(text: str) -> tuple[float, ...]:
     return found
 
 
-def _budget(text: str) -> float:
+def budget_from(text: str) -> float:
+    """A time in seconds, for argparse."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
     try:
@@ -112,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
             print(_heading(target, objectives, source), flush=True)
         found = _search(args, target, objectives, options)
     if server is not None and found.steps:
-        _keep(target, server.name, found, objectives)
+        keep_ramp(target, server.name, found, objectives)
     if args.events:
         _event("result", found.document())
     elif args.json:
@@ -135,13 +136,16 @@ def _heading(target: Target, objectives: Objectives, source: str) -> str:
 class ServesOthersError(RefusedError):
     """It serves others, and nobody said that this is fine; ``why`` says what shows it."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}; a measurement makes its other clients wait: --yes goes on")
+    def __init__(self, why: str, cost: str) -> None:
+        super().__init__(f"{why}; {cost}: --yes goes on")
         self.why = why
 
 
-def confirmed(args: argparse.Namespace, target: Target) -> bool:
-    """Whether it may go on although the server serves others.
+MAKES_WAIT = "a measurement makes its other clients wait"
+
+
+def confirmed(args: argparse.Namespace, target: Target, cost: str = MAKES_WAIT) -> bool:
+    """Whether it may go on although the server serves others. ``cost`` says what that does to them.
 
     Raises:
         ServesOthersError: it serves others, and nobody said that this is fine.
@@ -152,10 +156,10 @@ def confirmed(args: argparse.Namespace, target: Target) -> bool:
         return False
     silent = args.json or getattr(args, "events", False)
     if sys.stdin.isatty() and sys.stdout.isatty() and not silent:
-        print(f"{plain(why)}; a measurement makes its other clients wait. Go on? [y/N] ", end="", flush=True)
+        print(f"{plain(why)}; {cost}. Go on? [y/N] ", end="", flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return True
-    raise ServesOthersError(why)
+    raise ServesOthersError(why, cost)
 
 
 def _others(target: Target) -> str:
@@ -337,7 +341,7 @@ def _measurement(found: Ramp, objectives: Objectives) -> Measurement:
     )
 
 
-def _keep(target: Target, name: str, found: Ramp, objectives: Objectives) -> None:
+def keep_ramp(target: Target, name: str, found: Ramp, objectives: Objectives) -> None:
     """Store it with the server's run; a store that can't be written loses no result."""
     try:
         target.fleet.keep_measurement(name, _measurement(found, objectives))

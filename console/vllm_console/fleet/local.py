@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.replay import Replays
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
+    from vllm_console.fleet.tuning import Ranking, TuneGoal
     from vllm_console.fleet.verbs import Replay
     from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
@@ -932,6 +933,24 @@ class LocalFleet:
         facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
         with keeper_errors():
             return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
+
+    def rank_changes(self, name: str, goal: TuneGoal) -> Ranking:
+        """Which combinations of batch sizes and memory shares are predicted to be better for a running server.
+
+        Raises:
+            FleetError: the server is not up, has no probe, or too little is recorded.
+            NotFoundError, RefusedError: there is no such server, or it is somebody else's.
+        """
+        from vllm_console.fleet.tuning import rank_changes
+
+        record = self._recorded(name)
+        self._refresh_gpus()
+        details = unpack(record.current.spec.details)
+        facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
+        with keeper_errors():
+            return rank_changes(
+                self._state, record, facts, lambda changes: self._launcher.plan_restart(record, changes).plan, goal
+            )
 
     def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:
         """`predict` in a process of its own, which keeps nothing. None if another call or `cancel_prediction` ended it.

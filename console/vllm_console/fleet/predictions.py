@@ -14,7 +14,7 @@ from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.history.probe_records import FinishedRequest, ProbeReader, Step
 from vllm_console.metrics.parse import CacheConfig, cache_config
 from vllm_console.metrics.scrape import ScrapeError, Scraper
-from vllm_console.prediction.evidence import NoEvidenceError, gather
+from vllm_console.prediction.evidence import Evidence, NoEvidenceError, gather
 from vllm_console.prediction.fit import fit
 from vllm_console.prediction.predict import Change, Prediction, measured, predict
 from vllm_console.prediction.score import KeptPrediction, TrackRecord, Traffic, settle, track_record
@@ -99,29 +99,16 @@ def predict_change(
         UsageError: nothing is changed.
     """
     details, (before, after) = unpack(record.current.spec.details), plans
-    if not record.current.spec.probe:
-        raise FleetError(f"{record.name} has no probe, so its traffic is not known: {details.no_probe}")
-    cache = _cache(record)
-    limits = _limits(details.flags, details, facts, cache)
-    budget = limits.scheduler.max_num_batched_tokens
-    requests, steps = _records(state, record)
-    try:
-        evidence = gather(requests, steps, cache.block_size, budget)
-        fitted_to = gather(requests, steps, cache.block_size, budget, most=FIT_REQUESTS)
-    except NoEvidenceError as error:
-        raise FleetError(f"{record.name}: {error}") from error
+    cache = reported_cache(record)
+    limits = limits_of(details.flags, details, facts, cache)
+    evidence, fitted_to = recorded_evidence(state, record, limits)
     changed = changes(details.flags, after.flags)
     if not changed and traffic_scale == 1:
         raise UsageError("nothing would change: name another value with --set, or another --traffic-scale")
-    outside = _refused(before, after) or _uncovered(details.flags, changed) or _unknown_cache(before, after, changed)
-    cache_then = _cache_after(cache, before, after, changed)
-    if not outside and cache_then.blocks < _FEWEST_BLOCKS:
-        outside = f"It would not start: its KV cache would have {cache_then.blocks} blocks."
-    cost = None
-    if outside:
-        prediction = msgspec.structs.replace(measured(evidence), outside=outside)
+    cost, then = None, limits_after(details, facts, cache, before, after)
+    if isinstance(then, str):
+        prediction = msgspec.structs.replace(measured(evidence), outside=then)
     else:
-        then = _limits(after.flags, details, facts, cache_then)
         fitted = fit(fitted_to, limits)
         change = Change(limits, then, traffic_scale, _kv_bytes(details.flags, after.flags))
         prediction, cost = predict(evidence, fitted, change), fitted.costs[0]
@@ -152,10 +139,43 @@ def predict_change(
     )
 
 
-# -- limits ------------------------------------------------------------------------------------------------------------
+# -- evidence and limits -----------------------------------------------------------------------------------------------
 
 
-def _cache(record: ServerRecord) -> CacheConfig:
+def recorded_evidence(state: Path, record: ServerRecord, limits: EngineLimits) -> tuple[Evidence, Evidence]:
+    """The traffic of the present run as its probe recorded it: all that a prediction uses, and the part that a step
+    cost is fitted to. ``limits`` are the server's.
+
+    Raises:
+        FleetError: it has no probe, or too little is recorded.
+    """
+    if not record.current.spec.probe:
+        why = unpack(record.current.spec.details).no_probe
+        raise FleetError(f"{record.name} has no probe, so its traffic is not known: {why}")
+    requests, steps = _records(state, record)
+    block_size, budget = limits.scheduler.block_size, limits.scheduler.max_num_batched_tokens
+    try:
+        whole = gather(requests, steps, block_size, budget)
+        return whole, gather(requests, steps, block_size, budget, most=FIT_REQUESTS)
+    except NoEvidenceError as error:
+        raise FleetError(f"{record.name}: {error}") from error
+
+
+def limits_after(
+    details: Details, facts: ModelFacts | None, cache: CacheConfig, before: Plan, after: Plan
+) -> EngineLimits | str:
+    """What the server may do after a change; a sentence if it would not start, or if the change is not modeled."""
+    changed = changes(details.flags, after.flags)
+    outside = _refused(before, after) or _uncovered(details.flags, changed) or _unknown_cache(before, after, changed)
+    if outside:
+        return outside
+    then = _cache_after(cache, before, after, changed)
+    if then.blocks < _FEWEST_BLOCKS:
+        return f"It would not start: its KV cache would have {then.blocks} blocks."
+    return limits_of(after.flags, details, facts, then)
+
+
+def reported_cache(record: ServerRecord) -> CacheConfig:
     """The running server's KV cache, as it reports it. Raises FleetError."""
     spec, server = record.current.spec, record.server
     if server is None or not record.state.alive:
@@ -175,8 +195,8 @@ def _cache(record: ServerRecord) -> CacheConfig:
     return found
 
 
-def _limits(flags: Flags, details: Details, facts: ModelFacts | None, cache: CacheConfig) -> EngineLimits:
-    """What a server of these flags may do."""
+def limits_of(flags: Flags, details: Details, facts: ModelFacts | None, cache: CacheConfig) -> EngineLimits:
+    """What a server with these flags and this KV cache may do."""
     seqs, batched = batch_sizes(facts, flags, details.engine.release if details.engine else None, _gpu(details))
     length = token_count(flags.get("max-model-len")) or (facts.max_context if facts is not None else None)
     caching = flags.get("enable-prefix-caching")
@@ -313,7 +333,7 @@ def outcome(state: Path, record: ServerRecord, runs: RunRecorder, before: Run, a
     from vllm_console.runs.store import RunStoreError
 
     with contextlib.suppress(FleetError):  # not up: what is noted is all there is
-        settled(state, record, runs, _cache(record).block_size)
+        settled(state, record, runs, reported_cache(record).block_size)
     try:
         noted = next((noted for run, noted in runs.open().predictions(record.name) if run.id == before.id), [])
     except RunStoreError as error:

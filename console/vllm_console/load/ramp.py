@@ -314,12 +314,12 @@ class _Run:
         if fixed:
             return Next(fixed[done]) if done < len(fixed) else None
         start = self._options.start or max(LOWEST, suggested_rate(self._shape.workload) * START_SHARE)
-        wanted = next_step(_tried(self._steps), start, max(LOWEST, start / MOST_DOWN), HIGHEST)
+        wanted = next_step(tried(self._steps), start, max(LOWEST, start / MOST_DOWN), HIGHEST)
         return Next(float(f"{wanted.rate:.4g}"), wanted.full) if wanted is not None else None
 
     def _steps_left(self) -> int:
         fixed = self._options.rates
-        return len(fixed) - len(self._steps) if fixed else steps_left(_tried(self._steps))
+        return len(fixed) - len(self._steps) if fixed else steps_left(tried(self._steps))
 
     async def _measure_one(self) -> None:
         """A few short requests: they fill the prefix cache, warm the server up, and tell how long a request takes."""
@@ -531,7 +531,8 @@ def _fullest(sample: Sample) -> float | None:
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
-def _tried(steps: Sequence[RampStep]) -> list[Tried]:
+def tried(steps: Sequence[RampStep]) -> list[Tried]:
+    """The steps as the search sees them."""
     return [
         Tried(step.rate, step.outcome.ok, step.outcome.limited_by, step.outcome.ttft, step.outcome.itl)
         for step in steps
@@ -552,9 +553,9 @@ def conclude(
     ``canceled``, ``server`` (it stopped answering) or ``others`` (it serves others' requests); ``out_of_time`` that
     its time was over first.
     """
-    tried = _tried(steps)
-    known = bracket(tried)
-    found = ceiling(tried)
+    done = tried(steps)
+    known = bracket(done)
+    found = ceiling(done)
     early = _ENDED.get(ended, "Out of time. " if out_of_time else "")
     if found is None or known.low is None or known.high is None:
         limited_by = "server" if ended == "server" else steps[-1].outcome.limited_by if known.high is not None else ""

@@ -48,16 +48,21 @@ class Outcome(msgspec.Struct, frozen=True):
     prefill: int
 
 
-def held_rate(traffic: Sequence[Arrival], engine: Engine, objectives: Objectives, near: float) -> float | None:
+def held_rate(
+    traffic: Sequence[Arrival], engine: Engine, objectives: Objectives, near: float, *, at_least: bool = False
+) -> float | None:
     """The highest rate (requests per second) at which the objectives hold; ``near`` is where the search begins.
 
-    ``traffic`` has one request per second. None if they hold at no rate, or at all.
+    ``traffic`` has one request per second. None if they hold at no rate, or at all, and with ``at_least`` if they do
+    not hold at ``near``.
     """
     low = high = None
     rate = near
     for _ in range(_MOST_WIDENED):
         if served(traffic, engine, objectives, rate).holds:
             low, rate = rate, rate * _WIDENED
+        elif at_least and low is None:
+            return None
         else:
             high, rate = rate, rate / _WIDENED
         if low is not None and high is not None:
