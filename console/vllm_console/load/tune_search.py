@@ -21,7 +21,7 @@ GOODPUT, TTFT, THROUGHPUT = "goodput", "ttft", "throughput"
 OBJECTIVES = (GOODPUT, TTFT, THROUGHPUT)
 
 REACH = 8
-"""Batch sizes are tried up to this multiple of the present ones, and down to that part of them."""
+"""Batch sizes are tried up to this multiple of the present ones. Smaller ones need no more memory: all are tried."""
 
 UTILIZATIONS = (0.85, 0.9, 0.92, 0.95)
 WORTH_TRYING = 1.02
@@ -119,7 +119,7 @@ def combinations(seqs: int, batched: int, utilization: float | None) -> list[dic
 
 def _around(now: int, lowest: int, highest: int) -> list[int]:
     powers = [1 << exponent for exponent in range(1, 17)]
-    near = {one for one in powers if lowest <= one <= highest and now / REACH <= one <= now * REACH}
+    near = {one for one in powers if lowest <= one <= min(highest, now * REACH)}
     return sorted(near | {now})
 
 

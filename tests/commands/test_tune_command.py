@@ -1,0 +1,62 @@
+"""tune: what it refuses, that canceling restores the flags, and that what is measured to be better stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+WORDS = ("tune", "chat", "--objective", "throughput", "--trials", "1", "--input-p95", "200", "--output-p95", "40")
+
+
+def flags(program: Any) -> tuple[str, int, Any]:
+    server = program.json("status", "chat")
+    return server["state"], server["generation"], int(server["argv"][server["argv"].index("--max-num-seqs") + 1])
+
+
+def test_it_keeps_what_is_better_and_restores_what_is_canceled(program: Any) -> None:
+    program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait", "--set", "max-num-seqs=4",
+                 "--env", "SIMULATED_SPEED=2")  # fmt: skip
+    for words, said in {
+        ("chat", "--budget", "10s"): "too short",
+        ("chat", "--rate", "2"): "--objective ttft",
+        ("nobody",): "nobody",
+        ("http://127.0.0.1:9",): "not the name of a server of yours",
+    }.items():
+        refused = program("tune", *words)
+        assert refused.returncode not in (0, 1), words
+        assert said in refused.stderr, words
+    assert flags(program) == ("ready", 1, 4)
+
+    running = subprocess.Popen(
+        [sys.executable, "-m", "vllm_console", *WORDS, "--budget", "50s"], env=program.env, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while flags(program)[1:] == (1, 4) and time.monotonic() < deadline and running.poll() is None:
+            time.sleep(0.2)
+        assert flags(program)[1] == 2
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=120)
+    finally:
+        running.kill()
+    assert running.returncode not in (0, 1)
+    assert flags(program) == ("ready", 3, 4)
+
+    done = program(*WORDS, "--budget", "50s", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["unit"] == "tokens/s"
+    assert result["considered"] > result["refused"]
+    (trial,) = result["trials"]
+    assert trial["run"] == "chat@4"
+    assert trial["predicted"] > result["original"]["predicted"]
+    assert trial["measured"]["value"] > result["original"]["measured"]["value"]
+    assert result["kept"] == trial["set"]
+    assert result["improvement"]["low"] > 0
+    assert flags(program) == ("ready", 4, trial["set"]["max-num-seqs"])
+    assert program("runs", "chat").stdout.count("chat@") == 4
