@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 START_SHARE = 0.85
 """A trial's ramp begins at this part of the predicted goodput: the first step should hold."""
 
+BASELINE_SHARE = 1.5
+"""The original flags are measured for so many times as long as a candidate: all are compared with that."""
+
 EVIDENCE_SHARE = 0.6
 """Of the measured goodput, the rate of the traffic that predictions are fitted to: busy, and without a long queue."""
 
@@ -204,7 +207,7 @@ class _Tuner:
             self._done.append(Trial(following.place, measured))
             self._trials.append(self._document(candidate, measured, problem))
             self.say(self._row(_words(candidate.set), self._expected(candidate, original), measured, problem))
-        decision = decide(original, self._done, self._args.objective)
+        decision = decide(original, self._done, self._args.objective, self._gains())
         if decision.significant and decision.place is not None:
             self._wanted = {**self._original, **ranking.candidates[decision.place].set}
         return self._result(original, decision, _sentence(self._args.objective, ranking, decision, self._done))
@@ -228,16 +231,14 @@ class _Tuner:
 
     def _baseline(self) -> Measured | None:
         """The server as it is; for a goodput, then the traffic that predictions need."""
-        shortest = SHORTEST_SECONDS[self._args.objective]
-        trials = self._args.trials
-        share = (self._args.budget - (trials + 1) * self._restart_seconds) / (trials + 1.5)
-        seconds = max(shortest, share)
+        usable = self._args.budget - (self._args.trials + 1) * self._restart_seconds
+        seconds = max(SHORTEST_SECONDS[self._args.objective], usable * BASELINE_SHARE / (self._args.trials + 2))
         measured = self._measure(seconds, None)
         if measured is None or self._args.objective != GOODPUT:
             return measured
         pace = EVIDENCE_SHARE * measured.value
         least, most = EVIDENCE_SECONDS
-        self._load(pace, min(most, max(least, EVIDENCE_REQUESTS / pace), max(least, 0.5 * seconds)))
+        self._load(pace, min(most, max(least, EVIDENCE_REQUESTS / pace), max(least, 0.3 * seconds)))
         return measured
 
     def _measure(self, seconds: float, start: float | None) -> Measured | None:
@@ -280,7 +281,7 @@ class _Tuner:
             keep_ramp(self._target, self._name, found, self._limits)
         if not found.complete:
             raise FleetError(found.sentence)
-        return measured_ceiling(tried(found.steps))
+        return measured_ceiling(tried(found.steps), seconds)
 
     def _load(
         self,
@@ -358,7 +359,7 @@ class _Tuner:
     def _next(self, original: Measured) -> Any:
         assert self._ranking is not None
         return next_trial(
-            len(self._ranking.candidates),
+            self._gains(),
             self._done,
             original,
             self._args.objective,
@@ -366,6 +367,11 @@ class _Tuner:
             seconds_left=self._left,
             restart_seconds=self._restart_seconds,
         )
+
+    def _gains(self) -> list[float]:
+        """By which factor each candidate's value is predicted to differ."""
+        assert self._ranking is not None
+        return [one.predicted / self._ranking.original for one in self._ranking.candidates]
 
     def _expected(self, candidate: Candidate, original: Measured) -> float:
         """What is to be measured with a candidate: the measured original, better by what is predicted."""

@@ -31,8 +31,16 @@ ALIKE = 0.01
 """Candidates whose predictions are this close behave alike: the one that changes less is tried."""
 
 SCATTER = 0.04
-"""Two measurements of the same flags differ by about so much anyway, as a relative standard error: the traffic of
-another time, and a machine that drifts between two starts."""
+"""Two measurements of the same flags differ by so much at least, as a relative standard error: the traffic of another
+time, and a machine that drifts between two starts."""
+
+RAMP_SCATTER, RAMP_SECONDS = 0.05, 900.0
+"""The same of ramps that take so many seconds, in virtual time (`tests/benchmarks/tune.py --scatter`); that of shorter
+ones grows with the square root."""
+
+PREDICTED = 0.15
+"""By so much predicted and measured improvements typically differ; among candidates that were measured to be nearly as
+good, the prediction decides."""
 
 CONFIDENCE = 0.95
 SHORTEST_SECONDS = {GOODPUT: 45.0, TTFT: 10.0, THROUGHPUT: 10.0}
@@ -50,7 +58,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """An objective's value and its relative standard error.
+    """An objective's value and its relative standard error, what measurements of the same flags differ by included.
 
     ``bound`` is ``most`` or ``least`` where only a bound of the value is known: no rate held, or all did.
     """
@@ -148,26 +156,31 @@ def _size(changed: Set) -> float:
 # -- measurements ------------------------------------------------------------------------------------------------------
 
 
-def measured_ceiling(tried: Sequence[Tried]) -> Measured | None:
-    """The goodput that a ramp has found: the highest rate at which the objectives hold. None if it measured nothing."""
+def measured_ceiling(tried: Sequence[Tried], seconds: float) -> Measured | None:
+    """The goodput that a ramp of so many seconds has found: the highest rate at which the objectives hold.
+
+    None if it measured nothing.
+    """
     if not tried:
         return None
     known, found = bracket(tried), ceiling(tried)
+    scatter = max(SCATTER, RAMP_SCATTER * math.sqrt(RAMP_SECONDS / seconds))
     if known.low is None:
-        return Measured(min(one.rate for one in tried), 0.0, "most")
+        return Measured(min(one.rate for one in tried), scatter, "most")
     if found is None or known.high is None:
-        return Measured(known.low, 0.0, "least")
+        return Measured(known.low, scatter, "least")
     # Within an open bracket every rate is as likely.
     error = found.error if found.error is not None else math.log(known.ratio) / math.sqrt(12)
     rate = found.rate if found.error is not None else math.sqrt(known.low * known.high)
-    return Measured(rate, error)
+    return Measured(rate, math.hypot(error, scatter))
 
 
 def measured_mean(values: Sequence[float]) -> Measured | None:
     """The mean of values in the order of time, which may be correlated. None for fewer than five, or if it is zero."""
     if len(values) < 5 or not (mean := fmean(values)) > 0:
         return None
-    return Measured(mean, stdev(values) / math.sqrt(max(2.0, len(values) * worth(values))) / mean)
+    error = stdev(values) / math.sqrt(max(2.0, len(values) * worth(values))) / mean
+    return Measured(mean, math.hypot(error, SCATTER))
 
 
 def pooled(measurements: Sequence[Measured]) -> Measured | None:
@@ -177,9 +190,9 @@ def pooled(measurements: Sequence[Measured]) -> Measured | None:
     known = [one for one in measurements if not one.bound] or list(measurements[-1:])
     if not known:
         return None
-    weights = [1 / (one.error**2 + SCATTER**2) for one in known]
+    weights = [one.error**-2 for one in known]
     value = math.exp(sum(math.log(one.value) * by for one, by in zip(known, weights, strict=True)) / sum(weights))
-    return Measured(value, math.sqrt(1 / sum(weights)), known[0].bound)
+    return Measured(value, sum(weights) ** -0.5, known[0].bound)
 
 
 # -- the order of trials -----------------------------------------------------------------------------------------------
@@ -192,7 +205,7 @@ def rounds(trials: int) -> list[int]:
 
 
 def next_trial(
-    count: int,
+    expected: Sequence[float],
     done: Sequence[Trial],
     original: Measured,
     objective: str,
@@ -201,16 +214,22 @@ def next_trial(
     seconds_left: float,
     restart_seconds: float,
 ) -> Next | None:
-    """The next of ``count`` ranked candidates; None at the end, or if no trial can end in ``seconds_left``.
+    """The next of the ranked candidates; None at the end, or if no trial can end in ``seconds_left``.
+
+    ``expected`` is by which factor each one's value is predicted to differ from the original's.
 
     ``restart_seconds`` is how long one may take; another one, which ends on the chosen flags, is kept in reserve.
     """
     sizes = rounds(trials)
-    sizes[0] = min(sizes[0], count)
+    sizes[0] = min(sizes[0], len(expected))
     sizes = sizes if sizes[0] > 1 else sizes[:1]
     pool, begin = list(range(sizes[0])), 0
     for index, size in enumerate(sizes):
-        pool = pool if not index else _best(pool, done[:begin], original, objective)[: min(size, (len(pool) + 1) // 2)]
+        pool = (
+            pool
+            if not index
+            else _best(pool, done[:begin], original, objective, expected)[: min(size, (len(pool) + 1) // 2)]
+        )
         part = [one.place for one in done[begin : begin + len(pool)]]
         waiting = [place for place in pool if place not in part]
         if not pool:
@@ -244,14 +263,21 @@ def _timed(
     return Next(place, seconds, restart)
 
 
-def _best(pool: Sequence[int], done: Sequence[Trial], original: Measured, objective: str) -> list[int]:
-    """Those of a pool that were measured to be better than the original flags, the best first."""
+def _best(
+    pool: Sequence[int], done: Sequence[Trial], original: Measured, objective: str, expected: Sequence[float]
+) -> list[int]:
+    """Those of a pool that were measured to be better than the original flags, the best first by what was measured and
+    predicted, each weighted by its precision.
+    """
     sign = _sign(objective)
-    found = {place: _of(place, done) for place in pool}
-    gains = {
-        place: _gain(sign, original.value, one.value) for place, one in found.items() if one and one.bound != "most"
-    }
-    return sorted((place for place in gains if gains[place] > 0), key=lambda place: -gains[place])
+    gains: dict[int, float] = {}
+    for place in pool:
+        one = _of(place, done)
+        if one is None or one.bound == "most" or (gain := _gain(sign, original.value, one.value)) <= 0:
+            continue
+        weight, prior = one.error**-2, PREDICTED**-2
+        gains[place] = (gain * weight + _gain(sign, 1.0, expected[place]) * prior) / (weight + prior)
+    return sorted(gains, key=lambda place: -gains[place])
 
 
 def _of(place: int, done: Sequence[Trial]) -> Measured | None:
@@ -261,24 +287,24 @@ def _of(place: int, done: Sequence[Trial]) -> Measured | None:
 # -- the decision ------------------------------------------------------------------------------------------------------
 
 
-def decide(original: Measured, done: Sequence[Trial], objective: str) -> Decision:
+def decide(original: Measured, done: Sequence[Trial], objective: str, expected: Sequence[float]) -> Decision:
     """Which candidate is the best, and whether it is better than the original flags beyond chance.
 
     The logarithm of the ratio of both values counts as normally distributed. The interval is widened for the number of
-    candidates that were tried (Bonferroni), since the best of several is also the luckiest.
+    candidates that were tried (Bonferroni), since the best of several is also the luckiest. ``expected`` is as for
+    `next_trial`; it has a say in which is the best, and none in whether it is better.
     """
     tried = {one.place for one in done if one.measured is not None}
-    best = _best(sorted(tried), done, original, objective)
+    best = _best(sorted(tried), done, original, objective, expected)
     if not best:
         return Decision(None, None, significant=False)
-    before, after = pooled([original]), _of(best[0], done)
-    assert before is not None
+    after = _of(best[0], done)
     assert after is not None
-    gain = _gain(_sign(objective), before.value, after.value)
-    reach = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / len(tried)) * math.hypot(before.error, after.error)
+    gain = _gain(_sign(objective), original.value, after.value)
+    reach = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / len(tried)) * math.hypot(original.error, after.error)
     low, value, high = (_share(gain + by, objective) for by in (-reach, 0.0, reach))
     # Of a server that held every rate, the goodput is higher by nobody knows how much.
-    known = before.bound != "least"
+    known = original.bound != "least"
     return Decision(best[0], Improvement(value, low, high), significant=known and low > 0)
 
 

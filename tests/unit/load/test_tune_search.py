@@ -28,6 +28,8 @@ from vllm_console.load.tune_search import (
 )
 
 ORIGINAL = Measured(2.0, 0.02)
+ALIKE = [1.0] * 9
+"""Predictions that say nothing."""
 
 
 def test_combinations_reach_around_the_present_values_and_never_have_fewer_tokens_than_sequences():
@@ -73,7 +75,13 @@ def play(values, *, trials=4, seconds=1000.0, restart=20.0, objective=GOODPUT, c
     done, left, steps = [], seconds, []
     while True:
         step = next_trial(
-            count or len(values), done, ORIGINAL, objective, trials=trials, seconds_left=left, restart_seconds=restart
+            [1.0] * (count or len(values)),
+            done,
+            ORIGINAL,
+            objective,
+            trials=trials,
+            seconds_left=left,
+            restart_seconds=restart,
         )
         if step is None:
             return steps, done, left
@@ -102,7 +110,7 @@ def test_no_second_round_where_nothing_was_better_and_failures_count():
     steps, done, _ = play([None, 3.0, None])
     assert [one.place for one in steps] == [0, 1, 2, 1]
     assert steps[-1].restart, "the trial that failed was rolled back"
-    assert decide(ORIGINAL, done, GOODPUT).place == 1
+    assert decide(ORIGINAL, done, GOODPUT, ALIKE).place == 1
 
 
 def test_no_trial_begins_that_cannot_end_with_the_restart_after_it():
@@ -117,9 +125,9 @@ def test_no_trial_begins_that_cannot_end_with_the_restart_after_it():
 
 
 def test_better_by_more_than_measurements_scatter_is_significant_and_less_is_not():
-    def decision(value, error=0.01, trials=1):
+    def decision(value, error=0.04, trials=1):
         others = [Trial(place, Measured(1.0, error)) for place in range(1, trials)]
-        return decide(ORIGINAL, [Trial(0, Measured(value, error)), *others], GOODPUT)
+        return decide(Measured(2.0, error), [Trial(0, Measured(value, error)), *others], GOODPUT, ALIKE)
 
     clear, slight = decision(3.0), decision(2.1)
     assert clear.significant
@@ -134,34 +142,44 @@ def test_better_by_more_than_measurements_scatter_is_significant_and_less_is_not
 def test_the_same_flags_are_rarely_called_better():
     dice, wrong = random.Random(2), 0
     for _ in range(1000):
-        original = Measured(2.0 * math.exp(dice.gauss(0, 0.04)), 0.01)
-        done = [Trial(place, Measured(2.0 * math.exp(dice.gauss(0, 0.04)), 0.01)) for place in (0, 1, 2, 0)]
-        wrong += decide(original, done, GOODPUT).significant
+        original = Measured(2.0 * math.exp(dice.gauss(0, 0.04)), 0.04)
+        done = [Trial(place, Measured(2.0 * math.exp(dice.gauss(0, 0.04)), 0.04)) for place in (0, 1, 2, 0)]
+        wrong += decide(original, done, GOODPUT, ALIKE).significant
     assert wrong <= 50
 
 
+def test_of_those_measured_to_be_nearly_as_good_the_prediction_chooses():
+    done = [Trial(0, Measured(3.0, 0.1)), Trial(1, Measured(3.1, 0.1)), Trial(2, Measured(9.0, 0.1))]
+    assert decide(ORIGINAL, done[:2], GOODPUT, [1.6, 1.2]).place == 0
+    assert decide(ORIGINAL, done[:2], GOODPUT, [1.5, 1.5]).place == 1
+    assert decide(ORIGINAL, done, GOODPUT, [1.6, 1.2, 1.1]).place == 2, "what is far better needs no prediction"
+    assert decide(ORIGINAL, [Trial(0, Measured(1.9, 0.1))], GOODPUT, [2.0]).place is None
+
+
 def test_less_time_to_the_first_token_is_better_and_its_improvement_is_a_share_of_it():
-    found = decide(Measured(0.4, 0.01), [Trial(0, Measured(0.1, 0.01)), Trial(1, Measured(0.9, 0.01))], TTFT)
+    found = decide(Measured(0.4, 0.01), [Trial(0, Measured(0.1, 0.01)), Trial(1, Measured(0.9, 0.01))], TTFT, ALIKE)
     assert (found.place, found.significant) == (0, True)
     assert found.improvement.value == pytest.approx(0.75)
 
 
 def test_bounds_are_not_taken_for_values():
-    no_rate_held, all_held = Measured(3.0, 0.0, "most"), Measured(2.0, 0.0, "least")
-    assert decide(ORIGINAL, [Trial(0, no_rate_held)], GOODPUT).place is None
-    assert not decide(all_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT).significant
-    assert decide(no_rate_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT).significant
+    no_rate_held, all_held = Measured(3.0, 0.1, "most"), Measured(2.0, 0.1, "least")
+    assert decide(ORIGINAL, [Trial(0, no_rate_held)], GOODPUT, ALIKE).place is None
+    assert not decide(all_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT, ALIKE).significant
+    assert decide(no_rate_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT, ALIKE).significant
 
 
 def test_measurements():
-    assert measured_ceiling([]) is None
-    assert measured_ceiling([Tried(2.0, False, "queue"), Tried(1.0, False, "queue")]) == Measured(1.0, 0.0, "most")
-    assert measured_ceiling([Tried(2.0, True), Tried(4.0, True)]) == Measured(4.0, 0.0, "least")
-    found = measured_ceiling([Tried(2.0, True), Tried(4.0, False, "queue")])
+    assert measured_ceiling([], 900.0) is None
+    assert measured_ceiling([Tried(2.0, False, "queue"), Tried(1.0, False, "queue")], 900.0) == Measured(
+        1.0, 0.05, "most"
+    )
+    assert measured_ceiling([Tried(2.0, True), Tried(4.0, True)], 225.0) == Measured(4.0, 0.1, "least")
+    found = measured_ceiling([Tried(2.0, True), Tried(4.0, False, "queue")], 900.0)
     assert found.value == pytest.approx(math.sqrt(8))
     assert 0.1 < found.error < 0.3
     assert measured_mean([1.0] * 4) is None
     assert measured_mean([9.0, 10.0, 11.0] * 10).value == pytest.approx(10.0)
     twice = pooled([Measured(2.0, 0.01), Measured(2.0, 0.01)])
     assert twice.error < pooled([Measured(2.0, 0.01)]).error
-    assert decide(Measured(100.0, 0.01), [Trial(0, Measured(150.0, 0.01))], THROUGHPUT).significant
+    assert decide(Measured(100.0, 0.01), [Trial(0, Measured(150.0, 0.01))], THROUGHPUT, ALIKE).significant
