@@ -10,7 +10,7 @@
  *   holds DEVICE PID MIB           in place of the recorded processes this one holds so much (again: one more)
  *   set DEVICE NAME VALUE          a figure as NVML gives it: utilization, memory_utilization, temperature, power_mw,
  *                                  clock, throttle (bits), pcie_generation, pcie_width, pcie_sent and pcie_received
- *                                  (KB/s)
+ *                                  (KB/s), energy_mj
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ struct gpu {
     const char *uuid, *name, *bus;
     u64 total, free, used;
     int utilization, memory_utilization, temperature, power_mw, limit_mw, clock, clock_max, mclock, mclock_max;
-    long long throttle;
+    long long energy_mj, throttle;
     int ecc, persistence, mig_mode, architecture, major, minor, gen, gen_max, width, width_max, replays, numa;
     int slowdown, pcie_sent, pcie_received;
     u64 affinity[16];
@@ -100,6 +100,7 @@ static void change(int i, const char *name, long long value) {
     for (unsigned k = 0; k < sizeof known / sizeof *known; k++)
         if (!strcmp(known[k].name, name)) *known[k].figure = value;
     if (!strcmp(name, "throttle")) g->throttle = value;
+    if (!strcmp(name, "energy_mj")) g->energy_mj = value;
 }
 
 static void read_control(void) {
@@ -265,6 +266,7 @@ int nvmlDeviceGetMigMode(struct device *h, unsigned *current, unsigned *pending)
     return OK;
 }
 int nvmlDeviceGetEnforcedPowerLimit(struct device *h, unsigned *out) { ON(h); GIVE(g->limit_mw); }
+int nvmlDeviceGetTotalEnergyConsumption(struct device *h, u64 *out) { ON(h); if (d->mig) return NOT_SUPPORTED; GIVE(g->energy_mj); }
 int nvmlDeviceGetPowerUsage(struct device *h, unsigned *out) { ON(h); GIVE(g->power_mw); }
 
 struct memory { u64 total, free, used; };

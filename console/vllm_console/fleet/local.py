@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
     from vllm_console.fleet.verbs import Replay
+    from vllm_console.history.energy import Energy, Tariff
     from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.prediction.score import KeptPrediction
@@ -132,7 +133,10 @@ class LocalFleet:
         judge_launches: bool = False,
         window_seconds: float | None = None,
         remote: bool = False,
+        tariff: Tariff | None = None,
     ) -> None:
+        self.tariff = tariff
+        """What energy costs; None without a price."""
         self.read_only, self.read_only_by = read_only, read_only_by
         self.judge_launches = judge_launches and not read_only
         self._interactive = interactive
@@ -657,6 +661,14 @@ class LocalFleet:
         if record.server is None or not record.state.alive:
             return None
         return Owner(record.server.pid, record.server.start_time).listener(record.current.spec.port)
+
+    def energy(self, name: str) -> Energy | None:
+        """What the GPUs of one of our servers took in the last half hour; None where that is not known."""
+        from vllm_console.fleet.energy import recent_energy
+
+        with keeper_errors():
+            record = client.read(self._state, name)
+        return recent_energy(self._state, record, unpack(record.current.spec.details).gpus, time.time())
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once."""
