@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
     energy = fleet.energy(server.name) if server.ours and server.attached is None and server.gpus else None
     if args.json:
-        print_json(status_document(server) | {"energy": energy.document(fleet.tariff) if energy is not None else None})
+        print_json(status_document(server) | {"energy": energy.document() if energy is not None else None})
     else:
-        print("\n".join(describe(server, snapshot.at, energy, fleet.tariff)))
+        print("\n".join(describe(server, snapshot.at, energy)))
     return 0

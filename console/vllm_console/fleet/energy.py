@@ -37,4 +37,4 @@ def recent_energy(state: Path, record: ServerRecord, gpus: Sequence[int], now: f
     found = newest_energy(hosts, record.server.pid, totals)
     if found is None or set(found.gpus) != set(gpus):
         return None
-    return found if now - found.since - found.seconds <= STALE_SECONDS else None
+    return found if now - found.end <= STALE_SECONDS else None

@@ -668,7 +668,8 @@ class LocalFleet:
 
         with keeper_errors():
             record = client.read(self._state, name)
-        return recent_energy(self._state, record, unpack(record.current.spec.details).gpus, time.time())
+        found = recent_energy(self._state, record, unpack(record.current.spec.details).gpus, time.time())
+        return replace(found, tariff=self.tariff) if found is not None else None
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once."""

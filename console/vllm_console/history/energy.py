@@ -48,7 +48,10 @@ class Totals(NamedTuple):
 
 
 class Energy(msgspec.Struct, frozen=True):
-    """What the GPUs of a server took in ``seconds`` from ``since`` (Unix seconds), and what it counted meanwhile."""
+    """What the GPUs of a server took in ``seconds`` from ``since`` (Unix seconds), and what it counted meanwhile.
+
+    ``tariff`` is what that costs, if it is known.
+    """
 
     since: float
     seconds: float
@@ -57,6 +60,12 @@ class Energy(msgspec.Struct, frozen=True):
     output_tokens: float | None
     prompt_tokens: float | None
     requests: float | None
+    tariff: Tariff | None = None
+
+    @property
+    def end(self) -> float:
+        """When the last reading was taken (Unix seconds)."""
+        return self.since + self.seconds
 
     @property
     def per_output_token(self) -> float | None:
@@ -80,8 +89,9 @@ class Energy(msgspec.Struct, frozen=True):
         named = zip(FIGURES, (self.per_output_token, self.per_token, self.per_request), strict=True)
         return {name: value for name, value in named if value is not None}
 
-    def document(self, tariff: Tariff | None) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The JSON contract; costs only with a price."""
+        tariff = self.tariff
         return {
             "since": self.since,
             "seconds": self.seconds,
@@ -174,11 +184,16 @@ def newest_energy(hosts: Sequence[Host], pid: int, totals: Sequence[Totals]) -> 
     return _between(first, last, totals)
 
 
-def energy_within(hosts: Sequence[Host], pid: int, totals: Sequence[Totals], start: float, end: float) -> Energy | None:
-    """The energy in a window, by the readings in it; None unless they cover it but for its edges, without a break."""
+def energy_within(
+    hosts: Sequence[Host], pid: int, totals: Sequence[Totals], start: float, end: float, edge: float = LONGEST_GAP / 2
+) -> Energy | None:
+    """The energy in a window, by the readings in it; None unless they cover it without a break.
+
+    Up to ``edge`` seconds may be missing at either end.
+    """
     within = [host for host in hosts if host.at is not None and start <= host.at <= end]
     found = newest_energy(within, pid, totals)
-    if found is None or found.since - start > LONGEST_GAP / 2 or end - found.since - found.seconds > LONGEST_GAP / 2:
+    if found is None or found.since - start > edge or end - found.end > edge:
         return None
     return found if found.since == within[0].at else None
 
@@ -188,10 +203,10 @@ def _between(first: _Reading, last: _Reading, totals: Sequence[Totals]) -> Energ
     if last.at <= first.at or one is None or other is None:
         return None
     joules = sum(last.counters[index] - value for index, value in first.counters.items()) / 1000
-    grown = [_grown(before, after) for before, after in zip(one[1:], other[1:], strict=True)]
+    output, prompt, requests = (_grown(before, after) for before, after in zip(one[1:], other[1:], strict=True))
     if joules <= 0:
         return None
-    return Energy(first.at, last.at - first.at, tuple(sorted(first.counters)), joules, *grown)
+    return Energy(first.at, last.at - first.at, tuple(sorted(first.counters)), joules, output, prompt, requests)
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
@@ -227,7 +242,7 @@ def joules_text(value: float | None) -> str:
         return UNKNOWN
     if value >= 1000:
         return f"{count(value / 1000) if value >= 1e5 else f'{value / 1000:.3g}'} kJ"
-    return f"{value:.3g} J"
+    return f"{value:.3g} J" if value >= 0.1 else f"{value * 1000:.3g} mJ"
 
 
 def cost_text(cost: float | None, currency: str) -> str:
@@ -235,17 +250,27 @@ def cost_text(cost: float | None, currency: str) -> str:
     return UNKNOWN if cost is None else f"{cost:.3g} {currency}"
 
 
-def energy_lines(found: Energy, tariff: Tariff | None) -> list[str]:
-    """What is known of it, in one or two lines; empty where nothing was counted."""
-    words = {"joules_per_output_token": "output token", "joules_per_token": "token", "joules_per_request": "request"}
-    parts = [f"{joules_text(value)} per {words[name]}" for name, value in found.figures.items()]
-    if not parts:
+def energy_text(found: Energy) -> str:
+    """``0.42 J per output token, 31 mJ per token, 84 J per request``; empty where nothing was counted."""
+    words = zip(FIGURES, ("output token", "token", "request"), strict=True)
+    return ", ".join(f"{joules_text(found.figures[name])} per {word}" for name, word in words if name in found.figures)
+
+
+def cost_line(found: Energy) -> str:
+    """What a million tokens cost; empty without a price."""
+    tariff = found.tariff
+    if tariff is None or found.per_output_token is None:
+        return ""
+    output = cost_text(tariff.per_million(found.per_output_token), tariff.currency)
+    total = cost_text(tariff.per_million(found.per_token), tariff.currency)
+    more = f", {total} with prompts" if found.per_token is not None else ""
+    return f"{output} per million output tokens{more}"
+
+
+def energy_lines(found: Energy) -> list[str]:
+    """What is known of it until now, in one or two lines; empty where nothing was counted."""
+    if not (figures := energy_text(found)):
         return []
     gpus = f"GPU{'s' if len(found.gpus) > 1 else ''} {','.join(map(str, found.gpus))}"
-    lines = [f"{', '.join(parts)}: {gpus} in the last {duration(found.seconds)}, idle time included"]
-    cost = tariff.per_million(found.per_output_token) if tariff is not None else None
-    if tariff is not None and cost is not None:
-        total = tariff.per_million(found.per_token)
-        more = f", {cost_text(total, tariff.currency)} per million tokens with prompts" if total is not None else ""
-        lines.append(f"{cost_text(cost, tariff.currency)} per million output tokens{more}")
-    return lines
+    told = f"{figures}: {gpus} in the last {duration(found.seconds)}, idle time included"
+    return [told, *filter(None, [cost_line(found)])]

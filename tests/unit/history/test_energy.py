@@ -67,16 +67,17 @@ def test_joules_are_those_of_its_gpus_over_what_it_counted_in_the_same_time() ->
     assert found.per_output_token == pytest.approx(600 / 50)
     assert found.per_token == pytest.approx(600 / 450)
     assert found.per_request == pytest.approx(600 / 0.5)
-    euros = found.document(Tariff(0.30, "EUR"))
+    priced = replace(found, tariff=Tariff(0.30, "EUR"))
+    euros = priced.document()
     assert euros["cost_per_million_output_tokens"] == pytest.approx(12 / 3.6e6 * 1e6 * 0.30)
     assert euros["cost_per_million_tokens"] == pytest.approx(600 / 450 / 3.6 * 0.30)
     assert euros["currency"] == "EUR"
-    assert not [key for key in found.document(None) if "cost" in key or key == "currency"], "no price, no cost"
-    lines = energy_lines(found, Tariff(0.30, "EUR"))
+    assert not [key for key in found.document() if "cost" in key or key == "currency"], "no price, no cost"
+    lines = energy_lines(priced)
     assert lines[0].startswith(
         "12 J per output token, 1.33 J per token, 1.2 kJ per request: GPUs 0,1 in the last 1m55s"
     )
-    assert lines[1].startswith("1 EUR per million output tokens, 0.111 EUR per million tokens")
+    assert lines[1].startswith("1 EUR per million output tokens, 0.111 EUR with prompts")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_what_the_server_did_not_report_has_no_figure() -> None:
     assert found.per_output_token is None, "its counter was set back"
     idle = newest_energy(seen(), PID, [Totals(one.at, 7.0, 7.0, 7.0) for one in TOTALS])
     assert idle is not None
-    assert energy_lines(idle, None) == []
+    assert energy_lines(idle) == []
     assert totals_of(Sample(1.0, {"0": EngineSample(generation_tokens_total=3.0), "1": EngineSample()})).output is None
 
 
