@@ -44,16 +44,12 @@ def measured(tmp_path: Path) -> Callable[..., Energy | None]:
     writer.close()
 
     def measured(server: ServerRecord, gpus: tuple[int, ...] = (0,), until: float = 0.0, **facts: Any) -> Energy | None:
+        gpu = {"index": 0, "used_by": [{"pid": PID}]}
         lines = [
-            {
-                "at": NOW + second,
-                "gpus": [{"index": 0, "used_by": [{"pid": PID}], "energy_mj": (second + 900) * 360_000}],
-            }
+            {"at": NOW + second, "gpus": [{**gpu, "energy_mj": (second + 900) * 360_000, **facts}]}
             for second in range(-598, 1, 5)
             if second <= until
         ]
-        for line in lines:
-            line["gpus"][0] |= facts
         (tmp_path / GPU_SAMPLES).write_text("".join(json.dumps(line) + "\n" for line in lines))
         return recent_energy(tmp_path, server, gpus, NOW)
 
@@ -66,12 +62,9 @@ def test_it_is_of_the_time_since_the_server_was_ready(measured: Callable[..., En
     assert NOW - 300 <= found.since <= NOW - 290
     assert found.per_output_token == pytest.approx(9.0)
     assert found.per_token == pytest.approx(4.5)
-    view = ServerView(name="chat", state=State.READY)
-    lines = [
-        line
-        for line in describe(view, NOW, replace(found, tariff=Tariff(0.5, "CHF")))
-        if "J per" in line or "CHF" in line
-    ]
+    view = ServerView(name="chat", state=State.READY, state_since=NOW - 300)
+    told = describe(view, NOW, replace(found, tariff=Tariff(0.5, "CHF")))
+    lines = [line for line in told if "J per" in line or "CHF" in line]
     assert lines[0].startswith("  energy      9 J per output token, 4.5 J per token: GPU 0 in the last 4m")
     assert lines[1].strip() == "1.25 CHF per million output tokens, 0.625 CHF with prompts"
     assert not [line for line in describe(view, NOW) if "energy" in line]
