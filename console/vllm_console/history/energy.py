@@ -146,9 +146,16 @@ def _reading(host: Host, pid: int) -> _Reading | None:
         return None
     held = [gpu for gpu in host.gpus if any(_own(gpu, pid))]
     counters = {gpu.index: gpu.energy_mj for gpu in held if gpu.energy_mj is not None}
-    if not held or len(counters) < len(held) or any(gpu.mig_mode or not all(_own(gpu, pid)) for gpu in held):
+    if not held or len(counters) < len(held) or any(gpu.mig_mode or _is_shared(gpu, pid) for gpu in held):
         return None
     return _Reading(host.at, counters)
+
+
+def _is_shared(gpu: Gpu, pid: int) -> bool:
+    """Whether another process is on it, or holds memory unseen, as in another container."""
+    from vllm_launchers.host.gpu.sharing import holdings  # only now: most recorders see no GPU
+
+    return not all(_own(gpu, pid)) or holdings(gpu).unseen > 0
 
 
 def _own(gpu: Gpu, pid: int) -> list[bool]:

@@ -87,12 +87,13 @@ def test_joules_are_those_of_its_gpus_over_what_it_counted_in_the_same_time() ->
         first_gpu(used_by=None),
         first_gpu(used_by=(*OWN, Holder(STRANGER))),
         first_gpu(used_by=(*OWN, Holder(77, kind="graphics"))),
+        first_gpu(used_gib=60.0),
         first_gpu(mig_mode=True),
         first_gpu(lost="fell off the bus"),
         lambda host: replace(host, problem="driver not answering"),
         lambda host: replace(host, gpus=tuple(replace(one, used_by=()) for one in host.gpus)),
     ],
-    ids=["unsupported", "unseen", "shared", "a display", "MIG", "lost", "hung", "released"],
+    ids=["unsupported", "unseen", "shared", "a display", "shared unseen", "MIG", "lost", "hung", "released"],
 )
 def test_no_figure_where_it_would_be_of_more_or_less_than_the_server(change: Callable[[Host], Host]) -> None:
     assert newest_energy(seen(change), PID, TOTALS) is None
