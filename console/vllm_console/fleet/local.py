@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.launch_verdicts import LaunchVerdicts
     from vllm_console.fleet.leftovers import Leftovers, Removed
     from vllm_console.fleet.memory_release import Releases
+    from vllm_console.fleet.model_download import ModelDownload
     from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.fleet.remote_hosts import Connection, RemoteHost, RemoteHosts
     from vllm_console.fleet.removed import RemovedServers
@@ -161,6 +162,7 @@ class LocalFleet:
         self._recorder = RunRecorder(self._state, 0.0 if interactive else time.time(), read_only=read_only)
         self._history = RunHistory(self._recorder, self._all_records, self.snapshot)
         self._loads, self._ramps = Loads(), Ramps()
+        self._download: ModelDownload | None = None
         self._staged_predictions = StagedPredictions(options_of(self._state, host_file))
         patience = FIRST_ANSWER_SECONDS if interactive else ONLY_ANSWER_SECONDS
         self._observer = Observer(patience=patience) if observe else None
@@ -398,6 +400,18 @@ class LocalFleet:
         from vllm_launchers.vllm.modelfacts.local import local_models
 
         return local_models(self._model_folders)
+
+    def model_download(self, model: str) -> ModelDownload:
+        """Ask the hub what a model's download would be; nothing is downloaded yet. Ends with the fleet.
+
+        Raises:
+            FleetError: it can't be downloaded; the console is read-only.
+        """
+        self._refuse_read_only()
+        from vllm_console.fleet.model_download import ModelDownload
+
+        self._download = ModelDownload(model, self._vllm_paths)
+        return self._download
 
     def flags(self, engine: Engine | None = None) -> FlagTable | None:
         """All flags of an engine; without one, of the engine that a launch would use.
@@ -1140,6 +1154,8 @@ class LocalFleet:
     def close(self) -> None:
         """Let go of loads, open files and observers. Servers go on."""
         self._staged_predictions.close()
+        if self._download is not None:
+            self._download.cancel()
         owned = (self._verdicts, self._loads, self._ramps, self._gpus, self._gpu_charts, self._releases, self._board)
         for one in (*owned, self._replays, self._leftovers_watch, self._observer):
             if one is not None:

@@ -114,11 +114,15 @@ def _side(side: Side) -> dict[str, Any]:
 def _factor(factor: Factor) -> dict[str, Any]:
     return {
         "name": factor.key,
-        "before": factor.before,
-        "after": factor.after,
+        **_factor_side("before", factor.before, factor.open[0]),
+        **_factor_side("after", factor.after, factor.open[1]),
         "change": factor.change,
         "likeness": str(factor.likeness),
     }
+
+
+def _factor_side(name: str, value: float | None, is_open: bool) -> dict[str, Any]:
+    return {name: None, f"{name}_above": value} if is_open else {name: value}
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

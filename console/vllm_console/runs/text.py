@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -383,14 +384,19 @@ def factor_text(factor: Factor) -> str:
 
 
 def factor_sides(factor: Factor) -> tuple[str, str]:
-    """Its value before and after; a quantile of lengths is an estimate within a bucket: ``~850 tokens``."""
-    before, after = (_side_of_factor(factor, value) for value in (factor.before, factor.after))
+    """Its value before and after; a quantile of lengths is an estimate within a bucket: ``~850 tokens``.
+
+    Above the last bucket it is only ``>20.0k tokens``.
+    """
+    before, after = map(partial(_side_of_factor, factor), (factor.before, factor.after), factor.open)
     return before, after
 
 
-def _side_of_factor(factor: Factor, value: float | None) -> str:
+def _side_of_factor(factor: Factor, value: float | None, is_open: bool) -> str:
     text = amount_text(factor.unit, value)
-    return f"~{text}" if factor.key.endswith("p95") and value is not None else text
+    if not factor.key.endswith("p95") or value is None:
+        return text
+    return f"{'>' if is_open else '~'}{text}"
 
 
 def change_text(figure: Figure) -> str:
