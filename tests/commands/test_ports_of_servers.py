@@ -46,6 +46,7 @@ def test_a_stopped_server_whose_port_is_taken_says_so_and_moves_only_when_asked_
         refused = program(*verb)
         assert refused.returncode == 1
         assert f"port {port} belongs to another of your servers" in refused.stderr
+        assert "choose another with --port" in refused.stderr, "it was not given: leaving it out would not help"
     assert program.json("status", "first")["state"] == "stopped"
     program.json("stop", "second")
     with socket.socket() as foreign:

@@ -56,11 +56,18 @@ REFUSED = {
     "sleep": ["ordered"], "wake": ["ordered"], "release": [], "demo": ["--picture", "x.svg", "--after", "1"],
 }  # fmt: skip
 
+REFUSED_WORDS = (
+    ["leftovers", "--remove"],
+    ["models", "get", "org/model", "--yes"], ["models", "remove", "org/model", "--yes"],
+    ["engines", "install", "--cpu", "--yes"], ["engines", "remove", "0.32.0-cpu", "--yes"],
+)  # fmt: skip
+"""Verbs that change something, of commands that otherwise show."""
+
 READING_VERBS = {
     "ramp", "launch_name",
     "snapshot", "presets", "used_presets",
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
-    "leftovers", "last_change", "compare_again", "judge_past", "listener", "replay", "removed_at",
+    "leftovers", "last_change", "compare_again", "judge_past", "listener", "energy", "replay", "removed_at",
     "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters",
     "engine", "plan_trial", "outcome", "rank_changes",
 }  # fmt: skip
@@ -76,7 +83,7 @@ REFUSED_VERBS = {
     "resume": ("new", (), None), "stop": ("ordered",), "forget": ("gone",), "start_load": ("ordered",),
     "stop_load": ("ordered",), "claim": ([0], 9e9), "release": (), "remove_leftovers": (None,),
     "attach_host": ("ssh://gpubox",), "attach": ("http://127.0.0.1:9",), "detach": ("gone",),
-    "keep_measurement": ("ordered", None), "keep_prediction": ("ordered", 1, None),
+    "model_download": ("org/model",), "keep_measurement": ("ordered", None), "keep_prediction": ("ordered", 1, None),
 }  # fmt: skip
 
 READING_ACTIONS = {
@@ -247,9 +254,10 @@ def test_every_command_shows_or_refuses_and_changes_nothing(box, tmp_path):
     before, watched = box.tree(), tmp_path / "watched"
     shown = lines_of(box, READING, "--read-only")
     refused = lines_of(box, REFUSED, "--read-only")
-    removing = ["--read-only", "leftovers", "--remove"]
-    *answers, removed = run_each(box, watched, [*shown, *refused, removing])
-    assert removed["code"] == 4
+    verbs = [["--read-only", *words] for words in REFUSED_WORDS]
+    answers = run_each(box, watched, [*shown, *refused, *verbs])
+    assert [answer["code"] for answer in answers[-len(verbs) :]] == [4] * len(verbs)
+    answers = answers[: -len(verbs)]
     told = {line[1]: answer for line, answer in zip(shown + refused, answers, strict=True)}
     for name in REFUSED:
         assert told[name]["code"] == 4, (name, told[name])

@@ -59,12 +59,11 @@ def _item_lines(item: Item) -> list[str]:
 
     indent = " " * 18
     text = f"{item.status:<8} {item.name:<9}{plain(item.message)}"
-    lines = textwrap.wrap(text, 100, subsequent_indent=indent, break_on_hyphens=False)
-    return (
-        [*lines, *textwrap.wrap(f"{indent}fix: {plain(item.fix)}", 100, subsequent_indent=indent)]
-        if item.fix
-        else lines
-    )
+    lines = textwrap.wrap(text, 79, subsequent_indent=indent, break_on_hyphens=False)
+    if item.fix:
+        fix = f"{indent}fix: {plain(item.fix)}"
+        lines += textwrap.wrap(fix, 79, subsequent_indent=indent, break_on_hyphens=False)
+    return lines
 
 
 def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, preset: Preset) -> Surroundings:

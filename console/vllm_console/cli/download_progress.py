@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections import deque
 from types import TracebackType
 
+from vllm_console.download_text import DownloadText
 from vllm_console.fleet.verbs import RefusedError
-from vllm_console.text import duration, plain, size
+from vllm_console.text import plain
 
 WIPE = "\r\x1b[K"
-WINDOW = 10.0
-"""The speed is that of this many seconds."""
 
 
 def confirmed(args: argparse.Namespace, question: str) -> None:
@@ -36,32 +33,20 @@ class DownloadLine:
     """A line on the terminal that is overwritten: bytes, speed and time left; elsewhere a line for each step."""
 
     def __init__(self, total: int, *, silent: bool) -> None:
-        self._total, self._silent = total, silent
+        self._silent = silent
         self._drawn = sys.stderr.isatty()
         self._step = ""
-        self._points: deque[tuple[float, int]] = deque()
+        self._text = DownloadText(total)
 
     def show(self, step: str, done: int) -> None:
         """It goes on: ``done`` of the bytes are here."""
         if self._silent:
             return
         if self._drawn:
-            print(f"{WIPE}{self._text(step, done)}", end="", file=sys.stderr, flush=True)
+            print(f"{WIPE}{self._text.of(step, done)}", end="", file=sys.stderr, flush=True)
         elif step != self._step:
             print(plain(step), file=sys.stderr, flush=True)
         self._step = step
-
-    def _text(self, step: str, done: int) -> str:
-        now = time.monotonic()
-        self._points.append((now, done))
-        while now - self._points[0][0] > WINDOW:
-            self._points.popleft()
-        since, before = self._points[0]
-        speed = (done - before) / (now - since) if now > since else 0.0
-        text = f"{plain(step, 40)}: {size(min(done, self._total))} of {size(self._total)}"
-        if speed > 0 and done < self._total:
-            text += f", {size(speed)}/s, {duration((self._total - done) / speed)} left"
-        return text
 
     def __enter__(self) -> DownloadLine:
         return self

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.download_progress import DownloadLine, confirmed
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
 from vllm_console.cli.options import add_json, text_from
-from vllm_console.cli.output import Document, complain, fields, print_json
+from vllm_console.cli.output import Document, complain, fields, print_json, prose
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import plain, size
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--index", action="append", default=[], metavar="URL", help="a package index to ask besides pip's own"
     )
     parser.add_argument("--python", type=text_from, metavar="PATH", help="the Python to use (default: this program's)")
-    parser.add_argument("--yes", action="store_true", help="install without a question")
+    parser.add_argument("--yes", action="store_true", help="install, remove: without a question")
     parser.add_argument("--dry-run", action="store_true", help="show what would be installed, and stop")
     add_json(parser)
 
@@ -56,7 +56,12 @@ def run(args: argparse.Namespace) -> int:
     for engine in engines:
         print(plain(f"{engine.label:<28} {engine.path}"))
     if all(engine.kind == "simulated" for engine in engines):
-        print("No usable vLLM found: 'vllm-console engines install' installs one, --vllm PATH names one.")
+        print(
+            prose(
+                "No usable vLLM found. 'vllm-console engines install' installs one; --vllm PATH, or vllm in "
+                "config.toml, names one."
+            )
+        )
     return 0
 
 
@@ -100,10 +105,10 @@ def _installed(args: argparse.Namespace, plan: EnginePlan, *, there: bool) -> in
     if args.json:
         print_json(plan_document(plan) | {"installed": there})
     elif there:
-        print(
-            f"{plan.name} is installed: 'start PRESET --vllm {plan.name}' uses it, 'engines remove {plan.name}' "
-            "deletes it"
-        )
+        print(f"{plan.name} is installed")
+        print(f"  vllm-console start PRESET --vllm {plan.name}")
+    else:
+        print("Nothing was installed: without --dry-run it asks first.")
     return 0
 
 
@@ -118,10 +123,12 @@ def plan_lines(plan: EnginePlan) -> list[str]:
         f"  Python     {plan.python_version} ({plan.python})",
     ]
     if plan.glibc_needed:
-        lines.append(f"  glibc      {plan.glibc or 'unknown'}, {plan.glibc_needed} or later is needed")
+        lines.append(f"  glibc      {plan.glibc or 'unknown'} (needs {plan.glibc_needed} or later)")
     if plan.build != "cpu":
-        lines.append(f"  driver     {plan.driver or 'none'}, {plan.driver_needed or 'unknown'} or later is needed")
-    return [plain(line) for line in (*lines, *(f"  note: {note}" for note in plan.notes))]
+        lines.append(
+            f"  driver     {plan.driver or 'none'} (needs {plan.driver_needed or 'an unknown release'} or later)"
+        )
+    return [*map(plain, lines), *(prose(f"  note: {note}", "    ") for note in plan.notes)]
 
 
 def plan_document(plan: EnginePlan) -> Document:

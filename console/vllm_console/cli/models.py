@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.launch_arguments import gpus_from
 from vllm_console.cli.options import add_json, text_from
-from vllm_console.cli.output import Document, complain, fields, print_json
+from vllm_console.cli.output import Document, complain, fields, print_json, prose
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError, NotFoundError
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
     from vllm_launchers.plan.model import Fit
     from vllm_launchers.vllm.modelfacts.local import LocalModel
+
+
+FITS = 15
+"""Columns of a plan's verdict."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,18 +67,26 @@ def run(args: argparse.Namespace) -> int:
         print_json([model_document(one, fits) for one in found.models])
         return 0
     if not found.models:
-        print("No model found in the Hugging Face cache: 'models get ID' downloads one, the settings name folders.")
+        print(
+            prose(
+                "No models in the Hugging Face cache. 'vllm-console models get ID' downloads one; 'models' in "
+                "config.toml names folders of your own."
+            )
+        )
         return 0
-    names = max(len(plain(one.model)) for one in found.models) + 2
+    taken = sum(width for _, width in COLUMNS) + (0 if fits is None else FITS)
+    names = _name_width([one.model for one in found.models], taken)
     heading = f"{'MODEL':<{names}}" + "".join(f"{title:<{width}}" for title, width in COLUMNS)
     print((heading + ("FITS" if fits is not None else "")).rstrip())
+    said: set[str] = set()
     for one in found.models:
         cells = "".join(f"{cell:<{width}}" for cell, (_, width) in zip(model_cells(one), COLUMNS, strict=True))
         fit = fit_text(fits.get(one.model)) if fits is not None else ""
-        print(f"{plain(one.model):<{names}}{plain(cells + fit)}".rstrip())
+        print(f"{_name(one.model, names)}{plain(cells + fit)}".rstrip())
         reason = one.problem or (fits[one.model].error if fits is not None and one.model in fits else "")
-        if reason:
-            print(plain(f"  {reason}"))
+        if reason and reason not in said:
+            print(prose(f"  {reason}", "  "))
+        said.add(reason)
     return 0
 
 
@@ -94,13 +106,26 @@ def _search(fleet: LocalFleet, args: argparse.Namespace) -> int:
     if not found:
         print(plain(f"The hub finds no model for: {' '.join(args.words)}"))
         return 0
-    names = max(5, *(len(one.model) for one in found)) + 2
+    names = _name_width([one.model for one in found], 10 + (0 if fits is None else 2 + FITS))
     print(f"{'MODEL':<{names}}{'DOWNLOADS':>10}{'  FITS' if fits is not None else ''}")
     for one in found:
         fit = f"  {fit_text(fits[one.model])}" if fits is not None else ""
-        print(plain(f"{one.model:<{names}}{found_cells(one)}{fit}"))
+        print(_name(one.model, names) + plain(f"{found_cells(one)}{fit}"))
+    for reason in dict.fromkeys(fit.error for fit in (fits or {}).values() if fit.error and fit.fits is not False):
+        print(prose(f"  ! {reason}", "    "))
     print("\n'vllm-console models get MODEL' downloads one.")
     return 0
+
+
+def _name_width(models: list[str], taken: int) -> int:
+    """The width of the names' column beside so many columns, on a terminal of 80."""
+    return max(7, min(max(len(plain(one)) for one in models) + 2, 80 - taken))
+
+
+def _name(model: str, width: int) -> str:
+    """A name in its column; one that is too long stands in a line of its own."""
+    text = plain(model)
+    return f"{text:<{width}}" if len(text) < width else f"{text}\n{'':<{width}}"
 
 
 def _fits(fleet: LocalFleet, args: argparse.Namespace, models: list[str], *, ask_hub: bool = False) -> dict[str, Fit]:

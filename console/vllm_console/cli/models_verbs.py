@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.download_progress import DownloadLine, confirmed
 from vllm_console.cli.fleet_access import refuse_read_only, settings_from
-from vllm_console.cli.output import fields, print_json
+from vllm_console.cli.output import fields, print_json, prose
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import count, plain, size
+from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
     from vllm_launchers.vllm.hub import FoundModel, Hub, HubModel
@@ -44,7 +45,8 @@ def get_model(args: argparse.Namespace) -> int:
              "files": [fields(one, "name bytes") for one in found.files]}
         )  # fmt: skip
     else:
-        print(plain(f"{model}: {size(found.bytes)}, every file verified; 'vllm-console start PRESET --model {model}'"))
+        print(plain(f"{model}: every file verified, {size(found.bytes)}"))
+        print(plain(f"  vllm-console start PRESET --model {model}"))
     return 0
 
 
@@ -57,20 +59,18 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
     """
     missing, free = hub.missing_bytes(found), hub.free_bytes()
     if not args.json:
-        print(plain(f"{found.model} at {found.commit[:12]}: {len(found.files)} files, {size(found.bytes)}"))
-        print(plain(f"  {size(missing)} to download, {size(free)} free at {hub.cache}"))
-    if missing > free:
-        raise FleetError(
-            f"{found.model} needs {size(missing)} more, and {hub.cache} has {size(free)} free; "
-            "free some, or set HF_HUB_CACHE to a folder on a larger disk"
-        )
+        print(plain(found.model))
+        print(plain(f"  {counted(len(found.files), 'file')}, {size(found.bytes)}, commit {found.commit[:12]}"))
+        print(plain(f"  {size(missing) if missing else 'nothing'} to download, {size(free)} free at {hub.cache}"))
+    if problem := hub.no_room(found):
+        raise FleetError(problem)
     if found.code and not args.with_code:
         risk = (
             f"{found.model} comes with Python code of its own, which vLLM runs as you if --trust-remote-code is given"
         )
         if not (sys.stdin.isatty() and sys.stdout.isatty() and not args.json):
             raise RefusedError(f"{risk}; downloading runs none of it: --with-code says that you want it")
-        print(plain(f"  ! {risk}; downloading runs none of it"))
+        print(prose(f"  ! {risk}; downloading runs none of it.", "    "))
         confirmed(argparse.Namespace(yes=False, json=False), "Download it with its code?")
     if missing:
         confirmed(args, f"Download {size(missing)}?")

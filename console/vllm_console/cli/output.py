@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
+from vllm_console.text import plain
 from vllm_launchers.private import open_standard_streams
 
 Document = dict[str, Any]
@@ -113,3 +114,10 @@ def fields(value: object, names: str) -> Document:
 def print_json(document: object) -> None:
     """Write one JSON document to standard output."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def prose(text: str, indent: str = "") -> str:
+    """A sentence in lines of 79 columns at most, cleaned of what a terminal would obey; further lines are indented."""
+    import textwrap
+
+    return textwrap.fill(plain(text), 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MOST_SCALE = 20.0
 _LATENCIES = (("ttft_seconds", "TTFT"), ("itl_seconds", "ITL"), ("e2e_seconds", "end to end"))
 _PARTS = ("p50", "p90", "p99", "mean")
-_RATES = ("tokens_per_second", "requests_waiting", "preemptions_per_minute", "kv_cache_usage")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,24 +109,17 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
     yield f"from {found.requests:,} requests in {found.minutes:.1f} min, {found.source}"
     yield ""
     if all(getattr(prediction.predicted, key).mean.value is None for key, _ in _LATENCIES):
-        yield prediction.outside
+        yield prediction.outside or "Not predicted: in the replay no recorded request would be served."
         return
     yield f"  {'':<22}{'NOW':>10}{'PREDICTED':>12}   90 % INTERVAL"
     for key, title in _LATENCIES:
         now, then = getattr(prediction.now, key), getattr(prediction.predicted, key)
         for part in _PARTS:
             yield _row(f"{title} {part}", getattr(now, part), getattr(then, part), seconds)
-    rows = (
-        ("tokens/s", "tokens_per_second", _count),
-        ("requests waiting", "requests_waiting", _count),
-        ("preemptions/min", "preemptions_per_minute", _count),
-        ("KV cache usage", "kv_cache_usage", percent),
-    )
-    for title, key, form in rows:
+    for key, (title, form) in _RATES.items():
         yield _row(title, getattr(prediction.now, key), getattr(prediction.predicted, key), form)
     yield ""
-    if needed := _too_few(prediction.now, prediction.predicted):
-        yield needed
+    yield from _unknown(prediction.now, prediction.predicted)
     yield prediction.outside or _sentence(prediction.now, prediction.predicted)
     record = found.record
     if record.median_error is not None and record.covered is not None:
@@ -140,15 +132,24 @@ def _lines(name: str, found: PredictedChange) -> Iterator[str]:
         yield f"After the last predicted restart the same steps were {abs(found.drift):.0%} {slower} than before it."
 
 
-def _too_few(now: Estimates, then: Estimates) -> str:
-    """Why quantiles are missing."""
+def _unknown(now: Estimates, then: Estimates) -> Iterator[str]:
+    """Why figures are missing: a line for each reason."""
     from vllm_console.prediction.figures import FEWEST_FOR
 
-    spreads = [getattr(one, key) for one in (now, then) for key, _ in _LATENCIES]
-    missing = [part for part in FEWEST_FOR if any(getattr(one, part).value is None for one in spreads)]
-    return (
-        f"{UNKNOWN}: {', '.join(f'{part} needs {FEWEST_FOR[part]} requests' for part in missing)}." if missing else ""
-    )
+    sides, needed = (now, then), dict[str, str]()
+    for keys, of in ((("ttft_seconds", "e2e_seconds"), "requests"), (("itl_seconds",), "inter-token intervals")):
+        found = [spread for one in sides for key in keys if (spread := getattr(one, key)).mean.value is not None]
+        for part, fewest in FEWEST_FOR.items():
+            if any(getattr(spread, part).value is None for spread in found):
+                needed.setdefault(part, f"{part} needs {fewest} {of}")
+    if needed:
+        yield f"{UNKNOWN}: {', '.join(needed.values())}."
+    if any(one.itl_seconds.mean.value is None for one in sides):
+        yield f"{UNKNOWN}: ITL needs answers of more than one token."
+    if missing := [
+        title for key, (title, _) in _RATES.items() if any(getattr(one, key).value is None for one in sides)
+    ]:
+        yield f"{UNKNOWN}: {' and '.join(missing)} not reported in the records of the engine's steps."
 
 
 def _row(title: str, now: Estimate, then: Estimate, form: Any) -> str:
@@ -162,6 +163,15 @@ def _value(value: object) -> str:
 
 def _count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.1f}"
+
+
+_RATES: dict[str, tuple[str, Callable[[float | None], str]]] = {
+    "tokens_per_second": ("tokens/s", _count),
+    "requests_waiting": ("requests waiting", _count),
+    "preemptions_per_minute": ("preemptions/min", _count),
+    "kv_cache_usage": ("KV cache usage", percent),
+}
+"""The other figures, each with its title and how it is written."""
 
 
 def _sentence(now: Estimates, then: Estimates) -> str:

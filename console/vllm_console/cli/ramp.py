@@ -21,6 +21,7 @@ from vllm_console.fleet.verbs import FleetError, RefusedError
 from vllm_console.text import duration, percent, plain, rate
 
 if TYPE_CHECKING:
+    from vllm_console.load.energy import EnergyMeter
     from vllm_console.load.ramp import Ramp, RampOptions, RampProgress, RampStep
     from vllm_console.runs.measurement import Measurement
     from vllm_launchers.presets.model import Objectives
@@ -227,17 +228,37 @@ def _search(args: argparse.Namespace, target: Target, objectives: Objectives, op
             lookup=target.lookup,
             allow_remote=args.yes or args.remote,
             access=target.access,
+            meter=meter,
             stop=stop,
             on_step=reports.step,
             on_progress=reports.progress,
         )
 
     try:
-        return asyncio.run(main())
+        with _meter(target) as meter:
+            return asyncio.run(main())
     except LoadError as error:
         raise FleetError(str(error)) from error
     finally:
         reports.end()
+
+
+@contextlib.contextmanager
+def _meter(target: Target) -> Iterator[EnergyMeter | None]:
+    """What reads the GPUs of a server of ours; None of one without."""
+    from vllm_console.load.energy import EnergyMeter
+    from vllm_launchers.host.gpu.monitor import GpuMonitor
+
+    server = target.server
+    if server is None or not server.ours or server.attached is not None or not (server.pid and server.gpus):
+        yield None
+        return
+    watch = GpuMonitor()
+    watch.start()
+    try:
+        yield EnergyMeter(server.pid, server.gpus, lambda: watch.latest().host, target.fleet.tariff)
+    finally:
+        watch.close()
 
 
 def _event(kind: str, content: object, stop: asyncio.Event | None = None) -> None:
@@ -306,6 +327,7 @@ class _Progress:
 
 def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
     """The curve and the sentence."""
+    from vllm_console.history.energy import cost_line, energy_text
     from vllm_console.runs.measurement import plots
 
     lines = (
@@ -319,6 +341,9 @@ def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
     lines += textwrap.wrap(plain(found.sentence), 78, break_on_hyphens=False)
     if found.goodput is not None:
         lines.append(f"Goodput there: {rate(found.goodput, 'req')} with TTFT and mean ITL within their limits.")
+    if found.energy is not None and (figures := energy_text(found.energy)):
+        cost = cost_line(found.energy)
+        lines.append(f"Energy near it: {figures}{f'; {cost}' if cost else ''}.")
     return lines
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_console.diagnosis.finding import title_of_code
+from vllm_console.history.energy import Tariff
 from vllm_console.metrics.quantile import text_of
 from vllm_console.runs.compare import Comparison
 from vllm_console.runs.measurement import Measurement, limit_text, newest_ramp, plots
@@ -15,6 +16,8 @@ from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     amount_text,
     change_text,
+    energy_cost_text,
+    factor_sides,
     notes,
     objective_text,
     plain_sentence,
@@ -127,7 +130,7 @@ def _how(run: Run) -> str:
     return f"failed: {cause or run.ended.get('reason') or 'reason unknown'}{removed}"
 
 
-def comparison_lines(found: Comparison) -> list[str]:
+def comparison_lines(found: Comparison, tariff: Tariff | None = None) -> list[str]:
     """The outcome and verdict first, then what was changed, the traffic, and every figure."""
     lines = textwrap.wrap(plain_sentence(found), WIDTH, break_on_hyphens=False)
     lines += textwrap.wrap(sentence(found), WIDTH, break_on_hyphens=False)
@@ -135,16 +138,18 @@ def comparison_lines(found: Comparison) -> list[str]:
         lines += textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     lines += ["", f"before  {_side(found, after=False)}", f"after   {_side(found, after=True)}"]
     lines += [f"changed {setting_text(change)}" for change in found.differences]
-    lines += ["", f"{f'traffic: {found.traffic}':<22}{'before':>12}{'after':>12}   change"]
+    lines += ["", f"{f'traffic: {found.traffic}':<22}{'before':>14}{'after':>14}   change"]
     for factor in found.factors:
-        before, after = (amount_text(factor.unit, value) for value in (factor.before, factor.after))
+        before, after = factor_sides(factor)
         change = f"{signed(factor.change):<8}{factor.likeness}"
-        lines.append(f"  {factor.name:<20}{before:>12}{after:>12}   {change}".rstrip())
-    lines += ["", f"{'figures (medians)':<22}{'before':>12}{'after':>12}   {'change':<28}verdict"]
+        lines.append(f"  {factor.name:<20}{before:>14}{after:>14}   {change}".rstrip())
+    lines += ["", f"{'figures (medians)':<22}{'before':>14}{'after':>14}   {'change':<28}verdict"]
     for figure in found.figures:
         before, after = (side_text(figure, after=after) for after in (False, True))
         outcome = " ".join(filter(None, (str(figure.verdict or ""), objective_text(figure))))
-        lines.append(f"  {figure.name:<20}{before:>12}{after:>12}   {change_text(figure):<28}{outcome}".rstrip())
+        lines.append(f"  {figure.name:<20}{before:>14}{after:>14}   {change_text(figure):<28}{outcome}".rstrip())
+    if cost := energy_cost_text(found, tariff):
+        lines.append(f"  energy: {cost}")
     return [plain(line) for line in [*lines, *_ramps(found)]]
 
 

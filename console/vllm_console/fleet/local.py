@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.launch_verdicts import LaunchVerdicts
     from vllm_console.fleet.leftovers import Leftovers, Removed
     from vllm_console.fleet.memory_release import Releases
+    from vllm_console.fleet.model_download import ModelDownload
     from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.fleet.remote_hosts import Connection, RemoteHost, RemoteHosts
     from vllm_console.fleet.removed import RemovedServers
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.standby import Sleeping
     from vllm_console.fleet.tuning import Ranking, TuneGoal
     from vllm_console.fleet.verbs import Replay
+    from vllm_console.history.energy import Energy, Tariff
     from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.prediction.score import KeptPrediction
@@ -133,7 +135,10 @@ class LocalFleet:
         judge_launches: bool = False,
         window_seconds: float | None = None,
         remote: bool = False,
+        tariff: Tariff | None = None,
     ) -> None:
+        self.tariff = tariff
+        """What energy costs; None without a price."""
         self.read_only, self.read_only_by = read_only, read_only_by
         self.judge_launches = judge_launches and not read_only
         self._interactive = interactive
@@ -158,6 +163,7 @@ class LocalFleet:
         self._recorder = RunRecorder(self._state, 0.0 if interactive else time.time(), read_only=read_only)
         self._history = RunHistory(self._recorder, self._all_records, self.snapshot)
         self._loads, self._ramps = Loads(), Ramps()
+        self._download: ModelDownload | None = None
         self._staged_predictions = StagedPredictions(options_of(self._state, host_file))
         patience = FIRST_ANSWER_SECONDS if interactive else ONLY_ANSWER_SECONDS
         self._observer = Observer(patience=patience) if observe else None
@@ -395,6 +401,18 @@ class LocalFleet:
         from vllm_launchers.vllm.modelfacts.local import local_models
 
         return local_models(self._model_folders)
+
+    def model_download(self, model: str) -> ModelDownload:
+        """Ask the hub what a model's download would be; nothing is downloaded yet. Ends with the fleet.
+
+        Raises:
+            FleetError: it can't be downloaded; the console is read-only.
+        """
+        self._refuse_read_only()
+        from vllm_console.fleet.model_download import ModelDownload
+
+        self._download = ModelDownload(model, self._vllm_paths)
+        return self._download
 
     def flags(self, engine: Engine | None = None) -> FlagTable | None:
         """All flags of an engine; without one, of the engine that a launch would use.
@@ -658,6 +676,15 @@ class LocalFleet:
         if record.server is None or not record.state.alive:
             return None
         return Owner(record.server.pid, record.server.start_time).listener(record.current.spec.port)
+
+    def energy(self, name: str) -> Energy | None:
+        """What the GPUs of one of our servers took in the last half hour; None where that is not known."""
+        from vllm_console.fleet.energy import recent_energy
+
+        with keeper_errors():
+            record = client.read(self._state, name)
+        found = recent_energy(self._state, record, unpack(record.current.spec.details).gpus, time.time())
+        return replace(found, tariff=self.tariff) if found is not None else None
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once."""
@@ -1146,6 +1173,8 @@ class LocalFleet:
     def close(self) -> None:
         """Let go of loads, open files and observers. Servers go on."""
         self._staged_predictions.close()
+        if self._download is not None:
+            self._download.cancel()
         owned = (self._verdicts, self._loads, self._ramps, self._gpus, self._gpu_charts, self._releases, self._board)
         for one in (*owned, self._replays, self._leftovers_watch, self._observer):
             if one is not None:

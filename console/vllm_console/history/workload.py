@@ -232,12 +232,13 @@ def _seen(
     at_least = tuple(name for name, length in zip(names, lengths, strict=True) if length.open)
     kept = (*(("prefix_reuse",) if reuse is None else ()), *(("concurrency",) if flying is None else ()))
     parts = [
-        f"prompts {lengths[0].words(given)} and answers {lengths[1].words(made)} at p95",
+        f"p95 prompt {lengths[0].words(given)}",
+        f"p95 answer {lengths[1].words(made)} (histogram buckets {lengths[0].bucket}, {lengths[1].bucket})",
         f"{percent(reuse)} of prompt tokens reused" if reuse is not None else "prefix reuse not measured",
-        f"{flying:,} in flight" if flying is not None else "concurrency not measured",
+        f"{flying:,} in flight (p95)" if flying is not None else "concurrency not measured",
     ]
     rough = "" if requests >= PLENTY else "; rough estimate from few requests"
-    sentence = f"{requests:,} requests in {duration(minutes * 60)}: {', '.join(parts)}{rough}."
+    sentence = f"{requests:,} requests ended in {_recorded(minutes)}: {', '.join(parts)}{rough}."
     return SeenWorkload(workload, requests, minutes, sentence, at_least, kept)
 
 
@@ -257,19 +258,24 @@ class _Length(msgspec.Struct, frozen=True):
         bounds, counts = histogram.bounds, histogram.counts
         if longest is not None and (len(bounds) < 2 or longest > bounds[-2]):
             bounds, counts = (*bounds[:-1], float(longest), math.inf), (*counts, counts[-1])
-        rank = _Q * counts[-1]
-        index = next(index for index, count in enumerate(counts) if count >= rank)
-        value = interpolated(_Q, bounds, counts)
-        tokens = max(1, math.ceil(value)) if value is not None else 1
-        low = int(bounds[index - 1]) if index else 0
-        return cls(tokens, low, None if math.isinf(bounds[index]) else int(bounds[index]))
+        found = interpolated(_Q, bounds, counts, histogram.sum)
+        if found is None:
+            return cls(1, 0, None)
+        return cls(max(1, math.ceil(found.guess)), int(found.low), None if found.high is None else int(found.high))
 
     def words(self, tokens: int) -> str:
-        if self.high is None:
-            return f"of at least {tokens:,} tokens"
-        return f"of {tokens:,} tokens ({self.low:,} to {self.high:,})"
+        return f"{'over ' if self.open else '~'}{tokens:,} tokens"
+
+    @property
+    def bucket(self) -> str:
+        return f"above {self.low:,}" if self.high is None else f"{self.low:,} to {self.high:,}"
 
 
 def _too_few(requests: int, minutes: float) -> str:
     ended = {0: "No request ended", 1: "1 request ended"}.get(requests, f"{requests:,} requests ended")
-    return f"{ended} in {duration(minutes * 60)}: needs at least {FEWEST}."
+    return f"{ended} in {_recorded(minutes)}: needs at least {FEWEST}."
+
+
+def _recorded(minutes: float) -> str:
+    """The time that the figures are from."""
+    return f"the last hour ({duration(minutes * 60)} of it recorded)"

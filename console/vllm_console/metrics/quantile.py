@@ -126,14 +126,23 @@ def middle(found: Sequence[Quantile]) -> Quantile | None:
     return Quantile((one.guess + other.guess) / 2, (one.low + other.low) / 2, (one.high + other.high) / 2)
 
 
-def interpolated(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> float | None:
+def interpolated(q: float, bounds: tuple[float, ...], counts: tuple[float, ...], total: float) -> Quantile | None:
     """A quantile from cumulative bucket counts, estimated like PromQL's ``histogram_quantile``. For lengths in tokens.
 
-    Linear within a bucket; the first bucket begins at 0; in the +Inf bucket the result is the last finite bound. None
-    if there is no observation, or only the +Inf bucket.
+    Linear within a bucket, but no more than ``total``, the sum of all observations, allows: those above the quantile
+    are at least as large, and all others at least as large as their buckets begin. The first bucket begins at 0. In the
+    +Inf bucket ``high`` is None, and the quantile is above the last finite bound. None if there is no observation, or
+    only the +Inf bucket.
     """
-    found = _bucket(q, bounds, counts)
-    return found[1] if found is not None else None
+    found = quantile(q, bounds, counts)
+    if found is None or found.high is None:
+        return found
+    largest = counts[-1] - max(1, math.ceil(q * counts[-1])) + 1
+    least, before = 0.0, 0.0
+    for lower, count in zip((min(0.0, bounds[0]), *bounds), counts, strict=False):
+        least += lower * max(0.0, min(count, counts[-1] - largest) - before)
+        before = count
+    return msgspec.structs.replace(found, guess=max(found.low, min(found.guess, (total - least) / largest)))
 
 
 def _bucket(q: float, bounds: tuple[float, ...], counts: tuple[float, ...]) -> tuple[int, float] | None:

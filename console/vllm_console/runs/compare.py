@@ -23,6 +23,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.history import energy
 from vllm_console.metrics.quantile import PARTS, Quantile, middle
 from vllm_console.runs.confidence import difference, median
 from vllm_console.runs.store import FlagChange, Run, changes
@@ -90,6 +91,7 @@ _FIGURES = (
     ("preemptions_per_minute", "preemptions", "/min"),
     ("kv_cache_usage", "KV cache", "share"),
     ("hit_rate", "prefix hits", "share"),
+    *zip(energy.FIGURES, ("J/token out", "J/token", "J/request"), ("J", "J", "J"), strict=True),
 )
 QUANTILES = tuple(f"{key}_{part}" for key, _ in _LATENCIES for part, _ in PARTS)
 _LARGEST = 20.0
@@ -193,7 +195,10 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Factor(msgspec.Struct, frozen=True):
-    """One side of the traffic before and after, as medians over windows."""
+    """One side of the traffic before and after, as medians over windows.
+
+    ``open`` says of each value whether it is only a lower bound: a p95 of lengths above vLLM's last bucket.
+    """
 
     key: str
     name: str
@@ -201,11 +206,14 @@ class Factor(msgspec.Struct, frozen=True):
     before: float | None
     after: float | None
     likeness: Likeness
+    open: tuple[bool, bool] = (False, False)
 
     @property
     def change(self) -> float | None:
         """The relative increase afterwards."""
-        return (self.after - self.before) / self.before if self.before and self.after is not None else None
+        if any(self.open) or not self.before or self.after is None:
+            return None
+        return (self.after - self.before) / self.before
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -335,6 +343,8 @@ def _compare(
             exact=key in exact,
         )
         for key, name, unit in _FIGURES
+        # Most machines know nothing of energy: no row then.
+        if key not in energy.FIGURES or _values(one, key) or _values(other, key)
     )
     return Comparison(
         before=sides[0],
@@ -456,10 +466,14 @@ def _steady(values: Sequence[float]) -> bool:
 
 
 def _factor(key: str, name: str, unit: str, before: Sequence[RunWindow], after: Sequence[RunWindow]) -> Factor:
-    one, other = _middle(before, key), _middle(after, key)
+    if not key.endswith("p95"):
+        one, other = _middle(before, key), _middle(after, key)
+        return Factor(key, name, unit, one, other, _likeness(one, other))
+    found = [middle([p95 for one in windows if (p95 := one.quantile(key)) is not None]) for windows in (before, after)]
+    one, other = (p95.guess if p95 is not None else None for p95 in found)
+    is_open = (found[0] is not None and found[0].high is None, found[1] is not None and found[1].high is None)
     # A 95th percentile is known only to a bucket, and the next bucket begins at twice as much or more.
-    wide = 6.0 if key.endswith("p95") else 1.0
-    return Factor(key, name, unit, one, other, _likeness(one, other, wide))
+    return Factor(key, name, unit, one, other, _likeness(one, other, wide=6.0), is_open)
 
 
 def _likeness(one: float | None, other: float | None, wide: float = 1.0) -> Likeness:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
+from vllm_console.history.energy import FIGURES as ENERGY
+from vllm_console.history.energy import Tariff, cost_text, joules_text
 from vllm_console.runs.compare import QUANTILES, Comparison, Factor, Figure, Likeness, Side, Verdict
 from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.store import FlagChange, Run
@@ -70,6 +73,15 @@ def ceiling_text(found: Comparison) -> str:
         return ""
     known = (ramp.ceiling_requests_per_second if ramp is not None else None for ramp in ramps)
     return f"{' → '.join(UNKNOWN if one is None else f'{one:.3g}' for one in known)} req/s (by ramps)"
+
+
+def energy_cost_text(found: Comparison, tariff: Tariff | None) -> str:
+    """What a million generated tokens cost in energy: ``0.11 → 0.087 EUR``; empty where that is unknown."""
+    known = next((figure for figure in found.figures if figure.key == ENERGY[0]), None)
+    if tariff is None or known is None:
+        return ""
+    before, after = (cost_text(tariff.per_million(one), tariff.currency) for one in (known.before, known.after))
+    return f"{before} → {after} per million output tokens"
 
 
 def _by_weight(figures: Sequence[Figure]) -> list[Figure]:
@@ -372,14 +384,19 @@ def factor_text(factor: Factor) -> str:
 
 
 def factor_sides(factor: Factor) -> tuple[str, str]:
-    """Its value before and after; a quantile of lengths is an estimate within a bucket: ``~850 tokens``."""
-    before, after = (_side_of_factor(factor, value) for value in (factor.before, factor.after))
+    """Its value before and after; a quantile of lengths is an estimate within a bucket: ``~850 tokens``.
+
+    Above the last bucket it is only ``>20.0k tokens``.
+    """
+    before, after = map(partial(_side_of_factor, factor), (factor.before, factor.after), factor.open)
     return before, after
 
 
-def _side_of_factor(factor: Factor, value: float | None) -> str:
+def _side_of_factor(factor: Factor, value: float | None, is_open: bool) -> str:
     text = amount_text(factor.unit, value)
-    return f"~{text}" if factor.key.endswith("p95") and value is not None else text
+    if not factor.key.endswith("p95") or value is None:
+        return text
+    return f"{'>' if is_open else '~'}{text}"
 
 
 def change_text(figure: Figure) -> str:
@@ -449,6 +466,8 @@ def value_text(unit: str, value: float | None) -> str:
         return UNKNOWN
     if unit == "s":
         return seconds(value)
+    if unit == "J":
+        return joules_text(value)
     if unit == "per request":
         return f"{value:.2g}"
     if unit == "share":

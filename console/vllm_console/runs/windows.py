@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from vllm_console.history import energy
 from vllm_console.metrics.first_requests import FirstRequests
 from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, agreeing, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
@@ -37,13 +38,18 @@ FIGURES = (
     "hit_rate",
     *(f"{latency}_{part}" for latency in LATENCIES for part in ("mean", "p50", "p90", "p99")),
     *(f"{latency}_{part}_{end}" for latency in LATENCIES for part, _ in PARTS for end in ("above", "below", "exact")),
+    "prompt_length_p95_above",
+    "answer_length_p95_above",
+    *energy.FIGURES,
 )
 """A window's figures. ``requests`` is how many ended; ``requests_per_second`` how many arrived (ended, and in flight at
 its end but not at its beginning); ``in_flight``, ``running``, ``waiting`` and ``kv_cache_usage`` (the fullest engine's,
 a share from 0 to 1) are means over the samples; ``preemption_share`` is preemptions per request that ended, or that ran
-at its end if those are more; lengths are in tokens; latencies in seconds. ``ttft_p99_above`` and ``ttft_p99_below`` are
-the ends of the bucket of the TTFT's 99th percentile; in a bucket with only one end there is no ``ttft_p99``.
-``ttft_p99_exact`` is the value itself, where a probe has recorded every request. Likewise for the others."""
+at its end if those are more; lengths are in tokens (a p95 above vLLM's last bound is only
+``prompt_length_p95_above``); latencies in seconds. ``ttft_p99_above`` and ``ttft_p99_below`` are the ends of the bucket
+of the TTFT's 99th percentile; in a bucket with only one end there is no ``ttft_p99``.
+``ttft_p99_exact`` is the value itself, where a probe has recorded every request. Likewise for the others. Joules are
+those of the server's GPUs, where these count them and serve nobody else."""
 
 
 class RunWindow(msgspec.Struct, frozen=True):
@@ -173,7 +179,12 @@ def with_exact(found: RunWindow, latencies: Mapping[str, Quantiles]) -> RunWindo
         for name, _ in PARTS
         if (one := getattr(latency, name)) is not None
     }
-    return msgspec.structs.replace(found, figures={**found.figures, **exact})
+    return with_figures(found, exact)
+
+
+def with_figures(found: RunWindow, more: Mapping[str, float]) -> RunWindow:
+    """The window with more figures."""
+    return msgspec.structs.replace(found, figures={**found.figures, **more})
 
 
 def by_exact(windows: Sequence[RunWindow], keys: Collection[str]) -> list[RunWindow]:
@@ -211,7 +222,9 @@ def _distributions(grown: EngineSample) -> dict[str, float | None]:
     for key, name in zip(LENGTHS, ("prompt_length", "answer_length"), strict=True):
         if (histogram := _filled(grown, key)) is not None:
             found[f"{name}_mean"] = histogram.sum / histogram.count
-            found[f"{name}_p95"] = interpolated(0.95, histogram.bounds, histogram.counts)
+            p95 = interpolated(0.95, histogram.bounds, histogram.counts, histogram.sum)
+            if p95 is not None:
+                found[f"{name}_p95" if p95.high is not None else f"{name}_p95_above"] = p95.guess
     seen = {key: quantiles(histogram) for key in LATENCIES if (histogram := _filled(grown, key)) is not None}
     for key, latency in agreeing(seen).items():
         found[f"{key}_mean"] = latency.mean

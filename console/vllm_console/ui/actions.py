@@ -190,6 +190,7 @@ _ACTIONS: tuple[Action, ...] = (
     _on("launch", "launch_toggle", "space", "Toggle a flag; next engine or GPUs", "on/off"),
     _on("launch", "launch_fix", "f", "Apply the fix of the finding shown", "fix"),
     _on("launch", "launch_layouts", "l", "Other layouts side by side: ↑ ↓ choose, enter applies one", "layouts"),
+    _on("launch", "launch_get", "d", "Download the model from the Hugging Face hub, if it is not here", changes=True),
     _on("launch", "launch_add", "a", "Search all flags and add one", "add flag"),
     _on("launch", "launch_remove", "delete backspace", "Remove the flag, or clear the field", "remove"),
     _on("launch", "launch_undo", "u", "Undo the change of this flag or field", "undo"),

@@ -32,7 +32,7 @@ from vllm_launchers.launch.placement import (
 )
 from vllm_launchers.launch.request import LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve, suggestions, without_server
-from vllm_launchers.plan.checks.environment import engine_missing
+from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
 from vllm_launchers.plan.findings import Finding, Level
@@ -105,7 +105,7 @@ class Planner:
             if refused := engine_problems(self._vllm_paths):
                 raise FleetError(". ".join(refused))
             raise FleetError(
-                "no vLLM was found on PATH. Install it (pip install 'vllm-console[vllm]'), name one with --vllm PATH, "
+                "no vLLM was found on PATH. Install one ('vllm-console engines install'), name one with --vllm PATH, "
                 "or try the simulated engine with --engine simulated"
             )
         return found[0]
@@ -134,7 +134,7 @@ class Planner:
             raise UsageError(f"--port {port}: a port lies between 1 and 65535")
         if port in taken:
             raise FleetError(
-                f"port {port} belongs to another of your servers (see 'vllm-console list'); leave --port out"
+                f"port {port} belongs to another of your servers (see 'vllm-console list'); choose another with --port"
             )
         if use := check_port(host, port):
             raise FleetError(f"port {port} is in use {use}; choose another with --port")
@@ -162,7 +162,7 @@ class Planner:
         if not 1 <= port <= 65535:
             raise UsageError(f"--port {port}: a port lies between 1 and 65535")
         if port in taken:
-            text = f"port {port} belongs to another of your servers (see 'vllm-console list'); leave --port out"
+            text = f"port {port} belongs to another of your servers (see 'vllm-console list'); {OTHER_PORT}"
             found.append(Finding("port_taken", Level.ERROR, text))
         port_to_check = request.port if request.port is not None and port not in taken else None
         environment, given = split_secrets(request.environment)

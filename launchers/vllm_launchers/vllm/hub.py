@@ -35,6 +35,7 @@ _COPIES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*
 """Files that hold the weights once more, beside safetensors: vLLM does not read them."""
 
 _MOST_FOUND = 50
+_CANCELED = "canceled; the next download keeps the files that are complete"
 
 
 class HubError(Exception):
@@ -83,6 +84,8 @@ class Hub:
         self._environ = dict(os.environ if environ is None else environ)
         self._engines = tuple(engines)
         self.cache = cache_folder(self._environ)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._canceled = False
 
     def about(self, model: str, revision: str | None = None, include: Sequence[str] = ()) -> HubModel:
         """A model's files, as a server needs them or as the patterns ``include`` choose.
@@ -122,6 +125,22 @@ class Hub:
             folder = folder.parent
         return shutil.disk_usage(folder).free
 
+    def no_room(self, found: HubModel) -> str:
+        """Why a model can't be downloaded to the cache's disk, a sentence; empty if it can."""
+        missing, free = self.missing_bytes(found), self.free_bytes()
+        if missing <= free:
+            return ""
+        return (
+            f"{found.model} needs {_gib(missing)} more, and {self.cache} has {_gib(free)} free; "
+            "free some, or set HF_HUB_CACHE to a folder on a larger disk"
+        )
+
+    def cancel(self) -> None:
+        """End what is under way, from another thread: it raises HubError. What is complete stays."""
+        self._canceled = True
+        if self._child is not None:
+            self._child.terminate()
+
     def get(self, found: HubModel, progress: Progress) -> Path:
         """Download and verify a model's files; returns the snapshot's folder.
 
@@ -155,6 +174,8 @@ class Hub:
             raise HubError(f"{found.model}: changed on the hub during the download; run it again")
         checked = 0
         for one in found.files:
+            if self._canceled:
+                raise HubError(f"{found.model}: {_CANCELED}")
             progress("verifying", checked)
             self._verify(found.model, one, paths.get(one.name))
             checked += one.bytes or 0
@@ -255,6 +276,9 @@ class Hub:
             )  # fmt: skip
         except OSError as error:
             raise HubError(f"{error.filename}: {os.strerror(error.errno or 0)}") from error
+        self._child = child
+        if self._canceled:
+            child.terminate()
         assert child.stdin is not None
         assert child.stdout is not None
         answered = False
@@ -267,7 +291,9 @@ class Hub:
                     raise HubError(self._sentence(request, event["error"]))
                 answered = True
                 yield event
-            if child.wait() or not (answered or request["do"] == "get"):
+            if child.wait() and self._canceled:
+                raise HubError(f"{request.get('model', 'search')}: {_CANCELED}")
+            if child.returncode or not (answered or request["do"] == "get"):
                 raise HubError(f"the download's process ended with exit code {child.returncode}; try again")
         except (ValueError, BrokenPipeError) as error:
             raise HubError("the download's process did not answer in full; try again") from error
@@ -339,6 +365,10 @@ def _inside(name: str) -> bool:
 
 def _is_hex(text: str, length: int) -> bool:
     return len(text) == length and all(letter in "0123456789abcdef" for letter in text)
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
 
 
 def _size(path: Path) -> int:

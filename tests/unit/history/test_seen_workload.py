@@ -71,8 +71,8 @@ def test_lengths_reuse_and_concurrency() -> None:
     assert found.workload == Workload(input_tokens_p95=195, output_tokens_p95=96, prefix_reuse=0.6, concurrency=9)
     assert (found.requests, found.minutes, found.kept, found.at_least) == (1000, 60.0, (), ())
     assert found.sentence == (
-        "1,000 requests in 1h00m: prompts of 195 tokens (100 to 200) and answers of 96 tokens (10 to 100) at p95, "
-        "60% of prompt tokens reused, 9 in flight."
+        "1,000 requests ended in the last hour (1h00m of it recorded): p95 prompt ~195 tokens, p95 answer ~96 "
+        "tokens (histogram buckets 100 to 200, 10 to 100), 60% of prompt tokens reused, 9 in flight (p95)."
     )
 
 
@@ -107,7 +107,7 @@ def test_the_last_bucket_is_open() -> None:
     assert open_ended.workload is not None
     assert open_ended.workload.input_tokens_p95 == 2000
     assert open_ended.at_least == ("input_tokens_p95",)
-    assert "at least 2,000" in open_ended.sentence
+    assert "p95 prompt over 2,000 tokens" in open_ended.sentence
     # With the server's longest request known the bucket ends there.
     closed = seen(*looks, longest=4000)
     assert closed.workload is not None

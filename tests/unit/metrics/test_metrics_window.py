@@ -19,14 +19,32 @@ INF = math.inf
         (0.5, (0, 0, 10, 10), 0.75),  # linear within (0.5, 1]
         (0.5, (10, 10, 10, 10), 0.05),  # the first bucket begins at 0
         (0.9, (0, 10, 10, 10), 0.46),
-        (0.99, (0, 0, 0, 10), 1.0),  # the +Inf bucket: the last finite bound
+        (0.99, (0, 0, 0, 10), 1.0),  # the +Inf bucket: above the last finite bound
         (0.5, (5, 5, 5, 10), 0.1),  # exactly at a bucket's end
         (0.5, (0, 0, 0, 0), None),
     ],
 )
 def test_interpolation_is_that_of_histogram_quantile(q, counts, expected):
-    found = interpolated(q, (0.1, 0.5, 1.0, INF), tuple(map(float, counts)))
-    assert found == pytest.approx(expected) if expected is not None else found is None
+    found = interpolated(q, (0.1, 0.5, 1.0, INF), tuple(map(float, counts)), 1000.0)
+    assert found.guess == pytest.approx(expected) if expected is not None else found is None
+    assert found is None or (found.high is None) == (expected == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"),
+    [
+        ([1200], 1200),  # one request: the sum is its length, 1,950 in the middle of the bucket is impossible
+        ([1001, 1001, 1001, 1300], 4303 - 3 * 1000),
+        ([1200] * 100, 1950),  # of many, the longest may still be that long: the sum says little
+        ([5, 5, 5, 5, 5, 5, 5, 5, 5, 1200], 1245 - 9 * 2),
+    ],
+)
+def test_a_quantile_of_lengths_is_no_longer_than_their_sum_allows(lengths, most):
+    bounds = (1.0, 2.0, 5.0, 10.0, 1000.0, 2000.0, INF)
+    counts = tuple(float(sum(length <= bound for length in lengths)) for bound in bounds)
+    found = interpolated(0.95, bounds, counts, float(sum(lengths)))
+    assert sorted(lengths)[math.ceil(0.95 * len(lengths)) - 1] <= found.guess <= most
+    assert (found.low, found.high) == (1000.0, 2000.0)
 
 
 def test_rates_between_two_looks(engine, sample):

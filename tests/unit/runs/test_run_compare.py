@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_console.runs.compare import FEWEST, JUDGED, Likeness, Recorded, Verdict, compare, differences
 from vllm_console.runs.confidence import difference, student, worth
 from vllm_console.runs.document import comparison_document
@@ -23,6 +25,7 @@ from vllm_console.runs.text import (
     side_text,
     times_note,
 )
+from vllm_console.runs.windows import Windows
 
 
 def verdicts(made, seeds, count=10, before=None, after=None):
@@ -125,6 +128,30 @@ def test_a_p95_of_lengths_is_marked_as_an_estimate(made):
     known = {key for key, shown in sides.items() if all(one.startswith("~") for one in shown)}
     assert known == {factor.key for factor in found.factors if factor.key.endswith("p95") and factor.before is not None}
     assert known
+
+
+def test_a_p95_above_the_last_bucket_is_only_a_bound(made):
+    """Prompts of 30,000 tokens with ``max-model-len`` 32768: vLLM's last bound is 20,000."""
+    histogram = Histogram((10_000.0, 20_000.0, math.inf), (0.0, 0.0, 50.0), 50 * 30_000.0)
+    served = EngineSample(requests_finished_total=50.0, histograms={"prompt_tokens": histogram})
+    idle = EngineSample(requests_finished_total=0.0)
+    windows = Windows()
+    windows.append(Sample(0.0, {"0": idle}))
+    long = windows.append(Sample(60.0, {"0": served}))
+    assert "prompt_length_p95" not in long.figures
+
+    before, after = made.pair(made.minutes(1), made.minutes(2))
+    for one in after.windows:
+        one.figures.pop("prompt_length_p95")
+        one.figures["prompt_length_p95_above"] = long.figures["prompt_length_p95_above"]
+    found = compare(before, after)
+    (factor,) = (factor for factor in found.factors if factor.key == "prompt_length_p95")
+    assert factor_sides(factor)[1] == ">20.0k tokens"
+    assert factor.change is None, "what is known only as a bound has not changed by a known share"
+    assert factor.likeness is Likeness.DIFFERENT
+    document = next(one for one in comparison_document(found)["traffic"]["factors"] if one["name"] == factor.key)
+    assert (document["after"], document["after_above"]) == (None, 20_000.0)
+    assert "before_above" not in document
 
 
 def test_heavier_traffic_excuses_what_it_may_have_caused(made):

@@ -366,6 +366,7 @@ def test_heads_hold_what_they_were_given(store):
 def test_bounds_of_quantiles_are_stored_and_listed(store, path, made):
     store.enter([head()])
     bound = {"e2e_mean": 0.02, "e2e_p99_below": 0.3, "ttft_p99": 0.18, "ttft_p99_above": 0.1, "ttft_p99_below": 0.25}
+    bound["prompt_length_p95_above"] = 20_000.0
     put(path, RunName("chat-1", "chat", 1), [RunWindow(60.0 * at, 60.0, bound) for at in range(3)])
     (run,) = store.runs("chat")
     assert [window.figures for window in store.windows(run.id)] == [bound] * 3

@@ -59,6 +59,21 @@ async def test_an_answer_streams_with_its_figures_and_is_text_whatever_it_says(c
         await c.sees("nothing of the conversation is written")
 
 
+async def test_at_80_columns_the_models_name_gives_way_and_the_figures_stay(console, fleet, fakes, script, said, end):  # noqa: F811
+    model = "some-organization/A-Model-With-A-Very-Long-Name-Of-Its-Own-70B-Instruct-AWQ"
+    script.pieces = [said(content="answer"), end]
+    long = fakes.FakeFleet(lambda at: replace(fakes.chat(at), model=model))
+    long.chat_server = fleet.chat_server
+    async with console(fleet=long, size=(80, 24)) as c:
+        await c.press("A", *"hi", "enter")
+        await c.sees("TTFT")
+        await c.sees("tok/s")
+        status = c.text.splitlines()[1]
+        assert all(word in status for word in ("chat", "KV cache", "running", "waiting"))
+        assert "  A-Model-With" in status, "without its organization"
+        assert status.rstrip().endswith("…")
+
+
 async def test_the_same_goes_to_a_second_server(console, fleet, script, said, end):  # noqa: F811
     script.pieces = [said(content="answer"), end]
     async with console(fleet=fleet) as c:

@@ -235,10 +235,10 @@ class ContextUnused:
         if prompt is None or answer is None:
             return Judgement.UNKNOWN
         longest, answered = _longest(prompt, answer), min(prompt.count, answer.count)
-        if longest is None or answered < self.REQUESTS:
+        if answered < self.REQUESTS:
             return Judgement.BETWEEN
-        if self._fitting(longest) >= context:
-            return Judgement.GOOD  # there is nothing to shorten
+        if longest is None or self._fitting(longest) >= context:
+            return Judgement.GOOD  # requests may be of any length, or there is nothing to shorten
         return above(-longest / context, -self.SHARE, -self.ENOUGH)
 
     def _fitting(self, longest: float) -> int:

@@ -88,8 +88,9 @@ def p50(histogram: Histogram | None) -> Quantile | None:
 
 
 def tokens_p99(histogram: Histogram) -> float | None:
-    """The 99th percentile of lengths in tokens, interpolated; None without observations."""
-    return interpolated(0.99, histogram.bounds, histogram.counts)
+    """The 99th percentile of lengths in tokens, interpolated; None without observations, or above the last bound."""
+    found = interpolated(0.99, histogram.bounds, histogram.counts, histogram.sum)
+    return found.guess if found is not None and found.high is not None else None
 
 
 def mean(histogram: Histogram | None) -> float | None:

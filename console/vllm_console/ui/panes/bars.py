@@ -17,6 +17,7 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.gpus import format_host
 from vllm_console.ui.parts.staging import TUNED, Staged
 from vllm_console.ui.parts.time_cursor import ShownTime
+from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, PAST, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import KeyHint, Part, fit, keys_line, parts_length
@@ -169,10 +170,13 @@ def flag_text(value: FlagValue | None) -> str:
 _SHORT_NAMES = {tuned.flag: tuned.short for tuned in TUNED}
 
 
-def staged_line(flags: Flags, staged: Staged, width: int, *, revert: bool = True) -> Strip:
+def staged_line(
+    flags: Flags, staged: Staged, width: int, *, revert: bool = True, fits: PlanVerdict | None = None
+) -> Strip:
     """The staged changes, and the keys for the next step; with nothing staged, the keys that stage.
 
-    ``revert``: there are flags of a previous generation to go back to.
+    ``revert``: there are flags of a previous generation to go back to. ``fits`` is the plan's verdict, where it has no
+    other place.
     """
     if not staged:
         keys = [
@@ -186,7 +190,10 @@ def staged_line(flags: Flags, staged: Staged, width: int, *, revert: bool = True
     drops = (("drop_last", "drop last"), ("clear", "drop all"))
     ends += [(f"{key_of(id)} {text}", f"screen.{id}") for id, text in drops] if wide else []
     length = sum(len(text) + 2 for text, _ in ends)
+    verdict = f"  {fits.sign} {fits.message}" if fits is not None else ""
     room = width - length
+    if fits is not None:  # bad news needs more room than good news
+        room -= min(cell_len(verdict), room // 2 if fits.sign == "✓" else room - 25)
     parts: list[Part] = [(" staged", STRONG)]
     used = 7
     for index, text in enumerate(_staged_texts(flags, staged, room - used)):
@@ -196,6 +203,10 @@ def staged_line(flags: Flags, staged: Staged, width: int, *, revert: bool = True
             used += 3 + len(str(rest))
             break
         parts.append((text, ACCENT))
+        used += cell_len(text)
+    if fits is not None:
+        text = fit(verdict, width - length - used - 1).rstrip()
+        parts.append((text, fits.style))
         used += cell_len(text)
     keys_at_end = [part for text, action in ends for part in ("  ", (text, clickable(action, KEY)))]
     return line(*parts, " " * max(0, width - used - length - 1), *keys_at_end)

@@ -10,6 +10,7 @@ from textual.strip import Strip
 
 from vllm_console.model_text import COLUMNS, fit_text, model_cells
 from vllm_console.text import plain
+from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.launch_settings import section_title, wrapped
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import BAD, CURSOR, DIM, OK, STRONG, WARN
@@ -48,8 +49,9 @@ def model_lines(
     detail = [line(), *_detail(models[picked], fits, width)] if 0 <= picked < len(models) else []
     detail += [strip for text in problems for strip in wrapped(f"! {text}", width, WARN, " ")]
     if not models:
-        text = "None of them matches: enter takes what is typed, a hub id or a folder."
-        text = "No models on this machine. Type a hub id or a folder; enter takes it." if none_here else text
+        get = f"{key_of('launch_get')} then downloads it from the hub"
+        text = f"None of them matches: enter takes what is typed, a hub id or a folder; {get}."
+        text = f"No models on this machine. Type a hub id or a folder; enter takes it, {get}." if none_here else text
         return [title, *wrapped(text, width, DIM, " "), *detail][:height]
     columns = _FULL if width >= WIDE else _SHORT
     names = max(12, width - 3 - sum(room for _, room in columns) - _FITS)

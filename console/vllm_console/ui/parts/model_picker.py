@@ -17,6 +17,7 @@ from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_launchers.plan.model import Fit, fit_of
+from vllm_launchers.vllm.model_folder import HUB_ID
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -56,6 +57,14 @@ class ModelPicker:
     def names(self) -> Sequence[str]:
         """What ``vllm serve`` is given for each of them."""
         return [one.model for one in self._models or ()]
+
+    def missing(self, model: str) -> bool:
+        """Whether this is the hub id of a model that is not on this machine, as far as its models are known."""
+        return self._models is not None and model not in self.names and HUB_ID.fullmatch(model) is not None
+
+    def forget(self) -> None:
+        """The models have changed: read them again when they are needed."""
+        self._models, self.matches, self.fits = None, (), {}
 
     def open(self, request: LaunchRequest, text: str) -> None:
         """Offer all models; ``request`` is the launch so far, ``text`` what stands in the entry."""

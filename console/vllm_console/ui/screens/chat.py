@@ -33,7 +33,7 @@ from vllm_console.ui.screens.dialogs import Choose
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, bar, keys_line, rule, side_by_side
+from vllm_console.ui.widgets.draw import Part, bar, fit, keys_line, parts_length, rule, side_by_side
 from vllm_console.ui.widgets.entry import Entry
 from vllm_console.ui.widgets.reader import Reader
 from vllm_launchers.secrets import API_KEY
@@ -50,6 +50,7 @@ LINE_BREAK = "⏎"
 """Stands for a line end in the line that is typed into."""
 
 BAR_CELLS = 10
+NAME_CELLS = 20
 READY = (State.READY, State.UNRESPONSIVE)
 
 _OPTIONS = {
@@ -418,20 +419,24 @@ def waits(server: ServerView) -> bool:
 
 
 def status_line(name: str, server: ServerView | None, now: float, width: int) -> Strip:
-    """How a server is doing: its KV cache, and what it works on."""
+    """How a server is doing: its KV cache, and what it works on. Where width is scarce, the model's name gives way."""
     if server is None:
         return line((f" {plain(name)}", STRONG), "  ", ("is gone", BAD))
-    parts: list[Part] = [(f" {server.marked_name}", STRONG), "  "]
+    parts: list[Part] = [(f" {fit(server.marked_name, NAME_CELLS).rstrip()}", STRONG), "  "]
     if server.state not in READY:
         starts = server.state is State.STARTING
-        text = starting_text(server, now, width) if starts else plain(server.reason, width)
-        return line(*parts, (str(server.state), ACCENT if starts else WARN), f"  {text}")
+        parts += [(str(server.state), ACCENT if starts else WARN), "  "]
+        text = starting_text(server, now, width) if starts else plain(server.reason)
+        return line(*parts, fit(text, width - parts_length(parts)).rstrip())
     if server.sample is not None:
         seen = combine(server.sample.engines.values())
         running, waiting, usage = count(seen.requests_running), count(seen.requests_waiting), seen.kv_cache_usage
         parts += [("KV cache ", DIM), bar(usage, BAR_CELLS), f" {percent(usage)}"]
         parts += [("   running ", DIM), running, ("   waiting ", DIM), waiting]
-    return line(*parts, (f"   {plain(server.model)}", DIM))
+    room = width - parts_length(parts) - 4
+    model = plain(server.model)
+    text = model if cell_len(model) <= room else fit(model.rstrip("/").rpartition("/")[2], room).rstrip()
+    return line(*parts, (f"   {text}", DIM)).crop(0, width)
 
 
 def _set(options: ChatOptions, width: int) -> list[Part]:

@@ -34,6 +34,7 @@ from vllm_console.ui.panes.launch_settings import adding_lines, preset_lines, se
 from vllm_console.ui.parts.launch_draft import LaunchDraft
 from vllm_console.ui.parts.launch_editor import LaunchEditor
 from vllm_console.ui.parts.launch_planner import LaunchPlanner, Outcome
+from vllm_console.ui.parts.model_download import ModelDownloads
 from vllm_console.ui.parts.model_picker import ModelPicker
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import LineView
@@ -112,6 +113,7 @@ class LaunchScreen(Screen[ServerView | None]):
         self.entry = Entry(id="launch-input")
         self.planner = LaunchPlanner(self, fleet, self._invalidated, self._planned, self.redraw)
         self.picker = ModelPicker(self, fleet, self.redraw, self._offer_models)
+        self.downloads = ModelDownloads(self, fleet, self._say, self.redraw, self._downloaded)
         self.editor = LaunchEditor(self.entry, self.planner, self.picker, self._say, self.go_to, self._redraw_for)
 
     def compose(self) -> ComposeResult:
@@ -181,7 +183,8 @@ class LaunchScreen(Screen[ServerView | None]):
         return sorted(presets, key=lambda preset: order.get(preset.name, len(order))), problems
 
     def on_unmount(self) -> None:
-        """Nobody waits any more for what is prepared."""
+        """Nobody waits any more for what is prepared or downloaded."""
+        self.downloads.cancel()
         self.planner.hand_over()
         if self._fleet.judge_launches:
             self._fleet.stop_judging()
@@ -241,7 +244,9 @@ class LaunchScreen(Screen[ServerView | None]):
         planner = self.planner
         strip = strip_lines(planner.outcome, width, self._selected, fresh=planner.fresh, asking=planner.asking)
         self._show("launch-strip", strip)
-        if not text and draft.substituted:
+        if not text and self.downloads.running:
+            text = self.downloads.line
+        elif not text and draft.substituted:
             text, style = NO_VLLM, WARN
         elif not text and width < TWO_COLUMNS:
             text, style = "tab: presets → settings → plan", DIM
@@ -449,6 +454,10 @@ class LaunchScreen(Screen[ServerView | None]):
             self._layout_index = None
             self._say("")
             self.redraw()
+        elif self.downloads.running:
+            self._say("canceling the download…")
+            self.downloads.cancel()
+            self.redraw()
         elif self._launching:
             self._say("Launching; this screen closes by itself.", WARN)
             self.redraw()
@@ -500,7 +509,24 @@ class LaunchScreen(Screen[ServerView | None]):
     @on(Input.Submitted, "#launch-input")
     def _on_entered(self, event: Input.Submitted) -> None:
         event.stop()
+        picking = self.editor.picking
         self.editor.entered(event.value)
+        model = self.planner.draft.text("model") if self.planner.draft is not None else ""
+        if picking and not self.editor.typing and self.picker.missing(model):
+            get = key_of("launch_get")
+            self._say(f"{model} is not on this machine: {get} downloads it first, else vLLM does as it starts.")
+            self.redraw()
+
+    def action_launch_get(self) -> None:
+        """Download the model from the hub, after a question."""
+        draft = self.planner.draft
+        if draft is not None and not self.editor.typing and not self._launching:
+            self.downloads.begin(draft.request().model or draft.preset.model)
+
+    def _downloaded(self) -> None:
+        """A model has come: it is among those of this machine, and the plan knows its files."""
+        self.picker.forget()
+        self.planner.plan_soon()
 
     def action_launch_fix(self) -> None:
         """Apply the fix of the selected finding; if it has none, the first fix of another one."""
@@ -543,7 +569,9 @@ class LaunchScreen(Screen[ServerView | None]):
         """Launch what is shown; what is not planned yet is planned first."""
         if self.planner.draft is None or self._launching:
             return
-        if self.editor.typing:
+        if self.downloads.running:
+            self._say(f"Its model is being downloaded: launch it afterwards, or {key_of('launch_back')} cancels.", WARN)
+        elif self.editor.typing:
             self._say(f"First accept the value with enter, or cancel with {key_of('launch_back')}.", WARN)
         elif self.planner.fresh:
             self._launch_planned()

@@ -25,6 +25,7 @@ from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, flag_
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import bindings, changing
+from vllm_console.ui.findings import findings_of, unjudged
 from vllm_console.ui.keymap import changing_keys, key_of
 from vllm_console.ui.panes.bars import footer_line, header_line, message_lines, notices_of, staged_line
 from vllm_console.ui.panes.base import Pane
@@ -433,9 +434,19 @@ class OperationsScreen(PartialRepaintScreen):
         if self.past and not (server is not None and self.staging.of(server.name)):
             return line((" an earlier moment: keys that change something act on what runs now", DIM))
         if server is not None and server.ours:
-            staged = self.staging.of(server.name)
-            return staged_line(server.flags, staged, width, revert=server.previous_flags is not None)
+            state = self.staged_state(server)
+            fits = state.verdict if self._fit_stands_below(server, state) else None
+            return staged_line(server.flags, state.staged, width, revert=server.previous_flags is not None, fits=fits)
         return line()
+
+    def _fit_stands_below(self, server: ServerView, state: StagedState) -> bool:
+        """Whether the plan's verdict stands beside what is staged: on two rows a finding and a change have both."""
+        snapshot, size = self.console.snapshot, self.app.size
+        if state.verdict is None or snapshot is None or server.moment is not None or preparing(server):
+            return False
+        if finding_rows(size.height) != 2 or not (findings_of(server) or unjudged(server)):
+            return False
+        return self.changes.judged(server) and bool(self.changes.lines(server, snapshot.at, size.width, 1))
 
     def _situation(self, server: ServerView | None) -> Situation:
         staged = server is not None and bool(self.staging.of(server.name))
@@ -463,7 +474,7 @@ class OperationsScreen(PartialRepaintScreen):
         Where there is no room for both, a verdict on the change takes the place of the fix, which keeps its key.
         """
         width, most, staged = self.app.size.width, finding_rows(self.app.size.height), self.staged_state(server)
-        if self._tuning.display:  # the bar has the verdict
+        if self._tuning.display or self._fit_stands_below(server, staged):  # it stands below
             staged = StagedState(staged.staged, None, staged.read_only)
         if server.moment is not None:
             found = finding_lines(server, staged, server.moment, width, most)
@@ -471,8 +482,7 @@ class OperationsScreen(PartialRepaintScreen):
         lines = [restart_line(server, snapshot.at, width)] if preparing(server) else []
         room = most - len(lines)
         change = self.changes.lines(server, snapshot.at, width, 1)
-        # On two rows only a verdict takes the place of the fix, and what is staged stands there before it.
-        kept = room > 2 or (room == 2 and staged.verdict is None and self.changes.judged(server))
+        kept = room > 2 or (room == 2 and self.changes.judged(server))  # on two rows too little data displaces nothing
         lines += finding_lines(server, staged, snapshot.at, width, room - 1 if change and kept else room)
         event = self.console.messages.newest_of(server.name)
         happened = (event.at, event.text) if event else None

@@ -104,6 +104,9 @@ def engine_findings(plan: Plan) -> Iterator[Finding]:
 # -- the address a server listens on, and whether it can be watched there. Pure ---------------------------------------
 
 
+OTHER_PORT = "choose another --port, or start without it to get a free one"
+"""What to do about a port that can't be had."""
+
 CERTIFICATE_REQUIRED = 2
 """`ssl.CERT_REQUIRED`."""
 
@@ -111,7 +114,7 @@ CERTIFICATE_REQUIRED = 2
 def network_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     """Port, key, and flags that prevent monitoring of a server."""
     if holder := inputs.environment.port_holder:
-        text = f"port {plan.port} is in use {holder}; choose another, or omit --port to get a free one"
+        text = f"port {plan.port} is in use {holder}; {OTHER_PORT}"
         yield Finding("port_taken", Level.ERROR, text)
     if message := format_exposure(plan.host, API_KEY in plan.secrets):
         text = f"{message}. Export {API_KEY} first, or omit --host to stay on this machine"

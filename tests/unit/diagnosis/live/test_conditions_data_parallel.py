@@ -125,6 +125,8 @@ def test_a_context_is_not_called_unused_where_none_that_is_shorter_could_be_offe
     short = {"prompt": 50.0, "answer": 50.0, "cache": 4000}  # 200 tokens at most, as far as their buckets say
     assert found(BUSY, max_model_len=2048, **short)["context_unused"].fixes[0].changes.set == {"max-model-len": 1024}
     assert "context_unused" not in found(BUSY, max_model_len=1024, **short)
+    above = {**short, "prompt": 6000.0}  # in no bucket that has an end: it may be of any length
+    assert "context_unused" not in found(BUSY, max_model_len=65_536, **above)
 
 
 def test_one_full_context_takes_its_share_of_one_engine() -> None:

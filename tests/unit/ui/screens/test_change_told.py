@@ -6,11 +6,16 @@ import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
 
+from vllm_console.fleet.snapshot import Changes
 from vllm_console.runs.compare import compare
 from vllm_console.runs.text import brief
+from vllm_console.ui.panes.bars import staged_line
 from vllm_console.ui.panes.change import change_line, worth_reporting
 from vllm_console.ui.parts import change_report
+from vllm_console.ui.parts.staging import staged_of
+from vllm_console.ui.parts.verdict import PlanVerdict
 from vllm_console.ui.screens.compare import CompareScreen
+from vllm_console.ui.theme import DIM
 
 CASES = {
     "better": ({"slower": 0.6}, "✓ ", "Better: end-to-end p99 −48%"),
@@ -115,6 +120,33 @@ async def test_where_rows_are_scarce_a_verdict_takes_the_place_of_the_fix_which_
         await run.sees("run 3: Better: end-to-end p99 −48%")
         assert "f fix" in run.text
         assert "--kv-cache-dtype unset" not in run.text
+
+
+@pytest.mark.parametrize("which", ["pressed", "chat"])
+async def test_where_rows_are_scarce_whether_it_helped_and_whether_the_next_change_fits_are_both_there(
+    console, fakes, made, soon, which
+):
+    fleet = fakes.FakeFleet(lambda at: replace(getattr(fakes, which)(at), state_since=at - 900), step=1.0)
+    fleet.last_changes["chat"] = changed(made, slower=0.6)
+    async with console(fleet=fleet, size=(80, 24)) as run:
+        await run.sees("run 3: Better: end-to-end p99 −48%")
+        await run.press("p" if which == "chat" else "f")
+        await run.sees("✓ fits (estimate)")
+        assert "run 3: Better: end-to-end p99 −48%" in run.text
+        assert "r restart" in run.text
+        assert ("preempting" in run.text) is (which == "pressed"), "the finding keeps its row"
+
+
+def test_a_verdict_beside_what_is_staged_keeps_the_line_and_its_keys():
+    flags = {"max-num-seqs": 256, "gpu-memory-utilization": 0.9}
+    staged = staged_of(Changes({"max-num-seqs": 128, "gpu-memory-utilization": 0.95}))
+    for sign, message in (("✓", "fits (estimate); KV cache 123k → 246k tokens"), ("✗", "will not start: " + "x" * 90)):
+        for width in (80, 99):
+            text = staged_line(flags, staged, width, fits=PlanVerdict(sign, message, DIM)).text
+            assert cell_len(text) <= width
+            assert f"{sign} {message[:15]}" in text
+            assert "seqs 128" in text
+            assert text.endswith("r restart")
 
 
 async def test_looking_too_early_does_not_take_the_verdict_away(console, fleet, made, soon):

@@ -22,7 +22,8 @@ def port_in_use(case: Case) -> tuple[Fix, ...]:
     """Use another port."""
     found = _PORT.search(case.text)
     which = f"Port {found['port']}" if found else "The port"
-    return (_advice(f"{which} is in use: choose another --port, or omit --port to get the first free one."),)
+    why = f"{which} is in use: choose another --port. 'vllm-console start' without --port takes the first free one."
+    return (_advice(why),)
 
 
 def model_not_found(case: Case) -> tuple[Fix, ...]:

@@ -1,0 +1,46 @@
+"""The download of a model from the Hugging Face hub: what it would be, and the download itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from vllm_console.fleet.verbs import FleetError
+from vllm_launchers.vllm.hub import Hub, HubError
+
+
+class ModelDownload:
+    """Asks the hub about a model; blocks. ``engines`` are paths of further installations of vLLM, as in the settings.
+
+    ``code`` is whether it has Python code of its own; ``missing_bytes`` are still to be downloaded.
+
+    Raises:
+        FleetError: it can't be downloaded: no such model, no access, no answer, no room.
+    """
+
+    def __init__(self, model: str, engines: Sequence[str]) -> None:
+        self._hub = Hub(engines)
+        try:
+            self._found = self._hub.about(model)
+        except HubError as error:
+            raise FleetError(str(error)) from error
+        if problem := self._hub.no_room(self._found):
+            raise FleetError(problem)
+        self.model, self.code = model, self._found.code
+        self.files, self.bytes = len(self._found.files), self._found.bytes
+        self.missing_bytes, self.free_bytes = self._hub.missing_bytes(self._found), self._hub.free_bytes()
+        self.cache = str(self._hub.cache)
+
+    def run(self, progress: Callable[[str, int], None]) -> None:
+        """Download and verify it; blocks. ``progress`` gets the step and its bytes, in other threads.
+
+        Raises:
+            FleetError: it could not be downloaded, or was canceled; complete files stay.
+        """
+        try:
+            self._hub.get(self._found, progress)
+        except HubError as error:
+            raise FleetError(str(error)) from error
+
+    def cancel(self) -> None:
+        """End it; from any thread."""
+        self._hub.cancel()

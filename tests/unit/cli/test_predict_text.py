@@ -1,0 +1,45 @@
+"""Predict for people: whatever is unknown stands as a dash, and a line says why."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.cli.predict import _lines
+from vllm_console.fleet.predictions import PredictedChange
+from vllm_console.prediction.figures import Figures, Spread, each_once
+from vllm_console.prediction.predict import Prediction, _exactly
+from vllm_console.prediction.score import TrackRecord
+
+MANY = Spread.of(each_once([0.1] * 500))
+SOME = Spread.of(each_once([0.1] * 110))
+ALL = Figures(MANY, MANY, MANY, 100.0, 0.0, 0.0, 0.5)
+
+CASES = {
+    "nothing is unknown": (ALL, ""),
+    "few requests": (replace(ALL, ttft_seconds=SOME, e2e_seconds=SOME), "–: p99 needs 500 requests."),
+    "few tokens": (replace(ALL, itl_seconds=SOME), "–: p99 needs 500 inter-token intervals."),
+    "few of both": (Figures(SOME, SOME, SOME, 1.0, 0.0, 0.0, 0.5), "–: p99 needs 500 requests."),
+    "answers of one token": (replace(ALL, itl_seconds=Spread()), "–: ITL needs answers of more than one token."),
+    "steps without a queue": (
+        replace(ALL, requests_waiting=None, kv_cache_usage=None),
+        "–: requests waiting and KV cache usage not reported in the records of the engine's steps.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("side", ["now", "predicted"])
+def test_each_dash_has_its_reason(case, side):
+    figures, reason = CASES[case]
+    sides = {"now": _exactly(ALL), "predicted": _exactly(ALL), side: _exactly(figures)}
+    found = PredictedChange((), Prediction(**sides), 600, 10.0, "recorded", TrackRecord(0, None, None))
+    lines = list(_lines("chat", found))
+    dashes = any(line.rstrip().endswith("–") or " – " in line for line in lines if not line.startswith("–"))
+    assert dashes is bool(reason), lines
+    assert [line for line in lines if line.startswith("–")] == ([reason] if reason else [])
+
+
+def test_a_replay_that_serves_nothing_says_so():
+    found = PredictedChange((), Prediction(_exactly(ALL)), 600, 10.0, "recorded", TrackRecord(0, None, None))
+    assert "no recorded request would be served" in list(_lines("chat", found))[-1]
