@@ -32,22 +32,21 @@ def test_it_keeps_what_is_better_and_restores_what_is_canceled(program: Any) -> 
     assert flags(program) == ("ready", 1, 4)
 
     running = subprocess.Popen(
-        [sys.executable, "-m", "vllm_console", *WORDS, "--budget", "50s"], env=program.env, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "vllm_console", *WORDS, "--budget", "55s"], env=program.env, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 120
         while flags(program)[1:] == (1, 4) and time.monotonic() < deadline and running.poll() is None:
             time.sleep(0.2)
-        assert flags(program)[1] == 2
         running.send_signal(signal.SIGTERM)
-        running.communicate(timeout=120)
+        output, errors = running.communicate(timeout=120)
     finally:
         running.kill()
-    assert running.returncode not in (0, 1)
-    assert flags(program) == ("ready", 3, 4)
+    assert running.returncode not in (0, 1), (output, errors)
+    assert flags(program) == ("ready", 3, 4), (output, errors)
 
-    done = program(*WORDS, "--budget", "50s", "--json")
+    done = program(*WORDS, "--budget", "55s", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["unit"] == "tokens/s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import textwrap
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vllm_console.cli.canceling import undone_at_end
+from vllm_console.cli.canceling import Canceling, undone_at_end
 from vllm_console.cli.fleet_access import refuse_read_only
 from vllm_console.cli.load import WIPE, waited_for
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
@@ -68,6 +69,9 @@ FAILED_SHARE = 0.02
 SLICES = 20
 START_TIMEOUT = 1800.0
 USUAL_START_SECONDS = 60.0
+RANK_SECONDS = 15.0
+"""What predicting all combinations usually takes."""
+
 MOST_TRIALS = 50
 
 _UNITS = {GOODPUT: "requests/s", TTFT: "s", THROUGHPUT: "tokens/s"}
@@ -131,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     others = confirmed(args, target, "a tuner restarts it several times and makes its other clients wait")
     tuner = _Tuner(args, target, target.server, limits, others)
     tuner.refuse_short_budget()
-    with only_one(target), undone_at_end(tuner.end):
+    with only_one(target), undone_at_end(tuner.end) as tuner.canceling:
         tuner.say(_heading(args, limits, source))
         result = tuner.tune()
     if args.json:
@@ -165,7 +169,10 @@ class _Tuner:
         self._wanted: Flags = self._original
         """The flags to end on."""
         self._generation = server.generation
-        self._restart_seconds = self._start_seconds() + 10.0
+        self._asked: tuple[ServerView, ServerView] | None = None
+        """While it is waited for a restart: the server before it, and as the verb has returned it."""
+        self.canceling = Canceling()
+        self._restart_seconds = 1.2 * self._start_seconds() + 4.0
         self._ranking: Ranking | None = None
         self._done: list[Trial] = []
         self._trials: list[dict[str, Any]] = []
@@ -178,7 +185,7 @@ class _Tuner:
 
     def refuse_short_budget(self) -> None:
         """Raises UsageError if not even one trial fits."""
-        least = 2.5 * SHORTEST_SECONDS[self._args.objective] + 2 * self._restart_seconds
+        least = 2.5 * SHORTEST_SECONDS[self._args.objective] + 2 * self._restart_seconds + RANK_SECONDS
         if self._args.budget < least:
             raise UsageError(
                 f"--budget {duration(self._args.budget)} is too short: a restart takes about "
@@ -214,13 +221,18 @@ class _Tuner:
 
     def end(self) -> None:
         """Put the flags in place that are to stay."""
+        if self._asked is not None:
+            with contextlib.suppress(FleetError):  # it stops the server already
+                self._fleet.cancel_restart(self._name)
+            with contextlib.suppress(FleetError):  # removed meanwhile
+                self._generation = self._begun(*self._asked)[0].generation
         server = self._fleet.snapshot().server(self._name)
         if server is None or server.generation != self._generation:
             return  # somebody else has removed or restarted it: that stays
         changes = flag_difference(server.flags, self._wanted)
         if changes.empty and server.state is not State.FAILED:
             return
-        self.say(f"  {'restarting with the ' + ('original' if self._wanted is self._original else 'better'):<44}")
+        self.say(f"  restarting with the {'original' if self._wanted is self._original else 'better'} flags")
         try:
             if problem := self._restart(changes):
                 complain(f"{self._name} was not restarted: {problem}")
@@ -231,7 +243,7 @@ class _Tuner:
 
     def _baseline(self) -> Measured | None:
         """The server as it is; for a goodput, then the traffic that predictions need."""
-        usable = self._args.budget - (self._args.trials + 1) * self._restart_seconds
+        usable = self._args.budget - (self._args.trials + 1) * self._restart_seconds - RANK_SECONDS
         seconds = max(SHORTEST_SECONDS[self._args.objective], usable * BASELINE_SHARE / (self._args.trials + 2))
         measured = self._measure(seconds, None)
         if measured is None or self._args.objective != GOODPUT:
@@ -398,20 +410,25 @@ class _Tuner:
         """
         began, before = time.monotonic(), self._server()
         try:
-            asked = self._fleet.restart(self._name, changes)
+            with self.canceling.afterwards():
+                self._asked = before, self._fleet.restart(self._name, changes)
         except FleetError as error:
             return str(error)
-        server, asked_at = wait_for_restart(self._fleet, before, asked, quiet=True, timeout=START_TIMEOUT)
+        server, asked_at = self._begun(*self._asked)
         if did_not_happen(server, asked_at):
+            self._asked = None
             return server.restart.sentence if server.restart is not None else "another restart took its place"
         server = wait_until(self._fleet, self._name, settled, quiet=True, timeout=START_TIMEOUT)
-        self._generation = server.generation
+        self._generation, self._asked = server.generation, None
         if server.rollback:
             return server.rollback
         if server.state is not State.READY:
             return server.reason or f"it is {server.state}"
         self._restart_seconds = max(self._restart_seconds, time.monotonic() - began)
         return ""
+
+    def _begun(self, before: ServerView, asked: ServerView) -> tuple[ServerView, float | None]:
+        return wait_for_restart(self._fleet, before, asked, quiet=True, timeout=START_TIMEOUT)
 
     def _server(self) -> ServerView:
         """The server as it is now.
@@ -515,6 +532,8 @@ def _words(changed: Mapping[str, FlagValue]) -> str:
 def _sentence(objective: str, ranking: Ranking, decision: Decision, done: list[Trial]) -> str:
     """What came of it."""
     name, tried = _NAMES[objective], len({one.place for one in done if one.measured is not None})
+    if not done:
+        return "No time was left for a trial: the original flags stay. A longer --budget tells more."
     if not tried:
         return "No trial could be measured: the original flags stay."
     if decision.place is None or decision.improvement is None:
