@@ -202,7 +202,7 @@ class _Tuner:
         original = self._baseline()
         if original is None:
             return self._result(None, None, "Nothing could be measured, so nothing was restarted.")
-        self.say(self._row("original", None, original))
+        self.say(self._row("original", "", original))
         ranking = self._ranking = self._rank(original)
         if not ranking.candidates:
             tried = ranking.considered - ranking.refused
@@ -213,7 +213,10 @@ class _Tuner:
             measured, problem = self._try(candidate, following.seconds, original)
             self._done.append(Trial(following.place, measured))
             self._trials.append(self._document(candidate, measured, problem))
-            self.say(self._row(_words(candidate.set), self._expected(candidate, original), measured, problem))
+            expected = self._figure(self._expected(candidate, original)) + ("?" if candidate.outside else "")
+            self.say(self._row(_words(candidate.set), expected, measured, problem))
+            if candidate.outside and not any(candidate.outside == one["outside"] for one in self._trials[:-1]):
+                self.say(_indented(f"? a guess: {candidate.outside}"))
         decision = decide(original, self._done, self._args.objective, self._gains())
         if decision.significant and decision.place is not None:
             self._wanted = {**self._original, **ranking.candidates[decision.place].set}
@@ -456,11 +459,10 @@ class _Tuner:
         line = f"{text}; at most {duration(max(0.0, self._left))} left" if text else ""
         print(f"{WIPE}{plain(line)}", end="", file=sys.stderr, flush=True)
 
-    def _row(self, words: str, expected: float | None, measured: Measured | None, problem: str = "") -> str:
-        shown = self._figure(expected) if expected is not None else ""
+    def _row(self, words: str, expected: str, measured: Measured | None, problem: str = "") -> str:
         found = _bounded(measured, self._figure) if measured is not None else "–"
-        row = f"  {plain(words):<44}{shown:>14}{found:>14}"
-        return "\n".join([row, *textwrap.wrap(plain(problem), 77, initial_indent="    ", subsequent_indent="    ")])
+        row = f"  {plain(words):<44}{expected:>14}{found:>14}"
+        return "\n".join([row, _indented(problem)]) if problem else row
 
     def _figure(self, value: float) -> str:
         objective = self._args.objective
@@ -523,6 +525,10 @@ def _measured(one: Measured) -> dict[str, Any]:
 def _bounded(one: Measured, form: Any) -> str:
     mark = {"most": "<", "least": "≥"}.get(one.bound, "")
     return f"{mark}{form(one.value)}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(textwrap.wrap(plain(text), 77, initial_indent="    ", subsequent_indent="    "))
 
 
 def _words(changed: Mapping[str, FlagValue]) -> str:
