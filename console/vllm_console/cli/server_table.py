@@ -161,6 +161,11 @@ def _describe_window(server: ServerView) -> list[str]:
         f"  tokens/s    {count(window.generation_tokens_per_second)} out, "
         f"{count(window.prompt_tokens_per_second)} in {span}",
     ]
+    if (drafted := window.speculation) is not None:
+        positions = ", ".join(map(percent, drafted.by_position))
+        lines.append(
+            f"  speculation acceptance length {drafted.acceptance_length:.2f}, accepted by position {positions} {span}"
+        )
     lines += rank_lines(server)
     if window.latencies:
         lines.append(f"  latencies   {span}")

@@ -261,7 +261,8 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
     """What is known of the ceiling: where the outcomes turn.
 
     They may contradict each other, since a disturbance of the machine makes a rate fail that holds. Then it is where
-    the fewest outcomes are on the wrong side, the lower place if two are equal.
+    the fewest outcomes are on the wrong side, the lower place if two are equal. While a rate has failed close to the
+    highest one that held, it is below that failure: the ceiling is near, though misses, which come in bursts, hide it.
     """
     rates = sorted({one.rate for one in tried})
 
@@ -270,6 +271,9 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 
     lows = [0.0, *rates]
     low = min(lows, key=wrong)  # the first, so the lowest, of equal ones
+    failed = max((one.rate for one in tried if not one.ok), default=0.0)
+    if low and low == rates[-1] and failed * NEAR >= low:
+        low = min((rate for rate in lows if rate < failed), key=wrong)
     high = next((rate for rate in rates if rate > low), None)
     return Bracket(low or None, high)
 
