@@ -209,8 +209,8 @@ OVERDISPERSION = 3.0
 """How much more misses scatter than independent ones would: they come in bursts."""
 
 OVERLOADED = 0.1
-"""From this share of misses on, a failed step says only that its rate is too high: its queue grew, and with it the share
-of misses, for as long as the step took."""
+"""From this share of misses on, a failed step says only that its rate is too high: its queue grew, and with it the
+share of misses, for as long as the step took."""
 
 _LOGIT = math.log((1 - ATTAINED) / ATTAINED)
 _SLOPE, _SLOPE_SPREAD, _LEVEL_SPREAD = 10.0, 5.0, 3.0
