@@ -44,7 +44,8 @@ class DraftsRejected:
         accepted = observed(evidence.frames, ACCEPTED, self.SPAN)[-1]
         per_draft = mean(accepted) or 0.0
         most = len(accepted.bounds) - 1 if accepted is not None else 0
-        measures = (Measure("acceptance length", f"{1 + per_draft:.2f}", f"{1 + self.LOW:g}", "built-in"),)
+        limit = self.LOW if per_draft < self.LOW else self.ENOUGH  # until which it stays open
+        measures = (Measure("acceptance length", f"{1 + per_draft:.2f}", f"{1 + limit:g}", "built-in"),)
         symptom = f"Speculative decoding drafts up to {most} tokens, of which {per_draft:.2f} are accepted."
         cause = "These answers are hard to draft. Drafting and verifying takes time in each step."
         flags = tuple(flag for flag in FLAGS if flag in evidence.flags)
