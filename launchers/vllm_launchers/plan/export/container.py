@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 
 import msgspec
 
 from vllm_launchers.addresses import is_loopback
+from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.flags import flag_words
@@ -89,7 +89,7 @@ def container(plan: Plan) -> Container:
         arguments=tuple(checked(word, "the command") for word in words),
         environment=environment,
         mounts=tuple(dict.fromkeys(_mounts(plan))),
-        gpus=len(plan.gpus) or _world(plan),
+        gpus=len(plan.gpus) or local_ranks(plan.flags),
         tls=plan.tls,
         notes=notes,
     )
@@ -102,13 +102,6 @@ def published_address(plan: Plan) -> str:
     if re.fullmatch(r"[0-9.]+", plan.host):
         return plan.host
     return f"[{plan.host.strip('[]')}]" if ":" in plan.host else "127.0.0.1"
-
-
-def _world(plan: Plan) -> int:
-    """GPUs that the plan uses: tensor × pipeline × data parallel."""
-    names = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-    sizes = [plan.flags.get(name, 1) for name in names]
-    return math.prod(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
 
 
 def _mounts(plan: Plan) -> Iterator[Mount]:
