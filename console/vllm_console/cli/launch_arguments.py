@@ -48,6 +48,12 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes", type=int, metavar="N", help="spread one copy of the model over N machines equal to this one"
     )
+    parser.add_argument(
+        "--node-rank",
+        type=int,
+        metavar="R",
+        help="with --nodes: which of them, for --export (default: 0, which serves)",
+    )
     parser.add_argument("--master-addr", type=text_from, metavar="ADDR", help="with --nodes: address of node 0")
     parser.add_argument("--master-port", type=int, metavar="P", help="with --nodes: its port (default: vLLM's, 29501)")
     parser.add_argument(
@@ -62,7 +68,7 @@ def nodes_from(args: argparse.Namespace) -> NodesRequest | None:
         UsageError: an option for several machines is given without ``--nodes``.
     """
     if args.nodes is None:
-        for name in ("master_addr", "master_port", "network"):
+        for name in ("node_rank", "master_addr", "master_port", "network"):
             if getattr(args, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} needs --nodes")
         return None
@@ -71,7 +77,7 @@ def nodes_from(args: argparse.Namespace) -> NodesRequest | None:
     from vllm_launchers.plan.choices.nodes import DEFAULT_PORT, NodesRequest
 
     port = DEFAULT_PORT if args.master_port is None else args.master_port
-    return NodesRequest(args.nodes, 0, args.master_addr or "", port, args.network)
+    return NodesRequest(args.nodes, args.node_rank or 0, args.master_addr or "", port, args.network)
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

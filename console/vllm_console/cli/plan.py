@@ -18,7 +18,7 @@ from vllm_console.cli.launch_arguments import add_nodes, add_request, gpus_from,
 from vllm_console.cli.options import add_changes, add_json, add_probe, changes_from, text_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.snapshot import LaunchRequest
-from vllm_console.fleet.verbs import FleetError, NoPlaceError, UsageError
+from vllm_console.fleet.verbs import FleetError, NoPlaceError
 from vllm_console.text import plain
 
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.host is not None:
         args.host_file = args.host
-    if args.export and args.nodes is not None:
-        raise UsageError(f"--export {args.export} is for one machine: leave --nodes out")
     plan = plan_of(open_fleet(args, observe=False), _request(args), ask=args.ask_vllm)
     failed = bool(errors(plan.findings))
     if args.export:

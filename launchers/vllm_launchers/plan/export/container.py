@@ -79,7 +79,8 @@ def container(plan: Plan) -> Container:
         raise ExportError(f"a container has no folder of its own: give the whole path of the model {plan.model}")
     version = plan.engine.version.partition("+")[0] if plan.engine.version else None
     notes = () if version else ("Which vLLM the plan is for was not known: put its version in place of 'latest'.",)
-    words = redact_argv((plan.model, "--host", "0.0.0.0", "--port", str(plan.port), *flag_words(plan.flags)))
+    address = () if plan.flags.get("headless") is True else ("--host", "0.0.0.0", "--port", str(plan.port))
+    words = redact_argv((plan.model, *address, *flag_words(plan.flags)))
     own = {k: v for k, v in redact_environment(plan.environment).items() if k not in _HOST_ONLY}
     environment = {"HF_HOME": CACHE} | own
     for name, value in environment.items():
@@ -89,7 +90,7 @@ def container(plan: Plan) -> Container:
         arguments=tuple(checked(word, "the command") for word in words),
         environment=environment,
         mounts=tuple(dict.fromkeys(_mounts(plan))),
-        gpus=len(plan.gpus) or local_ranks(plan.flags),
+        gpus=plan.nodes.gpus_each if plan.nodes is not None else len(plan.gpus) or local_ranks(plan.flags),
         tls=plan.tls,
         notes=notes,
     )
@@ -165,6 +166,8 @@ def compose(plan: Plan, *, name: str = "") -> str:
     Raises:
         ExportError: the engine has no such image, the model is a relative folder, or an argument is not text.
     """
+    if plan.nodes is not None:
+        raise ExportError("nodes find each other on many ports of their machines; use shell, systemd or kubernetes")
     inside = container(plan)
     service = label(name or plan.preset)
     lines = [f"Start with: docker compose -f FILE up -d {service}", *inside.notes]
