@@ -14,6 +14,7 @@ from vllm_launchers.presets.model import Preset
 from vllm_launchers.vllm.flags.changes import whole_number
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.flags.releases import first_release
+from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
 MOST_NODES = 64
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
@@ -54,7 +55,7 @@ def _check_numbers(nodes: NodesRequest) -> None:
         raise PlanError("--network: expected Gbit/s between two nodes, such as 100")
 
 
-def check_layout(nodes: NodesRequest, choices: Sequence[Choice]) -> None:
+def check_layout(nodes: NodesRequest, choices: Sequence[Choice], facts: ModelFacts | None) -> None:
     """Refuse sizes that the machines cannot share evenly.
 
     Raises:
@@ -62,6 +63,8 @@ def check_layout(nodes: NodesRequest, choices: Sequence[Choice]) -> None:
     """
     flags = {choice.flag: choice.value for choice in choices if choice.value is not None}
     total = math.prod(whole_number(flags, name) for name in PARALLEL_FLAGS)
+    if total == 1 and facts is not None and 0 < len(facts.layers) < nodes.count:
+        raise PlanError(f"--nodes {nodes.count}: {facts.model} has {len(facts.layers)} layers, fewer than nodes")
     if total == 1:
         raise PlanError(
             f"--nodes {nodes.count}: too little is known of the model or the GPUs to choose a layout; give it, such as "

@@ -164,10 +164,12 @@ def resolve(
     chosen = False
     try:
         if request.nodes is not None:
+            if request.standby_of:
+                raise PlanError("--nodes: a server over several machines can't be another one's standby")
             check_nodes(request.nodes, request.engine, request.preset, request.changes, inputs.flags)
         choices = _choices(request, inputs, budget)
         if request.nodes is not None:
-            check_layout(request.nodes, choices)
+            check_layout(request.nodes, choices, inputs.facts)
         if request.find is not None and not kept_slice(request.environment):
             draft = _made(request, choices, request.environment, ())
             found = request.find(replace(draft, memory=budget(draft.flags)), inputs.host)
@@ -263,12 +265,13 @@ def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, input
         )  # fmt: skip
         paces = timing.paces(workload, held_at_p95(plan.memory)) if timing is not None else None
     plan = replace(plan, paces=paces)
-    fits_one = False
+    fits_one: bool | None = None
     if pool is not None and facts is not None and request.engine.build != "cpu":
         one = [one for one in all_layouts(facts, pool.size) if one.data == 1 and pool.holds(one)]
         alone = {name: value for name, value in plan.flags.items() if name not in (*NODE_FLAGS, *PARALLEL_FLAGS)}
         budgets = (budget({**alone, **sizes(layout)}) for layout in one)
-        fits_one = any(found is not None and found.fits for found in budgets)
+        known = [found.fits for found in budgets if found is not None]
+        fits_one = any(known) if known else None
     found = nodes_plan(plan, nodes, facts, workload, fits_one=fits_one)
     own = found.nodes[nodes.rank]
     return replace(plan, nodes=found, flags=own.flags, argv=own.argv)

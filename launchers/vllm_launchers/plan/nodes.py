@@ -59,8 +59,8 @@ class NodesPlan(msgspec.Struct, frozen=True):
     master_port: int
     nodes: tuple[NodePlan, ...]
     network: Network | None = None
-    fits_one: bool = False
-    """Whether one of the machines holds the model alone, by the same estimate."""
+    fits_one: bool | None = None
+    """Whether one of the machines holds the model alone, by the same estimate; None if unknown."""
 
     @property
     def across(self) -> str:
@@ -69,7 +69,7 @@ class NodesPlan(msgspec.Struct, frozen=True):
 
 
 def nodes_plan(
-    plan: Plan, request: NodesRequest, facts: ModelFacts | None, workload: Workload, *, fits_one: bool
+    plan: Plan, request: NodesRequest, facts: ModelFacts | None, workload: Workload, *, fits_one: bool | None
 ) -> NodesPlan:
     """The machines of a plan for one of them."""
     layout = fixed_layout(plan.flags)[0]

@@ -158,6 +158,7 @@ def test_on_the_cpu_build_nodes_share_each_layer() -> None:
         ({"changes": {"data-parallel-size": 2}}, "leave out --data-parallel"),
         ({"changes": {"tensor-parallel-size": 1, "pipeline-parallel-size": 3}}, "cannot be dealt evenly"),
         ({"facts": None}, "too little is known"),
+        ({"nodes": NodesRequest(61)}, "has 60 layers, fewer than nodes"),
     ],
 )
 def test_what_nodes_cannot_do_is_refused_in_one_sentence(words: dict[str, Any], message: str) -> None:
