@@ -128,9 +128,11 @@ def run(args: argparse.Namespace) -> int:
     refuse_read_only(args)
     if args.rate is not None and args.objective != TTFT:
         raise UsageError(f"--rate belongs to --objective {TTFT}")
-    target = find_target(args, "--yes", others_allowed=False)
+    target = find_target(args, "", others_allowed=False)
     if target.server is None:
         raise UsageError(f"{plain(args.server)} is not the name of a server of yours, and only those are restarted")
+    if target.server.no_probe:
+        raise FleetError(f"{args.server} has no probe, so nothing can be predicted: {target.server.no_probe}")
     limits, source = objectives_of(target.server.objectives, target.server.preset)
     others = confirmed(args, target, "a tuner restarts it several times and makes its other clients wait")
     tuner = _Tuner(args, target, target.server, limits, others)
@@ -172,6 +174,8 @@ class _Tuner:
         self._asked: tuple[ServerView, ServerView] | None = None
         """While it is waited for a restart: the server before it, and as the verb has returned it."""
         self.canceling = Canceling()
+        self._problem = ""
+        """Why the last measurement has no value."""
         self._restart_seconds = 1.2 * self._start_seconds() + 4.0
         self._ranking: Ranking | None = None
         self._done: list[Trial] = []
@@ -201,7 +205,7 @@ class _Tuner:
         """Measure the server as it is, rank, try, and decide. Returns what ``--json`` prints."""
         original = self._baseline()
         if original is None:
-            return self._result(None, None, "Nothing could be measured, so nothing was restarted.")
+            return self._result(None, None, f"Nothing could be measured, so nothing was restarted: {self._problem}.")
         self.say(self._row("original", "", original))
         ranking = self._ranking = self._rank(original)
         if not ranking.candidates:
@@ -223,7 +227,13 @@ class _Tuner:
         return self._result(original, decision, _sentence(self._args.objective, ranking, decision, self._done))
 
     def end(self) -> None:
-        """Put the flags in place that are to stay."""
+        """Put the flags in place that are to stay; say so if it was canceled."""
+        canceled = isinstance(sys.exception(), KeyboardInterrupt)
+        if self._put_back() and canceled:
+            complain(f"canceled: {self._name} has its original flags")
+
+    def _put_back(self) -> bool:
+        """Returns whether the server has them."""
         if self._asked is not None:
             with contextlib.suppress(FleetError):  # it stops the server already
                 self._fleet.cancel_restart(self._name)
@@ -231,16 +241,22 @@ class _Tuner:
                 self._generation = self._begun(*self._asked)[0].generation
         server = self._fleet.snapshot().server(self._name)
         if server is None or server.generation != self._generation:
-            return  # somebody else has removed or restarted it: that stays
+            return False  # somebody else has removed or restarted it: that stays
         changes = flag_difference(server.flags, self._wanted)
+        if server.state in (State.STOPPING, State.STOPPED):
+            if not changes.empty:
+                complain(f"{self._name} was stopped by somebody else: it is left so, with the flags of a trial")
+            return False
         if changes.empty and server.state is not State.FAILED:
-            return
+            return True
         self.say(f"  restarting with the {'original' if self._wanted is self._original else 'better'} flags")
         try:
-            if problem := self._restart(changes):
-                complain(f"{self._name} was not restarted: {problem}")
+            problem = self._restart(changes)
         except FleetError as error:
-            complain(f"{self._name} does not have its flags back: {error}")
+            problem = str(error)
+        if problem:
+            complain(f"{self._name} does not have its flags back: {problem}")
+        return not problem
 
     # -- what is measured ----------------------------------------------------------------------------------------------
 
@@ -257,18 +273,28 @@ class _Tuner:
         return measured
 
     def _measure(self, seconds: float, start: float | None) -> Measured | None:
-        """The objective's value with the present flags."""
+        """The objective's value with the present flags; None where there is none: then ``_problem`` says why.
+
+        Raises:
+            FleetError: somebody else has removed, restarted or stopped it.
+        """
+        self._problem = "too few of its requests were answered"
         if self._args.objective == GOODPUT:
-            return self._goodput(seconds, start)
-        if self._args.objective == TTFT:
+            measured = self._goodput(seconds, start)
+        else:
             answers: dict[int, Times] = {}
-            report = self._load(self._ttft_rate(), seconds, answers)
-            if report.failed > FAILED_SHARE * max(1, report.sent):
-                return None
-            return measured_mean([one.ttft for _, one in sorted(answers.items())])
-        slices = _Slices(seconds)
-        report = self._load(None, seconds, slices=slices)
-        return None if report.failed > FAILED_SHARE * max(1, report.sent) else measured_mean(slices.rates)
+            slices = _Slices(seconds)
+            pace = self._ttft_rate() if self._args.objective == TTFT else None
+            report = self._load(pace, seconds, answers, slices)
+            values = [one.ttft for _, one in sorted(answers.items())] if pace is not None else slices.rates
+            failed = report.failed > FAILED_SHARE * max(1, report.sent)
+            measured = None if failed else measured_mean(values)
+            if failed:
+                kind = max(report.failures, key=lambda one: report.failures[one], default="")
+                at = f" at {rate(pace, 'req')}" if pace is not None else ""
+                self._problem = f"{report.failed} of {report.sent} requests failed{at}{kind and ': '}{kind}"
+        self._server()
+        return measured
 
     def _goodput(self, seconds: float, start: float | None) -> Measured | None:
         from vllm_console.load.client import LoadError
@@ -291,10 +317,12 @@ class _Tuner:
                 )
             )
         except LoadError as error:
+            self._server()
             raise FleetError(str(error)) from error
         if found.steps:
             keep_ramp(self._target, self._name, found, self._limits)
         if not found.complete:
+            self._server()
             raise FleetError(found.sentence)
         return measured_ceiling(tried(found.steps), seconds)
 
@@ -332,6 +360,7 @@ class _Tuner:
                 )
             )
         except LoadError as error:
+            self._server()
             raise FleetError(str(error)) from error
         return report
 
@@ -403,7 +432,7 @@ class _Tuner:
                 return None, problem
         start = START_SHARE * self._expected(candidate, original) if self._args.objective == GOODPUT else None
         measured = self._measure(seconds, start)
-        return measured, "" if measured is not None else "too few of its requests were answered"
+        return measured, "" if measured is not None else self._problem
 
     def _restart(self, changes: Changes) -> str:
         """Restart and wait until it is ready. Returns why it did not, or came back with other flags.
@@ -437,11 +466,11 @@ class _Tuner:
         """The server as it is now.
 
         Raises:
-            FleetError: somebody else has removed or restarted it.
+            FleetError: somebody else has removed, restarted or stopped it.
         """
         server = self._fleet.snapshot().server(self._name)
-        if server is None or server.generation != self._generation:
-            what = "removed" if server is None else "restarted"
+        what = "removed" if server is None else "restarted" if server.generation != self._generation else "stopped"
+        if server is None or what == "restarted" or server.state in (State.STOPPING, State.STOPPED):
             raise FleetError(f"{self._name} was {what} by somebody else meanwhile: it is left as it is now")
         return server
 

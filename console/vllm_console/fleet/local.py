@@ -670,9 +670,16 @@ class LocalFleet:
         return compare_answers(self._ours(old), self._ours(new))
 
     def listener(self, name: str) -> Listener | None:
-        """Where one of our servers listens; None if it does not. Raises OSError: another process has its port."""
-        with keeper_errors():
-            record = client.read(self._state, name)
+        """Where one of our servers listens; None if it does not, or is removed.
+
+        Raises:
+            OSError: another process has its port.
+        """
+        try:
+            with keeper_errors():
+                record = client.read(self._state, name)
+        except NotFoundError:
+            return None
         if record.server is None or not record.state.alive:
             return None
         return Owner(record.server.pid, record.server.start_time).listener(record.current.spec.port)
