@@ -5,7 +5,7 @@
 In virtual time, from several flags to begin with for each case of `ramp.py`. The tuner's decisions are those of
 ``vllm-console tune``: its prediction is fitted to what the probe would record, its trials are ramps. The grid holds
 every combination that the tuner considers, each measured by a long ramp; a restart takes a minute. The
-best four places of the grid, the flags to begin with and what is kept are then judged by the median of three further
+best four places of the grid, the flags to begin with and what is kept are then judged by the median of nine further
 ramps: the best of a grid is the luckiest, too.
 """
 
@@ -40,7 +40,7 @@ from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import Simulated, resolve
 
 RESTART_SECONDS = 60.0
-JUDGES, FINALISTS = 3, 4
+JUDGES, FINALISTS = 9, 4
 SCATTERED = {"chatbot": (64, 256), "short chats": (64, 2048), "16 sequences": (64, 256), "small KV cache": (64, 256)}
 STARTS = ((16, 512), (256, 8192), (64, 2048))
 """The flags to begin with: sequences, and tokens per step."""
