@@ -16,7 +16,7 @@ from vllm_console.cli.options import (
     changes_from,
     seconds_from,
 )
-from vllm_console.cli.output import complain
+from vllm_console.cli.output import complain, warn_of_plan
 from vllm_console.cli.waiting import did_not_happen, report_server, settled, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
 from vllm_console.fleet.verbs import UsageError
@@ -99,7 +99,7 @@ def _restarted(
 ) -> ServerView:
     """Restart the server with the requested change of flags."""
     changes = _changes(args, before)
-    server = fleet.restart(args.name, changes, options)
+    server = fleet.restart(args.name, changes, options, warn_of_plan)
     if before is not None and not args.previous:
         say_several(before.flags, changes)
     return server
@@ -148,7 +148,7 @@ def _switched(fleet: LocalFleet, args: argparse.Namespace, options: RestartOptio
         raise UsageError("--previous can't be combined with --set, --unset or --preset")
     if not changes_from(args).empty:
         raise UsageError("--preset can't be combined with --set or --unset; change flags afterwards")
-    return fleet.switch(args.name, args.preset, options)
+    return fleet.switch(args.name, args.preset, options, warn_of_plan)
 
 
 def say_several(flags: Flags, changes: Changes) -> None:

@@ -520,10 +520,16 @@ class LocalFleet:
         self._refuse_read_only()
         return self._launched(self._launcher.resume(name, runs, recorded))
 
-    def restart(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
+    def restart(
+        self,
+        name: str,
+        changes: Changes,
+        options: RestartOptions = AS_CONFIGURED,
+        planned: Callable[[Plan], None] | None = None,
+    ) -> ServerView:
         """Stop and start again with changed flags: same name, port (unless another is given) and GPUs, next generation.
 
-        A running server keeps running if its plan has errors.
+        A running server keeps running if its plan has errors. ``planned`` gets the plan before it is executed.
 
         Raises:
             UnfitError: the plan has errors that ``force`` does not or may not override.
@@ -532,17 +538,23 @@ class LocalFleet:
         if (there := self._elsewhere(name)) is not None:
             return self._done_elsewhere(name, *there, "restart", changes=changes)
         self._ours(name)
-        return self._launched(self._launcher.restart(name, changes, options))
+        return self._launched(self._launcher.restart(name, changes, options, planned))
 
-    def switch(self, name: str, preset: str, options: RestartOptions = AS_CONFIGURED) -> ServerView:
-        """Replace the server with another preset, keeping name, GPUs and port.
+    def switch(
+        self,
+        name: str,
+        preset: str,
+        options: RestartOptions = AS_CONFIGURED,
+        planned: Callable[[Plan], None] | None = None,
+    ) -> ServerView:
+        """Replace the server with another preset, keeping name, GPUs and port. ``planned`` is as for `restart`.
 
         Raises:
             UnfitError: the preset's plan has errors; a running server keeps running.
             UsageError: the options name a port.
         """
         self._ours(name)
-        return self._launched(self._launcher.switch(name, preset, options))
+        return self._launched(self._launcher.switch(name, preset, options, planned))
 
     def cancel_restart(self, name: str) -> ServerView:
         """Cancel the restart that is being prepared, or going to sleep; the server goes on serving.

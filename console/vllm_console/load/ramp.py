@@ -581,15 +581,19 @@ def conclude(
     early = _ENDED.get(ended, "Out of time. " if out_of_time else "")
     if found is None or known.low is None or known.high is None:
         limited_by = "server" if ended == "server" else steps[-1].outcome.limited_by if known.high is not None else ""
-        sentence = early + _unlimited(steps, known.low, known.high, objectives)
-        return Ramp(tuple(steps), None, None, limited_by, sentence, complete=not ended)
+        stopped = ended == "server" and known.low is None  # which says nothing of its objectives
+        sentence = early + ("" if stopped else _unlimited(steps, known.low, known.high, objectives))
+        return Ramp(tuple(steps), None, None, limited_by, sentence.rstrip(), complete=not ended)
     if fixed or found.error is None:
         rate, limited_by = known.low, _step_at(steps, known.high).outcome.limited_by
     else:
         rate, limited_by = float(f"{found.rate:.3g}"), found.limited_by
     limited_by = "server" if ended == "server" else limited_by
-    beyond = min((step for step in steps if step.rate > rate and not step.outcome.ok), key=lambda step: step.rate)
-    sentence = f"{early}The objectives hold up to {_rate(rate)}; at {_rate(beyond.rate)}, {_why(beyond, objectives)}."
+    failed = sorted((step for step in steps if not step.outcome.ok), key=lambda step: step.rate)
+    beyond = next((step for step in failed if step.rate > rate), failed[-1])
+    # Misses come in bursts, so a step below the ceiling may fail, and be outweighed by those around it.
+    up_to = _rate(rate) if beyond.rate > rate else f"about {_rate(rate)}, by all steps together"
+    sentence = f"{early}The objectives hold up to {up_to}; at {_rate(beyond.rate)}, {_why(beyond, objectives)}."
     if known.high / known.low > 1 + TOLERANCE:
         sentence += f" The ceiling lies between {_rate(known.low)} and {_rate(known.high)}."
     judged = max(step.sent for step in steps if known.low <= step.rate <= known.high)
@@ -608,8 +612,8 @@ _ENDED = {
 
 
 def _step_at(steps: Sequence[RampStep], rate: float) -> RampStep:
-    """The newest step at a rate."""
-    return next(step for step in reversed(steps) if step.rate == rate)
+    """The newest step that failed at a rate."""
+    return next(step for step in reversed(steps) if step.rate == rate and not step.outcome.ok)
 
 
 def _unlimited(steps: Sequence[RampStep], low: float | None, high: float | None, objectives: Objectives) -> str:
