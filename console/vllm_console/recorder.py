@@ -21,14 +21,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_console.history.energy import Totals, energy_within, totals_of
 from vllm_console.history.exact import BOUNDARY_SECONDS, Records, exact_latencies, read_records
-from vllm_console.history.gpu_samples import GpuSampleStore
+from vllm_console.history.gpu_samples import GpuSampleStore, read_gpu_samples
 from vllm_console.history.probe_records import SETTLED_SECONDS
 from vllm_console.history.store import Writer
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.scrape import ScrapeError, Scraper
 from vllm_console.runs.store import RunName, RunStoreError, run_id, store_windows, thin, write
-from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, Windows, with_exact
+from vllm_console.runs.windows import WINDOW_SECONDS, RunWindow, Windows, with_exact, with_figures
 from vllm_launchers.keeper.files import MOST_UNREAD, OUTPUT
 from vllm_launchers.listeners import Owner
 from vllm_launchers.private import open_file, open_standard_streams
@@ -48,14 +49,23 @@ class WindowRecorder:
     a damaged file that was set aside.
     """
 
-    def __init__(self, path: Path, run: RunName, seconds: float = WINDOW_SECONDS, probe: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        run: RunName,
+        seconds: float = WINDOW_SECONDS,
+        probe: Path | None = None,
+        gpus: tuple[Path, int] | None = None,
+    ) -> None:
+        """``gpus`` is the file of GPU samples and the server's pid: for the energy of its windows."""
         self.trouble = ""
         self.notice = ""
         self._path, self._run = path, run
-        self._windows = Windows(seconds)
+        self._windows, self._seconds = Windows(seconds), seconds
         self._waiting: deque[RunWindow] = deque(maxlen=_WAITING_AT_MOST)
         self._stored = 0
         self._probe = probe
+        self._gpus, self._totals = gpus, deque[Totals]()
         self._newest: RunWindow | None = None
         """The last window, as long as the probe may not have written all of its records."""
 
@@ -63,13 +73,17 @@ class WindowRecorder:
         """Take in the next sample."""
         if self._newest is not None and sample.at - self._newest.end >= SETTLED_SECONDS + BOUNDARY_SECONDS:
             self.flush()
+        if self._gpus is not None:
+            self._totals.append(totals_of(sample))
+            while self._totals[0].at < sample.at - 3 * self._seconds:
+                self._totals.popleft()
         window = self._windows.append(sample)
         if window is not None:
             self.flush()
             self._newest = window
 
     def _settle(self) -> None:
-        """Add to the last window what the probe has recorded of it."""
+        """Add to the last window what the probe has recorded of it, and what its GPUs took."""
         window, self._newest = self._newest, None
         if window is None:
             return
@@ -79,6 +93,11 @@ class WindowRecorder:
             except OSError:
                 records = Records()  # what can't be read is missing: the estimates stay
             window = with_exact(window, exact_latencies(records, window.at, window.end, window.counted))
+        if self._gpus is not None:
+            samples, pid = self._gpus
+            hosts = read_gpu_samples(samples, window.at)
+            energy = energy_within(hosts, pid, self._totals, window.at, window.end)
+            window = with_figures(window, energy.figures if energy is not None else {})
         self._waiting.append(window)
 
     def flush(self) -> None:
@@ -326,7 +345,8 @@ def _run_log(options: argparse.Namespace) -> WindowRecorder | None:
     if options.runs is None or options.run is None:
         return None
     run = RunName(options.run, options.history.resolve().parent.name, options.generation)
-    return WindowRecorder(options.runs, run, options.window, options.history.resolve().parent / PROBE)
+    gpus = (options.gpu_samples, options.pid) if options.gpu_samples is not None else None
+    return WindowRecorder(options.runs, run, options.window, options.history.resolve().parent / PROBE, gpus)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -38,6 +38,11 @@ MOST_DIGITS = 4
 """No index of a GPU is longer."""
 
 
+MOST_PER_KWH = 1_000_000
+LONGEST_CURRENCY = 8
+"""The most that a price and the name of its currency may be."""
+
+
 class ConfigError(Exception):
     """A config file that cannot be used; the text is one sentence that names file, key and what was expected."""
 
@@ -63,6 +68,15 @@ class Alerts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(description="The environment variable that holds the header's value. The secret is never in this file."),
     ] = ""
+
+
+class EnergyPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[energy]``: what energy costs. A price of 0 is none."""
+
+    price_per_kwh: Annotated[
+        float, Meta(description="What a kWh costs; with it, energy per token is also shown as cost per million tokens.")
+    ] = 0.0
+    currency: Annotated[str, Meta(description="The currency of that price, as it is shown.")] = "EUR"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,6 +123,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="The memory of a GPU to keep free for others; a finding says when less is free."),
     ] = {}
     alerts: Annotated[Alerts, Meta(description="Where findings are sent; see the keys `alerts.…`.")] = Alerts()
+    energy: Annotated[EnergyPrice, Meta(description="What energy costs; see the keys `energy.…`.")] = EnergyPrice()
     board: Annotated[str, Meta(description="The folder of the GPU board that the users of this machine share.")] = ""
     warm_up: Annotated[bool, Meta(description="Send a server one request before it is called ready.")] = True
     probe: Annotated[
@@ -127,6 +142,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rollback: Annotated[
         bool, Meta(description="Return to the flags before a restart if the server fails before it is ready.")
     ] = True
+
+
+_TABLES: Mapping[str, type[msgspec.Struct]] = {"alerts": Alerts, "energy": EnergyPrice}
+"""The keys that are tables with keys of their own."""
 
 
 class Settings(Config, frozen=True):
@@ -210,7 +229,7 @@ def read_settings(path: Path | None = None) -> Settings:
     if binding.board and person.board and Path(person.board) != Path(binding.board):
         notices.append(f"{path}: its board is ignored: {ADMIN_CONFIG} sets {binding.board} for everybody")
     both = {**bound, **own}
-    for name in ("keys", "alerts"):
+    for name in ("keys", *_TABLES):
         if name in bound and name in own:
             both[name] = {**bound[name], **own[name]}
     both["vllm"] = list(dict.fromkeys([*person.vllm, *binding.vllm]))
@@ -297,8 +316,9 @@ def _config(path: Path, document: Mapping[str, Any]) -> Config:
         ConfigError: a key is unknown, of the wrong type, or says what makes no sense; the text names ``path``.
     """
     _refuse_unknown(path, document, Config)
-    if isinstance(alerts := document.get("alerts"), dict):
-        _refuse_unknown(path, alerts, Alerts, "alerts.")
+    for name, shape in _TABLES.items():
+        if isinstance(table := document.get(name), dict):
+            _refuse_unknown(path, table, shape, f"{name}.")
     try:
         config = convert(document, Config)
     except msgspec.ValidationError as error:
@@ -313,6 +333,7 @@ def _config(path: Path, document: Mapping[str, Any]) -> Config:
         gpu_shares(config)
         gpu_reserves(config)
         _check_alerts(config.alerts)
+        _check_energy(config.energy)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     return config
@@ -335,8 +356,8 @@ def _wrong_type(table: Mapping[str, Any], shape: type[msgspec.Struct], within: s
         if field.name not in table:
             continue
         key, value, kind = f"{within}{field.name}", table[field.name], get_args(field.type)[0]
-        if kind is Alerts and isinstance(value, dict):
-            if wrong := _wrong_type(value, Alerts, "alerts."):
+        if kind in _TABLES.values() and isinstance(value, dict):
+            if wrong := _wrong_type(value, kind, f"{field.name}."):
                 return wrong
             continue
         if get_origin(kind) is Mapping and isinstance(value, dict):
@@ -400,3 +421,10 @@ def _check_alerts(alerts: Alerts) -> None:
         raise ConfigError(f"alerts.webhook_header: '{alerts.webhook_header[:40]}' is not an HTTP header name")
     if alerts.webhook_header_env and url.scheme == "http" and not is_loopback(host):
         raise ConfigError("alerts.webhook: a secret header requires https")
+
+
+def _check_energy(energy: EnergyPrice) -> None:
+    if not 0 <= energy.price_per_kwh <= MOST_PER_KWH:
+        raise ConfigError(f"energy.price_per_kwh must be between 0 and {MOST_PER_KWH:,}, not {energy.price_per_kwh:g}")
+    if not (0 < len(energy.currency) <= LONGEST_CURRENCY and plain(energy.currency).strip() == energy.currency):
+        raise ConfigError(f'energy.currency: expected up to {LONGEST_CURRENCY} characters, such as "EUR"')

@@ -61,6 +61,29 @@ def test_the_document(program, model: Path, host: str):
     assert codes(document) == []
 
 
+def test_over_two_nodes(program, model: Path):
+    words = ("plan", "chatbot", "--host", "2xrtx3090", *RELEASE, "--model", str(model), "--gpus", "0,1")
+    assert program.json(*words)["nodes"] is None
+    document = program.json(*words, "--nodes", "2", "--network", "100")
+    nodes = document["nodes"]
+    assert (nodes["count"], nodes["gpus_per_node"], nodes["master_addr"], nodes["across_nodes"]) == (
+        2,
+        2,
+        None,
+        "pipeline",
+    )
+    assert [(node["rank"], node["headless"], len(node["per_gpu"])) for node in nodes["per_node"]] == [
+        (0, False, 2), (1, True, 2),
+    ]  # fmt: skip
+    assert nodes["per_node"][0]["argv"] == document["argv"]
+    assert nodes["network"]["given_gbits"] == 100
+    text = program(*words, "--nodes", "2").stdout
+    assert "node 1, which serves no HTTP:" in text
+    assert "--master-addr ADDRESS_OF_NODE_0" in text
+    answer = program("plan", "chatbot", "--master-addr", "10.0.0.1")
+    assert (answer.returncode, "--master-addr needs --nodes" in answer.stderr) == (2, True)
+
+
 def test_a_slice_of_a_gpu_is_planned_for_as_what_it_is(program, model: Path):
     """The only free slice has 10 GiB, and the model 15."""
     answer = program("plan", "chatbot", "--host", "1xa100-mig", *RELEASE, "--model", str(model), "--json")

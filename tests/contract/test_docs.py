@@ -16,7 +16,7 @@ from tools import generate_docs
 from vllm_console.cli.main import COMMANDS
 from vllm_console.diagnosis.finding import Cause
 from vllm_console.diagnosis.live.findings import RULES
-from vllm_console.settings import Alerts, Config, read_settings
+from vllm_console.settings import Alerts, Config, EnergyPrice, read_settings
 from vllm_console.ui.actions import actions
 from vllm_console.ui.keymap import chosen_keys
 from vllm_launchers.presets.load import read_presets
@@ -144,8 +144,9 @@ def test_every_code_of_a_finding_and_every_cause_is_in_the_contract() -> None:
 
 def test_every_setting_is_described() -> None:
     text = page("settings.md")
-    keys = {f"alerts.{field.name}" for field in msgspec.structs.fields(Alerts)}
-    keys |= {field.name for field in msgspec.structs.fields(Config)} - {"alerts"}
+    tables = {"alerts": Alerts, "energy": EnergyPrice}
+    keys = {f"{name}.{field.name}" for name, table in tables.items() for field in msgspec.structs.fields(table)}
+    keys |= {field.name for field in msgspec.structs.fields(Config)} - tables.keys()
     assert keys == set(re.findall(r"^\| `([\w.]+)` \|.*\|.*\| .+ \|$", text.partition("<!-- /generated -->")[0], re.M))
 
 

@@ -72,6 +72,7 @@ def undescribed(document: object) -> set[str]:
     [
         ["presets"],
         ["plan", "chatbot", "--engine", "simulated", "--host", "2xrtx3090"],
+        ["plan", "chatbot", "--host", "2xrtx3090", "--vllm-version", "0.33.0", "--nodes", "2", "--gpus", "0,1"],
         ["engines"],
         ["models", "--fits", "chatbot"],
         ["topology", "--host", "2xrtx3090"],

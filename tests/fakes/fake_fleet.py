@@ -528,6 +528,7 @@ class FakeFleet:
 
     def __init__(self, *servers: object, step: float = 0.0) -> None:
         self.read_only = False
+        self.tariff = None
         self.read_only_by = ""
         self.judge_launches = False
         self.judging_mib: int | None = None

@@ -10,7 +10,8 @@
  *   holds DEVICE PID MIB           in place of the recorded processes this one holds so much (again: one more)
  *   set DEVICE NAME VALUE          a figure as NVML gives it: utilization, memory_utilization, temperature, power_mw,
  *                                  clock, throttle (bits), pcie_generation, pcie_width, pcie_sent and pcie_received
- *                                  (KB/s)
+ *                                  (KB/s), energy_mj
+ *   energy_by_power                energy counters grow by the recorded power
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -37,7 +38,7 @@ struct gpu {
     const char *uuid, *name, *bus;
     u64 total, free, used;
     int utilization, memory_utilization, temperature, power_mw, limit_mw, clock, clock_max, mclock, mclock_max;
-    long long throttle;
+    long long energy_mj, throttle;
     int ecc, persistence, mig_mode, architecture, major, minor, gen, gen_max, width, width_max, replays, numa;
     int slowdown, pcie_sent, pcie_received;
     u64 affinity[16];
@@ -62,7 +63,7 @@ static struct fault faults[512];
 static int n_faults, xid_device = NONE;
 static u64 xid_number;
 static long long counter_step;
-static int bytes_only;
+static int bytes_only, energy_by_power;
 static struct timespec control_time;
 static long control_size = -1;
 
@@ -100,6 +101,7 @@ static void change(int i, const char *name, long long value) {
     for (unsigned k = 0; k < sizeof known / sizeof *known; k++)
         if (!strcmp(known[k].name, name)) *known[k].figure = value;
     if (!strcmp(name, "throttle")) g->throttle = value;
+    if (!strcmp(name, "energy_mj")) g->energy_mj = value;
 }
 
 static void read_control(void) {
@@ -107,7 +109,7 @@ static void read_control(void) {
     char word[64];
     int device;
     n_faults = 0;
-    counter_step = bytes_only = 0;
+    counter_step = bytes_only = energy_by_power = 0;
     memcpy(gpus, recorded, sizeof gpus);
     while (file && fscanf(file, "%63s", word) == 1) {
         if (!strcmp(word, "xid")) {
@@ -116,6 +118,8 @@ static void read_control(void) {
             if (fscanf(file, "%lld", &counter_step) != 1) break;
         } else if (!strcmp(word, "bytes_only")) {
             bytes_only = 1;
+        } else if (!strcmp(word, "energy_by_power")) {
+            energy_by_power = 1;
         } else if (!strcmp(word, "reset") || !strcmp(word, "reset_with_init")) {
             if (fscanf(file, "%d", &device) != 1) break;
             generations[device]++;
@@ -265,6 +269,14 @@ int nvmlDeviceGetMigMode(struct device *h, unsigned *current, unsigned *pending)
     return OK;
 }
 int nvmlDeviceGetEnforcedPowerLimit(struct device *h, unsigned *out) { ON(h); GIVE(g->limit_mw); }
+int nvmlDeviceGetTotalEnergyConsumption(struct device *h, u64 *out) {
+    struct timespec now;
+    ON(h);
+    if (d->mig || (g->energy_mj == NONE && !energy_by_power)) return NOT_SUPPORTED;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    *out = energy_by_power ? (u64)((now.tv_sec + now.tv_nsec / 1e9) * g->power_mw) : (u64)g->energy_mj;
+    return OK;
+}
 int nvmlDeviceGetPowerUsage(struct device *h, unsigned *out) { ON(h); GIVE(g->power_mw); }
 
 struct memory { u64 total, free, used; };

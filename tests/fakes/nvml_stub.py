@@ -79,6 +79,7 @@ def gpu_initialiser(gpu: Gpu) -> str:
         number(gpu.power_w, 1000),
         number(gpu.power_limit_w, 1000),
         *map(number, (gpu.clock_mhz, gpu.clock_max_mhz, gpu.memory_clock_mhz, gpu.memory_clock_max_mhz)),
+        number(gpu.energy_mj),
         throttle,
         *map(number, (gpu.ecc, gpu.persistence, gpu.mig_mode)),
         code(ARCHITECTURES, gpu.architecture),

@@ -49,6 +49,7 @@ READING = {
 REFUSED = {
     "start": ["chatbot", "--engine", "simulated"], "restart": ["ordered", "--set", "max-num-seqs=8"],
     "stop": ["ordered"], "remove": ["gone"], "load": ["URL", "--duration", "1"], "ramp": ["ordered"],
+    "tune": ["ordered"],
     "bench": ["ordered"], "claim": ["0", "--until", "2h"],
     "chat": ["ordered"],
     "attach": ["URL"], "detach": ["gone"],
@@ -66,9 +67,9 @@ READING_VERBS = {
     "ramp", "launch_name",
     "snapshot", "presets", "used_presets",
     "engines", "models", "flags", "seen_workload", "plan", "requests", "runs", "compare", "board", "close",
-    "leftovers", "last_change", "compare_again", "judge_past", "listener", "replay", "removed_at",
+    "leftovers", "last_change", "compare_again", "judge_past", "listener", "energy", "replay", "removed_at",
     "stop_judging", "prepared_pids", "predict", "predict_staged", "cancel_prediction", "run_requests", "adapters",
-    "engine", "plan_trial", "outcome",
+    "engine", "plan_trial", "outcome", "rank_changes",
 }  # fmt: skip
 REFUSED_VERBS = {
     "chat_server": ("ordered",), "start_ramp": ("ordered",), "cancel_ramp": ("ordered",),

@@ -48,3 +48,25 @@ def test_a_pipe_is_no_config_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.toml")
     with pytest.raises(ConfigError, match="not a regular file"):
         read_settings(tmp_path / "config.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("price = 0.3", "unknown key 'energy.price'"),
+        ('price_per_kwh = "0.3"', "energy.price_per_kwh: expected a number, not a string"),
+        ("price_per_kwh = -0.1", "energy.price_per_kwh must be between 0 and"),
+        ("price_per_kwh = nan", "energy.price_per_kwh must be between 0 and"),
+        ("price_per_kwh = inf", "energy.price_per_kwh must be between 0 and"),
+        ('currency = ""', "energy.currency: expected up to 8 characters"),
+        ('currency = "E\\u001b[2J"', "energy.currency: expected up to 8 characters"),
+        ('currency = "nine chars"', "energy.currency: expected up to 8 characters"),
+    ],
+)
+def test_a_price_that_makes_no_sense_is_refused(tmp_path, text, told):
+    path = tmp_path / "config.toml"
+    path.write_text(f"[energy]\n{text}\n")
+    with pytest.raises(ConfigError) as error:
+        read_settings(path)
+    assert told in str(error.value)
+    assert "\x1b" not in str(error.value)

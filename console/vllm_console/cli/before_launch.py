@@ -28,7 +28,6 @@ def check_launch(args: argparse.Namespace) -> int:
     """
     from vllm_console.alerts.checklist import checklist
     from vllm_console.cli.plan import plan_of
-    from vllm_launchers.launch.planner import FIRST_PORT
 
     fleet = open_fleet(args, observe=False)
     preset = next((one for one in fleet.presets()[0] if one.name == args.before_launch), None)
@@ -39,7 +38,7 @@ def check_launch(args: argparse.Namespace) -> int:
         args.model,
         args.engine,
         vllm=args.vllm,
-        port=args.port or FIRST_PORT,
+        port=args.port,
         changes=changes_from(args),
         place="offered",
     )

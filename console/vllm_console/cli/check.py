@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Judge it."""
     if (args.name is None) == (args.before_launch is None):
-        raise UsageError("give a server's name, or --before-launch PRESET")
+        raise UsageError("give a server's name or --before-launch PRESET, not both")
     return _judge(args) if args.before_launch is None else check_launch(args)
 
 

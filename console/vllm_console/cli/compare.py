@@ -47,13 +47,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         from vllm_console.runs.document import comparison_document
 
-        print_json({**comparison_document(found), "prediction": _document(kept)})
+        print_json({**comparison_document(found, fleet.tariff), "prediction": _document(kept)})
     else:
         from vllm_console.cli.runs_text import comparison_lines
         from vllm_console.prediction.outcome_text import outcome_lines
 
         told = outcome_lines(kept) if kept is not None else []
-        print("\n".join([*comparison_lines(found), *(["", *told] if told else [])]))
+        print("\n".join([*comparison_lines(found, fleet.tariff), *(["", *told] if told else [])]))
     return 0
 
 

@@ -12,6 +12,7 @@ from vllm_launchers.launch.errors import read_only_error
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
+    from vllm_console.history.energy import Tariff
     from vllm_console.settings import Settings
 
 
@@ -91,7 +92,16 @@ def open_fleet(
         rollback=config.rollback,
         judge_launches=config.prepares_launches,
         remote=remote,
+        tariff=tariff_of(config),
     )
+
+
+def tariff_of(config: Settings) -> Tariff | None:
+    """What energy costs; None without a price."""
+    from vllm_console.history.energy import Tariff
+
+    price = config.energy
+    return Tariff(price.price_per_kwh, price.currency) if price.price_per_kwh else None
 
 
 def check_state(args: argparse.Namespace, config: Settings) -> list[str]:

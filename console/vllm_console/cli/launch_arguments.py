@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm_console.cli.options import text_from
 from vllm_console.cli.output import complain
 from vllm_console.fleet.verbs import UsageError
 from vllm_launchers.secrets import is_secret_name
+
+if TYPE_CHECKING:
+    from vllm_launchers.plan.choices.nodes import NodesRequest
 
 
 def add_request(parser: argparse.ArgumentParser, *, gpus: str) -> None:
@@ -37,6 +41,43 @@ def add_engine(parser: argparse.ArgumentParser, note: str = "") -> None:
     parser.add_argument(
         "--vllm", type=text_from, metavar="PATH", help=f"{note}vLLM to use: its executable or virtual environment"
     )
+
+
+def add_nodes(parser: argparse.ArgumentParser) -> None:
+    """Over several machines."""
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="spread one copy of the model over N machines equal to this one"
+    )
+    parser.add_argument(
+        "--node-rank",
+        type=int,
+        metavar="R",
+        help="with --nodes: which of them, for --export (default: 0, which serves)",
+    )
+    parser.add_argument("--master-addr", type=text_from, metavar="ADDR", help="with --nodes: address of node 0")
+    parser.add_argument("--master-port", type=int, metavar="P", help="with --nodes: its port (default: vLLM's, 29501)")
+    parser.add_argument(
+        "--network", type=float, metavar="GBIT", help="with --nodes: Gbit/s from node to node, in one direction"
+    )
+
+
+def nodes_from(args: argparse.Namespace) -> NodesRequest | None:
+    """The machines that `add_nodes` asks for; None for this one alone.
+
+    Raises:
+        UsageError: an option for several machines is given without ``--nodes``.
+    """
+    if args.nodes is None:
+        for name in ("node_rank", "master_addr", "master_port", "network"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} needs --nodes")
+        return None
+    if args.nodes == 1:
+        return None
+    from vllm_launchers.plan.choices.nodes import DEFAULT_PORT, NodesRequest
+
+    port = DEFAULT_PORT if args.master_port is None else args.master_port
+    return NodesRequest(args.nodes, args.node_rank or 0, args.master_addr or "", port, args.network)
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

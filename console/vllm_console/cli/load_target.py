@@ -61,7 +61,7 @@ def shaped(args: argparse.Namespace, workload: Workload) -> Workload:
 
 
 def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, remote_allowed: bool = False) -> Target:
-    """The server that ``args.server`` names, or the URL that it is; ``flag`` is what allows others' servers.
+    """The server that ``args.server`` names, or the URL that it is; ``flag`` is what allows others' servers, if any.
 
     ``remote_allowed`` is whether ``--remote`` allows attached endpoints.
 
@@ -84,7 +84,7 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
         raise RefusedError(f"{server.name} is attached from {server.url}: nothing is sent to it without --remote")
     if server.attached is None and not server.ours and (not others_allowed or not server.port):
         owner = server.owner or "another user"
-        without = f" without {flag}" if server.port else ""
+        without = f" without {flag}" if server.port and flag else ""
         raise RefusedError(f"{server.name} was started by {owner} outside this console: nothing is sent to it{without}")
     if server.state not in (State.READY, State.UNRESPONSIVE):
         why = server.reason or "Try again when it is."
@@ -139,4 +139,5 @@ def _refuse_others(fleet: LocalFleet, url: str, flag: str, *, allowed: bool) -> 
         for server in fleet.snapshot().servers:
             here = server.port == parts.port and server.attached is None and not server.ours
             if here and server.owner not in (None, user_name(os.getuid())):
-                raise RefusedError(f"{plain(url)} is a server of {server.owner}: nothing is sent to it without {flag}")
+                without = f" without {flag}" if flag else ""
+                raise RefusedError(f"{plain(url)} is a server of {server.owner}: nothing is sent to it{without}")

@@ -43,6 +43,7 @@ COMMANDS = {
     "bench": "run 'vllm bench serve' on a server with its preset's traffic, and keep the result",
     "requests": "list a server's finished requests, with the time spent in each stage",
     "predict": "predict what changed flags, or more traffic, would do to a server",
+    "tune": "find better flags for a running server: predict them all, try the best few",
     "lora": "list, load or unload a running server's LoRA adapters",
     "runs": "list past and present runs, with flags and figures",
     "replay": "open the console on a run that has ended, also of a removed server",
@@ -73,6 +74,7 @@ CHANGING = frozenset(
         "remove",
         "load",
         "ramp",
+        "tune",
         "bench",
         "claim",
         "release",
@@ -85,7 +87,7 @@ CHANGING = frozenset(
 """Commands that change something or send load: refused entirely in read-only mode."""
 
 ELSEWHERE = frozenset(
-    {"status", "logs", "check", "stop", "start", "restart", "sleep", "wake", "remove", "load", "ramp", "bench"}
+    {"status", "logs", "check", "stop", "start", "restart", "sleep", "wake", "remove", "load", "ramp", "tune", "bench"}
     | {"requests", "predict", "runs", "compare"}
 )
 """Commands about one server: those about HOST/NAME run on the attached machine HOST."""

@@ -6,10 +6,13 @@ import io
 import json
 import os
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm_console.text import plain
 from vllm_launchers.private import open_standard_streams
+
+if TYPE_CHECKING:
+    from vllm_launchers.plan.model import Plan
 
 Document = dict[str, Any]
 """A JSON object."""
@@ -121,3 +124,13 @@ def prose(text: str, indent: str = "") -> str:
     import textwrap
 
     return textwrap.fill(plain(text), 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def warn_of_plan(plan: Plan) -> None:
+    """Print the warnings of a plan that is about to be executed; errors are reported by what executes it."""
+    from vllm_launchers.launch.refusal import format_finding
+    from vllm_launchers.plan.findings import Level
+
+    for finding in plan.findings:
+        if finding.level is Level.WARNING:
+            print(plain(f"warning: {format_finding(finding)}"), file=sys.stderr)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.host_source import add_host
-from vllm_console.cli.launch_arguments import add_request, gpus_from, pairs_from
+from vllm_console.cli.launch_arguments import add_nodes, add_request, gpus_from, nodes_from, pairs_from
 from vllm_console.cli.options import add_changes, add_json, add_probe, changes_from, text_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.snapshot import LaunchRequest
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_request(parser, gpus="the best free set where GPUs are known")
     parser.add_argument("--vllm-version", metavar="V", help="plan for this vLLM release (need not be installed)")
+    add_nodes(parser)
     add_host(parser)
     add_changes(parser)
     add_probe(parser)
@@ -98,6 +99,7 @@ def _request(args: argparse.Namespace) -> LaunchRequest:
         vllm_version=args.vllm_version,
         probe=args.probe,
         from_hub=args.hub,
+        nodes=nodes_from(args),
     )
 
 

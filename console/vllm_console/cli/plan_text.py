@@ -6,11 +6,14 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vllm_console.alternatives_text import format_full, format_legend, format_pace, sentence, table
 from vllm_console.cli.output import Document, fields
 from vllm_console.text import UNKNOWN, plain, size, sourced
 from vllm_launchers.launch.refusal import format_fix
 from vllm_launchers.plan.checks.check import errors
+from vllm_launchers.plan.choices.layout import format_layout
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.secrets import command_line
 from vllm_launchers.plan.shell_quoting import assignments, line_word
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.budget.budget import GpuBudget, MemoryBudget
     from vllm_launchers.plan.findings import Finding
     from vllm_launchers.plan.model import Plan
+    from vllm_launchers.plan.nodes import NodesPlan
     from vllm_launchers.plan.pace import Pace, Paces
     from vllm_launchers.plan.verdict import Verdict
 
@@ -51,7 +55,40 @@ def plan_document(plan: Plan) -> Document:
         "estimated": _memory(plan.estimated) if plan.estimated is not None else None,
         "choices": [fields(one, "flag reason source tradeoff") | {"value": one.value} for one in plan.choices],
         "findings": [_finding(finding) for finding in plan.findings],
+        "nodes": _nodes(plan.nodes) if plan.nodes is not None else None,
         "vllm_verdict": _vllm_verdict(plan.verdict) if plan.verdict is not None else None,
+    }
+
+
+def _nodes(nodes: NodesPlan) -> Document:
+    layout, network = nodes.layout, nodes.network
+    return {
+        "count": len(nodes.nodes),
+        "gpus_per_node": nodes.gpus_each,
+        "tensor_parallel": layout.tensor,
+        "pipeline_parallel": layout.pipeline,
+        "across_nodes": nodes.across,
+        "master_addr": nodes.master_addr or None,
+        "master_port": nodes.master_port,
+        "fits_one_node": nodes.fits_one,
+        "network": None
+        if network is None
+        else {
+            "bytes_per_token": round(network.bytes_per_token),
+            "tokens_per_second": _round(network.tokens_per_second),
+            "needed_gbits": _round(network.needed_gbits),
+            **fields(network, "given_gbits formula"),
+        },
+        "per_node": [
+            {
+                "rank": node.rank,
+                "headless": node.headless,
+                "argv": list(redact_argv(node.argv)),
+                "flags": dict(node.flags),
+                "per_gpu": [_gpu(gpu) for gpu in node.memory],
+            }
+            for node in nodes.nodes
+        ],
     }
 
 
@@ -104,11 +141,12 @@ def _memory(memory: MemoryBudget) -> Document:
         **fields(memory, "kv_bytes_per_token kv_tokens max_model_len fits source assumed"),
         "max_concurrency": _round(memory.max_concurrency),
         "concurrency_p95": _round(memory.concurrency_p95),
-        "per_gpu": [
-            {"index": gpu.index, **{name: _gib(getattr(gpu, name)) for name in (*_PARTS, *_PARTS_OF_GPU)}}
-            for gpu in memory.per_gpu
-        ],
+        "per_gpu": [_gpu(gpu) for gpu in memory.per_gpu],
     }
+
+
+def _gpu(gpu: GpuBudget) -> Document:
+    return {"index": gpu.index, **{name: _gib(getattr(gpu, name)) for name in (*_PARTS, *_PARTS_OF_GPU)}}
 
 
 def _gib(value: float) -> float:
@@ -138,7 +176,8 @@ def plan_lines(plan: Plan, *, ascii_only: bool = False) -> Iterator[str]:
     if plan.verdict is not None and plan.verdict.answer != "refused":  # that is a finding
         yield from _wrapped("", plain(f"{format_verdict(plan, plan.verdict)}."))
     yield ""
-    yield from _memory_lines(plan.memory, ascii_only)
+    yield from _node_lines(plan, plan.nodes)
+    yield from _memory_lines(plan.memory, ascii_only, plan.nodes)
     if plan.memory is not None and (before := plan.estimated) is not None:
         tokens = f", {before.kv_tokens:,} tokens" if before.kv_tokens is not None else ""
         yield f"estimated earlier: weights {before.weights_gib:.1f} GiB, KV cache {before.kv_gib:.1f} GiB{tokens}"
@@ -159,7 +198,39 @@ def plan_lines(plan: Plan, *, ascii_only: bool = False) -> Iterator[str]:
     if plan.findings:
         yield ""
     yield from _wrapped("", plain(_probe(plan)))
-    yield plain(command_line(plan))
+    yield from _command_lines(plan)
+
+
+def _command_lines(plan: Plan) -> Iterator[str]:
+    """The command, or that of each machine."""
+    if plan.nodes is None:
+        yield plain(command_line(plan))
+        return
+    for node in plan.nodes.nodes:
+        yield f"node {node.rank}{', which serves no HTTP' if node.headless else ''}:"
+        yield plain(command_line(replace(plan, argv=node.argv)))
+
+
+def _node_lines(plan: Plan, nodes: NodesPlan | None) -> Iterator[str]:
+    """The layout over the machines, and what the network between them must carry."""
+    if nodes is None:
+        return
+    layout, count, network = nodes.layout, len(nodes.nodes), nodes.network
+    each = counted(nodes.gpus_each, "GPU") if plan.engine.build != "cpu" else "the CPU"
+    yield from _wrapped("", f"{count} nodes, assumed equal to this machine, {each} of each: {format_layout(layout)}")
+    if network is None:
+        yield ""
+        return
+    what = "all-reduces" if nodes.across == "tensor" else "activations"
+    text = f"network: {size(network.bytes_per_token)} of {what} per token between two nodes"
+    if network.needed_gbits is not None and network.tokens_per_second is not None:
+        text += (
+            f"; at full load, {network.tokens_per_second:,.0f} tokens/s with prompts, "
+            f"{network.needed_gbits:.3g} Gbit/s keep sending below a tenth of the time"
+        )
+    given = f"; given: {network.given_gbits:g} Gbit/s" if network.given_gbits is not None else ""
+    yield from _wrapped("", f"{text}{given} (estimate: {network.formula})")
+    yield ""
 
 
 def _probe(plan: Plan) -> str:
@@ -221,14 +292,17 @@ LEAST_GIB = 0.05
 """What would print as 0.0."""
 
 
-def _memory_lines(memory: MemoryBudget | None, ascii_only: bool) -> Iterator[str]:
+def _memory_lines(memory: MemoryBudget | None, ascii_only: bool, nodes: NodesPlan | None) -> Iterator[str]:
     if memory is None:
         yield "Memory unknown: no GPU data (see --host) or no model data (see --hub)"
         return
     marks = ASCII_MARKS if ascii_only else MARKS
-    for gpu in memory.per_gpu:
+    rows = [("", gpu) for gpu in memory.per_gpu]
+    if nodes is not None:
+        rows = [(f"node {node.rank} ", gpu) for node in nodes.nodes for gpu in node.memory]
+    for where, gpu in rows:
         index = UNKNOWN if gpu.index is None else str(gpu.index)
-        yield f"GPU {index:>2}  {_bar(gpu, marks)}  {gpu.total_gib:.1f} GiB"
+        yield f"{where}GPU {index:>2}  {_bar(gpu, marks)}  {gpu.total_gib:.1f} GiB"
         overhead = gpu.overhead_gib + gpu.graphs_gib
         parts = (("weights", gpu.weights_gib), ("overhead", overhead), ("KV cache", gpu.kv_gib),
                  ("others", gpu.others_gib), ("free", gpu.free_gib))  # fmt: skip

@@ -21,6 +21,7 @@ from vllm_console.fleet.verbs import FleetError, RefusedError
 from vllm_console.text import duration, percent, plain, rate
 
 if TYPE_CHECKING:
+    from vllm_console.load.energy import EnergyMeter
     from vllm_console.load.ramp import Ramp, RampOptions, RampProgress, RampStep
     from vllm_console.runs.measurement import Measurement
     from vllm_launchers.presets.model import Objectives
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--start", type=rate_from, metavar="R", help="the first rate (default: an estimate)")
     parser.add_argument(
-        "--budget", type=_budget, default=600.0, metavar="TIME",
+        "--budget", type=budget_from, default=600.0, metavar="TIME",
         help="how long it may take at most, in seconds, or as 90s, 20m, 1h (default 10m)",
     )  # fmt: skip
     add_shape(parser)
@@ -76,7 +77,8 @@ def _rates(text: str) -> tuple[float, ...]:
     return found
 
 
-def _budget(text: str) -> float:
+def budget_from(text: str) -> float:
+    """A time in seconds, for argparse."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
     try:
@@ -112,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             print(_heading(target, objectives, source), flush=True)
         found = _search(args, target, objectives, options)
     if server is not None and found.steps:
-        _keep(target, server.name, found, objectives)
+        keep_ramp(target, server.name, found, objectives)
     if args.events:
         _event("result", found.document())
     elif args.json:
@@ -135,13 +137,16 @@ def _heading(target: Target, objectives: Objectives, source: str) -> str:
 class ServesOthersError(RefusedError):
     """It serves others, and nobody said that this is fine; ``why`` says what shows it."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{why}; a measurement makes its other clients wait: --yes goes on")
+    def __init__(self, why: str, cost: str) -> None:
+        super().__init__(f"{why}; {cost}: --yes goes on")
         self.why = why
 
 
-def confirmed(args: argparse.Namespace, target: Target) -> bool:
-    """Whether it may go on although the server serves others.
+MAKES_WAIT = "a measurement makes its other clients wait"
+
+
+def confirmed(args: argparse.Namespace, target: Target, cost: str = MAKES_WAIT) -> bool:
+    """Whether it may go on although the server serves others. ``cost`` says what that does to them.
 
     Raises:
         ServesOthersError: it serves others, and nobody said that this is fine.
@@ -152,10 +157,10 @@ def confirmed(args: argparse.Namespace, target: Target) -> bool:
         return False
     silent = args.json or getattr(args, "events", False)
     if sys.stdin.isatty() and sys.stdout.isatty() and not silent:
-        print(f"{plain(why)}; a measurement makes its other clients wait. Go on? [y/N] ", end="", flush=True)
+        print(f"{plain(why)}; {cost}. Go on? [y/N] ", end="", flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return True
-    raise ServesOthersError(why)
+    raise ServesOthersError(why, cost)
 
 
 def _others(target: Target) -> str:
@@ -223,17 +228,37 @@ def _search(args: argparse.Namespace, target: Target, objectives: Objectives, op
             lookup=target.lookup,
             allow_remote=args.yes or args.remote,
             access=target.access,
+            meter=meter,
             stop=stop,
             on_step=reports.step,
             on_progress=reports.progress,
         )
 
     try:
-        return asyncio.run(main())
+        with _meter(target) as meter:
+            return asyncio.run(main())
     except LoadError as error:
         raise FleetError(str(error)) from error
     finally:
         reports.end()
+
+
+@contextlib.contextmanager
+def _meter(target: Target) -> Iterator[EnergyMeter | None]:
+    """What reads the GPUs of a server of ours; None of one without."""
+    from vllm_console.load.energy import EnergyMeter
+    from vllm_launchers.host.gpu.monitor import GpuMonitor
+
+    server = target.server
+    if server is None or not server.ours or server.attached is not None or not (server.pid and server.gpus):
+        yield None
+        return
+    watch = GpuMonitor()
+    watch.start()
+    try:
+        yield EnergyMeter(server.pid, server.gpus, lambda: watch.latest().host, target.fleet.tariff)
+    finally:
+        watch.close()
 
 
 def _event(kind: str, content: object, stop: asyncio.Event | None = None) -> None:
@@ -302,6 +327,7 @@ class _Progress:
 
 def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
     """The curve and the sentence."""
+    from vllm_console.history.energy import cost_line, energy_text
     from vllm_console.runs.measurement import plots
 
     lines = (
@@ -315,6 +341,9 @@ def _result_lines(found: Ramp, objectives: Objectives) -> list[str]:
     lines += textwrap.wrap(plain(found.sentence), 78, break_on_hyphens=False)
     if found.goodput is not None:
         lines.append(f"Goodput there: {rate(found.goodput, 'req')} with TTFT and mean ITL within their limits.")
+    if found.energy is not None and (figures := energy_text(found.energy)):
+        cost = cost_line(found.energy)
+        lines.append(f"Energy near it: {figures}{f'; {cost}' if cost else ''}.")
     return lines
 
 
@@ -337,7 +366,7 @@ def _measurement(found: Ramp, objectives: Objectives) -> Measurement:
     )
 
 
-def _keep(target: Target, name: str, found: Ramp, objectives: Objectives) -> None:
+def keep_ramp(target: Target, name: str, found: Ramp, objectives: Objectives) -> None:
     """Store it with the server's run; a store that can't be written loses no result."""
     try:
         target.fleet.keep_measurement(name, _measurement(found, objectives))

@@ -16,8 +16,8 @@ from vllm_console.cli.options import (
     changes_from,
     seconds_from,
 )
-from vllm_console.cli.output import complain
-from vllm_console.cli.waiting import report_server, settled, wait_until
+from vllm_console.cli.output import complain, warn_of_plan
+from vllm_console.cli.waiting import did_not_happen, report_server, settled, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
 from vllm_console.fleet.verbs import UsageError
 from vllm_launchers.launch.request import RestartOptions
@@ -79,19 +79,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--stop-old and --keep-old belong to --rolling")
     server = _switched(fleet, args, options) if args.preset else _restarted(fleet, args, before, options)
     generation = before.generation if before else 0
-    earlier = before.restart.asked_at if before is not None and before.restart is not None else None
-    asked_at = server.restart.asked_at if server.restart is not None else None
-    if asked_at == earlier:
-        asked_at = None  # that one has ended long ago
-
-    def begun(server: ServerView) -> bool:
-        if server.generation > generation:
-            return server.state is not State.STOPPING
-        # Stopped by another console while it was stopping for this restart.
-        return _did_not_happen(server, asked_at) or not server.state.alive
-
-    server = wait_until(fleet, args.name, begun, quiet=args.json, timeout=args.timeout)
-    if _did_not_happen(server, asked_at):
+    server, asked_at = wait_for_restart(fleet, before, server, quiet=args.json, timeout=args.timeout)
+    if did_not_happen(server, asked_at):
         return _report_refusal(args, server, asked_at)
     if server.generation <= generation:
         report_server(args, server, wanted=None)
@@ -110,17 +99,10 @@ def _restarted(
 ) -> ServerView:
     """Restart the server with the requested change of flags."""
     changes = _changes(args, before)
-    server = fleet.restart(args.name, changes, options)
+    server = fleet.restart(args.name, changes, options, warn_of_plan)
     if before is not None and not args.previous:
         say_several(before.flags, changes)
     return server
-
-
-def _did_not_happen(server: ServerView, asked_at: float | None) -> bool:
-    """Whether the restart that was prepared ended before it touched the server, or another one took its place."""
-    if asked_at is None or server.restart is None:
-        return False  # it was not prepared
-    return server.restart.abandoned or server.restart.asked_at != asked_at
 
 
 def _report_refusal(args: argparse.Namespace, server: ServerView, asked_at: float | None) -> int:
@@ -166,7 +148,7 @@ def _switched(fleet: LocalFleet, args: argparse.Namespace, options: RestartOptio
         raise UsageError("--previous can't be combined with --set, --unset or --preset")
     if not changes_from(args).empty:
         raise UsageError("--preset can't be combined with --set or --unset; change flags afterwards")
-    return fleet.switch(args.name, args.preset, options)
+    return fleet.switch(args.name, args.preset, options, warn_of_plan)
 
 
 def say_several(flags: Flags, changes: Changes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_console.diagnosis.finding import title_of_code
+from vllm_console.history.energy import Tariff
 from vllm_console.metrics.quantile import text_of
 from vllm_console.runs.compare import Comparison
 from vllm_console.runs.measurement import Measurement, limit_text, newest_ramp, plots
@@ -15,6 +16,7 @@ from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     amount_text,
     change_text,
+    energy_cost_text,
     factor_sides,
     notes,
     objective_text,
@@ -128,7 +130,7 @@ def _how(run: Run) -> str:
     return f"failed: {cause or run.ended.get('reason') or 'reason unknown'}{removed}"
 
 
-def comparison_lines(found: Comparison) -> list[str]:
+def comparison_lines(found: Comparison, tariff: Tariff | None = None) -> list[str]:
     """The outcome and verdict first, then what was changed, the traffic, and every figure."""
     lines = textwrap.wrap(plain_sentence(found), WIDTH, break_on_hyphens=False)
     lines += textwrap.wrap(sentence(found), WIDTH, break_on_hyphens=False)
@@ -146,6 +148,8 @@ def comparison_lines(found: Comparison) -> list[str]:
         before, after = (side_text(figure, after=after) for after in (False, True))
         outcome = " ".join(filter(None, (str(figure.verdict or ""), objective_text(figure))))
         lines.append(f"  {figure.name:<20}{before:>14}{after:>14}   {change_text(figure):<28}{outcome}".rstrip())
+    if cost := energy_cost_text(found, tariff):
+        lines.append(f"  energy: {cost}")
     return [plain(line) for line in [*lines, *_ramps(found)]]
 
 

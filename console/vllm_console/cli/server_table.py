@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from vllm_console.cli.output import Document, fields
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
+from vllm_console.history.energy import Energy, energy_lines
 from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
 from vllm_console.metrics.sample import Window
 from vllm_console.text import UNKNOWN, count, duration, percent, plain, seconds, took
@@ -88,8 +89,8 @@ def _state(server: ServerView, now: float, between: str) -> str:
     return f"{server.state_text}{since}"
 
 
-def describe(server: ServerView, now: float) -> list[str]:
-    """One server in full, for people."""
+def describe(server: ServerView, now: float, energy: Energy | None = None) -> list[str]:
+    """One server in full, for people; ``energy`` is what its GPUs took."""
     lines = [
         f"{server.name}  {_state(server, now, ' for ')}" + ("  (simulated: no GPU is used)" if server.simulated else "")
     ]
@@ -122,6 +123,8 @@ def describe(server: ServerView, now: float) -> list[str]:
     if server.downtime_seconds is not None:
         lines.append(f"  downtime    {took(server.downtime_seconds)} at the last restart")
     lines += _describe_window(server)
+    if energy is not None:
+        lines += [f"  {'' if at else 'energy':<11} {text}" for at, text in enumerate(energy_lines(energy))]
     lines += _describe_conditions(server, now)
     return [plain(line) for line in lines]
 
@@ -158,6 +161,11 @@ def _describe_window(server: ServerView) -> list[str]:
         f"  tokens/s    {count(window.generation_tokens_per_second)} out, "
         f"{count(window.prompt_tokens_per_second)} in {span}",
     ]
+    if (drafted := window.speculation) is not None:
+        positions = ", ".join(map(percent, drafted.by_position))
+        lines.append(
+            f"  speculation acceptance length {drafted.acceptance_length:.2f}, accepted by position {positions} {span}"
+        )
     lines += rank_lines(server)
     if window.latencies:
         lines.append(f"  latencies   {span}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.launch_arguments import add_request, gpus_from, pairs_from
@@ -17,12 +16,10 @@ from vllm_console.cli.options import (
     seconds_from,
     text_from,
 )
+from vllm_console.cli.output import warn_of_plan
 from vllm_console.cli.waiting import report_server, settled, wait_until
 from vllm_console.fleet.snapshot import LaunchRequest, State
 from vllm_console.text import plain
-
-if TYPE_CHECKING:
-    from vllm_launchers.plan.model import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         warm_up=args.warm_up,
         probe=args.probe,
     )
-    server = fleet.start(request, _warn)
+    server = fleet.start(request, warn_of_plan)
     _say_what_ends_it()
     if request.place and (why := server.reasons.get("gpus")):
         print(f"GPU {plain(why)}", file=sys.stderr)
@@ -80,13 +77,3 @@ def _say_what_ends_it() -> None:
 
     if sentence := session_end():
         print(plain(f"warning: {sentence}"), file=sys.stderr)
-
-
-def _warn(plan: Plan) -> None:
-    """Print the plan's warnings; errors are reported by the start itself."""
-    from vllm_launchers.launch.refusal import format_finding
-    from vllm_launchers.plan.findings import Level
-
-    for finding in plan.findings:
-        if finding.level is Level.WARNING:
-            print(plain(f"warning: {format_finding(finding)}"), file=sys.stderr)

@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show it."""
-    snapshot = open_fleet(args).snapshot(args.name)
+    fleet = open_fleet(args)
+    snapshot = fleet.snapshot(args.name)
     server = snapshot.server(args.name)
     if server is None:
         # A server whose record cannot be read still exists: report what is wrong with the record.
@@ -28,8 +29,9 @@ def run(args: argparse.Namespace) -> int:
         if broken:
             raise FleetError(broken)
         raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
+    energy = fleet.energy(server.name) if server.ours and server.attached is None and server.gpus else None
     if args.json:
-        print_json(status_document(server))
+        print_json(status_document(server) | {"energy": energy.document() if energy is not None else None})
     else:
-        print("\n".join(describe(server, snapshot.at)))
+        print("\n".join(describe(server, snapshot.at, energy)))
     return 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
 import textwrap
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from vllm_console.cli.canceling import undone_at_end
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import changes_from
 from vllm_console.cli.output import complain, print_json
@@ -22,8 +20,6 @@ from vllm_console.text import duration, plain
 from vllm_console.text import seconds as latency
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.load.recorded import RecordedTraffic
     from vllm_console.load.upgrade import Turn, UpgradeComparison
@@ -79,7 +75,7 @@ def run_upgrade(args: argparse.Namespace) -> int:
     if not args.json:
         print("\n".join([*(f"! {plain(note)}" for note in notes), *_heading(args, sides, traffic)]), flush=True)
     rounds: list[tuple[Turn, Turn]] = []
-    with _removed_at_end(fleet, sides):
+    with undone_at_end(partial(_remove, fleet, sides)):
         for number in range(args.rounds):
             order = (0, 1) if number % 2 == 0 else (1, 0)
             turns = {at: _play(fleet, args, sides[at], traffic, number) for at in order}
@@ -229,31 +225,15 @@ def _stop(fleet: LocalFleet, side: _Side) -> None:
     wait_until(fleet, side.name, lambda view: not view.state.alive, quiet=True, timeout=STOP_SECONDS)
 
 
-@contextlib.contextmanager
-def _removed_at_end(fleet: LocalFleet, sides: tuple[_Side, _Side]) -> Iterator[None]:
-    """Stop and remove the temporary servers, whatever ends this; their runs and histories are kept."""
-
-    def cancel(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    handled = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        handled.append(signal.SIGHUP)
-    before = {number: signal.signal(number, cancel) for number in handled}
-    try:
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_IGN)  # what has been started is ended first
-        for side in sides:
-            try:
-                if fleet.snapshot().server(side.name) is not None:
-                    _stop(fleet, side)
-                    fleet.forget(side.name)
-            except FleetError as error:
-                complain(f"{side.name} is left: {error}; 'vllm-console stop {side.name}' ends it")
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _remove(fleet: LocalFleet, sides: tuple[_Side, _Side]) -> None:
+    """Stop and remove the temporary servers; their runs and histories are kept."""
+    for side in sides:
+        try:
+            if fleet.snapshot().server(side.name) is not None:
+                _stop(fleet, side)
+                fleet.forget(side.name)
+        except FleetError as error:
+            complain(f"{side.name} is left: {error}; 'vllm-console stop {side.name}' ends it")
 
 
 # -- what is said ----------------------------------------------------------------------------------------------------

@@ -54,6 +54,39 @@ def wait_until(
     return server
 
 
+def wait_for_restart(
+    fleet: LocalFleet, before: ServerView | None, asked: ServerView, *, quiet: bool, timeout: float
+) -> tuple[ServerView, float | None]:
+    """Wait until a restart that was asked for has begun, or will not happen: see `did_not_happen`.
+
+    ``before`` is the server before it was asked for, ``asked`` as the verb has returned it. With the server comes when
+    this restart's preparation was asked for (Unix seconds), None if it has none.
+
+    Raises:
+        FleetError: it took longer than ``timeout`` seconds.
+    """
+    generation = before.generation if before else 0
+    earlier = before.restart.asked_at if before is not None and before.restart is not None else None
+    asked_at = asked.restart.asked_at if asked.restart is not None else None
+    if asked_at == earlier:
+        asked_at = None  # that one has ended long ago
+
+    def begun(server: ServerView) -> bool:
+        if server.generation > generation:
+            return server.state is not State.STOPPING
+        # Stopped by another console while it was stopping for this restart.
+        return did_not_happen(server, asked_at) or not server.state.alive
+
+    return wait_until(fleet, asked.name, begun, quiet=quiet, timeout=timeout), asked_at
+
+
+def did_not_happen(server: ServerView, asked_at: float | None) -> bool:
+    """Whether the restart that was prepared ended before it touched the server, or another one took its place."""
+    if asked_at is None or server.restart is None:
+        return False  # it was not prepared
+    return server.restart.abandoned or server.restart.asked_at != asked_at
+
+
 def settled(server: ServerView) -> bool:
     """Whether a server is up, or down for good."""
     if server.state is State.FAILED:

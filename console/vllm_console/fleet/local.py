@@ -73,7 +73,9 @@ if TYPE_CHECKING:
     from vllm_console.fleet.replay import Replays
     from vllm_console.fleet.rolling import AnswerComparison
     from vllm_console.fleet.standby import Sleeping
+    from vllm_console.fleet.tuning import Ranking, TuneGoal
     from vllm_console.fleet.verbs import Replay
+    from vllm_console.history.energy import Energy, Tariff
     from vllm_console.history.probe_records import FinishedRequest
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.prediction.score import KeptPrediction
@@ -133,7 +135,10 @@ class LocalFleet:
         judge_launches: bool = False,
         window_seconds: float | None = None,
         remote: bool = False,
+        tariff: Tariff | None = None,
     ) -> None:
+        self.tariff = tariff
+        """What energy costs; None without a price."""
         self.read_only, self.read_only_by = read_only, read_only_by
         self.judge_launches = judge_launches and not read_only
         self._interactive = interactive
@@ -515,10 +520,16 @@ class LocalFleet:
         self._refuse_read_only()
         return self._launched(self._launcher.resume(name, runs, recorded))
 
-    def restart(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
+    def restart(
+        self,
+        name: str,
+        changes: Changes,
+        options: RestartOptions = AS_CONFIGURED,
+        planned: Callable[[Plan], None] | None = None,
+    ) -> ServerView:
         """Stop and start again with changed flags: same name, port (unless another is given) and GPUs, next generation.
 
-        A running server keeps running if its plan has errors.
+        A running server keeps running if its plan has errors. ``planned`` gets the plan before it is executed.
 
         Raises:
             UnfitError: the plan has errors that ``force`` does not or may not override.
@@ -527,17 +538,23 @@ class LocalFleet:
         if (there := self._elsewhere(name)) is not None:
             return self._done_elsewhere(name, *there, "restart", changes=changes)
         self._ours(name)
-        return self._launched(self._launcher.restart(name, changes, options))
+        return self._launched(self._launcher.restart(name, changes, options, planned))
 
-    def switch(self, name: str, preset: str, options: RestartOptions = AS_CONFIGURED) -> ServerView:
-        """Replace the server with another preset, keeping name, GPUs and port.
+    def switch(
+        self,
+        name: str,
+        preset: str,
+        options: RestartOptions = AS_CONFIGURED,
+        planned: Callable[[Plan], None] | None = None,
+    ) -> ServerView:
+        """Replace the server with another preset, keeping name, GPUs and port. ``planned`` is as for `restart`.
 
         Raises:
             UnfitError: the preset's plan has errors; a running server keeps running.
             UsageError: the options name a port.
         """
         self._ours(name)
-        return self._launched(self._launcher.switch(name, preset, options))
+        return self._launched(self._launcher.switch(name, preset, options, planned))
 
     def cancel_restart(self, name: str) -> ServerView:
         """Cancel the restart that is being prepared, or going to sleep; the server goes on serving.
@@ -665,12 +682,28 @@ class LocalFleet:
         return compare_answers(self._ours(old), self._ours(new))
 
     def listener(self, name: str) -> Listener | None:
-        """Where one of our servers listens; None if it does not. Raises OSError: another process has its port."""
-        with keeper_errors():
-            record = client.read(self._state, name)
+        """Where one of our servers listens; None if it does not, or is removed.
+
+        Raises:
+            OSError: another process has its port.
+        """
+        try:
+            with keeper_errors():
+                record = client.read(self._state, name)
+        except NotFoundError:
+            return None
         if record.server is None or not record.state.alive:
             return None
         return Owner(record.server.pid, record.server.start_time).listener(record.current.spec.port)
+
+    def energy(self, name: str) -> Energy | None:
+        """What the GPUs of one of our servers took in the last half hour; None where that is not known."""
+        from vllm_console.fleet.energy import recent_energy
+
+        with keeper_errors():
+            record = client.read(self._state, name)
+        found = recent_energy(self._state, record, unpack(record.current.spec.details).gpus, time.time())
+        return replace(found, tariff=self.tariff) if found is not None else None
 
     def stop(self, name: str) -> ServerView:
         """Ask its keeper to stop it; returns at once."""
@@ -946,6 +979,24 @@ class LocalFleet:
         facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
         with keeper_errors():
             return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
+
+    def rank_changes(self, name: str, goal: TuneGoal) -> Ranking:
+        """Which combinations of batch sizes and memory shares are predicted to be better for a running server.
+
+        Raises:
+            FleetError: the server is not up, has no probe, or too little is recorded.
+            NotFoundError, RefusedError: there is no such server, or it is somebody else's.
+        """
+        from vllm_console.fleet.tuning import rank_changes
+
+        record = self._recorded(name)
+        self._refresh_gpus()
+        details = unpack(record.current.spec.details)
+        facts = self._launcher.planner.inputs.model(details.model, details.flags, os.environ, token=None).facts
+        with keeper_errors():
+            return rank_changes(
+                self._state, record, facts, lambda changes: self._launcher.plan_restart(record, changes).plan, goal
+            )
 
     def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:
         """`predict` in a process of its own, which keeps nothing. None if another call or `cancel_prediction` ended it.

@@ -107,36 +107,25 @@ def predict_change(
         UsageError: nothing is changed.
     """
     details, (before, after) = unpack(record.current.spec.details), plans
-    cache = _cache(record)
-    limits = _limits(details.flags, details, facts, cache)
-    budget = limits.scheduler.max_num_batched_tokens
-    seen = _seen(state, record, record.current.number, record.current.ready_at or record.current.started_at)
-    longest = limits.scheduler.max_model_len
-    try:
-        evidence = seen.evidence(cache.block_size, budget, longest)
-    except NoEvidenceError as error:
-        raise FleetError(f"{record.name}: {error}") from error
+    cache = reported_cache(record)
+    limits = limits_of(details.flags, details, facts, cache)
+    seen = present_run(state, record)
+    evidence, fitted_to = evidence_of(seen, record.name, limits)
     changed = changes(details.flags, after.flags)
     if not changed and traffic_scale == 1:
         raise UsageError("nothing would change: name another value with --set, or another --traffic-scale")
-    outside = _refused(before, after) or _uncovered(details.flags, changed) or _unknown_cache(before, after, changed)
-    cache_then = _cache_after(cache, before, after, changed)
-    if not outside and cache_then.blocks < _FEWEST_BLOCKS:
-        outside = f"It would not start: its KV cache would have {cache_then.blocks} blocks."
-    then = _limits(after.flags, details, facts, cache_then)
-    change = Change(limits, then, traffic_scale, _kv_bytes(details.flags, after.flags))
-    cost = None
-    if outside := outside or unusable(evidence, change):
-        prediction = msgspec.structs.replace(measured(evidence), outside=outside)
+    cost, change = None, None
+    outside = then = limits_after(details, facts, cache, before, after)
+    if not isinstance(then, str):
+        change = Change(limits, then, traffic_scale, _kv_bytes(details.flags, after.flags))
+        outside = unusable(evidence, change)
+    if change is None or outside:
+        prediction = msgspec.structs.replace(measured(evidence), outside=str(outside))
     else:
-        case, *others = [
-            (
-                seen.evidence(cache.block_size, budget, longest, seed=seed) if seed else evidence,
-                fit(seen.evidence(cache.block_size, budget, longest, FIT_REQUESTS, seed), limits),
-            )
-            for seed in range(seen.versions)
-        ]
-        prediction, cost = predict(*case, change, others), case[1].costs[0]
+        others = [evidence_of(seen, record.name, limits, seed) for seed in range(1, seen.versions)]
+        fitted = fit(fitted_to, limits)
+        prediction = predict(evidence, fitted, change, [(one, fit(part, limits)) for one, part in others])
+        cost = fitted.costs[0]
     kept = settled(state, record, runs, cache.block_size)
     new = None
     if cost is not None and prediction.predicted.ttft_seconds.p50.value is not None:
@@ -164,10 +153,41 @@ def predict_change(
     )
 
 
-# -- limits ------------------------------------------------------------------------------------------------------------
+# -- evidence and limits -----------------------------------------------------------------------------------------------
 
 
-def _cache(record: ServerRecord) -> CacheConfig:
+def evidence_of(seen: Seen, name: str, limits: EngineLimits, seed: int = 0) -> tuple[Evidence, Evidence]:
+    """The traffic of a run: all that a prediction uses, and the part that a step cost is fitted to.
+
+    ``limits`` are the server's. Where the traffic is reconstructed, each ``seed`` gives another one.
+
+    Raises:
+        FleetError: too little is recorded.
+    """
+    one = limits.scheduler
+    try:
+        whole = seen.evidence(one.block_size, one.max_num_batched_tokens, one.max_model_len, seed=seed)
+        part = seen.evidence(one.block_size, one.max_num_batched_tokens, one.max_model_len, FIT_REQUESTS, seed)
+    except NoEvidenceError as error:
+        raise FleetError(f"{name}: {error}") from error
+    return whole, part
+
+
+def limits_after(
+    details: Details, facts: ModelFacts | None, cache: CacheConfig, before: Plan, after: Plan
+) -> EngineLimits | str:
+    """What the server may do after a change; a sentence if it would not start, or if the change is not modeled."""
+    changed = changes(details.flags, after.flags)
+    outside = _refused(before, after) or _uncovered(details.flags, changed) or _unknown_cache(before, after, changed)
+    if outside:
+        return outside
+    then = _cache_after(cache, before, after, changed)
+    if then.blocks < _FEWEST_BLOCKS:
+        return f"It would not start: its KV cache would have {then.blocks} blocks."
+    return limits_of(after.flags, details, facts, then)
+
+
+def reported_cache(record: ServerRecord) -> CacheConfig:
     """The running server's KV cache, as it reports it. Raises FleetError."""
     spec, server = record.current.spec, record.server
     if server is None or not record.state.alive:
@@ -187,8 +207,8 @@ def _cache(record: ServerRecord) -> CacheConfig:
     return found
 
 
-def _limits(flags: Flags, details: Details, facts: ModelFacts | None, cache: CacheConfig) -> EngineLimits:
-    """What a server of these flags may do."""
+def limits_of(flags: Flags, details: Details, facts: ModelFacts | None, cache: CacheConfig) -> EngineLimits:
+    """What a server with these flags and this KV cache may do."""
     seqs, batched = batch_sizes(facts, flags, details.engine.release if details.engine else None, _gpu(details))
     length = token_count(flags.get("max-model-len")) or (facts.max_context if facts is not None else None)
     caching = flags.get("enable-prefix-caching")
@@ -278,7 +298,7 @@ def _unknown_cache(before: Plan, after: Plan, changed: Sequence[FlagChange]) -> 
 # -- records, and earlier predictions ----------------------------------------------------------------------------------
 
 
-class _Seen(msgspec.Struct, frozen=True):
+class Seen(msgspec.Struct, frozen=True):
     """What is recorded of a run: by its probe, or else only its metrics."""
 
     requests: Sequence[FinishedRequest]
@@ -287,6 +307,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
+        """Where the traffic is known from."""
         return PROBE_RECORDS if self.requests else METRICS
 
     @property
@@ -297,13 +318,19 @@ class _Seen(msgspec.Struct, frozen=True):
     def evidence(
         self, block_size: int, budget: int, longest: int, most: int = MOST_REQUESTS, seed: int = 0
     ) -> Evidence:
-        """Raises NoEvidenceError."""
+        """The newest ``most`` requests or so. Raises NoEvidenceError."""
         if self.requests:
             return gather(self.requests, self.steps, block_size, budget, most=most)
         return reconstruct(self.samples, budget, longest, seed=seed, most=most)
 
 
-def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> _Seen:
+def present_run(state: Path, record: ServerRecord) -> Seen:
+    """What is recorded of the present run. Raises FleetError."""
+    current = record.current
+    return _seen(state, record, current.number, current.ready_at or current.started_at)
+
+
+def _seen(state: Path, record: ServerRecord, generation: int, begin: float, until: float | None = None) -> Seen:
     """What is recorded of a run in a time (Unix seconds). Raises FleetError."""
     folder = client.folder(state, record.name)
     try:
@@ -315,7 +342,7 @@ def _seen(state: Path, record: ServerRecord, generation: int, begin: float, unti
     except OSError as error:
         raise FleetError(f"the records of {record.name} can't be read: {error.strerror}") from error
     if requests:
-        return _Seen(requests, steps)
+        return Seen(requests, steps)
     history = Reader(folder / HISTORY)
     try:
         rows = [one for one in history.since(begin) if one.generation == generation and (not until or one.at <= until)]
@@ -323,7 +350,7 @@ def _seen(state: Path, record: ServerRecord, generation: int, begin: float, unti
         raise FleetError(f"{record.name} has no probe's records, and its metrics can't be read: {error}") from error
     finally:
         history.close()
-    return _Seen((), (), [one.sample for one in rows])
+    return Seen((), (), [one.sample for one in rows])
 
 
 def settled(state: Path, record: ServerRecord, runs: RunRecorder, block_size: int) -> list[KeptPrediction]:
@@ -356,7 +383,7 @@ def outcome(state: Path, record: ServerRecord, runs: RunRecorder, before: Run, a
     from vllm_console.runs.store import RunStoreError
 
     with contextlib.suppress(FleetError):  # not up: what is noted is all there is
-        settled(state, record, runs, _cache(record).block_size)
+        settled(state, record, runs, reported_cache(record).block_size)
     try:
         noted = next((noted for run, noted in runs.open().predictions(record.name) if run.id == before.id), [])
     except RunStoreError as error:

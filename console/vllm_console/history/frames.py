@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.metrics.first_requests import FirstRequests
-from vllm_console.metrics.sample import LATENCIES, LENGTHS, EngineSample, Histogram, Sample
+from vllm_console.metrics.sample import ACCEPTED, LATENCIES, LENGTHS, EngineSample, Histogram, Sample
 from vllm_console.metrics.window import combine, growths, highest, merge
 
 STEP_SECONDS = 10.0
@@ -23,7 +23,7 @@ BUSY = 0.5
 MIN_SAMPLES = 3
 """Samples per frame needed for a gauge's minimum: a coarse history row holds only its step's maximum."""
 
-_KEYS = (*LATENCIES, *LENGTHS)
+_KEYS = (*LATENCIES, *LENGTHS, ACCEPTED)
 
 
 class RankFrame(msgspec.Struct, frozen=True):

@@ -35,8 +35,8 @@ DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 _GPU = (
     "index", "name", "memory_gib", "free_gib", "used_gib", "utilization", "memory_utilization", "temperature_c",
-    "power_w", "power_limit_w", "clock_mhz", "clock_max_mhz", "throttle", "compute_capability", "pcie_generation",
-    "pcie_generation_max", "pcie_width", "pcie_width_max",
+    "power_w", "power_limit_w", "energy_mj", "mig_mode", "clock_mhz", "clock_max_mhz", "throttle",
+    "compute_capability", "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max",
 )  # fmt: skip
 _HOLDER = ("pid", "user", "gib", "command", "kind", "ancestors")
 _LONGEST_COMMAND = 200

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.metrics.quantile import quantile
-from vllm_console.metrics.sample import EngineSample, Histogram, Sample, Series, Window
+from vllm_console.metrics.sample import ACCEPTED, EngineSample, Histogram, Sample, Series, Window
 from vllm_console.metrics.waiting import Waits
 from vllm_console.metrics.window import combine, growths, highest, is_idle, merge, window, without_rates
 
@@ -32,13 +32,14 @@ SERIES = (
     "itl_p99",
     "ttft_p99_bound",
     "itl_p99_bound",
+    "acceptance_length",
 )
 """Keys of `Series.values`."""
 
 IDLE_SECONDS = 30.0
 """Traffic has ended if nothing ran, waited or was counted for this long: rates are then zero."""
 
-_CHARTED = ("ttft", "itl")
+_CHARTED = ("ttft", "itl", ACCEPTED)
 _Point = tuple[float | None, ...]
 _NOTHING: _Point = (None,) * len(SERIES)
 
@@ -59,6 +60,7 @@ class _Step(msgspec.Struct):
     requests: float | None = None
     ttft: Histogram | None = None
     itl: Histogram | None = None
+    accepted_tokens: Histogram | None = None
     seconds: float = 0.0
 
     def gauges(self, sample: Sample) -> None:
@@ -110,6 +112,7 @@ class _Step(msgspec.Struct):
             rate(self.requests),
             *(found.nearest if found is not None else None for found in (*medians, *quantiles)),
             *(1.0 if found is not None and found.value is None else None for found in quantiles),
+            None if (accepted := self.accepted_tokens) is None else 1.0 + accepted.sum / accepted.count,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from vllm_console.history.energy import Energy
 from vllm_console.load.client import (
     Access,
     LoadError,
@@ -25,6 +26,7 @@ from vllm_console.load.client import (
     read_body,
     wait,
 )
+from vllm_console.load.energy import EnergyMeter
 from vllm_console.load.ramp_search import (
     FEWEST_REQUESTS,
     FEWEST_SECONDS,
@@ -104,6 +106,8 @@ class RampStep(msgspec.Struct, frozen=True):
     outcome: StepOutcome = StepOutcome(False, None)
     goodput: float | None = None
     """Completed requests per second that had TTFT and mean ITL within their limits."""
+    energy: Energy | None = None
+    """What the server's GPUs took; None where that is not known."""
 
     def document(self) -> dict[str, Any]:
         """The JSON contract of a step."""
@@ -121,6 +125,7 @@ class RampStep(msgspec.Struct, frozen=True):
             "waiting": self.waiting,
             "attained": self.outcome.attained,
             "ok": self.outcome.ok,
+            **_energy(self.energy),
         }
 
 
@@ -134,6 +139,8 @@ class Ramp(msgspec.Struct, frozen=True):
     sentence: str
     complete: bool = True
     """Whether it ran to its end: it was not canceled, and the server went on answering."""
+    energy: Energy | None = None
+    """Of the step nearest to the ceiling."""
 
     def document(self) -> dict[str, Any]:
         """The JSON contract of ``vllm-console ramp --json``."""
@@ -143,7 +150,13 @@ class Ramp(msgspec.Struct, frozen=True):
             "goodput": self.goodput,
             "limited_by": self.limited_by or None,
             "sentence": self.sentence,
+            **_energy(self.energy),
         }
+
+
+def _energy(found: Energy | None) -> dict[str, Any]:
+    """It has a key only where it is known."""
+    return {"energy": found.document()} if found is not None else {}
 
 
 class RampProgress(msgspec.Struct, frozen=True):
@@ -183,13 +196,15 @@ async def run_ramp(
     lookup: Lookup | None = None,
     allow_remote: bool = False,
     access: Access | None = None,
+    meter: EnergyMeter | None = None,
     stop: asyncio.Event | None = None,
     on_step: Callable[[RampStep], None] | None = None,
     on_progress: Callable[[RampProgress], None] | None = None,
 ) -> Ramp:
     """Send a workload at one rate after the other, until the highest one that holds is known, or the time is over.
 
-    ``exact``, ``lookup`` and ``access`` are as for `run_load`. At ``stop`` the present step is dropped.
+    ``exact``, ``lookup`` and ``access`` are as for `run_load`; ``meter`` reads the server's GPUs. At
+    ``stop`` the present step is dropped.
 
     Raises:
         LoadError: the server does not answer, or is not on this machine.
@@ -206,7 +221,7 @@ async def run_ramp(
         )
         if misfit := shape.misfit():
             raise LoadError(misfit)
-        signals = _Signals(client)
+        signals = _Signals(client, meter)
         most = max(4 * workload.concurrency, MOST_IN_FLIGHT)
         sender = Sender(client, target.model, Tally(), most)
         run = _Run(sender, shape, signals, objectives, options, stop, on_progress)
@@ -219,8 +234,8 @@ async def run_ramp(
 class _Signals:
     """The server's own figures, a sample of ``/metrics`` per second as long as it reports them."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
+    def __init__(self, client: httpx.AsyncClient, meter: EnergyMeter | None = None) -> None:
+        self._client, self._meter = client, meter
         self._parser = Parser()
 
     async def sample(self) -> Sample | None:
@@ -238,7 +253,13 @@ class _Signals:
             began = time.perf_counter()
             if (sample := await self.sample()) is not None:
                 into.append(sample)
+            if self._meter is not None:
+                self._meter.look()
             await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.perf_counter() - began)))
+
+    def energy(self, samples: Sequence[Sample]) -> Energy | None:
+        """What the server's GPUs took while these samples were collected."""
+        return self._meter.energy(samples) if self._meter is not None else None
 
     async def others(self) -> str:
         """See `traffic_of_others`."""
@@ -314,12 +335,12 @@ class _Run:
         if fixed:
             return Next(fixed[done]) if done < len(fixed) else None
         start = self._options.start or max(LOWEST, suggested_rate(self._shape.workload) * START_SHARE)
-        wanted = next_step(_tried(self._steps), start, max(LOWEST, start / MOST_DOWN), HIGHEST)
+        wanted = next_step(tried(self._steps), start, max(LOWEST, start / MOST_DOWN), HIGHEST)
         return Next(float(f"{wanted.rate:.4g}"), wanted.full) if wanted is not None else None
 
     def _steps_left(self) -> int:
         fixed = self._options.rates
-        return len(fixed) - len(self._steps) if fixed else steps_left(_tried(self._steps))
+        return len(fixed) - len(self._steps) if fixed else steps_left(tried(self._steps))
 
     async def _measure_one(self) -> None:
         """A few short requests: they fill the prefix cache, warm the server up, and tell how long a request takes."""
@@ -499,6 +520,7 @@ class _Run:
             waiting=combine(samples[-1].engines.values()).requests_waiting if samples else None,
             outcome=outcome,
             goodput=rate * tally.good / ended if ended else None,
+            energy=self._signals.energy(samples),
         )
 
     async def _check(self) -> None:
@@ -531,7 +553,8 @@ def _fullest(sample: Sample) -> float | None:
 # -- the result -------------------------------------------------------------------------------------------------------
 
 
-def _tried(steps: Sequence[RampStep]) -> list[Tried]:
+def tried(steps: Sequence[RampStep]) -> list[Tried]:
+    """The steps as the search sees them."""
     return [
         Tried(step.rate, step.outcome.ok, step.outcome.limited_by, step.outcome.ttft, step.outcome.itl)
         for step in steps
@@ -552,21 +575,25 @@ def conclude(
     ``canceled``, ``server`` (it stopped answering) or ``others`` (it serves others' requests); ``out_of_time`` that
     its time was over first.
     """
-    tried = _tried(steps)
-    known = bracket(tried)
-    found = ceiling(tried)
+    done = tried(steps)
+    known = bracket(done)
+    found = ceiling(done)
     early = _ENDED.get(ended, "Out of time. " if out_of_time else "")
     if found is None or known.low is None or known.high is None:
         limited_by = "server" if ended == "server" else steps[-1].outcome.limited_by if known.high is not None else ""
-        sentence = early + _unlimited(steps, known.low, known.high, objectives)
-        return Ramp(tuple(steps), None, None, limited_by, sentence, complete=not ended)
+        stopped = ended == "server" and known.low is None  # which says nothing of its objectives
+        sentence = early + ("" if stopped else _unlimited(steps, known.low, known.high, objectives))
+        return Ramp(tuple(steps), None, None, limited_by, sentence.rstrip(), complete=not ended)
     if fixed or found.error is None:
         rate, limited_by = known.low, _step_at(steps, known.high).outcome.limited_by
     else:
         rate, limited_by = float(f"{found.rate:.3g}"), found.limited_by
     limited_by = "server" if ended == "server" else limited_by
-    beyond = min((step for step in steps if step.rate > rate and not step.outcome.ok), key=lambda step: step.rate)
-    sentence = f"{early}The objectives hold up to {_rate(rate)}; at {_rate(beyond.rate)}, {_why(beyond, objectives)}."
+    failed = sorted((step for step in steps if not step.outcome.ok), key=lambda step: step.rate)
+    beyond = next((step for step in failed if step.rate > rate), failed[-1])
+    # Misses come in bursts, so a step below the ceiling may fail, and be outweighed by those around it.
+    up_to = _rate(rate) if beyond.rate > rate else f"about {_rate(rate)}, by all steps together"
+    sentence = f"{early}The objectives hold up to {up_to}; at {_rate(beyond.rate)}, {_why(beyond, objectives)}."
     if known.high / known.low > 1 + TOLERANCE:
         sentence += f" The ceiling lies between {_rate(known.low)} and {_rate(known.high)}."
     judged = max(step.sent for step in steps if known.low <= step.rate <= known.high)
@@ -574,7 +601,7 @@ def conclude(
         sentence += f" No rate near it had more than {judged} requests, too few for a p99: allow more time."
     near = min(steps, key=lambda step: abs(step.rate / rate - 1))
     goodput = near.goodput / near.rate * rate if near.goodput is not None else None
-    return Ramp(tuple(steps), rate, goodput, limited_by, sentence, complete=not ended)
+    return Ramp(tuple(steps), rate, goodput, limited_by, sentence, not ended, near.energy)
 
 
 _ENDED = {
@@ -585,8 +612,8 @@ _ENDED = {
 
 
 def _step_at(steps: Sequence[RampStep], rate: float) -> RampStep:
-    """The newest step at a rate."""
-    return next(step for step in reversed(steps) if step.rate == rate)
+    """The newest step that failed at a rate."""
+    return next(step for step in reversed(steps) if step.rate == rate and not step.outcome.ok)
 
 
 def _unlimited(steps: Sequence[RampStep], low: float | None, high: float | None, objectives: Objectives) -> str:

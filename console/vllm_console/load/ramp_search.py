@@ -208,6 +208,10 @@ PRECISE = 0.015
 OVERDISPERSION = 3.0
 """How much more misses scatter than independent ones would: they come in bursts."""
 
+OVERLOADED = 0.1
+"""From this share of misses on, a failed step says only that its rate is too high: its queue grew, and with it the
+share of misses, for as long as the step took."""
+
 _LOGIT = math.log((1 - ATTAINED) / ATTAINED)
 _SLOPE, _SLOPE_SPREAD, _LEVEL_SPREAD = 10.0, 5.0, 3.0
 """Prior of how the log-odds of a miss rise with the logarithm of the rate, and of their value amid the bracket."""
@@ -261,7 +265,8 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
     """What is known of the ceiling: where the outcomes turn.
 
     They may contradict each other, since a disturbance of the machine makes a rate fail that holds. Then it is where
-    the fewest outcomes are on the wrong side, the lower place if two are equal.
+    the fewest outcomes are on the wrong side, the lower place if two are equal. While a rate has failed close to the
+    highest one that held, it is below that failure: the ceiling is near, though misses, which come in bursts, hide it.
     """
     rates = sorted({one.rate for one in tried})
 
@@ -270,6 +275,9 @@ def bracket(tried: Sequence[Tried]) -> Bracket:
 
     lows = [0.0, *rates]
     low = min(lows, key=wrong)  # the first, so the lowest, of equal ones
+    failed = max((one.rate for one in tried if not one.ok), default=0.0)
+    if low and low == rates[-1] and failed * NEAR >= low:
+        low = min((rate for rate in lows if rate < failed), key=wrong)
     high = next((rate for rate in rates if rate > low), None)
     return Bracket(low or None, high)
 
@@ -318,14 +326,26 @@ def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
     found = []
     for name, shares in ((_LATENCIES[0], [one.ttft for one in used]), (_LATENCIES[1], [one.itl for one in used])):
         place, error = _crossing(
-            [(math.log(one.rate / middle), *share) for one, share in zip(used, shares, strict=True)]
+            [
+                (math.log(one.rate / middle), *share)
+                for one, share in zip(used, shares, strict=True)
+                if one.ok or not _overloaded(share)
+            ]
         )
         found.append(Ceiling(middle * math.exp(place), name, error))
     lowest = min(found, key=lambda one: one.rate)
     lowest = replace(lowest, rate=min(max(lowest.rate, known.low / NEAR), high * NEAR))
-    # A step that failed for another reason bounds the ceiling from above.
-    others = min((one.rate for one in used if not one.ok and one.limited_by not in _LATENCIES), default=math.inf)
-    return lowest if lowest.rate < others else by_bracket
+    # A step that failed for another reason, or by far, bounds the ceiling from above.
+    bounds = [one.rate for one in used if not one.ok and one.limited_by not in _LATENCIES]
+    bounds += [
+        one.rate for one in used if one.rate >= high and not one.ok and any(map(_overloaded, (one.ttft, one.itl)))
+    ]
+    return lowest if lowest.rate < min(bounds, default=math.inf) else by_bracket
+
+
+def _overloaded(shares: tuple[float, float]) -> bool:
+    within, beyond = shares
+    return beyond > OVERLOADED * (within + beyond)
 
 
 def _crossing(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

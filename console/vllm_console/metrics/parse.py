@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_console.metrics.sample import ACCEPTED, EngineSample, Histogram, Sample
 
 GAUGES: Mapping[str, tuple[str, ...]] = {
     "requests_running": ("vllm:num_requests_running",),
@@ -48,6 +48,12 @@ HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
 }
 """Histograms by key of `EngineSample.histograms`: base names, preferred first."""
 
+ACCEPTED_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+"""A counter for each position in a draft: drafts of which that token was accepted, and so all before it."""
+
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
+
 FIRST_BUCKETS: Mapping[str, float] = {
     "ttft": 0.001,
     "itl": 0.01,
@@ -72,7 +78,8 @@ class Role(NamedTuple):
     kind: Literal["gauge", "counter", "histogram"]
     key: str
     rank: int
-    part: Literal["", "bucket", "sum", "count"] = ""
+    part: Literal["", "bucket", "beyond", "sum", "count"] = ""
+    """``beyond`` counts what is above a bound, where a bucket counts what is not."""
 
 
 def _roles() -> dict[str, Role]:
@@ -86,6 +93,9 @@ def _roles() -> dict[str, Role]:
             roles[f"{name}_bucket"] = Role("histogram", key, rank, "bucket")
             roles[f"{name}_sum"] = Role("histogram", key, rank, "sum")
             roles[f"{name}_count"] = Role("histogram", key, rank, "count")
+    roles[ACCEPTED_BY_POSITION] = Role("histogram", ACCEPTED, 0, "beyond")
+    roles[ACCEPTED_TOKENS] = Role("histogram", ACCEPTED, 0, "sum")
+    roles[DRAFTS] = Role("histogram", ACCEPTED, 0, "count")
     return roles
 
 
@@ -163,9 +173,13 @@ class NotMetricsError(ValueError):
 
 
 class _HistogramSlots(msgspec.Struct):
-    """Slots of a histogram's parts: (bound, slot) pairs in order of appearance, and the slots of sum and count."""
+    """Slots of a histogram's parts: (bound, slot) pairs in order of appearance, and the slots of sum and count.
+
+    If ``beyond``, the values of the pairs count what is above their bound.
+    """
 
     buckets: list[tuple[float, int]] = msgspec.field(default_factory=list)
+    beyond: bool = False
     sum: int | None = None
     count: int | None = None
     bounds: tuple[float, ...] = ()
@@ -303,8 +317,9 @@ class Parser:
 
     def _place_in_histogram(self, slots: _EngineSlots, role: Role, labels: dict[str, str], slot: int) -> bool:
         histogram = slots.histograms.setdefault(role.key, {}).setdefault(role.rank, _HistogramSlots())
-        if role.part == "bucket":
-            bound = _number(labels.get("le", ""), infinite=True)
+        if role.part in ("bucket", "beyond"):
+            histogram.beyond = role.part == "beyond"
+            bound = _number(labels.get("position" if histogram.beyond else "le", ""), infinite=True)
             if bound is None or any(bound == known for known, _ in histogram.buckets):
                 return False
             histogram.buckets.append((bound, slot))
@@ -389,6 +404,8 @@ def _histogram(slots: _HistogramSlots, values: list[str | None]) -> Histogram | 
         if (count := _number(text)) is not None
     ]
     total = _number(picked[-1])
+    if slots.beyond:
+        pairs = [(bound, max(0.0, (total or 0.0) - count)) for bound, count in pairs]
     if (not pairs or pairs[-1][0] != math.inf) and total is not None:
         pairs.append((math.inf, total))
     made: Histogram | None = None

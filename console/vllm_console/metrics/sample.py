@@ -26,7 +26,7 @@ class EngineSample(msgspec.Struct, frozen=True):
     """One engine (data-parallel rank) at one moment. None is 'not reported', never zero.
 
     Counters are totals since the engine started; ``kv_cache_usage`` is a share from 0 to 1; ``histograms`` is keyed
-    by the names in `LATENCIES` and `LENGTHS`.
+    by the names in `LATENCIES` and `LENGTHS`, and `ACCEPTED`.
     """
 
     requests_running: float | None = None
@@ -60,6 +60,10 @@ LATENCIES = ("ttft", "itl", "e2e", "queue", "prefill", "decode")
 LENGTHS = ("prompt_tokens", "generation_tokens")
 """Keys of length histograms, in tokens."""
 
+ACCEPTED = "accepted_tokens"
+"""Key of the histogram of speculative decoding: how many tokens of each draft were accepted. Its bounds are 0, 1, … up
+to one less than a draft may have."""
+
 
 class Sample(msgspec.Struct, frozen=True):
     """One scrape of a server: when (Unix seconds), each engine by its label, and the cache's size if reported."""
@@ -70,6 +74,18 @@ class Sample(msgspec.Struct, frozen=True):
     model_name: str | None = None
 
 
+class Speculation(msgspec.Struct, frozen=True):
+    """What came of the drafts of speculative decoding.
+
+    ``acceptance_length`` is how many tokens a sequence got per step that verified a draft: one, and those accepted (as
+    in vLLM's log). ``by_position`` is in which share of the drafts the first token was accepted, the first two, ….
+    """
+
+    drafts_per_second: float
+    acceptance_length: float
+    by_position: tuple[float, ...]
+
+
 class Window(msgspec.Struct, frozen=True):
     """What happened between two samples, summed over engines. Rates per second; shares from 0 to 1.
 
@@ -77,7 +93,7 @@ class Window(msgspec.Struct, frozen=True):
     preemptions per request that finished, or that runs at the end if those are more; it can be above 1. ``latencies``
     is keyed as in `LATENCIES`; TTFT counts requests at their first token, the others except ITL when requests end, so
     none includes a request that still waits. ``longest_wait`` is a lower bound, in seconds, of the longest wait in the
-    queue (see `waiting`). None means not reported or not enough data.
+    queue (see `waiting`). ``speculation`` is None without drafts. None means not reported or not enough data.
     """
 
     start: float
@@ -94,6 +110,7 @@ class Window(msgspec.Struct, frozen=True):
     generation_tokens_per_second: float | None = None
     requests_per_second: float | None = None
     longest_wait: float | None = None
+    speculation: Speculation | None = None
     latencies: Mapping[str, Quantiles] = msgspec.field(default_factory=dict)
 
 
@@ -103,7 +120,8 @@ class Series(msgspec.Struct, frozen=True):
     ``values`` is keyed ``kv_cache_usage`` (maximum within the step), ``preemptions`` (count within the step),
     ``requests_running``, ``requests_waiting``, ``generation_tokens_per_second``, ``prompt_tokens_per_second``,
     ``requests_per_second``, ``ttft_p50``, ``ttft_p99``, ``itl_p50`` and ``itl_p99`` (seconds; a point only known to lie
-    beyond one end of its bucket has that end, and ``ttft_p99_bound`` or ``itl_p99_bound`` is 1).
+    beyond one end of its bucket has that end, and ``ttft_p99_bound`` or ``itl_p99_bound`` is 1) and
+    ``acceptance_length`` (see `Speculation`).
     """
 
     end: float

@@ -11,10 +11,21 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from vllm_console.metrics.quantile import PARTS, Quantiles, agreeing, quantile
-from vllm_console.metrics.sample import COUNTERS, GAUGES, LATENCIES, EngineSample, Histogram, Sample, Window
+from vllm_console.metrics.sample import (
+    ACCEPTED,
+    COUNTERS,
+    GAUGES,
+    LATENCIES,
+    EngineSample,
+    Histogram,
+    Sample,
+    Speculation,
+    Window,
+)
 
 
 def quantiles(histogram: Histogram) -> Quantiles:
@@ -130,7 +141,7 @@ def preemptions_per_request(preempted: float | None, finished: float | None, run
 def window(before: Sample, after: Sample) -> Window:
     """What happened between two samples. Rates are None if no time passed between them."""
     seconds = after.at - before.at
-    parts = growths(before, after)
+    parts = growths(before, after, (*LATENCIES, ACCEPTED))
     total = combine(parts)
     usages = [part.kv_cache_usage for part in parts if part.kv_cache_usage is not None]
     finished, preempted = total.requests_finished_total, total.preemptions_total
@@ -150,8 +161,18 @@ def window(before: Sample, after: Sample) -> Window:
         prompt_tokens_per_second=rate(total.prompt_tokens_total, seconds),
         generation_tokens_per_second=rate(total.generation_tokens_total, seconds),
         requests_per_second=rate(finished, seconds),
+        speculation=speculation(total.histograms.get(ACCEPTED), seconds),
         latencies=agreeing(latencies),
     )
+
+
+def speculation(accepted: Histogram | None, seconds: float) -> Speculation | None:
+    """What came of the drafts in so many seconds; None if there were none, or no time passed."""
+    if accepted is None or accepted.count <= 0 or seconds <= 0:
+        return None
+    drafts = accepted.count
+    by_position = tuple(1.0 - count / drafts for count in accepted.counts[:-1])
+    return Speculation(drafts / seconds, 1.0 + accepted.sum / drafts, by_position)
 
 
 def is_idle(before: Sample, after: Sample) -> bool:
@@ -170,7 +191,7 @@ def without_rates(found: Window) -> Window:
     names = ("preemptions_per_minute", "prompt_tokens_per_second", "generation_tokens_per_second",
              "requests_per_second")  # fmt: skip
     zeros: dict[str, Any] = {name: 0.0 for name in names if getattr(found, name) is not None}
-    return replace(found, preemption_share=None, **zeros)
+    return replace(found, preemption_share=None, speculation=None, **zeros)
 
 
 def load_ended(found: Window) -> bool:
@@ -259,7 +280,7 @@ def _ends(figures: Quantiles) -> dict[str, Any]:
 
 
 def window_document(found: Window) -> dict[str, Any]:
-    """The latencies of a window as JSON values, with whether they are exact."""
+    """The latencies of a window as JSON values, with whether they are exact, and speculative decoding."""
     document: dict[str, Any] = {"start": found.start, "end": found.end}
     for key in LATENCIES:
         latency = found.latencies.get(key)
@@ -267,6 +288,7 @@ def window_document(found: Window) -> dict[str, Any]:
         document[f"{key}_seconds"] = (
             {**counted, **_ends(latency), "exact": latency.exact} if latency is not None and latency.count else None
         )
+    document["speculation"] = found.speculation and structs.asdict(found.speculation)
     return document
 
 

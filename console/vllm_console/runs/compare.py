@@ -23,6 +23,7 @@ from enum import StrEnum
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.history import energy
 from vllm_console.metrics.quantile import PARTS, Quantile, middle
 from vllm_console.runs.confidence import difference, median
 from vllm_console.runs.store import FlagChange, Run, changes
@@ -90,6 +91,7 @@ _FIGURES = (
     ("preemptions_per_minute", "preemptions", "/min"),
     ("kv_cache_usage", "KV cache", "share"),
     ("hit_rate", "prefix hits", "share"),
+    *zip(energy.FIGURES, ("J/token out", "J/token", "J/request"), ("J", "J", "J"), strict=True),
 )
 QUANTILES = tuple(f"{key}_{part}" for key, _ in _LATENCIES for part, _ in PARTS)
 _LARGEST = 20.0
@@ -341,6 +343,8 @@ def _compare(
             exact=key in exact,
         )
         for key, name, unit in _FIGURES
+        # Most machines know nothing of energy: no row then.
+        if key not in energy.FIGURES or _values(one, key) or _values(other, key)
     )
     return Comparison(
         before=sides[0],

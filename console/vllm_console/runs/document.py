@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_console.history.energy import FIGURES as ENERGY
+from vllm_console.history.energy import Tariff, energy_costs
 from vllm_console.metrics.quantile import Quantile
 from vllm_console.runs.compare import QUANTILES, Comparison, Factor, Figure, Side
 from vllm_console.runs.measurement import newest_ramp
@@ -62,7 +64,7 @@ def _key_figures(run: Run) -> dict[str, Any]:
     return {**bounded, **opened, **run.figures}
 
 
-def comparison_document(found: Comparison) -> dict[str, Any]:
+def comparison_document(found: Comparison, tariff: Tariff | None = None) -> dict[str, Any]:
     """A comparison as ``compare --json`` prints it."""
     return {
         "verdict": str(found.verdict),
@@ -74,7 +76,20 @@ def comparison_document(found: Comparison) -> dict[str, Any]:
         "after": _side(found.after),
         "traffic": {"likeness": str(found.traffic), "factors": [_factor(factor) for factor in found.factors]},
         "figures": [_figure(figure) for figure in found.figures],
+        "energy_cost": _energy_cost(found, tariff),
     }
+
+
+def _energy_cost(found: Comparison, tariff: Tariff | None) -> dict[str, Any] | None:
+    """What a million tokens cost in energy; None without a price, or without a known energy."""
+    sides = {figure.key: (figure.before, figure.after) for figure in found.figures if figure.key in ENERGY}
+    if tariff is None or not sides:
+        return None
+    costs = {
+        when: energy_costs({key: both[at] for key, both in sides.items() if both[at] is not None}, tariff)
+        for at, when in enumerate(("before", "after"))
+    }
+    return {**costs, "currency": tariff.currency}
 
 
 def _change(change: FlagChange) -> dict[str, Any]:

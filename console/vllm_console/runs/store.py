@@ -54,6 +54,9 @@ _EXACT = tuple(f"{latency}_{part}_exact" for latency in ("ttft", "itl", "e2e") f
 _LENGTHS_ABOVE = ("prompt_length_p95_above", "answer_length_p95_above")
 """Columns added by format 6."""
 
+_ENERGY = ("joules_per_output_token", "joules_per_token", "joules_per_request")
+"""Columns added by format 7."""
+
 _FIRST_BUCKETS = (("ttft", 0.001), ("itl", 0.01), ("e2e", 0.3))
 """Where the first bucket of vLLM's histograms ends, in seconds: format 1 has values interpolated below that."""
 
@@ -82,6 +85,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         " PRIMARY KEY (run, at)) WITHOUT ROWID",
     ),
     tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _LENGTHS_ABOVE),
+    tuple(f"ALTER TABLE windows ADD COLUMN {name} REAL" for name in _ENERGY),
 )
 """The migration from each schema version to the next; a file's version is how many it has had."""
 

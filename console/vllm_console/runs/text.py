@@ -8,6 +8,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from vllm_console.history.energy import FIGURES as ENERGY
+from vllm_console.history.energy import Tariff, cost_text, joules_text
 from vllm_console.runs.compare import QUANTILES, Comparison, Factor, Figure, Likeness, Side, Verdict
 from vllm_console.runs.measurement import newest_ramp
 from vllm_console.runs.store import FlagChange, Run
@@ -71,6 +73,15 @@ def ceiling_text(found: Comparison) -> str:
         return ""
     known = (ramp.ceiling_requests_per_second if ramp is not None else None for ramp in ramps)
     return f"{' → '.join(UNKNOWN if one is None else f'{one:.3g}' for one in known)} req/s (by ramps)"
+
+
+def energy_cost_text(found: Comparison, tariff: Tariff | None) -> str:
+    """What a million generated tokens cost in energy: ``0.11 → 0.087 EUR``; empty where that is unknown."""
+    known = next((figure for figure in found.figures if figure.key == ENERGY[0]), None)
+    if tariff is None or known is None:
+        return ""
+    before, after = (cost_text(tariff.per_million(one), tariff.currency) for one in (known.before, known.after))
+    return f"{before} → {after} per million output tokens"
 
 
 def _by_weight(figures: Sequence[Figure]) -> list[Figure]:
@@ -455,6 +466,8 @@ def value_text(unit: str, value: float | None) -> str:
         return UNKNOWN
     if unit == "s":
         return seconds(value)
+    if unit == "J":
+        return joules_text(value)
     if unit == "per request":
         return f"{value:.2g}"
     if unit == "share":

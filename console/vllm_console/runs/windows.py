@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from vllm_console.history import energy
 from vllm_console.metrics.first_requests import FirstRequests
 from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, agreeing, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
@@ -39,6 +40,7 @@ FIGURES = (
     *(f"{latency}_{part}_{end}" for latency in LATENCIES for part, _ in PARTS for end in ("above", "below", "exact")),
     "prompt_length_p95_above",
     "answer_length_p95_above",
+    *energy.FIGURES,
 )
 """A window's figures. ``requests`` is how many ended; ``requests_per_second`` how many arrived (ended, and in flight at
 its end but not at its beginning); ``in_flight``, ``running``, ``waiting`` and ``kv_cache_usage`` (the fullest engine's,
@@ -46,7 +48,8 @@ a share from 0 to 1) are means over the samples; ``preemption_share`` is preempt
 at its end if those are more; lengths are in tokens (a p95 above vLLM's last bound is only
 ``prompt_length_p95_above``); latencies in seconds. ``ttft_p99_above`` and ``ttft_p99_below`` are the ends of the bucket
 of the TTFT's 99th percentile; in a bucket with only one end there is no ``ttft_p99``.
-``ttft_p99_exact`` is the value itself, where a probe has recorded every request. Likewise for the others."""
+``ttft_p99_exact`` is the value itself, where a probe has recorded every request. Likewise for the others. Joules are
+those of the server's GPUs, where these count them and serve nobody else."""
 
 
 class RunWindow(msgspec.Struct, frozen=True):
@@ -176,7 +179,12 @@ def with_exact(found: RunWindow, latencies: Mapping[str, Quantiles]) -> RunWindo
         for name, _ in PARTS
         if (one := getattr(latency, name)) is not None
     }
-    return msgspec.structs.replace(found, figures={**found.figures, **exact})
+    return with_figures(found, exact)
+
+
+def with_figures(found: RunWindow, more: Mapping[str, float]) -> RunWindow:
+    """The window with more figures."""
+    return msgspec.structs.replace(found, figures={**found.figures, **more})
 
 
 def by_exact(windows: Sequence[RunWindow], keys: Collection[str]) -> list[RunWindow]:

@@ -332,10 +332,16 @@ class Launcher:
             secrets = launches[-1].secrets
             return self._noted(client.launch(self._state, name, spec, secrets, recording=recording))
 
-    def restart(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerRecord:
+    def restart(
+        self,
+        name: str,
+        changes: Changes,
+        options: RestartOptions = AS_CONFIGURED,
+        planned: Callable[[Plan], None] | None = None,
+    ) -> ServerRecord:
         """Stop and start again with changed flags: same name, port (unless another is given) and GPUs, next generation.
 
-        A running server keeps running if its plan has errors.
+        A running server keeps running if its plan has errors. ``planned`` gets the plan before it is executed.
 
         Raises:
             UnfitError: the plan has errors that ``force`` does not or may not override.
@@ -345,11 +351,19 @@ class Launcher:
             record = client.read(self._state, name)
             with self._alone(record):
                 launch = self.plan_restart(record, changes, options)
+                if planned is not None:
+                    planned(launch.plan)
                 refuse_unfit(launch.plan, force=options.force)
                 return self._again(name, launch, options)
 
-    def switch(self, name: str, preset: str, options: RestartOptions = AS_CONFIGURED) -> ServerRecord:
-        """Replace the server with another preset, keeping name, GPUs and port.
+    def switch(
+        self,
+        name: str,
+        preset: str,
+        options: RestartOptions = AS_CONFIGURED,
+        planned: Callable[[Plan], None] | None = None,
+    ) -> ServerRecord:
+        """Replace the server with another preset, keeping name, GPUs and port. ``planned`` is as for `restart`.
 
         Raises:
             UnfitError: the preset's plan has errors; a running server keeps running.
@@ -362,6 +376,8 @@ class Launcher:
             record = client.read(self._state, name)
             with self._alone(record):
                 launch = self.planner.plan_switch(record, preset, options, self._records.starting())
+                if planned is not None:
+                    planned(launch.plan)
                 refuse_unfit(launch.plan, force=options.force)
                 return self._again(name, launch, options)
 

@@ -16,6 +16,7 @@ from vllm_launchers.host.gpu.sharing import GpuShare, available_gib
 from vllm_launchers.host.gpu.topology import spans
 from vllm_launchers.launch.errors import NoPlaceError, UsageError
 from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
 from vllm_launchers.plan.placement import Need, Placement, format_needs, rank_placements, takes_uuids
@@ -60,8 +61,8 @@ class GpuRequest(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it uses."""
-        return self.size("tensor") * self.size("pipeline") * self.size("data")
+        """How many GPUs of this machine it uses."""
+        return local_ranks(self.flags)
 
     def need(self, gpu: Gpu) -> float | None:
         """GiB that vLLM requires to be free on a GPU (or a slice of that size) to start; None if unknown.

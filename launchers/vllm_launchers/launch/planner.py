@@ -189,6 +189,7 @@ class Planner:
             probe=self._probe,
             probe_asked=request.probe,
             standby_of=request.standby_of,
+            nodes=request.nodes,
         )
         inputs = self.inputs.gather(resolved, port_to_check, starting, place=place, from_hub=request.from_hub)
         if freed:

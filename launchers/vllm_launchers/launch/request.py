@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from vllm_launchers.plan.choices.nodes import NodesRequest
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import Workload
 
@@ -41,6 +42,8 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     """Whether the keeper sends a warm-up request before the server is ready; None: as configured."""
     probe: bool | None = None
     """Whether it gets the probe, with any release that takes it; None: as configured."""
+    nodes: NodesRequest | None = None
+    """The equal machines that it is spread over, of which this is one; None: this machine alone."""
 
 
 class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, RestartPolic
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import BLOCKS, find_earlier, fixed_cache, gpu_kind
 from vllm_launchers.launch.errors import UsageError
+from vllm_launchers.launch.nodes import check_layout, check_nodes
 from vllm_launchers.launch.placement import PRETENDS, VISIBLE, Place, kept_slice
 from vllm_launchers.plan.alternatives import alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
@@ -30,11 +31,13 @@ from vllm_launchers.plan.checks.request import gpus_of
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.choose import choose, suggest
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, SeenRoom, overlay
-from vllm_launchers.plan.choices.layout import held_at_p95
+from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_at_p95, sizes
+from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, node_choices
 from vllm_launchers.plan.choices.pool import pool_of
 from vllm_launchers.plan.findings import Finding, Level, PlanError
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
+from vllm_launchers.plan.nodes import nodes_plan
 from vllm_launchers.plan.pace import timing_of
 from vllm_launchers.plan.probe import ProbeWish, plan_probe
 from vllm_launchers.presets.model import Preset, Workload
@@ -82,6 +85,8 @@ class ResolvedRequest(msgspec.Struct, frozen=True):
     standby_of: str = ""
     beside: str = ""
     """The server that a rolling update starts, or started, it next to."""
+    nodes: NodesRequest | None = None
+    """The equal machines that it is spread over; None: this machine alone."""
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):
@@ -158,7 +163,13 @@ def resolve(
     budget = _Budget(request, inputs)
     chosen = False
     try:
+        if request.nodes is not None:
+            if request.standby_of:
+                raise PlanError("--nodes: a server over several machines can't be another one's standby")
+            check_nodes(request.nodes, request.engine, request.preset, request.changes, inputs.flags)
         choices = _choices(request, inputs, budget)
+        if request.nodes is not None:
+            check_layout(request.nodes, choices, inputs.facts)
         if request.find is not None and not kept_slice(request.environment):
             draft = _made(request, choices, request.environment, ())
             found = request.find(replace(draft, memory=budget(draft.flags)), inputs.host)
@@ -187,7 +198,10 @@ def resolve(
         estimated=estimated if memory is not estimated else None,
         findings=(*request.found, *plan.findings, *filter(None, [fixed])),
     )
-    plan = _with_alternatives(plan, request, inputs, budget)
+    if request.nodes is not None:
+        plan = _with_nodes(plan, request, request.nodes, inputs, budget)
+    else:
+        plan = _with_alternatives(plan, request, inputs, budget)
     findings = check(plan, inputs, request.workload or request.preset.workload, budget)
     mla = inputs.facts is not None and inputs.facts.mla
     around = inputs.environment.variables
@@ -235,6 +249,34 @@ def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs,
     return replace(plan, paces=paces)
 
 
+def _with_nodes(plan: Plan, request: ResolvedRequest, nodes: NodesRequest, inputs: PlanInputs, budget: _Budget) -> Plan:
+    """The plan with what each machine runs, and its expected speed if only pipeline stages are on different ones."""
+    if kept_slice(plan.environment):
+        raise UsageError("--nodes: a slice of a GPU (MIG) can't be joined with others; choose whole GPUs with --gpus")
+    workload, facts = request.workload or request.preset.workload, inputs.facts
+    layout = fixed_layout(plan.flags)[0]
+    each, pool = layout.total // nodes.count, pool_of(inputs.host, request.gpus, inputs.shares)
+    paces = None
+    if facts is not None and plan.memory is not None and plan.memory.fits and pool and layout.tensor <= each:
+        link = pool.joining(layout.tensor)
+        timing = timing_of(
+            facts, plan.flags, plan.memory, budget.gpu_name, request.engine.release,
+            tensor_link=link, stage_link=nodes.link,
+        )  # fmt: skip
+        paces = timing.paces(workload, held_at_p95(plan.memory)) if timing is not None else None
+    plan = replace(plan, paces=paces)
+    fits_one: bool | None = None
+    if pool is not None and facts is not None and request.engine.build != "cpu":
+        one = [one for one in all_layouts(facts, pool.size) if one.data == 1 and pool.holds(one)]
+        alone = {name: value for name, value in plan.flags.items() if name not in (*NODE_FLAGS, *PARALLEL_FLAGS)}
+        budgets = (budget({**alone, **sizes(layout)}) for layout in one)
+        known = [found.fits for found in budgets if found is not None]
+        fits_one = any(known) if known else None
+    found = nodes_plan(plan, nodes, facts, workload, fits_one=fits_one)
+    own = found.nodes[nodes.rank]
+    return replace(plan, nodes=found, flags=own.flags, argv=own.argv)
+
+
 def _reason(plan: Plan) -> str:
     """Why the plan has its layout: the reason of the first size that is set, or of leaving them out."""
     chosen = {choice.flag: choice for choice in plan.choices if choice.flag in PARALLEL_FLAGS}
@@ -271,7 +313,7 @@ def _choices(
     if request.sources is not None:
         return tuple(overlay(request.preset.flags, request.changes, request.sources).values())
     devices = (request.environment if environment is None else environment).get(VISIBLE)
-    return choose(
+    chosen = choose(
         request.preset.flags,
         request.changes,
         request.workload or request.preset.workload,
@@ -284,7 +326,12 @@ def _choices(
         gpus=request.gpus,
         shares=inputs.shares,
         environment={**inputs.environment.variables, **request.environment},
+        nodes=request.nodes.count if request.nodes is not None else 1,
+        network=request.nodes.link if request.nodes is not None else None,
     )
+    if request.nodes is None:
+        return chosen
+    return tuple(sorted((*chosen, *node_choices(request.nodes)), key=lambda choice: choice.value is None))
 
 
 def _made(

@@ -14,7 +14,7 @@ from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.secrets import holds_secret
 from vllm_launchers.vllm.engines import Engine, EngineKind
-from vllm_launchers.vllm.flags.changes import Changes, FlagValue
+from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue
 
 QUIET_ENDPOINTS = "/health,/metrics"
 CPU_KV_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
@@ -96,7 +96,7 @@ def make_plan(
         engine=engine,
         host=host,
         port=port,
-        argv=(*engine.command, "serve", model, "--host", host, "--port", str(port), *flag_words(flags)),
+        argv=command_of(engine, model, host, port, flags),
         flags=flags,
         reasons={name: draft.choices[name].reason for name in flags},
         environment=draft.environment,
@@ -105,6 +105,12 @@ def make_plan(
         choices=tuple(draft.choices.values()),
         findings=tuple(draft.findings),
     )
+
+
+def command_of(engine: Engine, model: str, host: str, port: int, flags: Flags) -> tuple[str, ...]:
+    """vLLM's command line. A headless node listens on no address."""
+    address = () if flags.get("headless") is True else ("--host", host, "--port", str(port))
+    return (*engine.command, "serve", model, *address, *flag_words(flags))
 
 
 def _check_text(model: str, flags: Mapping[str, FlagValue], environment: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.budget.budget import MemoryBudget
     from vllm_launchers.plan.choices.inputs import Choice
     from vllm_launchers.plan.findings import Finding
+    from vllm_launchers.plan.nodes import NodesPlan
     from vllm_launchers.plan.pace import Paces
     from vllm_launchers.plan.placement import Placement
     from vllm_launchers.plan.verdict import Verdict
@@ -62,6 +63,8 @@ class Plan(msgspec.Struct, frozen=True):
     """What blocks it, will hurt it or could be better, worst first."""
     probe: ProbePlan = ProbePlan()
     """The variables that add the probe, or why it has none."""
+    nodes: NodesPlan | None = None
+    """The machines that it is spread over; None for one."""
     verdict: Verdict | None = None
     """The engine's own verdict on the flags; None if it was not asked."""
 

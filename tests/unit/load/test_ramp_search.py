@@ -127,3 +127,24 @@ def test_an_empty_step_does_not_hold():
     outcome = judge(StepFigures(1.0, 10.0), GOALS, final=True)
     assert not outcome.ok
     assert outcome.attained is None
+
+
+def test_a_queue_that_grew_bounds_the_ceiling_and_does_not_pull_it_down():
+    """Beyond its capacity a server misses nearly every limit, however little too high the rate is."""
+    held = [Tried(rate, True, ttft=(300, 0), itl=(9000, 0)) for rate in (4.0, 6.0, 8.0)]
+    failed = [Tried(rate, False, "ttft_p99_seconds", ttft=(100, 200), itl=(9000, 10)) for rate in (9.6, 8.6)]
+    found = ceiling(held + failed)
+    assert 8.0 <= found.rate <= 8.6
+    assert 8.0 <= next_step(held + failed, 4.0, 0.1, 1000.0).rate <= 8.6
+
+
+def test_a_ceiling_among_failures_in_bursts_is_not_called_unlimited():
+    steps = [(4.8, True), (5.1, False), (5.16, False), (5.04, True), (5.14, True), (5.27, True), (5.37, True)]
+    tried = [
+        Tried(rate, ok, "" if ok else "itl_p99_seconds", ttft=(300, 0), itl=(9900, 95 if ok else 105))
+        for rate, ok in steps
+    ]
+    assert bracket(tried).high is not None
+    assert ceiling(tried).rate == pytest.approx(5.2, rel=0.1)
+    far = [Tried(1.0, False, "itl_p99_seconds"), *(Tried(rate, True) for rate in (2.0, 4.0, 8.0))]
+    assert bracket(far).high is None, "that was a disturbance"

@@ -16,6 +16,8 @@ class Topic(StrEnum):
     NONE = ""
     LIBRARY_SYMBOL = "library symbol"
     RENDEZVOUS = "rendezvous"
+    NODE_ADDRESS = "node address"
+    MASTER_PORT = "master port"
     NOT_READY_IN_TIME = "not ready in time"
     PEER_GONE = "peer gone"
     ATTENTION_BACKEND = "attention backend"
@@ -249,6 +251,12 @@ RULES: tuple[FailureRule, ...] = (
     _rule(r"\[Errno 28\]|No space left on device|\(os error 28\)", Cause.DISK_FULL, "A disk (or /dev/shm) is full."),
     _rule(r"\[Errno 122\]|Disk quota exceeded", Cause.DISK_FULL, "The disk quota is used up."),
     _rule(
+        r"The server socket has failed to listen on any local network address\. port: \d+.*EADDRINUSE",
+        Cause.OTHER,
+        "The port on which the ranks find each other is in use on this node; it is not the server's port.",
+        topic=Topic.MASTER_PORT,
+    ),
+    _rule(
         r"Address already in use.*(?:ipc|tcp)://|EADDRINUSE|failed to listen on any local network address",
         Cause.OTHER,
         "An internal address of vLLM's processes is in use; it is not the server's port.",
@@ -260,7 +268,13 @@ RULES: tuple[FailureRule, ...] = (
         "Another process already listens on the port.",
     ),
     _rule(
-        r"NCCL WARN .*(?:Cuda failure|Failed to CUDA|Error while creating shared memory|no socket interface found"
+        r"Unable to find address for: \S|ZMQError: Cannot assign requested address|no socket interface found",
+        Cause.NCCL,
+        "This node does not have the interface or the address over which it was told to reach the other ranks.",
+        topic=Topic.NODE_ADDRESS,
+    ),
+    _rule(
+        r"NCCL WARN .*(?:Cuda failure|Failed to CUDA|Error while creating shared memory"
         r"|Duplicate GPU detected|Call to \w+ failed)",
         Cause.NCCL,
         "The GPUs could not communicate over NCCL.",

@@ -139,7 +139,7 @@ def _length(frames: Sequence[Frame], at: int) -> float:
 
 
 class PrefixCacheIdle:
-    """Prefix caching is on but has no hits."""
+    """Prefix caching is on but has hardly any hits."""
 
     code = "prefix_cache_idle"
     LOW, ENOUGH, SPAN, TOKENS = 0.02, 0.10, 5 * MINUTE, 20_000
@@ -165,11 +165,12 @@ class PrefixCacheIdle:
     def describe(self, evidence: Evidence, since: float) -> Finding:
         """The hit rate, and that it costs little."""
         hits = hit_rate(evidence.last(self.SPAN)) or 0.0
-        measures = (Measure("prefix cache hit rate", percent(hits, 1), percent(self.LOW), "built-in"),)
-        fix = setting("enable-prefix-caching", False, "Prompts share no prefix.",
+        limit = self.LOW if hits < self.LOW else self.ENOUGH  # until which it stays open
+        measures = (Measure("prefix cache hit rate", percent(hits, 1), percent(limit), "built-in"),)
+        fix = setting("enable-prefix-caching", False, "Prompts share hardly any prefix.",
                          "Shared prefixes would be recomputed every time.")  # fmt: skip
         symptom = f"Prefix cache hit rate is {percent(hits, 1)}."
-        cause = "Prompts share no prefix. The overhead is small: disable it only if every millisecond counts."
+        cause = "Prompts share hardly any prefix. The overhead is small: disable it only if every millisecond counts."
         return Finding(self.code, Severity.NOTE, since, symptom, cause, measures, (fix,))
 
 

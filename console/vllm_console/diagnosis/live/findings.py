@@ -26,6 +26,7 @@ from vllm_console.diagnosis.live.queue import (
 )
 from vllm_console.diagnosis.live.ranks import UnevenRanks
 from vllm_console.diagnosis.live.rule import Evidence, Judgement, Rule, holds_since
+from vllm_console.diagnosis.live.speculation import DraftsRejected
 from vllm_console.diagnosis.live.tenants import GpuClaimed, GpuMemoryBelowReserve, GpuMemoryContended
 from vllm_console.history.frames import merged
 from vllm_console.history.timeline import IDLE_SECONDS
@@ -52,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     PcieNarrow(),
     PrefixCacheMissed(),
     PrefixCacheIdle(),
+    DraftsRejected(),
     ContextUnused(),
     StarvedByClients(),
 )
@@ -72,7 +74,7 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
 }
 """Findings explained by others: each is hidden while one of these is open, so a problem is named once, by its cause."""
 
-LAST = ("slow_tokens", "slow_first_token", PrefixCacheIdle.code)
+LAST = ("slow_tokens", "slow_first_token", PrefixCacheIdle.code, DraftsRejected.code)
 """Findings ranked after others of the same severity: an objective missed for no other reason, and optional fixes."""
 
 SETTLING_SECONDS = 20.0
@@ -87,7 +89,7 @@ FIX_RENEWED_SECONDS = 600.0
 OF_TRAFFIC = (
     "kv_cache_pressure", "preempting", "prefill_contention", "slow_tokens", "slow_first_token", "starved_by_clients",
     "oversubscribed_sequences", "oversubscribed_memory", "oversubscribed_compute", "not_admitted",
-    "uneven_ranks", "tensor_parallel_stalls",
+    "uneven_ranks", "tensor_parallel_stalls", "drafts_rejected",
 )  # fmt: skip
 """Findings that end with the traffic: they are about what requests experience."""
 

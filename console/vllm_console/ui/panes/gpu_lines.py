@@ -44,6 +44,8 @@ PROCESS_ROOM = 5
 """Lines that processes get before traffic and the legend get any."""
 
 _GPU, _PID, _WHO, _GIB, _FOR = 4, 9, 14, 7, 8
+_WHO_WIDE, _BESIDE_WHO = 24, 60
+YOURS = " (yours)"
 _ROLES = {"head": STRONG, "lost": BAD, "nvlink": None, "switch": None, "fact": None}
 
 
@@ -318,7 +320,7 @@ def process_lines(host: Host, now: float, width: int, room: int, colors: Mapping
     found = [(gpu, holder) for gpu in host.gpus for holder in sorted(gpu.holders, key=lambda h: -(h.gib or 0.0))]
     if not found or room < min(LEAST_ROOM, len(found) + 1):
         return []
-    heading = f"{'GPU':>{_GPU}}{'PID':>{_PID}} {'WHOSE':<{_WHO}}{'GiB':>{_GIB}}{'FOR':>{_FOR}} COMMAND"
+    heading = f"{'GPU':>{_GPU}}{'PID':>{_PID}} {'WHOSE':<{_who(width)}}{'GiB':>{_GIB}}{'FOR':>{_FOR}} COMMAND"
     shown = found if len(found) < room else found[: room - 2]
     at = host.at if host.at is not None else now
     lines = [line((fit(heading, width), DIM)), *(_process(*one, at, width, colors) for one in shown)]
@@ -328,6 +330,11 @@ def process_lines(host: Host, now: float, width: int, room: int, colors: Mapping
     return lines
 
 
+def _who(width: int) -> int:
+    """Cells of the column that says whose a process is: names are whole where there is room."""
+    return min(_WHO_WIDE, max(_WHO, width - _BESIDE_WHO))
+
+
 def _process(gpu: Gpu, holder: Holder, at: float, width: int, colors: Mapping[str, Style]) -> Strip:
     name = plain(holder.server or holder.user or "unseen")
     size = UNKNOWN if holder.gib is None else f"{holder.gib:.1f}"
@@ -335,11 +342,12 @@ def _process(gpu: Gpu, holder: Holder, at: float, width: int, colors: Mapping[st
     where = f"{gpu.index}/{holder.instance}" if holder.instance is not None else str(gpu.index)
     hidden = not holder.seen and not holder.server
     command = plain(holder.command or ("in a container, or ended" if hidden else UNKNOWN))
+    who = _who(width)
+    whose = f"{fit(name, min(cell_len(name), who - 1 - len(YOURS)))}{YOURS}" if holder.server else name
     words: Sequence[str | tuple[str, Style | None]] = (
         f"{where:>{_GPU}}{holder.pid:>{_PID}} ",
-        (fit(f"{name} (yours)" if holder.server and len(name) < _WHO - 8 else name, _WHO - 1) + " ",
-         colors.get(holder.server) if holder.server else None),
+        (fit(whose, who - 1) + " ", colors.get(holder.server) if holder.server else None),
         f"{size:>{_GIB}}{age:>{_FOR}} ",
-        (fit(command, max(0, width - _GPU - _PID - _WHO - _GIB - _FOR - 2)).rstrip(), None),
+        (fit(command, max(0, width - _GPU - _PID - who - _GIB - _FOR - 2)).rstrip(), None),
     )  # fmt: skip
     return line(*words).crop(0, width)

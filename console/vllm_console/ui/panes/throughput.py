@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
-from vllm_console.text import count, duration, plain, rate
+from vllm_console.text import amount, count, duration, plain, rate
 from vllm_console.ui.panes.base import age_note, longest_wait, title_of, window_note
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
@@ -24,6 +24,9 @@ CHARTS = (
     ),
 )
 """What is drawn, in the order in which it gets room."""
+
+DRAFTED = ("acceptance length of drafts", (Curve("acceptance_length", "tokens", ACCENT),))
+"""What is drawn as well where speculative decoding is used."""
 
 SMALLEST_CHART = 4
 
@@ -45,6 +48,8 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
     figures: list[Part] = [
         f" {count(out)}", (" out ", DIM), count(prompt), (" in tok/s · ", DIM), rate(requests, "req")
     ]  # fmt: skip
+    if (drafted := window.speculation if window else None) is not None:
+        figures += [(" · acceptance length ", DIM), f"{drafted.acceptance_length:.2f}"]
     load: list[Part] = [f" {count(running)}", (" running · ", DIM), count(waiting), (" waiting", DIM)]
     if waiting and window is not None and (wait := longest_wait(window)) is not None:
         load.append((f", longest ≥ {duration(wait)}", WARN))
@@ -57,8 +62,10 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
         below = [line((f" {row}", ACCENT)) for row in rows]
         lines[2:] = [line(*load, (" · ", DIM), *sent)] if beside else [lines[-1], *below]
     room = height - len(lines)
-    fitting = min(len(CHARTS), max(1, room // SMALLEST_CHART))
-    for index, (title, curves) in enumerate(CHARTS[:fitting]):
+    drafts = server.series is not None and any(server.series.values.get("acceptance_length", ()))
+    charts = (*CHARTS, DRAFTED) if drafts else CHARTS
+    fitting = min(len(charts), max(1, room // SMALLEST_CHART))
+    for index, (title, curves) in enumerate(charts[:fitting]):
         share = room // fitting + (1 if index < room % fitting else 0)
         if share >= 2:
             lines.append(line((f" {title}", DIM)))
@@ -67,7 +74,7 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
                 curves,
                 width,
                 share - 1,
-                count,
+                amount if curves is DRAFTED[1] else count,
                 whole=True,
                 view=replace(view, log=False),
                 markers=server.markers,

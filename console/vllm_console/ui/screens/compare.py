@@ -32,6 +32,7 @@ from vllm_console.runs.store import Run
 from vllm_console.runs.text import (
     ceiling_text,
     change_text,
+    energy_cost_text,
     factor_sides,
     notes,
     objective_text,
@@ -56,6 +57,7 @@ from vllm_console.ui.widgets.draw import KeyHint, fit
 from vllm_console.ui.widgets.reader import Reader, scroll_hint
 
 if TYPE_CHECKING:
+    from vllm_console.history.energy import Tariff
     from vllm_console.prediction.score import KeptPrediction
 
 VERDICT_STYLES = {Verdict.BETTER: OK, Verdict.WORSE: BAD, Verdict.MIXED: WARN, Verdict.NOT_COMPARABLE: WARN,
@@ -79,7 +81,9 @@ LEAST_BAR = 9
 
 
 class RecordedRuns(Protocol):
-    """The runs of servers; all calls block."""
+    """The runs of servers; all calls block. ``tariff`` is what energy costs, if that is configured."""
+
+    tariff: Tariff | None
 
     def runs(self, name: str | None = None) -> tuple[Sequence[Run], Sequence[str]]:
         """The newest runs of a server, newest first; and notices."""
@@ -110,9 +114,12 @@ class CompareScreen(Screen[None]):
         self.found, self._revert_to, self._recorded = found, revert_to, recorded
         self._told: Sequence[str] = ()
         """What was predicted of the change, next to what came."""
+        self._tariff = recorded.tariff if recorded is not None else None
         self._reader = Reader(
             self._title,
-            lambda width: compare_lines(self.found, width, may_revert=self._revert is not None, told=self._told),
+            lambda width: compare_lines(
+                self.found, width, may_revert=self._revert is not None, told=self._told, tariff=self._tariff
+            ),
             self._hints,
         )
 
@@ -301,7 +308,14 @@ def run_text(run: Run) -> str:
     return f"{clock(run.started_at, time.time())} · {minutes} · {change}"
 
 
-def compare_lines(found: Comparison, width: int, *, may_revert: bool = False, told: Sequence[str] = ()) -> list[Strip]:
+def compare_lines(
+    found: Comparison,
+    width: int,
+    *,
+    may_revert: bool = False,
+    told: Sequence[str] = (),
+    tariff: Tariff | None = None,
+) -> list[Strip]:
     """What came of it in a plain sentence, the verdict with notes, what was changed, the figures it is based on with
     their intervals, latencies before and after, what was predicted (``told``), the traffic, and all other figures."""
     style = VERDICT_STYLES.get(found.verdict, STRONG)
@@ -326,6 +340,8 @@ def compare_lines(found: Comparison, width: int, *, may_revert: bool = False, to
     if others := [figure for figure in found.figures if figure.verdict is None]:
         lines.append(line((" Also measured", STRONG)))
         lines += map(draw, others)
+    if cost := energy_cost_text(found, tariff):
+        lines.append(line((" Energy: ", STRONG), plain(cost)))
     return [*lines, *(line((f"  {row}", DIM)) for row in _wrapped(_basis(found), width - 2))]
 
 

@@ -364,6 +364,7 @@ class Device:
             "memory_utilization": use.memory if use is not None else None,
             "temperature_c": self._temperature(),
             "power_w": None if power is None else power / 1000,
+            "energy_mj": call("nvmlDeviceGetTotalEnergyConsumption", handle),
             "clock_mhz": call("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM),
             "memory_clock_mhz": call("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_MEM),
             "throttle": None if reasons is None else tuple(word for bit, word in THROTTLE_REASONS if reasons & bit),

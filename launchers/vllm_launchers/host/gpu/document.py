@@ -132,7 +132,7 @@ def _bad_values(value: Any, where: str) -> Iterator[str]:  # noqa: C901 (one bra
             yield from _bad_values(getattr(value, name), f"{where}.{name}".lstrip("."))
 
 
-_COUNTERS = ("_kib", "_at", ".at", "at", "replays", "ecc_corrected", "ecc_uncorrected", "crc", "replay", "recovery")
+_COUNTERS = ("_kib", "_mj", "at", "replays", "ecc_corrected", "ecc_uncorrected", "crc", "replay", "recovery")
 """Keys of numbers bounded only like a counter: counters and times."""
 
 

@@ -114,6 +114,8 @@ class Gpu(msgspec.Struct, frozen=True):
     """From this temperature on the hardware slows its clocks."""
     power_w: float | None = None
     power_limit_w: float | None = None
+    energy_mj: int | None = None
+    """Millijoules that the whole GPU has taken, as it counts them itself (Volta and later)."""
     clock_mhz: int | None = None
     clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None

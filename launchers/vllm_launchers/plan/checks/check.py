@@ -12,6 +12,7 @@ from vllm_launchers.plan.checks.flags import flag_findings, value_findings, vari
 from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import model_findings
+from vllm_launchers.plan.checks.nodes import node_findings
 from vllm_launchers.plan.checks.other_tools import other_tools
 from vllm_launchers.plan.checks.parallel import parallel_findings
 from vllm_launchers.plan.checks.request import simulated, variables
@@ -64,6 +65,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
     yield from hardware_findings(plan, inputs)
     yield from model_findings(plan, inputs)
     yield from parallel_findings(plan, inputs)
+    yield from node_findings(plan, inputs, budget)
     yield from precision_findings(plan, inputs)
     yield from memory_findings(plan, inputs, workload, budget)
     yield from workload_findings(plan, inputs, workload, budget)

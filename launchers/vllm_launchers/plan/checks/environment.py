@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_launchers.addresses import format_exposure
-from vllm_launchers.plan.checks.request import ranks, simulated, uses_gpus
+from vllm_launchers.plan.checks.request import local_ranks, simulated, uses_gpus
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
@@ -33,7 +33,7 @@ def machine_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
             f"run 'ulimit -n 65536' before starting"
         )
         yield Finding("open_files_low", Level.WARNING, text)
-    count = ranks(plan.flags)
+    count = local_ranks(plan.flags)
     needed = SHM_GIB_PER_RANK * count
     if uses_gpus(plan) and count > 1 and around.shm_free_gib is not None and around.shm_free_gib < needed:
         text = (
@@ -133,6 +133,6 @@ def _watching(plan: Plan) -> Iterator[Finding]:
         )
         yield Finding("unwatchable", Level.WARNING, text, Changes(unset=("ssl-cert-reqs",)))
     for name in ("headless", "grpc"):
-        if flags.get(name) is True:
+        if flags.get(name) is True and plan.nodes is None:
             text = f"--{name} disables the HTTP API: the server will never appear ready"
             yield Finding("unwatchable", Level.WARNING, text, Changes(unset=(name,)))

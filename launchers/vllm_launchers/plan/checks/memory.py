@@ -228,7 +228,7 @@ def _larger_share(plan: Plan, budget: BudgetFor | None) -> Changes | None:
 
 def _more_gpus(plan: Plan, inputs: PlanInputs, budget: BudgetFor | None) -> Changes | None:
     """The next larger tensor-parallel size with which it fits, on as many GPUs as could provide that share now."""
-    if budget is None or inputs.facts is None or inputs.host is None:
+    if budget is None or inputs.facts is None or inputs.host is None or "nnodes" in plan.flags:
         return None
     free = [gpu for gpu in inputs.host.gpus if not gpu.mig_mode and not gpu.lost and _has_room(plan, inputs, gpu)]
     there = max(len(free), len(plan.gpus))

@@ -43,15 +43,15 @@ def _larger(plan: Plan, inputs: PlanInputs) -> str:
     """For a model whose weights are larger than all GPUs together."""
     assert inputs.host is not None, "its GPUs are known"
     sizes = [gpu.memory_gib for gpu in inputs.host.gpus]
-    if plan.memory is None or None in sizes:
+    if plan.memory is None or None in sizes or plan.nodes is not None:
         return ""
     weights, room = plan.memory.weights_gib * ranks(plan.flags), sum(size or 0.0 for size in sizes)
     if weights <= room:
         return ""
     return (
         f"the weights take about {weights:.0f} GiB and all GPUs of this machine have {room:.0f}: vLLM needs several "
-        "nodes for them (source: vLLM's documentation, Parallelism and Scaling); llama.cpp can keep layers in "
-        "main memory, for few users (source: its README)"
+        "nodes for them, see 'plan --nodes 2' (source: vLLM's documentation, Parallelism and Scaling); llama.cpp can "
+        "keep layers in main memory, for few users (source: its README)"
     )
 
 

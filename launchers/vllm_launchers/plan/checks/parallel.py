@@ -8,7 +8,7 @@ from itertools import combinations
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host, connected
 from vllm_launchers.host.gpu.topology import LinkLevel, level_of, pcie_groups, spans
-from vllm_launchers.plan.checks.request import DATA, EXPERTS, PIPELINE, TENSOR, gpus_of, ranks, spread
+from vllm_launchers.plan.checks.request import DATA, EXPERTS, PIPELINE, TENSOR, gpus_of, local_ranks, spread
 from vllm_launchers.plan.findings import Finding
 from vllm_launchers.plan.findings import Level as Weight
 from vllm_launchers.plan.inputs import PlanInputs
@@ -47,15 +47,16 @@ def _split(plan: Plan, facts: ModelFacts) -> Iterator[Finding]:
 
 def _count(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     """Ranks against GPUs: the chosen ones, else all available."""
-    wanted = ranks(plan.flags)
+    wanted = local_ranks(plan.flags)
     there = len(plan.gpus) or (len(inputs.host.gpus) if inputs.host is not None else 0)
     if not there or plan.engine.build == "cpu":
         return
     if wanted > there:
         what = f"was given {there}" if plan.gpus else f"there {'is' if there == 1 else 'are'} {there} here"
-        sure = not spread(plan.flags)
-        text = f"it needs {wanted} GPUs (tensor × pipeline × data parallel) and {what}"
-        fix = Changes(set={TENSOR: there}) if whole_number(plan.flags, TENSOR) == wanted else None
+        sure = "nnodes" in plan.flags or not spread(plan.flags)
+        each = " of each node" if "nnodes" in plan.flags else ""
+        text = f"it needs {wanted} GPUs{each} (tensor × pipeline × data parallel) and {what}"
+        fix = Changes(set={TENSOR: there}) if whole_number(plan.flags, TENSOR) == wanted and not each else None
         if fix is not None and inputs.facts is not None:
             fix = Changes(set={TENSOR: divisors(inputs.facts, there)[-1]})
         yield Finding("gpus_too_few", Weight.ERROR if sure else Weight.ADVICE, text, fix)
@@ -63,7 +64,8 @@ def _count(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
         text = (
             f"{len(plan.gpus)} GPUs assigned, {wanted} used: set tensor-parallel-size={len(plan.gpus)} or assign fewer"
         )
-        yield Finding("gpus_unused", Weight.WARNING, text, Changes(set={TENSOR: len(plan.gpus)}))
+        fix = Changes(set={TENSOR: len(plan.gpus)}) if "nnodes" not in plan.flags else None
+        yield Finding("gpus_unused", Weight.WARNING, text, fix)
 
 
 def _links(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:

@@ -33,6 +33,11 @@ def ranks(flags: Flags) -> int:
     return math.prod(whole_number(flags, name) for name in (TENSOR, PIPELINE, DATA))
 
 
+def local_ranks(flags: Flags) -> int:
+    """How many GPUs of one machine it uses: vLLM gives each of ``nnodes`` equally many."""
+    return max(1, ranks(flags) // whole_number(flags, "nnodes"))
+
+
 def spread(flags: Flags) -> bool:
     """Whether some of its ranks may run on other machines."""
     return any(name in flags for name in FAR) or flags.get("distributed-executor-backend") == "ray"
@@ -86,7 +91,7 @@ def gpus_of(plan: Plan, inputs: PlanInputs) -> tuple[Gpu, ...]:
     if plan.gpus and not (devices or "").startswith("MIG-"):
         return tuple(known[index] for index in plan.gpus if index in known)
     if devices is None:
-        return tuple(known[index] for index in sorted(known))[: ranks(plan.flags)]
+        return tuple(known[index] for index in sorted(known))[: local_ranks(plan.flags)]
     found = [_device(host, word.strip()) for word in devices.split(",")]
     return tuple(gpu for gpu in found if gpu is not None) if None not in found else ()
 

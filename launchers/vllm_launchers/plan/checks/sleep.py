@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_launchers.addresses import is_loopback
-from vllm_launchers.plan.checks.request import KV_DTYPE, ranks, simulated, uses_gpus
+from vllm_launchers.plan.checks.request import KV_DTYPE, local_ranks, simulated, uses_gpus
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Flags, Plan
@@ -100,7 +100,7 @@ def _host_memory(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
 
 def host_gib(weights_gib: float | None, flags: Flags) -> float | None:
     """GiB of host memory that the weights take while it sleeps at level 1, from those per GPU; None if unknown."""
-    return weights_gib * ranks(flags) if weights_gib is not None else None
+    return weights_gib * local_ranks(flags) if weights_gib is not None else None
 
 
 def level_2_problem(flags: Flags, release: Release | None, facts: ModelFacts | None) -> str:

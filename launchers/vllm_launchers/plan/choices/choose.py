@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from vllm_launchers.engine_model.gpus import Interconnect
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.plan.budget.budget import MemoryBudget
@@ -17,9 +18,11 @@ from vllm_launchers.plan.choices.inputs import (
     KV_DTYPE,
     LENGTH,
     PARALLEL_FLAGS,
+    PIPELINE,
     PREFIX,
     QUANTIZATION,
     SEQUENCES,
+    TENSOR,
     WORKLOAD_FLAGS,
     BudgetFor,
     Choice,
@@ -46,6 +49,7 @@ from vllm_launchers.plan.choices.lengths import (
     prefix_caching,
     sequences,
 )
+from vllm_launchers.plan.choices.nodes import layout_on_cpu, layout_over_nodes
 from vllm_launchers.plan.choices.pool import Pool, pool_of
 from vllm_launchers.plan.flags import spellings, token_count
 from vllm_launchers.presets.model import FlagSetting, Workload
@@ -77,17 +81,21 @@ def choose(
     shares: Sequence[GpuShare] = (),
     environment: Mapping[str, str] | None = None,
     seen: SeenRoom | None = None,
+    nodes: int = 1,
+    network: Interconnect | None = None,
 ) -> tuple[Choice, ...]:
     """Every flag of a launch, in argv order; includes those left to vLLM (value None), with a reason.
 
     ``over_preset`` recomputes what follows from traffic, overriding the preset's own values, for measured traffic.
     ``budget`` tells what fits; the default is an estimate for GPUs of this kind. ``gpus`` are those given by a user.
-    ``seen`` is what the server's KV cache was observed to have room for.
+    ``seen`` is what the server's KV cache was observed to have room for. ``nodes`` equal machines share one copy,
+    joined by ``network``.
 
     Raises:
         FlagError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
     """
-    inputs = ChoiceInputs(workload, facts, host, release, build, tuple(gpus), shares, budget, environment or {}, seen)
+    inputs = ChoiceInputs(workload, facts, host, release, build, tuple(gpus), shares, budget, environment or {}, seen,
+                          nodes, network)  # fmt: skip
     given = _given(preset_flags, changes)
     before = {name: choice for name, choice in given.items() if choice.source is Source.PRESET}
     if over_preset:
@@ -198,6 +206,8 @@ class _Picked:
         """What GPUs and model require; nothing for a CPU build."""
         inputs = self.inputs
         if inputs.build == "cpu":
+            if inputs.nodes > 1 and PIPELINE not in self.given:
+                self._take(TENSOR, lambda: layout_on_cpu(inputs))
             self.ask = inputs.budget
             return (self.ask(self.flags) if self.ask is not None else None), None
         pool = pool_of(inputs.host, inputs.gpus, inputs.shares)
@@ -210,7 +220,10 @@ class _Picked:
         if found is not None and pool is not None:
             known, near = found, pool
             self._take(KV_DTYPE, lambda: kv_choice(inputs, known, near, self.flags))
-            if not found.fixed:
+            if inputs.nodes > 1:
+                for choice in layout_over_nodes(inputs, found, pool):
+                    self._put(choice)
+            elif not found.fixed:
                 for choice in layout_choices(inputs, found, pool):
                     self._put(choice)
             self._take(EXPERTS, lambda: expert_choice(inputs, self.flags))

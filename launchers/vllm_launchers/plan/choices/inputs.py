@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.engine_model.gpus import Interconnect
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.plan.budget.budget import MemoryBudget
@@ -31,7 +32,7 @@ class Source(StrEnum):
     MODEL = "model"
     MACHINE = "machine"
     CONSOLE = "console"
-    """This program, for monitoring."""
+    """This program, for monitoring, and to join the machines of a launch."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -145,6 +146,10 @@ class ChoiceInputs(msgspec.Struct, frozen=True):
     """The relevant part of the server's environment."""
     seen: SeenRoom | None = None
     """What its KV cache was observed to have room for; None for a server without such a history."""
+    nodes: int = 1
+    """Equal machines that it is spread over; ``host`` and ``gpus`` are those of each."""
+    network: Interconnect | None = None
+    """What joins the machines, for more than one."""
 
     def with_facts(self, facts: ModelFacts) -> ChoiceInputs:
         """The same launch of another checkpoint."""

@@ -135,7 +135,9 @@ def fit(inputs: ChoiceInputs, flags: Flags, pool: Pool, settled: Collection[str]
     if ask is None or alone is None:
         return None
     fixed = any(name in settled for name in PARALLEL_FLAGS)
-    layouts = fixed_layout(flags) if fixed else list(_layouts(inputs, pool, alone.weights_gib))
+    layouts = list(_layouts(inputs, pool, alone.weights_gib))
+    if fixed:
+        layouts = _set_over_nodes(inputs, fixed_layout(flags)[0], pool, settled)
     wanted = LONG_AT_ONCE * inputs.workload.concurrency
     for weights in ({}, *_online_fp8(inputs, pool, settled)):
         search = Search(inputs, flags, ask, pool, settled)
@@ -204,7 +206,7 @@ class Search:
             pool.name,
             inputs.release,
             tensor_link=pool.joining(width),
-            stage_link=pool.joining(layout.replica),
+            stage_link=pool.joining(layout.replica) if inputs.nodes == 1 else inputs.network,
         )
         if timing is None:
             return None
@@ -307,7 +309,24 @@ def _layouts(inputs: ChoiceInputs, pool: Pool, weights_gib: float) -> Iterator[L
         for layout in all_layouts(facts, pool.size)
         if pool.holds(layout, together=is_mixture(facts)) and (_even(layout.total) or layout.total == pool.size)
     ]
+    if inputs.nodes > 1:
+        found = list(_over_nodes(facts, found, inputs.nodes))
     yield from sorted(found, key=_order(heavy))
+
+
+def _over_nodes(facts: ModelFacts | None, found: Sequence[Layout], nodes: int) -> Iterator[Layout]:
+    """One copy over several machines: each machine has as many pipeline stages as one of these layouts."""
+    for one in found:
+        stages = one.pipeline * nodes
+        if one.data == 1 and (facts is None or not facts.layers or stages <= len(facts.layers)):
+            yield Layout(one.tensor, stages)
+
+
+def _set_over_nodes(inputs: ChoiceInputs, layout: Layout, pool: Pool, settled: Collection[str]) -> list[Layout]:
+    """The layout that is set; a tensor-parallel size alone is that of each machine, if one holds it."""
+    if inputs.nodes > 1 and PIPELINE not in settled and layout.tensor <= pool.size:
+        return [Layout(layout.tensor, inputs.nodes, layout.data)]
+    return [layout]
 
 
 def _order(heavy: bool) -> Callable[[Layout], tuple[int, int, int]]:

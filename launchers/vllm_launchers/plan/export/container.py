@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 
 import msgspec
 
 from vllm_launchers.addresses import is_loopback
+from vllm_launchers.plan.checks.request import local_ranks
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.flags import flag_words
@@ -79,7 +79,8 @@ def container(plan: Plan) -> Container:
         raise ExportError(f"a container has no folder of its own: give the whole path of the model {plan.model}")
     version = plan.engine.version.partition("+")[0] if plan.engine.version else None
     notes = () if version else ("Which vLLM the plan is for was not known: put its version in place of 'latest'.",)
-    words = redact_argv((plan.model, "--host", "0.0.0.0", "--port", str(plan.port), *flag_words(plan.flags)))
+    address = () if plan.flags.get("headless") is True else ("--host", "0.0.0.0", "--port", str(plan.port))
+    words = redact_argv((plan.model, *address, *flag_words(plan.flags)))
     own = {k: v for k, v in redact_environment(plan.environment).items() if k not in _HOST_ONLY}
     environment = {"HF_HOME": CACHE} | own
     for name, value in environment.items():
@@ -89,7 +90,7 @@ def container(plan: Plan) -> Container:
         arguments=tuple(checked(word, "the command") for word in words),
         environment=environment,
         mounts=tuple(dict.fromkeys(_mounts(plan))),
-        gpus=len(plan.gpus) or _world(plan),
+        gpus=plan.nodes.gpus_each if plan.nodes is not None else len(plan.gpus) or local_ranks(plan.flags),
         tls=plan.tls,
         notes=notes,
     )
@@ -102,13 +103,6 @@ def published_address(plan: Plan) -> str:
     if re.fullmatch(r"[0-9.]+", plan.host):
         return plan.host
     return f"[{plan.host.strip('[]')}]" if ":" in plan.host else "127.0.0.1"
-
-
-def _world(plan: Plan) -> int:
-    """GPUs that the plan uses: tensor × pipeline × data parallel."""
-    names = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-    sizes = [plan.flags.get(name, 1) for name in names]
-    return math.prod(size if isinstance(size, int) and size > 0 else 1 for size in sizes)
 
 
 def _mounts(plan: Plan) -> Iterator[Mount]:
@@ -172,6 +166,8 @@ def compose(plan: Plan, *, name: str = "") -> str:
     Raises:
         ExportError: the engine has no such image, the model is a relative folder, or an argument is not text.
     """
+    if plan.nodes is not None:
+        raise ExportError("nodes find each other on many ports of their machines; use shell, systemd or kubernetes")
     inside = container(plan)
     service = label(name or plan.preset)
     lines = [f"Start with: docker compose -f FILE up -d {service}", *inside.notes]

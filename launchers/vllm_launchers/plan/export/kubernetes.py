@@ -1,22 +1,28 @@
-"""A plan as a Kubernetes Deployment with its Service and a volume for its models. Pure."""
+"""A plan as a Kubernetes Deployment (several nodes: LeaderWorkerSet) with its Service and a volume for models. Pure."""
 
 from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
+from vllm_launchers.plan.choices.nodes import HEADLESS, MASTER_ADDR, MASTER_PORT, NODE_FLAGS, NODES, RANK
 from vllm_launchers.plan.export.container import CACHE, ENTRYPOINT, STARTUP_SECONDS, Container, Mount, container
 from vllm_launchers.plan.export.quoting import Yaml, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.model import Plan
+from vllm_launchers.plan.nodes import NodesPlan
 from vllm_launchers.plan.shell_quoting import line_word
 
 SHARED_MEMORY = "16Gi"
 LEAST_VOLUME_GIB = 50
+OWN_ADDRESS = "VLLM_HOST_IP"
+"""Where vLLM reads the address on which other nodes reach it."""
 _PROBE_SECONDS = 10
 
 
 def kubernetes(plan: Plan, *, name: str = "") -> str:
-    """Three documents: a claim on a volume for downloaded models, the Deployment and its Service.
+    """Three documents: a claim on a volume for downloaded models, the Deployment or LeaderWorkerSet, and its Service.
 
     A model in a folder on this machine becomes a ``hostPath``: the node must have it under the same path. Kubernetes
     decides which GPUs of a node it gets. Secrets come from a named Secret.
@@ -24,10 +30,18 @@ def kubernetes(plan: Plan, *, name: str = "") -> str:
     Raises:
         ExportError: the engine has no such image, the model is a relative folder, or an argument is not text.
     """
-    inside = container(plan)
+    shared = {flag: value for flag, value in plan.flags.items() if flag not in NODE_FLAGS}
+    inside = container(plan if plan.nodes is None else replace(plan, flags=shared))
     app = label(name or plan.preset)
     downloads = not plan.model.startswith("/")
-    documents = [_deployment(plan, inside, app, downloads=downloads), _service(plan, app)]
+    if plan.nodes is None:
+        documents = [_deployment(plan, inside, app, downloads=downloads), _service(plan, app, app, _labels(app))]
+    else:
+        workers = container(replace(plan, flags={**shared, HEADLESS: True}))
+        documents = [
+            _leader_worker_set(plan, plan.nodes, inside, workers, app, downloads=downloads),
+            _service(plan, f"{app}-leader", app, _labels(app, "leader")),
+        ]
     if downloads:
         documents.insert(0, _claim(plan, inside, app))
     lines = ["Apply with: kubectl apply -f FILE", *inside.notes]
@@ -38,34 +52,34 @@ def kubernetes(plan: Plan, *, name: str = "") -> str:
         lines.append("Whatever runs in the cluster can use this server: it has no API key (VLLM_API_KEY).")
     if inside.mounts:
         paths = ", ".join(line_word(mount.path) for mount in inside.mounts)
-        lines.append(f"The node must have {paths}")
+        lines.append(f"{'The node' if plan.nodes is None else 'Each node'} must have {paths}")
+    if plan.nodes is not None:
+        lines.append("The cluster must have LeaderWorkerSet (https://lws.sigs.k8s.io), 0.6 or later.")
+        if downloads:
+            lines.append("The volume must be one that several nodes can mount; download the model into it first.")
     return comment(*lines) + "---\n".join(yaml_document(document) for document in documents)
 
 
-def _labels(app: str) -> dict[str, Yaml]:
-    return {"app.kubernetes.io/name": app}
+def _labels(app: str, part: str = "") -> dict[str, Yaml]:
+    return {"app.kubernetes.io/name": app, **({"app.kubernetes.io/component": part} if part else {})}
 
 
 def _claim(plan: Plan, inside: Container, app: str) -> dict[str, Yaml]:
-    weights = plan.memory.weights_gib * inside.gpus if plan.memory is not None else 0.0
+    nodes = 1 if plan.nodes is None else len(plan.nodes.nodes)
+    weights = plan.memory.weights_gib * inside.gpus * nodes if plan.memory is not None else 0.0
+    mode = "ReadWriteOnce" if nodes == 1 else "ReadWriteMany"
     size = max(LEAST_VOLUME_GIB, math.ceil(weights * 1.5 / 10) * 10)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": f"{app}-models", "labels": _labels(app)},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{size}Gi"}}},
+        "spec": {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}},
     }
 
 
 def _deployment(plan: Plan, inside: Container, app: str, *, downloads: bool) -> dict[str, Yaml]:
     volumes, mounts = _volumes(inside, app, downloads=downloads)
-    pod: dict[str, Yaml] = {
-        # Otherwise a Service named vllm gives the pod a VLLM_PORT that is not a number, and vLLM ends on it.
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": stop_seconds(plan),
-        "containers": [_container(plan, inside, app, mounts)],
-        "volumes": volumes,
-    }
+    served = _container(plan, inside, app, mounts) | _served(plan, inside)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -74,27 +88,84 @@ def _deployment(plan: Plan, inside: Container, app: str, *, downloads: bool) -> 
             "replicas": 1,
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": _labels(app)},
-            "template": {"metadata": {"labels": _labels(app)}, "spec": pod},
+            "template": {"metadata": {"labels": _labels(app)}, "spec": _pod(plan, served, volumes)},
         },
     }
 
 
-def _container(plan: Plan, inside: Container, app: str, mounts: list[Yaml]) -> dict[str, Yaml]:
-    environment: list[Yaml] = [{"name": key, "value": _literal(value)} for key, value in inside.environment.items()]
+def _leader_worker_set(
+    plan: Plan, nodes: NodesPlan, leader: Container, worker: Container, app: str, *, downloads: bool
+) -> dict[str, Yaml]:
+    """The machines as a group of pods, which is made anew when one of them ends."""
+    volumes, mounts = _volumes(leader, app, downloads=downloads)
+    first = _container(plan, leader, app, mounts, _joining(nodes, "0")) | _served(plan, leader)
+    others = _container(plan, worker, app, mounts, _joining(nodes, "$(LWS_WORKER_INDEX)"))
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": app, "labels": _labels(app)},
+        "spec": {
+            "replicas": 1,
+            "leaderWorkerTemplate": {
+                "size": len(nodes.nodes),
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": {
+                    "metadata": {"labels": _labels(app, "leader")}, "spec": _pod(plan, first, volumes),
+                },
+                "workerTemplate": {
+                    "metadata": {"labels": _labels(app, "worker")}, "spec": _pod(plan, others, volumes),
+                },
+            },
+        },
+    }  # fmt: skip
+
+
+def _joining(nodes: NodesPlan, rank: str) -> tuple[str, ...]:
+    """The multi-node flags of a pod, with the variables that LeaderWorkerSet sets."""
+    return (
+        f"--{NODES}", str(len(nodes.nodes)), f"--{RANK}", rank,
+        f"--{MASTER_ADDR}", "$(LWS_LEADER_ADDRESS)", f"--{MASTER_PORT}", str(nodes.master_port),
+    )  # fmt: skip
+
+
+def _pod(plan: Plan, inside: dict[str, Yaml], volumes: list[Yaml]) -> dict[str, Yaml]:
+    return {
+        # Otherwise a Service named vllm gives the pod a VLLM_PORT that is not a number, and vLLM ends on it.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": stop_seconds(plan),
+        "containers": [inside],
+        "volumes": volumes,
+    }
+
+
+def _container(
+    plan: Plan, inside: Container, app: str, mounts: list[Yaml], joining: tuple[str, ...] = ()
+) -> dict[str, Yaml]:
+    """A container; ``joining`` are more arguments, in which Kubernetes expands variables."""
+    own = {key: value for key, value in inside.environment.items() if not (joining and key == OWN_ADDRESS)}
+    environment: list[Yaml] = [{"name": key, "value": _literal(value)} for key, value in own.items()]
+    if joining:
+        environment.append({"name": OWN_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     for secret in plan.secrets:
         environment.append({"name": secret, "valueFrom": {"secretKeyRef": {"name": app, "key": secret}}})
     return {
         "name": "vllm",
         "image": inside.image,
         "command": list(ENTRYPOINT),
-        "args": [_literal(word) for word in inside.arguments],
+        "args": [*(_literal(word) for word in inside.arguments), *joining],
         "env": environment,
-        "ports": [{"name": "http", "containerPort": plan.port}],
         "resources": {"limits": {"nvidia.com/gpu": inside.gpus}},
+        "volumeMounts": mounts,
+    }
+
+
+def _served(plan: Plan, inside: Container) -> dict[str, Yaml]:
+    """The parts of a container that serves HTTP."""
+    return {
+        "ports": [{"name": "http", "containerPort": plan.port}],
         "startupProbe": _probe(inside, period=_PROBE_SECONDS, failures=STARTUP_SECONDS // _PROBE_SECONDS),
         "readinessProbe": _probe(inside, period=5, failures=3),
         "livenessProbe": _probe(inside, period=15, failures=6),
-        "volumeMounts": mounts,
     }
 
 
@@ -120,12 +191,12 @@ def _host_mount(name: str, mount: Mount) -> dict[str, Yaml]:
     return {"name": name, "mountPath": mount.path, **({} if mount.writable else {"readOnly": True})}
 
 
-def _service(plan: Plan, app: str) -> dict[str, Yaml]:
+def _service(plan: Plan, name: str, app: str, selected: dict[str, Yaml]) -> dict[str, Yaml]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": app, "labels": _labels(app)},
-        "spec": {"selector": _labels(app), "ports": [{"name": "http", "port": plan.port, "targetPort": "http"}]},
+        "metadata": {"name": name, "labels": _labels(app)},
+        "spec": {"selector": selected, "ports": [{"name": "http", "port": plan.port, "targetPort": "http"}]},
     }
 
 

@@ -15,12 +15,33 @@ def shell(plan: Plan) -> str:
 
     It contains no secret: a secret variable is written ``NAME="$NAME"``, to be expanded where it is exported.
     """
+    head = node_comment(plan)
     lines = [f"{name}={script_word(value)}" for name, value in redact_environment(plan.environment).items()]
     lines += [f'{name}="${name}"' for name in plan.secrets if name not in plan.environment]
     command, flags = split_argv(plan)
     lines.append(script_line(redact_argv(command)))
     lines += [f"  {script_line(redact_argv(words))}" for words in flags]
-    return " \\\n".join(lines) + "\n"
+    return head + " \\\n".join(lines) + "\n"
+
+
+def node_comment(plan: Plan) -> str:
+    """Which of several machines it is for, and what differs between them; empty for a plan for one.
+
+    Raises:
+        ExportError: the address of node 0 was not given.
+    """
+    nodes = plan.nodes
+    if nodes is None:
+        return ""
+    if not nodes.master_addr:
+        raise ExportError("the nodes need the address of node 0: give --master-addr")
+    rank, count = plan.flags["node-rank"], len(nodes.nodes)
+    others = [str(node.rank) for node in nodes.nodes if node.rank != rank]
+    return comment(
+        f"Node {rank} of {count} (node {' and '.join(others)}: export again with --node-rank). Start all within some",
+        "minutes, with the same vLLM and the same model files. If a node has several addresses, export its",
+        "VLLM_HOST_IP, and the name of that interface as GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
+    )
 
 
 def split_argv(plan: Plan) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -50,8 +71,10 @@ def config_yaml(plan: Plan) -> str:
         raise ExportError("the simulated engine reads no config file")
     if "config" in plan.flags:
         raise ExportError("this plan reads a config file already (--config), and vLLM takes only one")
-    lines = [f"model: {yaml_text(checked(plan.model, 'the model'))}", f"host: {yaml_text(plan.host)}"]
-    lines.append(f"port: {plan.port}")
+    node = node_comment(plan)
+    lines = [f"model: {yaml_text(checked(plan.model, 'the model'))}"]
+    if plan.flags.get("headless") is not True:
+        lines += [f"host: {yaml_text(plan.host)}", f"port: {plan.port}"]
     besides: list[str] = []
     for name, value in plan.flags.items():
         words = redact_argv(flag_words({name: value}))
@@ -63,7 +86,7 @@ def config_yaml(plan: Plan) -> str:
             lines.append(f"{yaml_text(words[0][2:])}: true")
         elif words:
             lines.append(f"{yaml_text(words[0][2:])}: {yaml_number_or_text(words[1])}")
-    return _head(plan, besides) + "\n".join(lines) + "\n"
+    return node + _head(plan, besides) + "\n".join(lines) + "\n"
 
 
 def _head(plan: Plan, besides: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vllm_launchers.plan.export.quoting import ExportError, checked, comment, label, systemd_assignment, systemd_word
-from vllm_launchers.plan.export.shell import split_argv
+from vllm_launchers.plan.export.shell import node_comment, split_argv
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.shell_quoting import line_word
 from vllm_launchers.secrets import redact_argv, redact_environment
@@ -36,7 +36,7 @@ def systemd_unit(plan: Plan, user: bool, *, name: str = "") -> str:
         raise ExportError(f"a service has no folder of its own: give the whole path of the model {plan.model}")
     unit = label(name or plan.preset)
     sections = (
-        _comments(plan, unit, user=user),
+        node_comment(plan) + _comments(plan, unit, user=user),
         "[Unit]\n" + "\n".join(_unit_lines(plan, user=user)),
         "[Service]\n" + "\n".join(_service_lines(plan, unit, user=user)),
         f"[Install]\nWantedBy={'default.target' if user else 'multi-user.target'}",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.diagnosis.failure.failure_line import FailureLine, failure_in
 from vllm_console.diagnosis.finding import Cause
 from vllm_console.logs.vllm_lines import parse_lines
@@ -179,6 +180,27 @@ def test_the_http_port_is_told_from_addresses_inside() -> None:
     assert found(traceback("OSError: [Errno 98] Address already in use")).cause is Cause.PORT_IN_USE
     inside = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address."
     assert found(traceback(inside)).cause is Cause.OTHER
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("RuntimeError: ifa != nullptr. Unable to find address for: eth9", "an interface of this node, not to eth9"),
+        ("zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.99.9.9:0')",
+         "Set VLLM_HOST_IP to an address of this node, not to 10.99.9.9"),
+        ("zmq.error.ZMQError: Cannot assign requested address (addr='tcp://[fd00::9]:0')", "not to fd00::9"),
+        ("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+         "port: 29577, code: -98, name: EADDRINUSE", "another port than 29577 with --master-port"),
+        ("DistNetworkError: The client socket has timed out after 9ms while trying to connect to (node-0, 29501)",
+         "getent hosts node-0"),
+        ("DistNetworkError: The client socket has timed out after 9ms while trying to connect to (fd00::1, 29501)",
+         "each node reaches the first one (fd00::1, port 29501)"),
+    ],
+)  # fmt: skip
+def test_nodes_that_do_not_find_each_other_are_told_what_to_correct(message: str, said: str) -> None:
+    fixes = diagnose(traceback(message)).fixes
+    assert said in " ".join(fix.why for fix in fixes)
+    assert ("getent" in " ".join(fix.why for fix in fixes)) == ("node-0" in message)
 
 
 def test_the_exception_that_wraps_another_says_more_unless_the_inner_one_names_the_cause() -> None:

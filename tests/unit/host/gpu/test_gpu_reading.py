@@ -68,6 +68,7 @@ LOSES = {
     "nvmlDeviceGetMigMode": {"mig_mode", "mig"},
     "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
     "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetTotalEnergyConsumption": {"energy_mj"},
     "nvmlDeviceGetUtilizationRates": {"utilization", "memory_utilization"},
     "nvmlDeviceGetMaxMigDeviceCount": {"mig"},
     "nvmlDeviceGetMigDeviceHandleByIndex": {"mig"},

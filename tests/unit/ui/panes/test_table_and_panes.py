@@ -7,12 +7,13 @@ from msgspec.structs import replace
 from textual.strip import Strip
 
 from tools import generate_docs
+from vllm_console.cli.server_table import describe
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.objectives import agreed
 from vllm_console.fleet.snapshot import State
 from vllm_console.logs.startup import share_of
 from vllm_console.metrics.quantile import text_of
-from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_console.metrics.sample import EngineSample, Sample, Series, Speculation
 from vllm_console.metrics.window import without_rates
 from vllm_console.text import clock
 from vllm_console.ui.actions import actions
@@ -128,6 +129,17 @@ def test_the_load_is_told_whole_in_a_narrow_pane(fakes):
         assert sending in text(lines)
         assert all(strip.cell_length <= width for strip in lines)
         assert len(lines) <= 16
+
+
+def test_the_acceptance_length_stands_where_drafts_are_made(fakes):
+    server = fakes.chat(fakes.NOW)
+    drafted = replace(server, window=replace(server.window, speculation=Speculation(7.0, 1.4321, (0.3, 0.13))))
+    assert "acceptance length 1.43" in text(throughput_lines(drafted, fakes.NOW, 80, 16))
+    assert "acceptance" not in text(throughput_lines(server, fakes.NOW, 80, 16))
+    charted = replace(drafted, series=Series(fakes.NOW, 10.0, {"acceptance_length": (1.4,) * 10}))
+    assert "acceptance length of drafts" in text(throughput_lines(charted, fakes.NOW, 80, 16))
+    line = "speculation acceptance length 1.43, accepted by position 30%, 13%"
+    assert any(line in one for one in describe(drafted, fakes.NOW))
 
 
 def test_what_was_not_reported_is_a_dash(fakes):

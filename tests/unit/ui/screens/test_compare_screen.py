@@ -7,12 +7,14 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from vllm_console.fleet.snapshot import Changes
+from vllm_console.history.energy import FIGURES, Tariff
 from vllm_console.prediction.figures import Figures, Spread
 from vllm_console.prediction.predict import Estimate, EstimatedSpread, Estimates
 from vllm_console.prediction.score import KeptPrediction, Traffic
 from vllm_console.runs.compare import Recorded, compare
 from vllm_console.runs.measurement import Measurement
 from vllm_console.runs.store import FlagChange
+from vllm_console.runs.windows import with_figures
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.screens.compare import CompareScreen, compare_lines, nothing_lines, run_names
 from vllm_launchers.engine_model.step_cost import StepCost
@@ -265,3 +267,19 @@ async def test_what_was_predicted_stands_next_to_what_came(fakes, made, wait_unt
         assert "TTFT p50 200ms 150ms to 250ms 310ms ! outside" in rows
         assert "tokens/s 210 tok/s 180 tok/s to 240 tok/s 200 tok/s within" in rows
         assert "The same steps are 5% slower since the restart: the machine or the engine." in rows
+
+
+@pytest.mark.parametrize("width", [78, 118])
+def test_energy_has_rows_and_its_cost_where_it_is_known(made, width):
+    sides = (
+        [with_figures(one, dict(zip(FIGURES, (joules, joules / 4, joules * 200), strict=True))) for one in minutes]
+        for joules, minutes in ((12.0, made.minutes(1)), (6.0, made.minutes(2)))
+    )
+    found = compare(*made.pair(*sides))
+    lines = [strip.text for strip in compare_lines(found, width, tariff=Tariff(0.30, "EUR"))]
+    (row,) = (text for text in lines if "J/token out" in text)
+    assert row.split()[2:6] == ["12", "J", "6", "J"]
+    assert "−50%" in row
+    assert any("Energy: 1 EUR → 0.5 EUR per million output tokens" in text for text in lines)
+    assert max(map(cell_len, lines)) <= width
+    assert not [text for text in texts(comparison(made), width) if "J/" in text or "Energy" in text]

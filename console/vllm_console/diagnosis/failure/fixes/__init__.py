@@ -40,6 +40,8 @@ _OUT_OF_MEMORY = frozenset({Cause.WEIGHTS_DO_NOT_FIT, Cause.OOM_RUNTIME, Cause.O
 _BY_TOPIC: Mapping[Topic, Callable[[Case], tuple[Fix, ...]]] = {
     Topic.LIBRARY_SYMBOL: environment.library_symbol,
     Topic.RENDEZVOUS: environment.rendezvous,
+    Topic.NODE_ADDRESS: environment.node_address,
+    Topic.MASTER_PORT: environment.master_port,
     Topic.NOT_READY_IN_TIME: environment.not_ready_in_time,
     Topic.PEER_GONE: environment.peer_gone,
     Topic.KERNEL_CRASH: environment.kernel_crash,

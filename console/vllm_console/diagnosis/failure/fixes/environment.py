@@ -9,7 +9,9 @@ from vllm_console.diagnosis.finding import Fix
 from vllm_launchers.plan.model import Changes
 
 _PORT = re.compile(r"\('[^']*', (?P<port>\d+)\)")
-_ADDRESS = re.compile(r"connect to \(?\[?(?P<host>[\w.:-]+?)\]?(?:, |:)(?P<port>\d+)")
+_ADDRESS = re.compile(r"connect to \(?\[?(?P<host>[\w.:-]+?)\]?(?:, |:)(?P<port>\d+)(?!, \d|[\d:.]*\d)")
+_LOCAL = re.compile(r"Unable to find address for: (?P<name>[\w.@-]+)|tcp://(?P<ip>\[[^\]]+\]|[\d.]+):\d+")
+_LISTENS = re.compile(r"\bport: (?P<port>\d{1,5})\b")
 _MODULE = re.compile(r"(?P<path>[\w./-]*?)(?P<module>[\w-]+)(?:\.[\w-]+)*\.so[.\d]*: undefined symbol")
 _WAITED = re.compile(r"Waited (?P<seconds>\d{1,6})s")
 
@@ -91,11 +93,38 @@ def not_ready_in_time(case: Case) -> tuple[Fix, ...]:
     return (*_variable(case, "VLLM_ENGINE_READY_TIMEOUT_S", longer, waits), _advice(slow))
 
 
+def node_address(case: Case) -> tuple[Fix, ...]:
+    """Name what this machine has."""
+    found = _LOCAL.search(case.text)
+    given = f", not to {found['name'] or found['ip'].strip('[]')}" if found else ""
+    wanted = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to an interface"
+    if found and found["ip"]:
+        wanted = "VLLM_HOST_IP to an address"
+    return (
+        _advice(f"Set {wanted} of this node{given}: 'ip -brief address' lists them."),
+        _advice("Each node has its own: give them with --env on each, not in a preset that all nodes use."),
+    )
+
+
+def master_port(case: Case) -> tuple[Fix, ...]:
+    """Another port, or end what has it."""
+    found = _LISTENS.search(case.text)
+    port = found["port"] if found else "29501"
+    left = "A rank that an earlier start left may have it: 'vllm-console leftovers'."
+    return (
+        _advice(f"See what has the port: ss -ltnp 'sport = :{port}'. {left}"),
+        _advice(f"Or give another port than {port} with --master-port, the same on every node."),
+    )
+
+
 def rendezvous(case: Case) -> tuple[Fix, ...]:
     """Bring up all ranks, at one address that all can reach."""
     address = _ADDRESS.search(case.text)
     where = f" ({address['host']}, port {address['port']})" if address else ""
-    found = [
+    found = []
+    if address and address["host"] != "localhost" and not re.fullmatch(r"[\d.]+|.*:.*", address["host"]):
+        found.append(_advice(f"Check that this node can resolve the name: getent hosts {address['host']}."))
+    found += [
         _advice(f"Check that every rank was started and that each node reaches the first one{where}."),
         _advice(
             "On machines with several networks name the right one on every node: --env VLLM_HOST_IP=ADDRESS, "

@@ -1,0 +1,585 @@
+"""``vllm-console tune NAME``: try the flags that are predicted to be best, keep what is measured to be better."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import textwrap
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vllm_console.cli.canceling import Canceling, undone_at_end
+from vllm_console.cli.fleet_access import refuse_read_only
+from vllm_console.cli.load import WIPE, waited_for
+from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.ramp import budget_from, confirmed, keep_ramp, only_one, rate_from
+from vllm_console.cli.waiting import did_not_happen, settled, wait_for_restart, wait_until
+from vllm_console.fleet.snapshot import Changes, State
+from vllm_console.fleet.verbs import FleetError, UsageError, flag_difference
+from vllm_console.load.tune_search import (
+    GOODPUT,
+    OBJECTIVES,
+    SHORTEST_SECONDS,
+    THROUGHPUT,
+    TTFT,
+    Candidate,
+    Decision,
+    Measured,
+    Trial,
+    decide,
+    measured_ceiling,
+    measured_mean,
+    next_trial,
+)
+from vllm_console.text import duration, percent, plain, rate
+from vllm_console.text import seconds as latency
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.snapshot import ServerView
+    from vllm_console.fleet.tuning import Ranking, TuneGoal
+    from vllm_console.load.report import LoadReport, Times
+    from vllm_launchers.presets.model import Objectives
+    from vllm_launchers.vllm.flags.changes import Flags, FlagValue
+
+START_SHARE = 0.85
+"""A trial's ramp begins at this part of the predicted goodput: the first step should hold."""
+
+BASELINE_SHARE = 1.5
+"""The original flags are measured for so many times as long as a candidate: all are compared with that."""
+
+EVIDENCE_SHARE = 0.6
+"""Of the measured goodput, the rate of the traffic that predictions are fitted to: busy, and without a long queue."""
+
+EVIDENCE_REQUESTS = 150
+EVIDENCE_SECONDS = 20.0, 90.0
+RECORD_SECONDS = 5.0
+"""How long the probe may take to write what it knows; it writes several times a second."""
+
+FEWEST_RECORDED = 20
+FAILED_SHARE = 0.02
+"""With more failed requests, a mean of those that were answered says little."""
+
+SLICES = 20
+START_TIMEOUT = 1800.0
+USUAL_START_SECONDS = 60.0
+RANK_SECONDS = 15.0
+"""What predicting all combinations usually takes."""
+
+MOST_TRIALS = 50
+
+_UNITS = {GOODPUT: "requests/s", TTFT: "s", THROUGHPUT: "tokens/s"}
+_NAMES = {GOODPUT: "goodput", TTFT: "mean TTFT", THROUGHPUT: "throughput"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.description = (
+        "Find better flags for a running server of yours. Its preset's traffic is measured, every combination of batch "
+        "sizes and memory shares is predicted from what its probe recorded, and the best few are tried: each with a "
+        "restart and a measurement. It ends on the best one if that is better beyond chance, else on the original "
+        "flags; canceling returns to these, too. The server is not reachable during restarts."
+    )
+    parser.add_argument("server", metavar="name")
+    parser.add_argument(
+        "--objective", choices=OBJECTIVES, default=GOODPUT,
+        help="what is to get better: the request rate at which the objectives hold (default), the mean time to first "
+        "token at one rate, or the tokens per second of requests that are kept in flight",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trials", type=_trials, default=4, metavar="N", help="measurements after the first (default 4)"
+    )
+    parser.add_argument(
+        "--budget", type=budget_from, default=1200.0, metavar="TIME",
+        help="how long it may take, in seconds, or as 90s, 20m, 1h (default 20m)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rate", type=rate_from, metavar="R",
+        help="with --objective ttft: requests per second (default: as recorded, else the preset's)",
+    )  # fmt: skip
+    add_shape(parser)
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    parser.add_argument("--yes", action="store_true", help="also if the server serves others: it restarts under them")
+    add_json(parser)
+
+
+def _trials(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_TRIALS:
+        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a number from 1 to {MOST_TRIALS}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, predict, try, decide; exit code 1 if nothing could be measured.
+
+    Raises:
+        UsageError: the budget is too short.
+        FleetError: the server can't be measured or restarted, or nothing can be predicted.
+        NotFoundError, RefusedError: there is no such server of this user's, or it serves others.
+    """
+    from vllm_console.diagnosis.objectives import objectives_of
+
+    refuse_read_only(args)
+    if args.rate is not None and args.objective != TTFT:
+        raise UsageError(f"--rate belongs to --objective {TTFT}")
+    target = find_target(args, "", others_allowed=False)
+    if target.server is None:
+        raise UsageError(f"{plain(args.server)} is not the name of a server of yours, and only those are restarted")
+    if target.server.no_probe:
+        raise FleetError(f"{args.server} has no probe, so nothing can be predicted: {target.server.no_probe}")
+    limits, source = objectives_of(target.server.objectives, target.server.preset)
+    others = confirmed(args, target, "a tuner restarts it several times and makes its other clients wait")
+    tuner = _Tuner(args, target, target.server, limits, others)
+    tuner.refuse_short_budget()
+    with only_one(target), undone_at_end(tuner.end) as tuner.canceling:
+        tuner.say(_heading(args, limits, source))
+        result = tuner.tune()
+    if args.json:
+        print_json(result)
+    else:
+        print("\n".join(["", *textwrap.wrap(plain(result["sentence"]), 79)]))
+    return 0 if result["original"]["measured"] is not None else 1
+
+
+def _heading(args: argparse.Namespace, limits: Objectives, source: str) -> str:
+    goals = (
+        f"TTFT p99 {limits.ttft_p99_seconds:g}s, ITL p99 {limits.itl_p99_seconds:g}s, KV cache "
+        f"{percent(limits.kv_cache_usage)}, preemptions {percent(limits.preemption_rate)} ({source})"
+    )
+    what = f"{_NAMES[args.objective]}" + (f" with {goals}" if args.objective == GOODPUT else "")
+    text = f"{plain(args.server)}: {what}; at most {args.trials} trials in {duration(args.budget)}"
+    return "\n".join([*textwrap.wrap(text, 79), f"  {'':<44}{'PREDICTED':>14}{'MEASURED':>14}"])
+
+
+class _Tuner:
+    """One tuning of one server, whose flags are put back unless better ones were found."""
+
+    def __init__(
+        self, args: argparse.Namespace, target: Target, server: ServerView, limits: Objectives, others: bool
+    ) -> None:
+        self._args, self._target, self._limits, self._others = args, target, limits, others
+        self._fleet, self._name = target.fleet, server.name
+        self._workload = shaped(args, target.workload)
+        self._begin = time.monotonic()
+        self._original: Flags = dict(server.flags)
+        self._wanted: Flags = self._original
+        """The flags to end on."""
+        self._generation = server.generation
+        self._asked: tuple[ServerView, ServerView] | None = None
+        """While it is waited for a restart: the server before it, and as the verb has returned it."""
+        self.canceling = Canceling()
+        self._problem = ""
+        """Why the last measurement has no value."""
+        self._restart_seconds = 1.2 * self._start_seconds() + 4.0
+        self._ranking: Ranking | None = None
+        self._done: list[Trial] = []
+        self._trials: list[dict[str, Any]] = []
+
+    def say(self, text: str) -> None:
+        """Print a line for people."""
+        if not self._args.json:
+            self._progress("")
+            print(text, flush=True)
+
+    def refuse_short_budget(self) -> None:
+        """Raises UsageError if not even one trial fits."""
+        least = 2.5 * SHORTEST_SECONDS[self._args.objective] + 2 * self._restart_seconds + RANK_SECONDS
+        if self._args.budget < least:
+            raise UsageError(
+                f"--budget {duration(self._args.budget)} is too short: a restart takes about "
+                f"{duration(self._restart_seconds)}, and the least that says anything takes {duration(least)}"
+            )
+
+    @property
+    def _left(self) -> float:
+        budget: float = self._args.budget
+        return budget - (time.monotonic() - self._begin)
+
+    def tune(self) -> dict[str, Any]:
+        """Measure the server as it is, rank, try, and decide. Returns what ``--json`` prints."""
+        original = self._baseline()
+        if original is None:
+            return self._result(None, None, f"Nothing could be measured, so nothing was restarted: {self._problem}.")
+        self.say(self._row("original", "", original))
+        ranking = self._ranking = self._rank(original)
+        if not ranking.candidates:
+            tried = ranking.considered - ranking.refused
+            sentence = f"Of {tried} combinations none is predicted to be better by 2% or more: nothing was restarted."
+            return self._result(original, None, sentence)
+        while (following := self._next(original)) is not None:
+            candidate = ranking.candidates[following.place]
+            measured, problem = self._try(candidate, following.seconds, original)
+            self._done.append(Trial(following.place, measured))
+            self._trials.append(self._document(candidate, measured, problem))
+            expected = self._figure(self._expected(candidate, original)) + ("?" if candidate.outside else "")
+            self.say(self._row(_words(candidate.set), expected, measured, problem))
+            if candidate.outside and not any(candidate.outside == one["outside"] for one in self._trials[:-1]):
+                self.say(_indented(f"? a guess: {candidate.outside}"))
+        decision = decide(original, self._done, self._args.objective, self._gains())
+        if decision.significant and decision.place is not None:
+            self._wanted = {**self._original, **ranking.candidates[decision.place].set}
+        return self._result(original, decision, _sentence(self._args.objective, ranking, decision, self._done))
+
+    def end(self) -> None:
+        """Put the flags in place that are to stay; say so if it was canceled."""
+        canceled = isinstance(sys.exception(), KeyboardInterrupt)
+        if self._put_back() and canceled:
+            complain(f"canceled: {self._name} has its original flags")
+
+    def _put_back(self) -> bool:
+        """Returns whether the server has them."""
+        if self._asked is not None:
+            with contextlib.suppress(FleetError):  # it stops the server already
+                self._fleet.cancel_restart(self._name)
+            with contextlib.suppress(FleetError):  # removed meanwhile
+                self._generation = self._begun(*self._asked)[0].generation
+        server = self._fleet.snapshot().server(self._name)
+        if server is None or server.generation != self._generation:
+            return False  # somebody else has removed or restarted it: that stays
+        changes = flag_difference(server.flags, self._wanted)
+        if server.state in (State.STOPPING, State.STOPPED):
+            if not changes.empty:
+                complain(f"{self._name} was stopped by somebody else: it is left so, with the flags of a trial")
+            return False
+        if changes.empty and server.state is not State.FAILED:
+            return True
+        self.say(f"  restarting with the {'original' if self._wanted is self._original else 'better'} flags")
+        try:
+            problem = self._restart(changes)
+        except FleetError as error:
+            problem = str(error)
+        if problem:
+            complain(f"{self._name} does not have its flags back: {problem}")
+        return not problem
+
+    # -- what is measured ----------------------------------------------------------------------------------------------
+
+    def _baseline(self) -> Measured | None:
+        """The server as it is; for a goodput, then the traffic that predictions need."""
+        usable = self._args.budget - (self._args.trials + 1) * self._restart_seconds - RANK_SECONDS
+        seconds = max(SHORTEST_SECONDS[self._args.objective], usable * BASELINE_SHARE / (self._args.trials + 2))
+        measured = self._measure(seconds, None)
+        if measured is None or self._args.objective != GOODPUT:
+            return measured
+        pace = EVIDENCE_SHARE * measured.value
+        least, most = EVIDENCE_SECONDS
+        self._load(pace, min(most, max(least, EVIDENCE_REQUESTS / pace), max(least, 0.3 * seconds)))
+        return measured
+
+    def _measure(self, seconds: float, start: float | None) -> Measured | None:
+        """The objective's value with the present flags; None where there is none: then ``_problem`` says why.
+
+        Raises:
+            FleetError: somebody else has removed, restarted or stopped it.
+        """
+        self._problem = "too few of its requests were answered"
+        if self._args.objective == GOODPUT:
+            measured = self._goodput(seconds, start)
+        else:
+            answers: dict[int, Times] = {}
+            slices = _Slices(seconds)
+            pace = self._ttft_rate() if self._args.objective == TTFT else None
+            report = self._load(pace, seconds, answers, slices)
+            values = [one.ttft for _, one in sorted(answers.items())] if pace is not None else slices.rates
+            failed = report.failed > FAILED_SHARE * max(1, report.sent)
+            measured = None if failed else measured_mean(values)
+            if failed:
+                kind = max(report.failures, key=lambda one: report.failures[one], default="")
+                at = f" at {rate(pace, 'req')}" if pace is not None else ""
+                self._problem = f"{report.failed} of {report.sent} requests failed{at}{kind and ': '}{kind}"
+        self._server()
+        return measured
+
+    def _goodput(self, seconds: float, start: float | None) -> Measured | None:
+        from vllm_console.load.client import LoadError
+        from vllm_console.load.ramp import RampOptions, RampProgress, run_ramp, tried
+        from vllm_console.load.shape import Exact
+
+        def progress(one: RampProgress) -> None:
+            self._progress(f"{'warming up at' if one.warming_up else 'measuring'} {rate(one.rate, 'req')}")
+
+        try:
+            found = asyncio.run(
+                run_ramp(
+                    self._target.url,
+                    self._workload,
+                    self._limits,
+                    RampOptions((), start, seconds, self._args.seed, self._others),
+                    exact=Exact(self._args.input_tokens, self._args.output_tokens),
+                    lookup=self._target.lookup,
+                    on_progress=progress,
+                )
+            )
+        except LoadError as error:
+            self._server()
+            raise FleetError(str(error)) from error
+        if found.steps:
+            keep_ramp(self._target, self._name, found, self._limits)
+        if not found.complete:
+            self._server()
+            raise FleetError(found.sentence)
+        return measured_ceiling(tried(found.steps), seconds)
+
+    def _load(
+        self,
+        pace: float | None,
+        seconds: float,
+        answers: dict[int, Times] | None = None,
+        slices: _Slices | None = None,
+    ) -> LoadReport:
+        """Send traffic at a rate, or keep requests in flight, and wait for the probe to write what it saw."""
+        from vllm_console.load.client import LoadError
+        from vllm_console.load.run import LoadProgress, run_load
+        from vllm_console.load.shape import Exact
+
+        def progress(one: LoadProgress) -> None:
+            if slices is not None:
+                slices.add(one.elapsed, one.output_tokens)
+            self._progress(f"sending {rate(pace, 'req') if pace else f'{self._in_flight} at once'}")
+
+        try:
+            report = asyncio.run(
+                run_load(
+                    self._target.url,
+                    None,
+                    self._workload,
+                    pace,
+                    seconds,
+                    exact=Exact(self._args.input_tokens, self._args.output_tokens),
+                    max_in_flight=self._in_flight if pace is None else 1024,
+                    seed=self._args.seed,
+                    lookup=self._target.lookup,
+                    on_progress=progress,
+                    answers=answers,
+                )
+            )
+        except LoadError as error:
+            self._server()
+            raise FleetError(str(error)) from error
+        return report
+
+    @property
+    def _in_flight(self) -> int:
+        return self._workload.concurrency
+
+    def _ttft_rate(self) -> float:
+        """The rate at which TTFT is measured: as asked for, as recorded, or the preset's."""
+        from vllm_console.load.shape import suggested_rate
+
+        if self._args.rate is None:
+            recorded = [one.arrived_at for one in self._fleet.requests(self._name)]
+            span = max(recorded) - min(recorded) if recorded else 0.0
+            enough = len(recorded) >= FEWEST_RECORDED and span > 1.0
+            self._args.rate = len(recorded) / span if enough else suggested_rate(self._workload)
+        return float(self._args.rate)
+
+    # -- what is tried -------------------------------------------------------------------------------------------------
+
+    def _rank(self, original: Measured) -> Ranking:
+        goal = self._goal(original)
+        self._progress("predicting")
+        deadline = time.monotonic() + RECORD_SECONDS
+        while True:
+            try:
+                return self._fleet.rank_changes(self._name, goal)
+            except FleetError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    def _goal(self, original: Measured) -> TuneGoal:
+        from vllm_console.fleet.tuning import TuneGoal
+
+        objective = self._args.objective
+        pace = original.value if objective == GOODPUT else self._ttft_rate() if objective == TTFT else 0.0
+        return TuneGoal(objective, self._limits, pace, self._in_flight)
+
+    def _next(self, original: Measured) -> Any:
+        assert self._ranking is not None
+        return next_trial(
+            self._gains(),
+            self._done,
+            original,
+            self._args.objective,
+            trials=self._args.trials,
+            seconds_left=self._left,
+            restart_seconds=self._restart_seconds,
+        )
+
+    def _gains(self) -> list[float]:
+        """By which factor each candidate's value is predicted to differ."""
+        assert self._ranking is not None
+        return [one.predicted / self._ranking.original for one in self._ranking.candidates]
+
+    def _expected(self, candidate: Candidate, original: Measured) -> float:
+        """What is to be measured with a candidate: the measured original, better by what is predicted."""
+        assert self._ranking is not None
+        return original.value * candidate.predicted / self._ranking.original
+
+    def _try(self, candidate: Candidate, seconds: float, original: Measured) -> tuple[Measured | None, str]:
+        """Restart with a candidate's flags and measure; why it could not be measured, if so."""
+        server = self._server()
+        changes = flag_difference(server.flags, {**self._original, **candidate.set})
+        if not changes.empty or server.state is not State.READY:
+            self._progress(f"restarting with {_words(candidate.set)}")
+            if problem := self._restart(changes):
+                return None, problem
+        start = START_SHARE * self._expected(candidate, original) if self._args.objective == GOODPUT else None
+        measured = self._measure(seconds, start)
+        return measured, "" if measured is not None else self._problem
+
+    def _restart(self, changes: Changes) -> str:
+        """Restart and wait until it is ready. Returns why it did not, or came back with other flags.
+
+        Raises:
+            FleetError: somebody else has changed it.
+        """
+        began, before = time.monotonic(), self._server()
+        try:
+            with self.canceling.afterwards():
+                self._asked = before, self._fleet.restart(self._name, changes)
+        except FleetError as error:
+            return str(error)
+        server, asked_at = self._begun(*self._asked)
+        if did_not_happen(server, asked_at):
+            self._asked = None
+            return server.restart.sentence if server.restart is not None else "another restart took its place"
+        server = wait_until(self._fleet, self._name, settled, quiet=True, timeout=START_TIMEOUT)
+        self._generation, self._asked = server.generation, None
+        if server.rollback:
+            return server.rollback
+        if server.state is not State.READY:
+            return server.reason or f"it is {server.state}"
+        self._restart_seconds = max(self._restart_seconds, time.monotonic() - began)
+        return ""
+
+    def _begun(self, before: ServerView, asked: ServerView) -> tuple[ServerView, float | None]:
+        return wait_for_restart(self._fleet, before, asked, quiet=True, timeout=START_TIMEOUT)
+
+    def _server(self) -> ServerView:
+        """The server as it is now.
+
+        Raises:
+            FleetError: somebody else has removed, restarted or stopped it.
+        """
+        server = self._fleet.snapshot().server(self._name)
+        what = "removed" if server is None else "restarted" if server.generation != self._generation else "stopped"
+        if server is None or what == "restarted" or server.state in (State.STOPPING, State.STOPPED):
+            raise FleetError(f"{self._name} was {what} by somebody else meanwhile: it is left as it is now")
+        return server
+
+    def _start_seconds(self) -> float:
+        """How long its last start took."""
+        runs, _ = self._fleet.runs(self._name)
+        known = [one.ready_at - one.started_at for one in runs if one.ready_at is not None]
+        return known[0] if known else USUAL_START_SECONDS
+
+    # -- what is said --------------------------------------------------------------------------------------------------
+
+    def _progress(self, text: str) -> None:
+        if self._args.json or not sys.stderr.isatty() or not waited_for():
+            return
+        line = f"{text}; at most {duration(max(0.0, self._left))} left" if text else ""
+        print(f"{WIPE}{plain(line)}", end="", file=sys.stderr, flush=True)
+
+    def _row(self, words: str, expected: str, measured: Measured | None, problem: str = "") -> str:
+        found = _bounded(measured, self._figure) if measured is not None else "–"
+        row = f"  {plain(words):<44}{expected:>14}{found:>14}"
+        return "\n".join([row, _indented(problem)]) if problem else row
+
+    def _figure(self, value: float) -> str:
+        objective = self._args.objective
+        return latency(value) if objective == TTFT else rate(value, "req" if objective == GOODPUT else "tok")
+
+    def _document(self, candidate: Candidate, measured: Measured | None, problem: str) -> dict[str, Any]:
+        assert self._ranking is not None
+        return {
+            "set": dict(candidate.set),
+            "predicted": candidate.predicted,
+            "outside": candidate.outside or None,
+            "measured": None if measured is None else _measured(measured),
+            "run": None if problem else f"{self._name}@{self._generation}",
+            "problem": problem or None,
+        }
+
+    def _result(self, original: Measured | None, decision: Decision | None, sentence: str) -> dict[str, Any]:
+        ranking, improvement = self._ranking, decision.improvement if decision is not None else None
+        kept = self._wanted is not self._original
+        return {
+            "server": self._name,
+            "objective": self._args.objective,
+            "unit": _UNITS[self._args.objective],
+            "original": {
+                "predicted": ranking.original if ranking is not None else None,
+                "measured": None if original is None else _measured(original),
+            },
+            "considered": ranking.considered if ranking is not None else 0,
+            "refused": ranking.refused if ranking is not None else 0,
+            "trials": self._trials,
+            "improvement": None if improvement is None else msgspec.to_builtins(improvement),
+            "kept": dict(flag_difference(self._original, self._wanted).set) if kept else None,
+            "seconds": round(time.monotonic() - self._begin, 1),
+            "sentence": sentence,
+        }
+
+
+class _Slices:
+    """Tokens per second in slices of a load, without its first fifth, in which the batch fills."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until, self._slice = seconds, 0.8 * seconds / SLICES
+        self._edge, self._since, self._before = 0.2 * seconds, 0.0, -1
+        self.rates: list[float] = []
+
+    def add(self, elapsed: float, tokens: int) -> None:
+        """``tokens`` were generated by ``elapsed`` seconds."""
+        if elapsed < self._edge or elapsed > self._until:
+            return
+        if self._before >= 0:
+            self.rates.append((tokens - self._before) / (elapsed - self._since))
+        self._before, self._since = tokens, elapsed
+        self._edge = elapsed + self._slice
+
+
+def _measured(one: Measured) -> dict[str, Any]:
+    return {"value": one.value, "error": one.error, "bound": one.bound or None}
+
+
+def _bounded(one: Measured, form: Any) -> str:
+    mark = {"most": "<", "least": "≥"}.get(one.bound, "")
+    return f"{mark}{form(one.value)}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(textwrap.wrap(plain(text), 77, initial_indent="    ", subsequent_indent="    "))
+
+
+def _words(changed: Mapping[str, FlagValue]) -> str:
+    return ", ".join(f"{flag} {value}" for flag, value in changed.items())
+
+
+def _sentence(objective: str, ranking: Ranking, decision: Decision, done: list[Trial]) -> str:
+    """What came of it."""
+    name, tried = _NAMES[objective], len({one.place for one in done if one.measured is not None})
+    if not done:
+        return "No time was left for a trial: the original flags stay. A longer --budget tells more."
+    if not tried:
+        return "No trial could be measured: the original flags stay."
+    if decision.place is None or decision.improvement is None:
+        many = f"None of {tried} candidates" if tried > 1 else "The candidate that was tried"
+        return f"{many} was measured to be better: the original flags stay."
+    one, words = decision.improvement, _words(ranking.candidates[decision.place].set)
+    better = "lower" if objective == TTFT else "higher"
+    interval = f"{percent(one.low)} to {percent(one.high)}"
+    if decision.significant:
+        return f"{words} stays: its {name} is {percent(one.value)} {better} ({interval})."
+    return (
+        f"The original flags stay: with {words} the {name} was {percent(one.value)} {better}, which may be chance "
+        f"({interval}). A longer --budget tells more."
+    )

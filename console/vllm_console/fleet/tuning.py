@@ -1,0 +1,155 @@
+"""Which changes of a running server's batch sizes and memory share its own traffic predicts to be better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.fleet.predictions import evidence_of, limits_after, limits_of, present_run, reported_cache
+from vllm_console.fleet.verbs import FleetError
+from vllm_console.load.tune_search import GOODPUT, TTFT, Candidate, Set, combinations, ranked
+from vllm_console.prediction.capacity import Engine, held_rate, saturated_tokens, served
+from vllm_console.prediction.fit import fit, step_noise
+from vllm_console.prediction.predict import FAR
+from vllm_launchers.launch.details import unpack
+from vllm_launchers.vllm.flags.changes import Changes
+
+if TYPE_CHECKING:
+    from vllm_console.prediction.evidence import Evidence
+    from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits
+    from vllm_launchers.keeper.records import ServerRecord
+    from vllm_launchers.plan.model import Plan
+    from vllm_launchers.presets.model import Objectives
+    from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+
+_LOWEST_SHARE = 1 / 32
+"""Where the objectives hold at no rate as the server is, a rate this part of the expected one counts as its goodput."""
+
+_DECIDES = ("kv-cache-memory-bytes", "num-gpu-blocks-override")
+"""With one of these the share of memory has no effect on the KV cache."""
+
+
+class TuneGoal(msgspec.Struct, frozen=True):
+    """What is to get better: an objective of `tune_search`, the limits of a goodput, and the traffic that is sent.
+
+    ``rate`` (requests per second) is where a goodput is expected and at which TTFT is measured; ``in_flight`` is how
+    many requests are under way all the time while a throughput is measured.
+    """
+
+    objective: str
+    limits: Objectives
+    rate: float
+    in_flight: int
+
+
+class Ranking(msgspec.Struct, frozen=True):
+    """Candidates that are predicted to be better, the best first, and the objective's value as the server is.
+
+    Of ``considered`` combinations, ``refused`` would not start or are not modeled.
+    """
+
+    original: float
+    candidates: tuple[Candidate, ...]
+    considered: int
+    refused: int
+
+
+def rank_changes(
+    state: Path,
+    record: ServerRecord,
+    facts: ModelFacts | None,
+    plan_of: Callable[[Changes], Plan],
+    goal: TuneGoal,
+) -> Ranking:
+    """Predict every combination of batch sizes and memory shares around a running server's own.
+
+    ``plan_of`` plans its restart with a change. Takes from seconds to a minute.
+
+    Raises:
+        FleetError: too little is recorded, or it does not answer.
+    """
+    details = unpack(record.current.spec.details)
+    cache = reported_cache(record)
+    limits = limits_of(details.flags, details, facts, cache)
+    evidence, fitted_to = evidence_of(present_run(state, record), record.name, limits)
+    if evidence.flaw:
+        raise FleetError(f"{record.name}: the records don't hold the whole traffic: {evidence.flaw}")
+    before = plan_of(Changes())
+    utilization = None
+    if before.memory is not None and not any(flag in details.flags for flag in _DECIDES):
+        share = before.flags.get("gpu-memory-utilization")
+        utilization = float(share) if isinstance(share, int | float) else None
+    wanted = combinations(limits.scheduler.max_num_seqs, limits.scheduler.max_num_batched_tokens, utilization)
+    known = []
+    for change in wanted:
+        then = limits_after(details, facts, cache, before, plan_of(Changes(set=change)))
+        if not isinstance(then, str):
+            known.append((change, then))
+    original, candidates = predict_each(evidence, fitted_to, limits, known, goal)
+    return Ranking(original, candidates, len(wanted), len(wanted) - len(known))
+
+
+def predict_each(
+    evidence: Evidence,
+    fitted_to: Evidence,
+    limits: EngineLimits,
+    changes: Sequence[tuple[Set, EngineLimits]],
+    goal: TuneGoal,
+) -> tuple[float, tuple[Candidate, ...]]:
+    """The objective's value as a server of these ``limits`` is, and those ``changes`` that are predicted to be better.
+
+    The best comes first. ``fitted_to`` is the part of the ``evidence`` that the step cost is fitted to.
+    """
+    fitted = fit(fitted_to, limits)
+    cost, noise = fitted.costs[0], step_noise(fitted.start, evidence)
+    traffic = _at_one_per_second(evidence.arrivals)
+    original, _ = _value(goal, traffic, Engine(limits, cost, noise), evidence, goal.rate)
+    if original is None:
+        original = goal.rate * _LOWEST_SHARE
+    found = []
+    for change, then in changes:
+        value, outside = _value(goal, traffic, Engine(then, cost, noise), evidence, original, at_least=True)
+        if value is not None:
+            found.append(Candidate(change, value, outside))
+    return original, tuple(ranked(found, original, goal.objective))
+
+
+def _at_one_per_second(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """The same requests in the same order, one per second on average."""
+    seconds = arrivals[-1].at - arrivals[0].at
+    by = len(arrivals) / seconds
+    return [replace(one, at=(one.at - arrivals[0].at) * by) for one in arrivals]
+
+
+def _value(
+    goal: TuneGoal,
+    traffic: Sequence[Arrival],
+    engine: Engine,
+    evidence: Evidence,
+    near: float,
+    *,
+    at_least: bool = False,
+) -> tuple[float | None, str]:
+    """The objective's value with an engine, None if there is none, and why that is a guess."""
+    if goal.objective == GOODPUT:
+        value = held_rate(traffic, engine, goal.limits, near, at_least=at_least)
+        rate = value
+    elif goal.objective == TTFT:
+        rate = goal.rate
+        value = served(traffic, engine, goal.limits, rate).ttft or None
+    else:
+        value = saturated_tokens(traffic, engine, goal.in_flight) or None
+        return value, _guess(min(engine.limits.scheduler.max_num_seqs, goal.in_flight), evidence)
+    if value is None or rate is None:
+        return None, ""
+    return value, _guess(served(traffic, engine, goal.limits, rate).running, evidence)
+
+
+def _guess(running: int, evidence: Evidence) -> str:
+    if running > FAR * max(evidence.most_running, 1):
+        return f"up to {running} requests would run at once, and at most {evidence.most_running} were observed"
+    return ""

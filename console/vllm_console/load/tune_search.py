@@ -1,0 +1,321 @@
+"""Which flags a tuner tries next, for how long, and whether the best of them is better beyond chance. Pure.
+
+Candidates come ranked by prediction. The best few are measured, each after a restart; the best of these are measured
+again for longer (successive halving), until one is left. Every round gets the same share of the time that is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from statistics import NormalDist, fmean, stdev
+
+import msgspec
+
+from vllm_console.load.ramp_search import Tried, bracket, ceiling
+from vllm_console.runs.confidence import worth
+from vllm_launchers.vllm.flags.changes import FlagValue
+
+GOODPUT, TTFT, THROUGHPUT = "goodput", "ttft", "throughput"
+OBJECTIVES = (GOODPUT, TTFT, THROUGHPUT)
+
+REACH = 8
+"""Batch sizes are tried up to this multiple of the present ones. Smaller ones need no more memory: all are tried."""
+
+UTILIZATIONS = (0.85, 0.9, 0.92, 0.95)
+WORTH_TRYING = 1.02
+"""Candidates that are predicted to be better by less are not worth a restart."""
+
+ALIKE = 0.01
+"""Candidates whose predictions are this close behave alike: the one that changes less is tried."""
+
+SCATTER = 0.04
+"""Two measurements of the same flags differ by so much at least, as a relative standard error: the traffic of another
+time, and a machine that drifts between two starts."""
+
+RAMP_SCATTER, RAMP_SECONDS = 0.05, 900.0
+"""The same of ramps that take so many seconds, in virtual time (`tests/benchmarks/tune.py --scatter`); that of shorter
+ones grows with the square root."""
+
+PREDICTED = 0.15
+"""By so much predicted and measured improvements typically differ; among candidates that were measured to be nearly as
+good, the prediction decides."""
+
+CONFIDENCE = 0.95
+SHORTEST_SECONDS = {GOODPUT: 45.0, TTFT: 10.0, THROUGHPUT: 10.0}
+"""A shorter measurement says too little."""
+
+Set = Mapping[str, FlagValue]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """Flags to set, and the objective's value that is predicted with them. ``outside`` is why that is a guess."""
+
+    set: Set
+    predicted: float
+    outside: str = ""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """An objective's value and its relative standard error, what measurements of the same flags differ by included.
+
+    ``bound`` is ``most`` or ``least`` where only a bound of the value is known: no rate held, or all did.
+    """
+
+    value: float
+    error: float
+    bound: str = ""
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A candidate (its place in the ranking) that was tried; None if it could not be measured."""
+
+    place: int
+    measured: Measured | None
+
+
+class Next(msgspec.Struct, frozen=True):
+    """The candidate to try next, for how many seconds it is to be measured, and whether that takes a restart."""
+
+    place: int
+    seconds: float
+    restart: bool
+
+
+class Improvement(msgspec.Struct, frozen=True):
+    """By which share the objective's value gets better (0.2 is 20 %; less, for TTFT), with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The best candidate that was measured, by its place; None if none was better. Only a ``significant`` one stays."""
+
+    place: int | None
+    improvement: Improvement | None
+    significant: bool
+
+
+# -- candidates --------------------------------------------------------------------------------------------------------
+
+
+def combinations(seqs: int, batched: int, utilization: float | None) -> list[dict[str, FlagValue]]:
+    """What to set, for each combination of values that differs from these: powers of two around both batch sizes, and
+    more memory for the KV cache. ``utilization`` is None where it has no effect.
+    """
+    sequences = _around(seqs, 4, 2048)
+    tokens = _around(batched, 256, 32768)
+    shares = [] if utilization is None else [share for share in UTILIZATIONS if share > utilization]
+    found = []
+    for one, other, share in product(sequences, tokens, [utilization, *shares]):
+        if other < one:
+            continue  # vLLM refuses a step with fewer tokens than sequences
+        changed: dict[str, FlagValue] = {}
+        if one != seqs:
+            changed["max-num-seqs"] = one
+        if other != batched:
+            changed["max-num-batched-tokens"] = other
+        if share is not None and share != utilization:
+            changed["gpu-memory-utilization"] = share
+        if changed:
+            found.append(changed)
+    return found
+
+
+def _around(now: int, lowest: int, highest: int) -> list[int]:
+    powers = [1 << exponent for exponent in range(1, 17)]
+    near = {one for one in powers if lowest <= one <= min(highest, now * REACH)}
+    return sorted(near | {now})
+
+
+def ranked(candidates: Sequence[Candidate], original: float, objective: str) -> list[Candidate]:
+    """Those predicted to be better than the original flags, the best first; of those alike the one that changes least.
+
+    What is outside what the server has shown comes after what is not, where both are predicted to be as good.
+    """
+    sign = _sign(objective)
+    better = [one for one in candidates if _gain(sign, original, one.predicted) >= math.log(WORTH_TRYING)]
+    better.sort(key=lambda one: (-sign * one.predicted, len(one.set)))
+    found: list[Candidate] = []
+    while better:
+        first = better[0]
+        alike = [one for one in better if abs(math.log(one.predicted / first.predicted)) <= ALIKE]
+        found.append(min(alike, key=lambda one: (bool(one.outside), len(one.set), _size(one.set))))
+        better = better[len(alike) :]
+    return found
+
+
+def _size(changed: Set) -> float:
+    """The smaller of two batches that do the same needs less memory."""
+    return sum(float(value) for value in changed.values() if isinstance(value, int | float))
+
+
+# -- measurements ------------------------------------------------------------------------------------------------------
+
+
+def measured_ceiling(tried: Sequence[Tried], seconds: float) -> Measured | None:
+    """The goodput that a ramp of so many seconds has found: the highest rate at which the objectives hold.
+
+    None if it measured nothing.
+    """
+    if not tried:
+        return None
+    known, found = bracket(tried), ceiling(tried)
+    scatter = max(SCATTER, RAMP_SCATTER * math.sqrt(RAMP_SECONDS / seconds))
+    if known.low is None:
+        return Measured(min(one.rate for one in tried), scatter, "most")
+    if found is None or known.high is None:
+        return Measured(known.low, scatter, "least")
+    # Within an open bracket every rate is as likely.
+    error = found.error if found.error is not None else math.log(known.ratio) / math.sqrt(12)
+    rate = found.rate if found.error is not None else math.sqrt(known.low * known.high)
+    return Measured(rate, math.hypot(error, scatter))
+
+
+def measured_mean(values: Sequence[float]) -> Measured | None:
+    """The mean of values in the order of time, which may be correlated. None for fewer than five, or if it is zero."""
+    if len(values) < 5 or not (mean := fmean(values)) > 0:
+        return None
+    error = stdev(values) / math.sqrt(max(2.0, len(values) * worth(values))) / mean
+    return Measured(mean, math.hypot(error, SCATTER))
+
+
+def pooled(measurements: Sequence[Measured]) -> Measured | None:
+    """Several measurements of the same flags as one, weighted by their precision. Bounds count where nothing else is
+    known.
+    """
+    known = [one for one in measurements if not one.bound] or list(measurements[-1:])
+    if not known:
+        return None
+    weights = [one.error**-2 for one in known]
+    value = math.exp(sum(math.log(one.value) * by for one, by in zip(known, weights, strict=True)) / sum(weights))
+    return Measured(value, sum(weights) ** -0.5, known[0].bound)
+
+
+# -- the order of trials -----------------------------------------------------------------------------------------------
+
+
+def rounds(trials: int) -> list[int]:
+    """How many candidates each round measures, ``trials`` in all: two thirds in the first, and so on of the rest."""
+    first = trials - trials // 3
+    return [first, *rounds(trials // 3)] if trials // 3 else [first]
+
+
+def next_trial(
+    expected: Sequence[float],
+    done: Sequence[Trial],
+    original: Measured,
+    objective: str,
+    *,
+    trials: int,
+    seconds_left: float,
+    restart_seconds: float,
+) -> Next | None:
+    """The next of the ranked candidates; None at the end, or if no trial can end in ``seconds_left``.
+
+    ``expected`` is by which factor each one's value is predicted to differ from the original's.
+
+    ``restart_seconds`` is how long one may take; another one, which ends on the chosen flags, is kept in reserve.
+    """
+    sizes = rounds(trials)
+    sizes[0] = min(sizes[0], len(expected))
+    sizes = sizes if sizes[0] > 1 else sizes[:1]
+    pool, begin = list(range(sizes[0])), 0
+    for index, size in enumerate(sizes):
+        pool = (
+            pool
+            if not index
+            else _best(pool, done[:begin], original, objective, expected)[: min(size, (len(pool) + 1) // 2)]
+        )
+        part = [one.place for one in done[begin : begin + len(pool)]]
+        waiting = [place for place in pool if place not in part]
+        if not pool:
+            return None
+        if waiting:
+            return _timed(waiting, done, sizes[index:], seconds_left, restart_seconds, SHORTEST_SECONDS[objective])
+        begin += len(pool)
+    return None
+
+
+def _timed(
+    waiting: Sequence[int],
+    done: Sequence[Trial],
+    sizes: Sequence[int],
+    seconds_left: float,
+    restart_seconds: float,
+    shortest: float,
+) -> Next | None:
+    """The next of a round's candidates that wait, with its share of the time; first the one that runs already."""
+    running = done[-1].place if done and done[-1].measured is not None else -1
+    place = running if running in waiting else waiting[0]
+    restart = place != running
+    usable = seconds_left - restart_seconds
+    # Each later round gets as much time as this one, for fewer candidates.
+    share = usable / (len(waiting) + sizes[0] * (len(sizes) - 1))
+    seconds = share - (restart_seconds if restart else 0.0)
+    if seconds < shortest:
+        seconds = shortest
+    if usable < seconds + (restart_seconds if restart else 0.0):
+        return None
+    return Next(place, seconds, restart)
+
+
+def _best(
+    pool: Sequence[int], done: Sequence[Trial], original: Measured, objective: str, expected: Sequence[float]
+) -> list[int]:
+    """Those of a pool that were measured to be better than the original flags, the best first by what was measured and
+    predicted, each weighted by its precision.
+    """
+    sign = _sign(objective)
+    gains: dict[int, float] = {}
+    for place in pool:
+        one = _of(place, done)
+        if one is None or one.bound == "most" or (gain := _gain(sign, original.value, one.value)) <= 0:
+            continue
+        weight, prior = one.error**-2, PREDICTED**-2
+        gains[place] = (gain * weight + _gain(sign, 1.0, expected[place]) * prior) / (weight + prior)
+    return sorted(gains, key=lambda place: -gains[place])
+
+
+def _of(place: int, done: Sequence[Trial]) -> Measured | None:
+    return pooled([one.measured for one in done if one.place == place and one.measured is not None])
+
+
+# -- the decision ------------------------------------------------------------------------------------------------------
+
+
+def decide(original: Measured, done: Sequence[Trial], objective: str, expected: Sequence[float]) -> Decision:
+    """Which candidate is the best, and whether it is better than the original flags beyond chance.
+
+    The logarithm of the ratio of both values counts as normally distributed. The interval is widened for the number of
+    candidates that were tried (Bonferroni), since the best of several is also the luckiest. ``expected`` is as for
+    `next_trial`; it has a say in which is the best, and none in whether it is better.
+    """
+    tried = {one.place for one in done if one.measured is not None}
+    best = _best(sorted(tried), done, original, objective, expected)
+    if not best:
+        return Decision(None, None, significant=False)
+    after = _of(best[0], done)
+    assert after is not None
+    gain = _gain(_sign(objective), original.value, after.value)
+    reach = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / len(tried)) * math.hypot(original.error, after.error)
+    low, value, high = (_share(gain + by, objective) for by in (-reach, 0.0, reach))
+    # Of a server that held every rate, the goodput is higher by nobody knows how much.
+    known = original.bound != "least"
+    return Decision(best[0], Improvement(value, low, high), significant=known and low > 0)
+
+
+def _sign(objective: str) -> int:
+    return -1 if objective == TTFT else 1
+
+
+def _gain(sign: int, before: float, after: float) -> float:
+    return sign * math.log(after / before)
+
+
+def _share(gain: float, objective: str) -> float:
+    """A logarithm as a share: of how much more, or for TTFT of how much less."""
+    return 1 - math.exp(-gain) if objective == TTFT else math.exp(gain) - 1

@@ -1,0 +1,127 @@
+"""What an engine could serve, by replays of a traffic at other rates: the highest rate that meets the objectives. Pure.
+
+The same requests come in the same order at every rate and with all limits, so that two engines differ only in what they
+do with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
+from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
+from vllm_launchers.presets.model import Objectives
+
+ATTAINED = 0.99
+"""The objectives are 99th percentiles."""
+
+SETTLED = 0.2
+"""The first share of the requests fills the engine and is not judged."""
+
+_PRECISE = 1.01
+_WIDENED = 1.5
+_MOST_WIDENED = 24
+_MOST_QUEUE_GROWTH = 0.5
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """An engine to replay: its limits and its step cost."""
+
+    limits: EngineLimits
+    cost: StepCost
+    noise: StepNoise = NO_NOISE
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a traffic at one rate was served: mean TTFT in seconds, whether the objectives hold, and whether ITL's does.
+
+    ``running`` is the largest batch, ``prefill`` the most prompt tokens of a step.
+    """
+
+    ttft: float
+    holds: bool
+    itl_holds: bool
+    running: int
+    prefill: int
+
+
+def held_rate(
+    traffic: Sequence[Arrival], engine: Engine, objectives: Objectives, near: float, *, at_least: bool = False
+) -> float | None:
+    """The highest rate (requests per second) at which the objectives hold; ``near`` is where the search begins.
+
+    ``traffic`` has one request per second. None if they hold at no rate, or at all, and with ``at_least`` if they do
+    not hold at ``near``.
+    """
+    low = high = None
+    rate = near
+    for _ in range(_MOST_WIDENED):
+        if served(traffic, engine, objectives, rate).holds:
+            low, rate = rate, rate * _WIDENED
+        elif at_least and low is None:
+            return None
+        else:
+            high, rate = rate, rate / _WIDENED
+        if low is not None and high is not None:
+            break
+    if low is None or high is None:
+        return None
+    while high / low > _PRECISE:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if served(traffic, engine, objectives, middle).holds else (low, middle)
+    return low
+
+
+def served(traffic: Sequence[Arrival], engine: Engine, objectives: Objectives, rate: float) -> Outcome:
+    """How the traffic is served at ``rate`` requests per second."""
+    arrivals = [replace(one, at=one.at / rate) for one in traffic]
+    first = int(SETTLED * len(arrivals))
+    since, until = arrivals[first].at, arrivals[-1].at
+    found = replay_traffic(arrivals, engine.limits, engine.cost, engine.noise, since=since, until=until)
+    judged = [one for one in found.requests[first:] if one is not None]
+    complete = len(judged) == len(arrivals) - first
+    ttfts = [one.ttft_seconds for one in judged]
+    in_time = sum(value <= objectives.ttft_p99_seconds for value in ttfts)
+    itl_holds = _itl_holds(found, objectives)
+    holds = (
+        complete
+        and in_time >= ATTAINED * len(ttfts)
+        and itl_holds
+        and found.preemptions <= objectives.preemption_rate * len(judged)
+        and found.kv_usage <= objectives.kv_cache_usage * (until - since)
+        and not _queue_grows(ttfts, objectives)
+    )
+    mean = sum(ttfts) / len(ttfts) if ttfts else 0.0
+    return Outcome(mean, holds, itl_holds, max(found.batches, default=0), found.prefill_tokens)
+
+
+def _itl_holds(found: Replayed, objectives: Objectives) -> bool:
+    gaps = sum(count for _, count in found.intervals)
+    slow = sum(count for seconds, count in found.intervals if seconds > objectives.itl_p99_seconds)
+    return slow <= (1 - ATTAINED) * gaps
+
+
+def _queue_grows(ttfts: Sequence[float], objectives: Objectives) -> bool:
+    """Whether requests wait longer and longer, where the objective of TTFT is too wide to tell."""
+    third = len(ttfts) // 3
+    if not third:
+        return False
+    first, last = (sum(part) / third for part in (ttfts[:third], ttfts[-third:]))
+    return last - first > _MOST_QUEUE_GROWTH * objectives.ttft_p99_seconds
+
+
+def saturated_tokens(traffic: Sequence[Arrival], engine: Engine, in_flight: int) -> float:
+    """Tokens generated per second while ``in_flight`` requests are under way all the time."""
+    limits = engine.limits
+    running = min(limits.scheduler.max_num_seqs, in_flight)
+    limited = replace(limits, scheduler=replace(limits.scheduler, max_num_seqs=running))
+    together = [replace(one, at=0.0) for one in traffic]
+    whole = replay_traffic(together, limited, engine.cost, engine.noise)
+    # The end, when ever fewer requests run, is not judged.
+    ends = sorted(one.e2e_seconds for one in whole.requests if one is not None)
+    until = ends[max(0, len(ends) - running)] if len(ends) > running else ends[-1]
+    part = replay_traffic(together, limited, engine.cost, engine.noise, until=until)
+    return part.tokens / until

@@ -1,0 +1,107 @@
+"""A launch over several equal machines with vLLM's own multi-node flags: the request, its flags and its layout. Pure.
+
+Tensor parallelism, which exchanges data twice per layer, stays within a node. Pipeline stages cross nodes: only the
+activations of a step are sent there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from vllm_launchers.engine_model.gpus import Interconnect
+from vllm_launchers.plan.choices.inputs import PIPELINE, TENSOR, Choice, ChoiceInputs, Source
+from vllm_launchers.plan.choices.layout import Fit
+from vllm_launchers.plan.choices.pool import Pool
+from vllm_launchers.units import counted
+from vllm_launchers.vllm.flags.changes import FlagValue
+
+NODES, RANK, HEADLESS = "nnodes", "node-rank", "headless"
+MASTER_ADDR, MASTER_PORT = "master-addr", "master-port"
+NODE_FLAGS = (NODES, RANK, MASTER_ADDR, MASTER_PORT, HEADLESS)
+
+DEFAULT_PORT = 29501
+"""vLLM's own ``master-port``."""
+UNKNOWN_ADDRESS = "ADDRESS_OF_NODE_0"
+"""Stands in commands for an address that was not given."""
+
+UNLIMITED = Interconnect(math.inf, 0.0)
+"""A network that never makes a stage wait."""
+SENT_PER_STAGE = 2
+"""Tensors that a stage sends to the next: hidden states and residual (``IntermediateTensors`` of vLLM's models)."""
+
+
+class NodesRequest(msgspec.Struct, frozen=True):
+    """``count`` equal machines, of which this is number ``rank``. ``master_addr`` is node 0's address, empty if
+    unknown.
+
+    ``network_gbits`` is the bandwidth between two nodes in Gbit/s, in one direction; None if unknown.
+    """
+
+    count: int
+    rank: int = 0
+    master_addr: str = ""
+    master_port: int = DEFAULT_PORT
+    network_gbits: float | None = None
+
+    @property
+    def link(self) -> Interconnect:
+        """The network as the link from one pipeline stage to the next, which timing takes to send one tensor."""
+        if self.network_gbits is None:
+            return UNLIMITED
+        return Interconnect(self.network_gbits * 1e9 / 8 / SENT_PER_STAGE, 0.0)
+
+
+def flags_of_node(nodes: NodesRequest, rank: int) -> dict[str, FlagValue]:
+    """The multi-node flags of one node: all but the first serve no HTTP."""
+    flags: dict[str, FlagValue] = {
+        NODES: nodes.count,
+        RANK: rank,
+        MASTER_ADDR: nodes.master_addr or UNKNOWN_ADDRESS,
+        MASTER_PORT: nodes.master_port,
+    }
+    return flags | ({HEADLESS: True} if rank else {})
+
+
+_REASONS = {
+    NODES: "The model is spread over this many machines.",
+    RANK: "Each node has its own number; node 0 serves requests.",
+    MASTER_ADDR: "The address of node 0, which all nodes reach.",
+    MASTER_PORT: "The port of node 0 on which the nodes find each other.",
+    HEADLESS: "Only node 0 serves HTTP.",
+}
+
+
+def node_choices(nodes: NodesRequest) -> Iterator[Choice]:
+    """The multi-node flags of this node."""
+    for name, value in flags_of_node(nodes, nodes.rank).items():
+        yield Choice(name, value, _REASONS[name], Source.YOU if name == NODES else Source.CONSOLE)
+
+
+def layout_over_nodes(inputs: ChoiceInputs, found: Fit, pool: Pool) -> Iterator[Choice]:
+    """Tensor and pipeline parallel as found."""
+    layout, count = found.layout, inputs.nodes
+    local = layout.total // count
+    node = f"{counted(local, 'GPU')} of each of {count} nodes"
+    why = f"Weights and KV cache over {node}"
+    if not found.fits:
+        why = f"Even {node} have no room for the weights and one request of full length: closest fit"
+    if layout.tensor > 1:
+        inside = f"{layout.tensor} GPUs share each layer" + (" within a node" if layout.tensor <= local else "")
+        link = f", connected by {pool.link}" if pool.link and layout.tensor <= local else ""
+        yield Choice(TENSOR, layout.tensor, f"{why}: {inside}{link}.", Source.MACHINE)
+    else:
+        yield Choice(TENSOR, None, f"{why}: each layer is whole on one GPU.", Source.MACHINE)
+    if layout.pipeline > 1:
+        each = counted(layout.pipeline // count, "pipeline stage") if layout.pipeline >= count else "a part"
+        reason = f"{why}: {each} on each node, so that only activations cross the network, once per step."
+        tradeoff = "A single stream gets no faster, and stages idle while few requests run."
+        yield Choice(PIPELINE, layout.pipeline, reason, Source.MACHINE, tradeoff)
+
+
+def layout_on_cpu(inputs: ChoiceInputs) -> Choice:
+    """On the CPU build a node is one rank. Measured on 0.32.0: with pipeline stages the first request fails."""
+    reason = f"{inputs.nodes} nodes share each layer: with pipeline stages a CPU build's first request fails."
+    return Choice(TENSOR, inputs.nodes, reason, Source.MACHINE, "Every layer exchanges data over the network.")

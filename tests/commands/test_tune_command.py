@@ -1,0 +1,80 @@
+"""tune: what it refuses, that canceling restores the flags, and that what is measured to be better stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+WORDS = ("tune", "chat", "--objective", "throughput", "--trials", "1", "--input-p95", "200", "--output-p95", "40")
+
+
+def flags(program: Any) -> tuple[str, int, Any]:
+    server = program.json("status", "chat")
+    return server["state"], server["generation"], int(server["argv"][server["argv"].index("--max-num-seqs") + 1])
+
+
+def tuning(program: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "vllm_console", *WORDS, "--budget", "55s"], env=program.env, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_it_keeps_what_is_better_and_restores_what_is_canceled(program: Any) -> None:
+    program.json("start", "chatbot", "--engine", "simulated", "--name", "chat", "--wait", "--set", "max-num-seqs=4",
+                 "--env", "SIMULATED_SPEED=2")  # fmt: skip
+    program.json("start", "chatbot", "--engine", "simulated", "--name", "blind", "--wait", "--no-probe")
+    for words, said in {
+        ("blind",): "blind has no probe",
+        ("chat", "--budget", "10s"): "too short",
+        ("chat", "--rate", "2"): "--objective ttft",
+        ("nobody",): "nobody",
+        ("http://127.0.0.1:9",): "not the name of a server of yours",
+    }.items():
+        refused = program("tune", *words)
+        assert refused.returncode != 0, words
+        assert said in refused.stderr, words
+    assert flags(program) == ("ready", 1, 4)
+
+    running = tuning(program)
+    try:
+        deadline = time.monotonic() + 120
+        while flags(program)[1:] == (1, 4) and time.monotonic() < deadline and running.poll() is None:
+            time.sleep(0.2)
+        running.send_signal(signal.SIGTERM)
+        output, errors = running.communicate(timeout=120)
+    finally:
+        running.kill()
+    assert running.returncode not in (0, 1), (output, errors)
+    assert flags(program) == ("ready", 3, 4), (output, errors)
+    assert "canceled: chat has its original flags" in errors
+
+    done = program(*WORDS, "--budget", "55s", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["unit"] == "tokens/s"
+    assert result["considered"] > result["refused"]
+    (trial,) = result["trials"]
+    assert trial["run"] == "chat@4"
+    assert trial["predicted"] > result["original"]["predicted"]
+    assert trial["measured"]["value"] > result["original"]["measured"]["value"]
+    assert result["kept"] == trial["set"]
+    assert result["improvement"]["low"] > 0
+    assert flags(program) == ("ready", 4, trial["set"]["max-num-seqs"])
+    assert program("runs", "chat").stdout.count("chat@") == 4
+
+    running = tuning(program)
+    assert running.stdout is not None
+    try:
+        running.stdout.readline()
+        program("stop", "chat")
+        _, errors = running.communicate(timeout=120)
+    finally:
+        running.kill()
+    assert running.returncode == 1
+    assert "chat was stopped by somebody else meanwhile" in errors
+    assert "Traceback" not in errors

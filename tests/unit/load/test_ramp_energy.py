@@ -1,0 +1,74 @@
+"""What a step of a ramp says of energy: by readings from its first to its last sample, of the server's GPUs alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from vllm_console.history.energy import Tariff
+from vllm_console.load.energy import EnergyMeter
+from vllm_console.load.ramp import RampStep, conclude
+from vllm_console.load.ramp_search import StepOutcome
+from vllm_console.load.report import Latency
+from vllm_console.metrics.sample import EngineSample, Sample
+from vllm_launchers.host.gpu.host import Gpu, Holder, Host
+from vllm_launchers.presets.model import Objectives
+
+PID = 4100
+GOALS = Objectives(ttft_p99_seconds=1.0, itl_p99_seconds=1.0, kv_cache_usage=0.85, preemption_rate=0.02)
+
+
+def host(at: float, watts: float = 250.0) -> Host:
+    holders = (Holder(4101, ancestors=(PID,)),)
+    return Host(at=at, gpus=(Gpu(0, energy_mj=round(at * watts * 1000), used_by=holders), Gpu(1, used_by=())))
+
+
+def samples(seconds: int) -> list[Sample]:
+    return [Sample(100.0 + s, {"0": EngineSample(generation_tokens_total=50.0 * s)}) for s in range(seconds + 1)]
+
+
+def test_a_step_has_the_energy_of_its_measured_part_and_only_that() -> None:
+    seen = [host(at / 10) for at in range(950, 1400, 5)]
+    meter = EnergyMeter(PID, (0,), lambda: seen.pop(0), Tariff(0.36, "EUR"))
+    for _ in range(60):
+        meter.look()
+    found = meter.energy(samples(20))
+    assert found is not None
+    assert found.since == 100.0
+    assert found.per_output_token == pytest.approx(5.0)
+    assert found.document()["cost_per_million_output_tokens"] == pytest.approx(0.5)
+    assert meter.energy(samples(20)) is None, "what one step has seen is not the next one's"
+
+
+@pytest.mark.parametrize("gpus", [(0, 1), (1,)])
+def test_no_figure_where_the_server_was_given_other_gpus(gpus: tuple[int, ...]) -> None:
+    seen = [host(99.0 + step) for step in range(25)]
+    meter = EnergyMeter(PID, gpus, lambda: seen.pop(0))
+    for _ in range(24):
+        meter.look()
+    assert meter.energy(samples(20)) is None
+
+
+def test_nothing_is_said_where_nothing_is_read() -> None:
+    assert EnergyMeter(PID, (0,), lambda: None).energy(samples(20)) is None
+    late = [host(99.0 + step) for step in range(6, 25)]
+    meter = EnergyMeter(PID, (0,), lambda: late.pop(0))
+    for _ in range(18):
+        meter.look()
+    assert meter.energy(samples(20)) is None, "its beginning is missing"
+
+
+def test_the_result_has_that_of_the_step_near_the_ceiling() -> None:
+    seen = [host(99.0 + step) for step in range(25)]
+    meter = EnergyMeter(PID, (0,), lambda: seen.pop(0))
+    for _ in range(24):
+        meter.look()
+    energy, latency = meter.energy(samples(20)), Latency(count=10, p99=0.5)
+    steps = [
+        RampStep(
+            rate, 200, 200, 0, latency, latency, latency, 50.0, 0.5, 0.0, 0.0, StepOutcome(ok, 0.99, why), rate, known
+        )
+        for rate, ok, why, known in ((2.0, True, "", energy), (4.0, False, "ttft_p99_seconds", None))
+    ]
+    document = conclude(steps, GOALS, fixed=True).document()
+    assert document["energy"]["joules_per_output_token"] == pytest.approx(5.0)
+    assert ["energy" in step for step in document["steps"]] == [True, False]

@@ -1,0 +1,185 @@
+"""The tuner's search: which candidates, in which order and for how long, and when the best one is better."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from vllm_console.load.ramp_search import Tried
+from vllm_console.load.tune_search import (
+    GOODPUT,
+    SHORTEST_SECONDS,
+    THROUGHPUT,
+    TTFT,
+    Candidate,
+    Measured,
+    Next,
+    Trial,
+    combinations,
+    decide,
+    measured_ceiling,
+    measured_mean,
+    next_trial,
+    pooled,
+    ranked,
+    rounds,
+)
+
+ORIGINAL = Measured(2.0, 0.02)
+ALIKE = [1.0] * 9
+"""Predictions that say nothing."""
+
+
+def test_combinations_reach_around_the_present_values_and_never_have_fewer_tokens_than_sequences():
+    found = combinations(64, 2048, 0.9)
+    assert {} not in found
+    assert {"max-num-seqs": 8} in found
+    assert {"max-num-seqs": 512, "max-num-batched-tokens": 16384, "gpu-memory-utilization": 0.95} in found
+    assert all(one.get("max-num-seqs", 64) <= one.get("max-num-batched-tokens", 2048) for one in found)
+    assert {one.get("max-num-seqs") for one in found} == {None, 4, 8, 16, 32, 128, 256, 512}
+    assert {one["gpu-memory-utilization"] for one in found if "gpu-memory-utilization" in one} == {0.92, 0.95}
+    assert not any("gpu-memory-utilization" in one for one in combinations(64, 2048, None))
+    assert len({tuple(one.items()) for one in found}) == len(found)
+
+
+def test_only_what_is_predicted_to_be_better_is_tried_and_of_those_alike_the_smallest_change():
+    known, guess = {"max-num-seqs": 128}, {"max-num-seqs": 32}
+    found = ranked(
+        [
+            Candidate({"max-num-seqs": 256, "max-num-batched-tokens": 4096}, 3.01),
+            Candidate({"max-num-seqs": 256}, 3.0),
+            Candidate(known, 3.0),
+            Candidate(guess, 2.5, "a guess"),
+            Candidate({"max-num-seqs": 16}, 2.01),
+            Candidate({"max-num-seqs": 4}, 1.0),
+        ],
+        2.0,
+        GOODPUT,
+    )
+    assert [one.set for one in found] == [known, guess]
+    slower, faster = Candidate(known, 0.5), Candidate(guess, 0.1)
+    assert ranked([slower, faster], 0.4, TTFT) == [faster], "less is better"
+
+
+@pytest.mark.parametrize("trials", range(1, 30))
+def test_rounds_use_all_trials_and_become_smaller(trials):
+    sizes = rounds(trials)
+    assert sum(sizes) == trials
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def play(values, *, trials=4, seconds=1000.0, restart=20.0, objective=GOODPUT, count=None):
+    """Every trial of candidates whose measured values these are, until the search ends."""
+    done, left, steps = [], seconds, []
+    while True:
+        step = next_trial(
+            [1.0] * (count or len(values)),
+            done,
+            ORIGINAL,
+            objective,
+            trials=trials,
+            seconds_left=left,
+            restart_seconds=restart,
+        )
+        if step is None:
+            return steps, done, left
+        left -= step.seconds + restart * step.restart
+        steps.append(step)
+        value = values[step.place]
+        done.append(Trial(step.place, None if value is None else Measured(value, 0.01)))
+
+
+def test_the_best_few_are_measured_then_the_best_of_them_again_for_longer():
+    steps, _, left = play([2.4, 3.0, 2.6, 9.0])
+    assert [one.place for one in steps] == [0, 1, 2, 1]
+    assert steps[-1].seconds > 2 * steps[0].seconds
+    assert left >= 20.0, "the restart that ends on the chosen flags fits"
+
+
+def test_what_runs_already_is_measured_again_without_a_restart():
+    steps, _, _ = play([2.4, 2.6, 3.0])
+    assert (steps[-1].place, steps[-1].restart) == (2, False)
+    alone, _, _ = play([2.4])
+    assert alone == [Next(0, pytest.approx(960.0), restart=True)]
+
+
+def test_no_second_round_where_nothing_was_better_and_failures_count():
+    assert len(play([1.9, 1.5, 1.2])[0]) == 3
+    steps, done, _ = play([None, 3.0, None])
+    assert [one.place for one in steps] == [0, 1, 2, 1]
+    assert steps[-1].restart, "the trial that failed was rolled back"
+    assert decide(ORIGINAL, done, GOODPUT, ALIKE).place == 1
+
+
+def test_no_trial_begins_that_cannot_end_with_the_restart_after_it():
+    dice = random.Random(1)
+    for _ in range(300):
+        seconds, restart = dice.uniform(0, 600), dice.uniform(1, 120)
+        steps, _, left = play(
+            [dice.uniform(1.5, 4) for _ in range(6)], trials=dice.randint(1, 9), seconds=seconds, restart=restart
+        )
+        assert not steps or left >= restart - 1e-6
+        assert all(one.seconds >= SHORTEST_SECONDS[GOODPUT] for one in steps)
+
+
+def test_better_by_more_than_measurements_scatter_is_significant_and_less_is_not():
+    def decision(value, error=0.04, trials=1):
+        others = [Trial(place, Measured(1.0, error)) for place in range(1, trials)]
+        return decide(Measured(2.0, error), [Trial(0, Measured(value, error)), *others], GOODPUT, ALIKE)
+
+    clear, slight = decision(3.0), decision(2.1)
+    assert clear.significant
+    assert clear.improvement.value == pytest.approx(0.5)
+    assert 0 < clear.improvement.low < 0.5 < clear.improvement.high
+    assert slight.place == 0
+    assert not slight.significant
+    assert decision(1.9).place is None
+    assert decision(3.0, trials=5).improvement.low < clear.improvement.low, "the best of several is also the luckiest"
+
+
+def test_the_same_flags_are_rarely_called_better():
+    dice, wrong = random.Random(2), 0
+    for _ in range(1000):
+        original = Measured(2.0 * math.exp(dice.gauss(0, 0.04)), 0.04)
+        done = [Trial(place, Measured(2.0 * math.exp(dice.gauss(0, 0.04)), 0.04)) for place in (0, 1, 2, 0)]
+        wrong += decide(original, done, GOODPUT, ALIKE).significant
+    assert wrong <= 50
+
+
+def test_of_those_measured_to_be_nearly_as_good_the_prediction_chooses():
+    done = [Trial(0, Measured(3.0, 0.1)), Trial(1, Measured(3.1, 0.1)), Trial(2, Measured(9.0, 0.1))]
+    assert decide(ORIGINAL, done[:2], GOODPUT, [1.6, 1.2]).place == 0
+    assert decide(ORIGINAL, done[:2], GOODPUT, [1.5, 1.5]).place == 1
+    assert decide(ORIGINAL, done, GOODPUT, [1.6, 1.2, 1.1]).place == 2, "what is far better needs no prediction"
+    assert decide(ORIGINAL, [Trial(0, Measured(1.9, 0.1))], GOODPUT, [2.0]).place is None
+
+
+def test_less_time_to_the_first_token_is_better_and_its_improvement_is_a_share_of_it():
+    found = decide(Measured(0.4, 0.01), [Trial(0, Measured(0.1, 0.01)), Trial(1, Measured(0.9, 0.01))], TTFT, ALIKE)
+    assert (found.place, found.significant) == (0, True)
+    assert found.improvement.value == pytest.approx(0.75)
+
+
+def test_bounds_are_not_taken_for_values():
+    no_rate_held, all_held = Measured(3.0, 0.1, "most"), Measured(2.0, 0.1, "least")
+    assert decide(ORIGINAL, [Trial(0, no_rate_held)], GOODPUT, ALIKE).place is None
+    assert not decide(all_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT, ALIKE).significant
+    assert decide(no_rate_held, [Trial(0, Measured(9.0, 0.01))], GOODPUT, ALIKE).significant
+
+
+def test_measurements():
+    assert measured_ceiling([], 900.0) is None
+    assert measured_ceiling([Tried(2.0, False, "queue"), Tried(1.0, False, "queue")], 900.0) == Measured(
+        1.0, 0.05, "most"
+    )
+    assert measured_ceiling([Tried(2.0, True), Tried(4.0, True)], 225.0) == Measured(4.0, 0.1, "least")
+    found = measured_ceiling([Tried(2.0, True), Tried(4.0, False, "queue")], 900.0)
+    assert found.value == pytest.approx(math.sqrt(8))
+    assert 0.1 < found.error < 0.3
+    assert measured_mean([1.0] * 4) is None
+    assert measured_mean([9.0, 10.0, 11.0] * 10).value == pytest.approx(10.0)
+    twice = pooled([Measured(2.0, 0.01), Measured(2.0, 0.01)])
+    assert twice.error < pooled([Measured(2.0, 0.01)]).error
+    assert decide(Measured(100.0, 0.01), [Trial(0, Measured(150.0, 0.01))], THROUGHPUT, ALIKE).significant

@@ -1,0 +1,53 @@
+"""What an engine could serve at other rates, next to what its step cost comes to by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from vllm_console.prediction.capacity import Engine, held_rate, saturated_tokens, served
+from vllm_launchers.engine_model.scheduler import SchedulerLimits
+from vllm_launchers.engine_model.step_cost import StepCost
+from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits
+from vllm_launchers.presets.model import Objectives
+
+GOALS = Objectives(1.0, 0.1, 0.9, 0.02)
+COST = StepCost(0.02, per_token=0.0001)
+dice = random.Random(3)
+TRAFFIC = tuple(Arrival(at, 200, 50) for at in sorted(dice.uniform(0, 300) for _ in range(300)))
+
+
+def engine(seqs: int = 16, *, blocks: int = 4000, batched: int = 2048) -> Engine:
+    return Engine(EngineLimits(SchedulerLimits(seqs, batched, 4096, 16), blocks, prefix_caching=False), COST)
+
+
+def test_the_highest_rate_holds_and_a_higher_one_does_not():
+    rate = held_rate(TRAFFIC, engine(), GOALS, 1.0)
+    assert rate is not None
+    assert served(TRAFFIC, engine(), GOALS, rate).holds
+    assert not served(TRAFFIC, engine(), GOALS, 1.05 * rate).holds
+    assert held_rate(TRAFFIC, engine(), GOALS, 50.0) == pytest.approx(rate, rel=0.02)
+
+
+def test_more_sequences_serve_more_until_the_kv_cache_is_full():
+    few, many = (held_rate(TRAFFIC, engine(seqs), GOALS, 1.0) for seqs in (4, 32))
+    assert few < many
+    tight = held_rate(TRAFFIC, engine(32, blocks=100), GOALS, 1.0)
+    assert tight < many
+
+
+def test_an_objective_that_no_rate_meets():
+    assert held_rate(TRAFFIC, engine(), Objectives(1.0, 0.01, 0.9, 0.02), 1.0) is None
+
+
+def test_requests_longer_than_the_context_are_never_held():
+    long = (*TRAFFIC[:-1], Arrival(TRAFFIC[-1].at, 5000, 50))
+    assert not served(long, engine(), GOALS, 0.1).holds
+
+
+def test_saturated_throughput_follows_from_batch_and_step_time():
+    traffic = tuple(Arrival(one.at, 1, 50) for one in TRAFFIC)
+    for seqs, in_flight in ((16, 64), (64, 16)):
+        found = saturated_tokens(traffic, engine(seqs), in_flight)
+        assert found == pytest.approx(16 / (0.02 + 16 * 0.0001), rel=0.05)

@@ -1,0 +1,112 @@
+"""Predictions from ``/metrics`` alone: what is reconstructed agrees with it, its predictions hold, and it is refused
+where it would not be the traffic that there was."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fakes.virtual_records import Recorded, record, traffic
+from vllm_console.prediction.evidence import Evidence, NoEvidenceError, gather
+from vllm_console.prediction.fit import fit
+from vllm_console.prediction.predict import Change, Estimates, predict
+from vllm_console.prediction.reconstruct import reconstruct
+
+BASE = "--max-num-seqs 48 --max-model-len 4096"
+COUNT = 200
+
+
+@cache
+def recorded(line: str = BASE, **more: Any) -> Recorded:
+    return record(line, traffic(COUNT, 2.0, seed=5, **more), sampled=True)
+
+
+def rebuilt(one: Recorded, **more: Any) -> Evidence:
+    limits = one.limits.scheduler
+    return reconstruct(one.samples, limits.max_num_batched_tokens, limits.max_model_len, **more)
+
+
+def exact(one: Recorded) -> Evidence:
+    limits = one.limits.scheduler
+    return gather(one.requests, one.steps, limits.block_size, limits.max_num_batched_tokens)
+
+
+def test_what_is_reconstructed_agrees_with_the_metrics():
+    one = recorded()
+    found = rebuilt(one)
+    assert len(found.arrivals) == COUNT
+    for name in ("prompt_tokens", "output_tokens"):
+        seen = sum(getattr(request, name) or 0 for request in one.requests)
+        assert sum(getattr(request, name) for request in found.arrivals) == pytest.approx(seen, rel=0.02), name
+    came = sorted(request.arrived_at for request in one.requests)
+    at = [found.arrivals[place].at - found.arrivals[0].at for place in range(COUNT)]
+    apart = [abs(at[place] - (came[place] - came[0])) for place in range(COUNT)]
+    assert max(apart) < 2.5, "samples come once a second"
+    known = exact(one).observed
+    for latency in ("ttft_seconds", "itl_seconds", "e2e_seconds"):
+        mean = getattr(known, latency).mean
+        assert getattr(found.observed, latency).mean == pytest.approx(mean, rel=0.1)
+    assert not found.flaw
+
+
+def test_another_seed_is_another_traffic():
+    one, other = rebuilt(recorded(), seed=1), rebuilt(recorded(), seed=2)
+    assert one.arrivals != other.arrivals
+    assert sum(a.prompt_tokens for a in one.arrivals) == pytest.approx(
+        sum(a.prompt_tokens for a in other.arrivals), rel=0.02
+    )
+
+
+def widths(found: Estimates) -> dict[str, float]:
+    every = {name: getattr(found, name).mean for name in ("ttft_seconds", "itl_seconds", "e2e_seconds")}
+    return {name: (one.high - one.low) / one.value for name, one in every.items()}
+
+
+def test_its_prediction_holds_and_is_less_certain_than_the_probes():
+    one, then = recorded(), recorded(f"{BASE} --max-num-batched-tokens 256")
+    change = Change(one.limits, then.limits)
+    cases = [(rebuilt(one, seed=seed), fit(rebuilt(one, seed=seed, most=100), one.limits)) for seed in range(3)]
+    found = predict(*cases[0], change, cases[1:])
+    assert not found.outside
+    known = exact(one)
+    by_probe = predict(known, fit(known, one.limits), change)
+    truth = exact(then).observed
+    for name in ("ttft_seconds", "itl_seconds", "e2e_seconds"):
+        estimate, value = getattr(found.predicted, name).mean, getattr(truth, name).mean
+        assert estimate.low <= value <= estimate.high, name
+        assert estimate.value == pytest.approx(value, rel=0.25), name
+        assert widths(found.predicted)[name] > widths(by_probe.predicted)[name], name
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "why"),
+    [
+        (f"{BASE} --num-gpu-blocks-override 300", {}, "preempted"),
+        (BASE, {"shared": 512}, "prefix cache matters"),
+    ],
+)
+def test_what_metrics_do_not_tell_is_refused(line, more, why):
+    one = recorded(line, **more)
+    assert why in rebuilt(one).flaw
+    change = Change(one.limits, replace(one.limits, blocks=one.limits.blocks + 1))
+    evidence = rebuilt(one)
+    assert why in predict(evidence, fit(rebuilt(recorded()), one.limits), change).outside
+
+
+def test_too_little_is_no_evidence():
+    one = recorded()
+    limits = one.limits.scheduler
+    for samples, why in (
+        (one.samples[:5], "a prediction needs at least 30"),
+        ((), "only 0 requests"),
+        ([replace(each, engines={**each.engines, "1": each.engines["0"]}) for each in one.samples], "several engines"),
+        (
+            [replace(each, engines={"0": replace(each.engines["0"], histograms={})}) for each in one.samples],
+            "lack what",
+        ),
+    ):
+        with pytest.raises(NoEvidenceError, match=why):
+            reconstruct(samples, limits.max_num_batched_tokens, limits.max_model_len)
