@@ -212,6 +212,9 @@ OVERLOADED = 0.1
 """From this share of misses on, a failed step says only that its rate is too high: its queue grew, and with it the
 share of misses, for as long as the step took."""
 
+CLOSE, SURE_STEPS = 1.05, 2
+"""So many steps have to hold this close below a bisected ceiling: one may have been lucky."""
+
 _LOGIT = math.log((1 - ATTAINED) / ATTAINED)
 _SLOPE, _SLOPE_SPREAD, _LEVEL_SPREAD = 10.0, 5.0, 3.0
 """Prior of how the log-odds of a miss rise with the logarithm of the rate, and of their value amid the bracket."""
@@ -287,7 +290,8 @@ def next_step(tried: Sequence[Tried], start: float, lowest: float, highest: floa
 
     Near the ceiling a single step cannot tell a rate that holds from one that fails: misses come in bursts. So from
     there on each step is at the ceiling as estimated from all of them, until the estimate is precise. A ceiling that
-    is not due to latencies (a full KV cache, preemptions) is bisected to the end.
+    is not due to latencies (a full KV cache, preemptions), or beyond which a queue grows, is bisected to the end, where
+    a rate counts that held more than once.
     """
     known = bracket(tried)
     if known.low is None or known.high is None:
@@ -297,7 +301,10 @@ def next_step(tried: Sequence[Tried], start: float, lowest: float, highest: floa
         return Next(math.sqrt(known.low * known.high))
     found = ceiling(tried)
     if found is None or found.error is None:
-        return Next(math.sqrt(known.low * known.high), full=True) if known.ratio > 1 + TOLERANCE else None
+        if known.ratio > 1 + TOLERANCE:
+            return Next(math.sqrt(known.low * known.high), full=True)
+        held = sum(1 for one in tried if one.ok and known.low / CLOSE <= one.rate <= known.low)
+        return Next(known.low, full=True) if held < SURE_STEPS else None
     if found.error <= PRECISE:
         return None
     return Next(found.rate, full=True)
@@ -340,7 +347,7 @@ def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
     bounds += [
         one.rate for one in used if one.rate >= high and not one.ok and any(map(_overloaded, (one.ttft, one.itl)))
     ]
-    return lowest if lowest.rate < min(bounds, default=math.inf) else by_bracket
+    return lowest if lowest.rate * CLOSE <= min(bounds, default=math.inf) else by_bracket
 
 
 def _overloaded(shares: tuple[float, float]) -> bool:
