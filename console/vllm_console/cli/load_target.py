@@ -87,8 +87,8 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
         without = f" without {flag}" if server.port and flag else ""
         raise RefusedError(f"{server.name} was started by {owner} outside this console: nothing is sent to it{without}")
     if server.state not in (State.READY, State.UNRESPONSIVE):
-        why = server.reason or "Try again when it is."
-        raise FleetError(f"{server.name} is {server.state_text}, not ready. {why}")
+        why = f": {server.reason}" if server.reason else ". Try again when it is."
+        raise FleetError(f"{server.name} is {server.state_text}, not ready{why}")
     folder = Path(server.folder) if server.folder else None
     workload = _workload(args, fleet, server.workload)
     if server.attached is not None:

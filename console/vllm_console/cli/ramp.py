@@ -196,7 +196,7 @@ def only_one(target: Target, rate: float | None = None) -> Iterator[None]:
         try:
             lock(opened, 0.0)
         except OSError as error:
-            raise RefusedError(f"a measurement runs on {_name(target)} already") from error
+            raise RefusedError(f"a measurement of {_name(target)} is already running") from error
         with noted(target.folder, rate, MOST_SECONDS):
             yield
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -269,8 +269,10 @@ class AttachedServers:
         self._checked.pop(name, None)
         return name
 
-    def detach(self, name: str, removed: RemovedServers) -> tuple[ServerRecord, bool]:
+    def detach(self, name: str, removed: RemovedServers, hosts: Sequence[str] = ()) -> tuple[ServerRecord, bool]:
         """Forget an endpoint; its history is kept for replays. Returns its last record, and whether there is any.
+
+        ``hosts`` are attached machines, which the error names, too.
 
         Raises:
             FleetError: its recorder does not end, or its history can't be kept.
@@ -288,7 +290,7 @@ class AttachedServers:
             with contextlib.suppress(BadNameError):
                 if client.exists(self._state, name):
                     raise RefusedError(f"{name} is a server of your own: 'vllm-console remove {name}' removes it")
-            known = ", ".join(record.name for record in self.read()[0]) or "none"
+            known = ", ".join([*(record.name for record in self.read()[0]), *hosts]) or "none"
             raise NotFoundError(f"no endpoint is attached as '{plain(name)}'; attached: {known}")
         if (watched := self._watched.pop(name, None)) is not None:
             watched.close()

@@ -870,11 +870,13 @@ class LocalFleet:
             RefusedError: this console is read-only, or it is no attached endpoint.
         """
         self._refuse_read_only()
-        if (self._state / HOSTS).exists() and self._hosts.detach(name):
+        with_hosts = (self._state / HOSTS).exists()
+        if with_hosts and self._hosts.detach(name):
             return False
         self._recorder.catch_up()
         self.snapshot()  # enters its runs
-        record, kept = self._attached.detach(name, self._removed)
+        hosts = [host.name for host in self._hosts.hosts()] if with_hosts else []
+        record, kept = self._attached.detach(name, self._removed, hosts)
         self._recorder.enter(record)
         return kept
 

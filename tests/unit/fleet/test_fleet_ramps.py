@@ -58,8 +58,8 @@ def test_events_become_steps_limits_and_a_result(ramps: Callable[[str], Ramps], 
 
 
 def test_one_that_could_not_begin_says_why(ramps: Callable[[str], Ramps]) -> None:
-    began = ramps("echo 'vllm-console: a measurement runs on chat already' >&2; exit 4")
-    assert ended(began).problem == "a measurement runs on chat already"
+    began = ramps("echo 'vllm-console: a measurement of chat is already running' >&2; exit 4")
+    assert ended(began).problem == "a measurement of chat is already running"
 
 
 def test_that_a_server_serves_others_is_no_problem_but_a_question(ramps: Callable[[str], Ramps]) -> None:

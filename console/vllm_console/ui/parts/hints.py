@@ -28,7 +28,7 @@ STEPS = (
     Step("findings", "{key} shows the findings of {name}: figures, cause, fixes"),
     Step("stage_fix", "{key} stages the best fix; its trade-off is shown"),
     Step("restart", "{key}, then y, restarts {name} with the change"),
-    Step("compare", "{key} compares the runs once a verdict stands above"),
+    Step("compare", "{key} compares the runs when a verdict is shown above"),
 )
 NOTHING_FOUND = "findings appear above the charts; wait for a rush"
 

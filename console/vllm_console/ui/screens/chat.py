@@ -55,9 +55,9 @@ READY = (State.READY, State.UNRESPONSIVE)
 
 _OPTIONS = {
     "system prompt": "how the model shall answer",
-    "temperature": "0 to 2; 0 takes the likeliest token; empty: the model's own",
-    "max tokens": "ends the answer after so many; empty: the server's limit",
-    "stop": "ends the answer before one of these texts; | between several, \\n for a line end",
+    "temperature": "0 to 2, 0 is greedy; empty: the model's own",
+    "max tokens": "of an answer; empty: the server's limit",
+    "stop": "texts that end it, with | between; \\n: line end",
     "raw text": "continue the text without a chat template, as for a base model",
 }
 

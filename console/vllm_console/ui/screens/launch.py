@@ -68,7 +68,7 @@ MANY = 10_000
 
 
 NO_VLLM = (
-    "No vLLM was found: this starts the simulated engine (no GPU, no answers). "
+    "No vLLM was found: this starts the simulated engine (no GPU, no real answers). "
     "For a real one: 'vllm-console engines install', or set vllm in config.toml."
 )
 """Stands below as long as the simulated engine is what would start for want of a real one. It starts at a key
