@@ -9,8 +9,9 @@ from vllm_console.fleet.snapshot import Changes
 from vllm_console.ui.terminal.lines import LineView, clickable, line
 
 
-def place(c, text):
-    """Where a text stands on the screen: its first cell."""
+async def place(c, text):
+    """Where a text stands on the screen, once it does: its first cell."""
+    await c.sees(text)
     for y, row in enumerate(c.text.splitlines()):
         if text in row:
             return row.index(text), y
@@ -18,7 +19,7 @@ def place(c, text):
 
 
 async def click(c, text, **more):
-    await c.pilot.click(offset=place(c, text), **more)
+    await c.pilot.click(offset=await place(c, text), **more)
 
 
 async def test_the_bar_of_panes_shows_one_large_and_all_again(console, fakes):
@@ -72,7 +73,7 @@ async def test_a_pair_of_keys_has_two_places(console, fakes):
         await click(c, "[ ] seq")
         await c.sees("--max-num-seqs 256 → 128")
         await click(c, "esc drop all")
-        x, y = place(c, "[ ] seq")
+        x, y = await place(c, "[ ] seq")
         await c.pilot.click(offset=(x + 2, y))
         await c.sees("--max-num-seqs 256 → 512")
 
@@ -106,7 +107,7 @@ async def test_a_choice_is_taken_by_a_click(console, fakes):
 async def test_what_is_under_the_mouse_is_underlined(console, fakes):
     async with console(fakes.chat) as c:
         footer = c.app.operations._footer
-        await c.pilot.hover(offset=place(c, "d describe"))
+        await c.pilot.hover(offset=await place(c, "d describe"))
         await c.until(lambda: footer._hovered == (0, "screen.describe"))
         (strip,) = footer.render_lines(footer.size.region)
         assert "".join(text for text, style, _ in strip if style is not None and style.underline) == "d describe"
@@ -116,7 +117,7 @@ async def test_what_is_under_the_mouse_is_underlined(console, fakes):
 
 async def test_what_is_selected_with_the_mouse_is_copied(console, fakes):
     async with console(fakes.chat, size=(120, 40)) as c:
-        x, y = place(c, "gpubox")
+        x, y = await place(c, "gpubox")
         await c.pilot.mouse_down(offset=(x, y))
         await c.pilot.hover(offset=(x + 6, y))
         await c.pilot.mouse_up(offset=(x + 6, y))
@@ -194,7 +195,7 @@ async def test_a_fix_is_picked_by_a_click_and_staged_by_two(console, fakes):
 
 async def test_keys_in_the_pane_of_a_failed_server(console, fakes):
     async with console(fakes.diagnosed) as c:
-        x, y = place(c, "f fix   i findings")
+        x, y = await place(c, "f fix   i findings")
         await c.pilot.click(offset=(x, y))
         await c.sees("staged  --max-model-len 131072 → 40960")
 
