@@ -1,15 +1,16 @@
-"""What the probe costs a real vLLM at full load: two servers, one with it and one without, loaded in turn.
+"""What the probe costs a real vLLM at full load: one server, whose probe is switched on and off between batches.
 
-    python tests/benchmarks/probe_cost.py --vllm PATH --model FOLDER [--rounds 9]
+    python tests/benchmarks/probe_cost.py --vllm PATH --model FOLDER [--rounds 100]
 
-Real vLLM on the CPU, one thread for its engine. Both servers run all the time, so that a machine that gets slower does
-so for both. In each round both get the same batch of prompts, in an order that changes; the batch is as large as they
-run at once. The one without is loaded once more per round: what differs then is noise. Printed are medians over the
-rounds, with the smallest and the largest:
+Real vLLM on the CPU, one thread for its engine, in one process with its API server, so that the probe's threads take
+their time from the engine. Every batch is the same, as large as the server runs at once. A round is four of them: with
+the probe, without, without, with; or the other way round. So a machine that gets slower does so for both. A plugin of
+this script decides for each step whether the probe is called. Printed are, with 95% intervals by
+resampling the pairs:
 
 - tokens per second with the probe, of those without (objective: at least 0.99)
-- CPU time of the API server's process, in which the probe runs, with and without
-- both again for two loads of the server without it
+- CPU time of the server's process with the probe, of that without
+- both for the two alike amid each round: the noise
 - apart from that, how long a step's record takes in vLLM's thread and in the writing one, with so many requests at once
 - how many records were written, and how many were lost
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import tempfile
 import time
@@ -33,10 +35,27 @@ from harness import Bench, bench, cpu_seconds, median
 from vllm_console.history.probe_records import ProbeReader
 from vllm_launchers.probe.plugin.vllm_console_probe import Probe, Recorder
 
-WITH, WITHOUT = "with", "without"
-PORTS = {WITH: 8491, WITHOUT: 8492}
+NAME, PORT = "probed", 8491
 PROMPT_TOKENS = 64
 RECORDS, REPEATS = 10_000, 5
+RESAMPLED = 4_000
+
+SWITCH = "VLLMCONSOLE_PROBE_SWITCH"
+SWITCHING = f"""
+import mmap, os
+
+def register():
+    try:
+        import vllm_console_probe
+    except ImportError:
+        return
+    with open(os.environ["{SWITCH}"], "r+b") as file:
+        switch = mmap.mmap(file.fileno(), 1)
+    record = vllm_console_probe.Probe.record
+    if record.__name__ == "record":
+        vllm_console_probe.Probe.record = lambda self, *stats: record(self, *stats) if switch[0] else None
+"""
+"""A general plugin of vLLM: the byte in a file decides whether the probe is called."""
 
 
 class Load(NamedTuple):
@@ -51,26 +70,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", required=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--batch", type=int, default=32, help="requests at once")
-    parser.add_argument("--tokens", type=int, default=300, help="tokens that each generates")
+    parser.add_argument("--tokens", type=int, default=60, help="tokens that each generates")
     args = parser.parse_args()
     isolated()
-    with bench() as box:
+    with bench() as box, tempfile.TemporaryDirectory() as folder:
+        switch = write_plugin(Path(folder))
         box.env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+        box.env |= {"PYTHONPATH": folder, SWITCH: str(switch)}
         settings = ("max-model-len=512", "block-size=32", f"num-gpu-blocks-override={args.batch * 16}",
                     f"max-num-seqs={args.batch}", "enable-prefix-caching=false", "enforce-eager=true")  # fmt: skip
         words = [word for setting in settings for word in ("--set", setting)]
-        pids = {}
-        for name, option in ((WITH, "--probe"), (WITHOUT, "--no-probe")):
-            started = box("start", "chatbot", "--vllm", args.vllm, "--model", args.model, "--name", name, "--port",
-                          str(PORTS[name]), option, "--force", "--wait", *words)  # fmt: skip
-            pids[name] = started["pid"]
-            for _ in range(2):
-                load(args, name, pids[name])
-        rounds = [one_round(args, number, pids) for number in range(args.rounds)]
+        words += ["--env", f"PYTHONPATH={folder}", "--env", f"{SWITCH}={switch}"]
+        pid = box("start", "chatbot", "--vllm", args.vllm, "--model", args.model, "--name", NAME, "--port", str(PORT),
+                  "--probe", "--force", "--wait", *words)["pid"]  # fmt: skip
+        for _ in range(4):
+            load(args, pid)
+        before = len(ProbeReader(box.servers / NAME / "probe").steps())
+        rounds = [one_round(args, number, pid, switch) for number in range(args.rounds)]
         time.sleep(1.0)
-        show(args, box, rounds)
+        show(args, box, rounds, before)
+
+
+def write_plugin(folder: Path) -> Path:
+    """A folder that adds the switch to a server with it on its ``PYTHONPATH``; the file with the switch."""
+    (folder / "probe_switch.py").write_text(SWITCHING)
+    info = folder / "probe_switch-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: probe-switch\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nprobe_switch = probe_switch:register\n")
+    switch = folder / "switch"
+    switch.write_bytes(b"\1")
+    return switch
 
 
 def isolated() -> None:
@@ -107,20 +139,36 @@ def isolated() -> None:
         )
 
 
-def one_round(args: argparse.Namespace, number: int, pids: dict[str, int]) -> tuple[Load, Load, Load]:
-    """With, without, and without once more; the first two in an order that changes."""
-    print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
-    order = (WITH, WITHOUT) if number % 2 else (WITHOUT, WITH)
-    found = {name: load(args, name, pids[name]) for name in order}
-    return found[WITH], found[WITHOUT], load(args, WITHOUT, pids[WITHOUT])
+class Round(NamedTuple):
+    """Four batches: two with the probe and two without, the same two in the middle."""
+
+    pairs: tuple[tuple[Load, Load], tuple[Load, Load]]
+    """With and without."""
+    same: tuple[Load, Load]
+    """Twice with, or twice without."""
 
 
-def load(args: argparse.Namespace, name: str, pid: int) -> Load:
+def one_round(args: argparse.Namespace, number: int, pid: int, switch: Path) -> Round:
+    """With, without, without, with; or the other way round."""
+    if number % 25 == 0:
+        print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
+    order = (True, False, False, True) if number % 2 else (False, True, True, False)
+    found = []
+    for on in order:
+        with switch.open("r+b") as file:  # never shorter than what is mapped
+            file.write(bytes([on]))
+        found.append(load(args, pid))
+    first, second = found[:2], found[2:]
+    one, other = (first, second[::-1]) if order[0] else (first[::-1], second)
+    return Round(((one[0], one[1]), (other[0], other[1])), (found[1], found[2]))
+
+
+def load(args: argparse.Namespace, pid: int) -> Load:
     """Send one batch as a single request, so that the client costs next to nothing."""
     prompts = [[3 + (at * 7 + which) % 300 for at in range(PROMPT_TOKENS)] for which in range(args.batch)]
     body = json.dumps({"model": args.model, "prompt": prompts, "max_tokens": args.tokens, "ignore_eos": True}).encode()
     request = urllib.request.Request(
-        f"http://127.0.0.1:{PORTS[name]}/v1/completions", body, {"Content-Type": "application/json"}
+        f"http://127.0.0.1:{PORT}/v1/completions", body, {"Content-Type": "application/json"}
     )
     used, began = cpu_seconds(pid), time.monotonic()
     with urllib.request.urlopen(request, timeout=600) as answer:
@@ -128,19 +176,25 @@ def load(args: argparse.Namespace, name: str, pid: int) -> Load:
     return Load(tokens / (time.monotonic() - began), cpu_seconds(pid) - used)
 
 
-def show(args: argparse.Namespace, box: Bench, rounds: list[tuple[Load, Load, Load]]) -> None:
-    """Print the medians."""
+def show(args: argparse.Namespace, box: Bench, rounds: list[Round], before: int) -> None:
+    """Print the ratios with their intervals."""
+    pairs = [pair for one in rounds for pair in one.pairs]
 
     def ratio(title: str, values: list[float]) -> None:
-        print(f"{title:<58} {median(values):7.4f}  ({min(values):.4f} to {max(values):.4f})")
+        resampled = sorted(median(random.choices(values, k=len(values))) for _ in range(RESAMPLED))
+        low, high = resampled[RESAMPLED // 40], resampled[-RESAMPLED // 40]
+        print(f"{title:<58} {median(values):7.4f}  ({low:.4f} to {high:.4f})")
 
-    print(f"{len(rounds)} rounds of {args.batch} requests x {args.tokens} tokens")
-    print(f"tokens/s without: {median([one.tokens_per_second for _, one, _ in rounds]):.0f}")
-    ratio("tokens/s, with / without", [a.tokens_per_second / b.tokens_per_second for a, b, _ in rounds])
-    ratio("noise: the same server twice", [c.tokens_per_second / b.tokens_per_second for _, b, c in rounds])
-    ratio("CPU of the API server's process, with / without", [a.cpu_seconds / b.cpu_seconds for a, b, _ in rounds])
-    ratio("noise: the same server twice", [c.cpu_seconds / b.cpu_seconds for _, b, c in rounds])
-    steps = ProbeReader(box.servers / WITH / "probe").steps()
+    def cpu(chosen: list[tuple[Load, Load]]) -> float:
+        return sum(one.cpu_seconds for one, _ in chosen) / sum(other.cpu_seconds for _, other in chosen)
+
+    print(f"{len(pairs)} pairs of {args.batch} requests x {args.tokens} tokens")
+    print(f"tokens/s without: {median([other.tokens_per_second for _, other in pairs]):.0f}")
+    ratio("tokens/s, with / without", [one.tokens_per_second / other.tokens_per_second for one, other in pairs])
+    same = [one.same for one in rounds]
+    ratio("noise: both alike", [one.tokens_per_second / other.tokens_per_second for one, other in same])
+    print(f"{'CPU of the process, with / without':<58} {cpu(pairs):7.4f}   noise: {cpu(same):.4f}")
+    steps = ProbeReader(box.servers / NAME / "probe").steps()[before:]
     most = max(one.running or 0 for one in steps)
     print(f"records of steps: {len(steps)}, lost: {steps[-1].dropped}; at most {most} requests at once")
 

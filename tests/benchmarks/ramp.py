@@ -3,9 +3,10 @@
     python tests/benchmarks/ramp.py [--runs 5] [--budget 600] [--cases "chatbot,16 sequences"]
     python tests/benchmarks/ramp.py --server NAME [--runs 5] [--budget 300]
 
-In virtual time: the exhaustive search measures every rate of a grid of 2% for ``--seconds`` after a warm-up of a
-minute, with several seeds; its ceiling is the highest rate up to which most of them hold. Ramps then search it with
-the decisions of ``vllm-console ramp`` (`next_step`, `judge`, `ceiling`), each with another seed.
+In virtual time: ramps search the ceiling with the decisions of ``vllm-console ramp`` (`next_step`, `judge`,
+`ceiling`), each with another seed. The exhaustive search measures every rate of a grid of 2% around what they found,
+for ``--seconds`` after a warm-up of a minute, with several seeds. Its ceiling lies where the fewest outcomes are on the
+wrong side of it, since the first rate that fails by chance lies below the rate from which on they fail.
 
 With ``--server`` the command itself is run against a server that runs already, on real vLLM for example; printed is
 the spread of the ceilings.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -44,6 +46,8 @@ from vllm_launchers.simulated.server import build_core
 from vllm_launchers.simulated.settings import Simulated, resolve
 
 GRID = 1.02
+REACH = 1.2
+"""How far from the median ramp the exhaustive search looks."""
 WATCH = 0.5
 
 
@@ -243,14 +247,16 @@ def ramp(case: Case, seed: int, budget: float) -> Found:
 
 
 def exhaustive(case: Case, around: float, seconds: float, seeds: int) -> float:
-    """The highest rate of the grid up to which most seeds hold, upward from 20% below ``around``."""
-    rate, held = around * 0.8, 0.0
-    while True:
+    """Where outcomes turn from holding to failing, on a grid of rates up to `REACH` from ``around`` on both sides."""
+    steps = round(math.log(REACH) / math.log(GRID))
+    rates = [around * GRID**step for step in range(-steps, steps + 1)]
+    held = []
+    for rate in rates:
         runs = (VirtualRamp(case, 1000 + seed) for seed in range(seeds))
-        holding = sum(run.step(rate, seconds, warm_up=60.0, early=False)[0].ok for run in runs)
-        if holding * 2 <= seeds:
-            return held
-        held, rate = rate, rate * GRID
+        held.append(sum(run.step(rate, seconds, warm_up=60.0, early=False)[0].ok for run in runs))
+    wrong = [sum(seeds - one for one in held[:place]) + sum(held[place:]) for place in range(len(rates) + 1)]
+    best = [place for place, number in enumerate(wrong) if number == min(wrong)]
+    return float(rates[0] * GRID ** (statistics.median(best) - 0.5))  # between the rates on both sides
 
 
 def virtual(args: argparse.Namespace) -> None:

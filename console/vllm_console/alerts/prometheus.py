@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_console.diagnosis.live.cache import MOST_PREEMPTIONS
+from vllm_console.diagnosis.finding import MOST_PREEMPTIONS
 from vllm_console.diagnosis.live.queue import LEAST_WAITING
 from vllm_console.metrics.parse import COUNTERS, FIRST_BUCKETS, GAUGES, HISTOGRAMS
 from vllm_console.text import percent, plain, seconds

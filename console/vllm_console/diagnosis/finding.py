@@ -119,6 +119,15 @@ _TITLES = {
 }
 
 
+MOST_PREEMPTIONS = 10.0
+"""Per minute: more than this is too many, whatever the share of requests."""
+
+WINDOW = "last minute"
+"""What the figures of a healthy server cover."""
+
+SECOND_SERVER = "Start a second server"
+"""How the advice begins that the console has a key for."""
+
 PAIR_ASLEEP = "pair_asleep"
 """The code of the finding about a standby pair of which neither serves."""
 

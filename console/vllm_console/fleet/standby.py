@@ -13,7 +13,7 @@ from vllm_launchers.keeper.records import ServerRecord, Sleep, SleepStep, State
 from vllm_launchers.launch.details import Details, Records, unpack
 from vllm_launchers.launch.errors import keeper_errors
 from vllm_launchers.launch.standby import one_switch, partner_of
-from vllm_launchers.plan.checks.sleep import SLEEP_MODE
+from vllm_launchers.plan.flags import SLEEP_MODE
 
 if TYPE_CHECKING:
     from vllm_launchers.host.gpu.host import Host

@@ -151,6 +151,18 @@ class Stage(msgspec.Struct, frozen=True):
     seconds: float | None = None
     detail: str = ""
 
+    @property
+    def share(self) -> float | None:
+        """The share in its figure, if that ends in a percentage: ``61%`` is 0.61, ``4 of 15 GiB, 28%`` 0.28."""
+        text = self.detail.rstrip()
+        if not text.endswith("%"):
+            return None
+        try:
+            share = float(text.removesuffix("%").replace(",", " ").split()[-1]) / 100
+        except (ValueError, IndexError):
+            return None
+        return share if 0 <= share <= 1 else None
+
 
 class StartupFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Facts of one start; None and empty mean that its log does not say.

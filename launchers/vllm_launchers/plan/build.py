@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from vllm_launchers.plan.checks.sleep import DEVELOPERS, SLEEP_MODE
+from vllm_launchers.plan.checks.sleep import DEVELOPERS
 from vllm_launchers.plan.choices.inputs import Choice, Source, overlay
 from vllm_launchers.plan.findings import Finding, Level, PlanError
-from vllm_launchers.plan.flags import flag_words, spellings
+from vllm_launchers.plan.flags import SLEEP_MODE, flag_words, spellings
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.secrets import holds_secret

@@ -12,6 +12,8 @@ from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
 
 __all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_set", "parse_value", "token_count"]
 
+SLEEP_MODE = "enable-sleep-mode"
+
 SHORT_NAMES: Mapping[str, str] = {
     "q": "quantization",
     "tp": "tensor-parallel-size",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_console.logs.startup import FIRST_REQUEST, QUIET_SECONDS, durations, progress, share_of, too_quiet
+from vllm_console.logs.startup import FIRST_REQUEST, QUIET_SECONDS, durations, progress, too_quiet
 from vllm_console.metrics.sample import Stage
 
 EARLIER = {"process": 1.0, "config": 9.0, "weights": 50.0, "compile": 30.0, "graphs": 10.0}
@@ -124,4 +124,4 @@ def test_every_stage_may_be_silent_for_a_while_and_not_for_ever(stage):
      ("900 %", None), ("", None)],
 )  # fmt: skip
 def test_the_share_in_a_figure(detail, share):
-    assert share_of(detail) == share
+    assert Stage("weights", 0.0, detail=detail).share == share

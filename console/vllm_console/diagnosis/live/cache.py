@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.finding import MOST_PREEMPTIONS, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.live.fixes import (
     WORTH_CACHING,
     fewer_sequences,
@@ -23,9 +23,6 @@ from vllm_launchers.plan.model import Changes
 
 USAGE_MARGIN = 0.05
 """Usage must fall this far below its objective before pressure ends."""
-
-MOST_PREEMPTIONS = 10.0
-"""Per minute: more than this is too many, whatever the share of requests."""
 
 FEWEST_PREEMPTIONS = 2
 """Per minute: a single one may be chance."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from vllm_console.diagnosis.finding import Finding, Measure, Severity
+from vllm_console.diagnosis.finding import WINDOW, Finding, Measure, Severity
 from vllm_console.diagnosis.live.cache import (
     ContextUnused,
     KvCachePressure,
@@ -154,9 +154,6 @@ def _described(rule: Rule, evidence: Evidence, since: float) -> Finding:
 
 # -- healthy: requests are served, and within the objectives ----------------------------------------------------------
 
-
-WINDOW = "last minute"
-"""What its figures cover."""
 
 NEARLY = 1.25
 """A p99 may exceed its objective by this factor by chance without ending a healthy state."""

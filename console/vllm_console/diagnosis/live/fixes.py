@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vllm_console.diagnosis.finding import Fix
+from vllm_console.diagnosis.finding import SECOND_SERVER, Fix
 from vllm_console.diagnosis.live.frame_sums import MINUTE, mean, observed, p99, surely_slow
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import merged
@@ -54,10 +54,6 @@ FULL_STEPS = 8
 def setting(name: str, value: FlagValue, why: str, tradeoff: str = "") -> Fix:
     """A fix that sets one flag."""
     return Fix(Changes({name: value}), why, tradeoff)
-
-
-SECOND_SERVER = "Start a second server"
-"""How the advice begins that the console has a key for."""
 
 
 def elsewhere(evidence: Evidence) -> Fix:

@@ -11,9 +11,7 @@ from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 
-from vllm_console.diagnosis.finding import Measure, Severity
-from vllm_console.diagnosis.live.findings import WINDOW
-from vllm_console.diagnosis.live.fixes import SECOND_SERVER
+from vllm_console.diagnosis.finding import SECOND_SERVER, WINDOW, Measure, Severity
 from vllm_console.fleet.snapshot import ServerView, State, StateThen
 from vllm_console.text import duration, plain, size
 from vllm_console.ui.findings import SIGNS, ServerFinding, findings_of, fix_text, staged_fix, unjudged

@@ -15,7 +15,6 @@ from textual.strip import Strip
 
 from vllm_console.diagnosis.finding import PAIR_ASLEEP
 from vllm_console.fleet.snapshot import ServerView, State, Window
-from vllm_console.logs.startup import share_of
 from vllm_console.metrics.quantile import p99_of
 from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
 from vllm_console.ui.findings import worst_sign
@@ -319,7 +318,7 @@ def starting_text(server: ServerView, now: float, width: int) -> str:
     stage = server.stages[-1] if server.stages else None
     if stage is None:
         return server.reason or "waiting for its first log line"
-    share = share_of(stage.detail)
+    share = stage.share
     drawn = f" {progress(share, 8 if width < 100 else 16)}" if share is not None else ""
     running = duration(stage.seconds if stage.seconds is not None else now - stage.started_at)
     done = server.startup.progress if server.startup is not None else None

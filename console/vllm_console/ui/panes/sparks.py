@@ -9,7 +9,7 @@ import msgspec
 from rich.cells import cell_len
 from textual.strip import Strip
 
-from vllm_console.diagnosis.live.cache import MOST_PREEMPTIONS
+from vllm_console.diagnosis.finding import MOST_PREEMPTIONS
 from vllm_console.fleet.snapshot import ServerView, Window
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import Series

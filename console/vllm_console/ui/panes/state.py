@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView, Stage, State
-from vllm_console.logs.startup import Progress, Startup, share_of
 from vllm_console.text import count, duration, plain, took
 from vllm_console.ui.findings import findings_of, fix_text
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, OK, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, fit, progress, rule
+
+if TYPE_CHECKING:
+    from vllm_console.logs.startup import Progress, Startup
 
 _STYLE = {State.FAILED: BAD, State.UNRESPONSIVE: BAD, State.STOPPING: WARN, State.STARTING: ACCENT}
 
@@ -133,7 +136,7 @@ def stage_lines(stages: Sequence[Stage], now: float, width: int) -> list[Strip]:
     lines = []
     for stage, seconds in zip(stages, taken, strict=True):
         running = stage.seconds is None
-        share = share_of(stage.detail)
+        share = stage.share
         if room < 6:
             drawn = ""
         elif running and share is not None:

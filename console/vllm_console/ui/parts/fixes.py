@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm_console.diagnosis.finding import Fix
-from vllm_console.diagnosis.live.fixes import SECOND_SERVER
+from vllm_console.diagnosis.finding import SECOND_SERVER, Fix
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import plain
 from vllm_console.ui.findings import findings_of, staged_fix, steps_of

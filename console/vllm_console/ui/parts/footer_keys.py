@@ -12,7 +12,7 @@ from vllm_console.ui.actions import Action, scoped
 from vllm_console.ui.findings import findings_of
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.widgets.draw import KeyHint
-from vllm_launchers.plan.checks.sleep import SLEEP_MODE
+from vllm_launchers.plan.flags import SLEEP_MODE
 
 
 class Situation(msgspec.Struct, frozen=True):

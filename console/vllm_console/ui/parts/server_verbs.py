@@ -23,8 +23,8 @@ from vllm_console.ui.screens.dialogs import Answer, Choose, Confirm
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import Part
 from vllm_launchers.launch.request import RestartOptions
-from vllm_launchers.plan.checks.sleep import SLEEP_MODE
 from vllm_launchers.plan.findings import Finding
+from vllm_launchers.plan.flags import SLEEP_MODE
 
 if TYPE_CHECKING:
     from vllm_console.fleet.rolling import AnswerComparison

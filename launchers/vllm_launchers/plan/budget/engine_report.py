@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vllm_launchers.plan.budget.budget import EngineReport, MemoryBudget
-from vllm_launchers.plan.inputs import Learned
+
+if TYPE_CHECKING:
+    from vllm_launchers.plan.inputs import Learned
 
 WEIGHTS = re.compile(r"(?:Model loading took|Loading model weights took) ([\d.]+) ?Gi?B")
 KV_MEMORY = re.compile(
@@ -145,6 +148,8 @@ def budget_figures(budget: MemoryBudget) -> dict[str, float]:
 
 def learned_from(reported: Mapping[str, float], predicted: Mapping[str, float]) -> Learned:
     """Stored figures (see `report_figures` and `budget_figures`) in a plan's form."""
+    from vllm_launchers.plan.inputs import Learned
+
     return Learned(
         EngineReport(
             weights_gib=reported.get("weights_gib"),

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from vllm_launchers.addresses import is_loopback
 from vllm_launchers.plan.checks.request import KV_DTYPE, local_ranks, simulated, uses_gpus
 from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.flags import SLEEP_MODE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Flags, Plan
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
-SLEEP_MODE = "enable-sleep-mode"
 LORA = "enable-lora"
 DEVELOPERS = "VLLM_SERVER_DEV_MODE"
 """The variable that gives a server its routes for developers, ``/sleep`` among them."""

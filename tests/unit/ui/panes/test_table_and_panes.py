@@ -10,8 +10,7 @@ from tools import generate_docs
 from vllm_console.cli.server_table import describe
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.objectives import agreed
-from vllm_console.fleet.snapshot import State
-from vllm_console.logs.startup import share_of
+from vllm_console.fleet.snapshot import Stage, State
 from vllm_console.metrics.quantile import text_of
 from vllm_console.metrics.sample import EngineSample, Sample, Series, Speculation
 from vllm_console.metrics.window import without_rates
@@ -215,9 +214,9 @@ def test_stages_show_how_long_each_took(fakes):
     assert "total                34s" in shown
     assert "last downtime        41s" in shown
     assert "x remove" in text(state_lines(fakes.broken(fakes.NOW), fakes.NOW, 80, 20))
-    assert share_of("61%") == 0.61
-    assert share_of("15.0 GiB") is None
-    assert share_of("a %") is None
+    assert Stage("weights", 0.0, detail="61%").share == 0.61
+    assert Stage("weights", 0.0, detail="15.0 GiB").share is None
+    assert Stage("weights", 0.0, detail="a %").share is None
 
 
 def test_escape_codes_from_outside_do_not_reach_the_screen(fakes):
