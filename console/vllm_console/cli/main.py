@@ -151,8 +151,25 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         description=f"{summary[0].upper()}{summary[1:].removesuffix('?')}{'?' if summary.endswith('?') else '.'}",
         formatter_class=_Help,
     )
+    _import_msgspec()
     importlib.import_module(f"vllm_console.cli.{args.command}").add_arguments(command)
     return command.parse_args(rest, args)
+
+
+def _import_msgspec() -> None:
+    """Import it without typing_extensions, which costs every command 10 ms.
+
+    msgspec takes three names from there that ``typing`` has as well from Python 3.11 on, and does so where it is not
+    installed.
+    """
+    unwanted = "typing_extensions"
+    if unwanted in sys.modules:
+        return
+    sys.modules[unwanted] = None  # type: ignore[assignment] # importing it raises ImportError
+    try:
+        importlib.import_module("msgspec")
+    finally:
+        del sys.modules[unwanted]
 
 
 def _global_parser() -> argparse.ArgumentParser:

@@ -179,6 +179,8 @@ def _conflicts(keys: ChosenKeys) -> list[str]:
     Textual itself silently lets one binding shadow another. Where the registry has it so, it is meant: on other screens
     than the operations screen ``q`` leads back.
     """
+    if not keys:
+        return []
     problems: dict[tuple[str, str, str], str] = {}
     taken: dict[tuple[str, str], str] = {}
     for action in actions():
