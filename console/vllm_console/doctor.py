@@ -33,6 +33,7 @@ RECENT_FINDINGS = 20
 RECENT_NOTES_SECONDS = 24 * 3600.0
 LEAST_FREE_BYTES = 1 << 30
 LEAST_FILES = 1024
+NO_VLLM = "no vLLM on PATH"
 PREFIXES = ("VLLM_", "CUDA_", "NCCL_", "HF_", "XDG_", "TERM", "COLORTERM", "NO_COLOR", "LC_", "LANG", "TMUX", "SSH_TTY")
 """Environment variables that change how servers or this program behave."""
 
@@ -64,7 +65,7 @@ def examine(
     for sentence in refused:
         _problem(problems, sentence, "repair it, or name another with --vllm PATH or in config.toml")
     if all(engine.kind == "simulated" for engine in engines) and not refused:
-        _problem(problems, "no vLLM on PATH", "install it, or name one with --vllm PATH or in config.toml")
+        _problem(problems, NO_VLLM, "install it, or name one with --vllm PATH or in config.toml")
     if host.problem:
         _problem(problems, f"can't read GPUs: {host.problem}", "check that nvidia-smi works for this user")
     if document["machine"]["open_files_limit"] < LEAST_FILES:

@@ -72,7 +72,7 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
     from vllm_console.alerts.prometheus import AlertTarget, rules
     from vllm_console.cli.host_source import this_host
     from vllm_console.diagnosis.objectives import objectives_of
-    from vllm_console.doctor import examine
+    from vllm_console.doctor import NO_VLLM, examine
     from vllm_console.settings import config_folder
     from vllm_launchers.keeper.client import default_root
     from vllm_launchers.launch.earlier_starts import gpu_kind
@@ -81,6 +81,7 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
     state, host = args.state or default_root(), this_host(args)
     gpus = tuple(gpu for index in plan.gpus if (gpu := host.gpu(index)) is not None)
     found = examine(state, config_folder(), tuple(fleet.engines()), host)
+    without = NO_VLLM if plan.engine.kind == "simulated" else ""
     target = AlertTarget(*objectives_of(preset.objectives, preset.name), preset.name)
     return Surroundings(
         gpu_kind=gpu_kind(gpus, plan.engine.build),
@@ -89,7 +90,9 @@ def _surroundings(args: argparse.Namespace, fleet: LocalFleet, plan: Plan, prese
         disks=_disks(state),
         monitoring=ask_prometheus(args.prometheus),
         wanted_alerts=tuple(rule.alert for rule in rules(target)),
-        problems=[one for one in found["problems"] if plan.gpus or "GPU" not in one["what"]],
+        problems=[
+            one for one in found["problems"] if one["what"] != without and (plan.gpus or "GPU" not in one["what"])
+        ],
         webhook=bool(config.alerts.webhook),
     )
 

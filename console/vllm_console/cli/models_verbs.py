@@ -22,9 +22,10 @@ def get_model(args: argparse.Namespace) -> int:
     """Download a model, or go on with it.
 
     Raises:
+        UsageError: that is no hub id.
         FleetError: it can't be downloaded.
     """
-    from vllm_launchers.vllm.hub import HubError
+    from vllm_launchers.vllm.hub import HubError, HubNameError
 
     refuse_read_only(args)
     hub, model = _hub(args), _one_word(args)
@@ -36,6 +37,8 @@ def get_model(args: argparse.Namespace) -> int:
                 folder = hub.get(found, line.show)
         else:
             folder = hub.get(found, lambda _step, _done: None)
+    except HubNameError as error:
+        raise UsageError(str(error)) from error
     except HubError as error:
         raise FleetError(str(error)) from error
     if args.json:

@@ -42,6 +42,10 @@ class HubError(Exception):
     """The hub, or the cache, can't do what was asked. One sentence."""
 
 
+class HubNameError(HubError):
+    """That is no name of a model on the hub."""
+
+
 class HubFile(msgspec.Struct, frozen=True):
     """A file of a model: its bytes, and the SHA-256 of a large file or Git's hash of a small one."""
 
@@ -355,7 +359,7 @@ def _chosen(files: Sequence[HubFile], include: Sequence[str]) -> Iterator[HubFil
 
 def _checked(model: str) -> None:
     if not HUB_ID.fullmatch(model) or ".." in model or "--" in model:
-        raise HubError(f"{model[:120]}: is no hub id such as Qwen/Qwen3-8B-AWQ")
+        raise HubNameError(f"{model[:120]}: is no hub id such as Qwen/Qwen3-8B-AWQ")
 
 
 def _inside(name: str) -> bool:
