@@ -1,4 +1,6 @@
-"""``vllm-console requests NAME``: each finished request of a server, with the time that it spent in each stage."""
+"""``vllm-console requests NAME``: each finished request of a server, with the time that it spent in each stage; or its
+engine steps, or what the prefix cache did.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from collections.abc import Sequence
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import Document, complain, fields, print_json
+from vllm_console.cli.prefixes_text import prefixes_document, prefixes_lines
+from vllm_console.cli.steps_text import step_document, step_lines
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.probe_records import FinishedRequest
 from vllm_console.history.time_view import moment_from
@@ -16,6 +20,9 @@ from vllm_console.metrics.quantile import exact_quantile
 from vllm_console.text import UNKNOWN, clock, count, plain, seconds
 
 DEFAULT_LAST = 20
+DEFAULT_STEPS = 1000
+"""Steps that are read without ``--last``: some twenty seconds of them."""
+
 QUANTILES = (0.5, 0.9, 0.99)
 LONGEST_ID = 30
 _STAGES = ("queue_seconds", "prefill_seconds", "decode_seconds", "ttft_seconds", "e2e_seconds")
@@ -34,15 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name")
     parser.add_argument(
         "--last", type=count_from, metavar="N",
-        help=f"at most so many (default: {DEFAULT_LAST}; with --json all that are kept)",
+        help=f"at most so many (default: {DEFAULT_LAST}; with --json all that are kept, or {DEFAULT_STEPS} steps)",
     )  # fmt: skip
     parser.add_argument("--since", metavar="TIME", help='those that ended since then, of any run, e.g. "03:10"')
-    parser.add_argument("--slowest", action="store_true", help="the slowest first, by their whole time")
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--slowest", action="store_true", help="the slowest first, by their whole time")
+    view.add_argument("--steps", action="store_true", help="the engine's steps instead: batches, tokens, step times")
+    view.add_argument(
+        "--prefixes", action="store_true", help="what the prefix cache did for them, by the length of their prompts"
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print them."""
+    if args.steps:
+        return _steps(args)
+    if args.prefixes:
+        return _prefixes(args)
     now = time.time()
     found = open_fleet(args).requests(args.name, _moment(args.since, now))
     order = sorted(found, key=lambda one: one.e2e_seconds or 0.0) if args.slowest else found
@@ -56,6 +72,32 @@ def run(args: argparse.Namespace) -> int:
         print(f"No finished request of {plain(args.name)} is recorded yet.")
     if lost := found[-1].dropped if found else 0:
         complain(f"note: its process lost {lost:,} records of steps and requests: they are missing here")
+    return 0
+
+
+def _steps(args: argparse.Namespace) -> int:
+    now = time.time()
+    found = open_fleet(args).steps(args.name, _moment(args.since, now), max(args.last or 0, DEFAULT_STEPS))
+    shown = found[::-1][: args.last or (len(found) if args.json else DEFAULT_LAST)]
+    if args.json:
+        print_json([step_document(step) for step in shown])
+    elif found:
+        print("\n".join(step_lines(found, shown, now)))
+    else:
+        print(f"No step of {plain(args.name)} is recorded yet.")
+    return 0
+
+
+def _prefixes(args: argparse.Namespace) -> int:
+    if args.last is not None:
+        raise UsageError("--prefixes is about all requests: give --since instead of --last")
+    use = open_fleet(args).cached_prefixes(args.name, _moment(args.since, time.time()))
+    if args.json:
+        print_json(prefixes_document(use))
+    elif use.requests:
+        print("\n".join(prefixes_lines(use)))
+    else:
+        print(f"No finished request of {plain(args.name)} with known cached tokens is recorded yet.")
     return 0
 
 

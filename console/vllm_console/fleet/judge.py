@@ -14,9 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding
-from vllm_console.diagnosis.live.cache import hit_rate
 from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
 from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.prefix_cache import hit_rate
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
 from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
 from vllm_console.history.timeline import IDLE_SECONDS
@@ -35,7 +35,7 @@ from vllm_launchers.plan.budget.budget import GpuShape
 from vllm_launchers.plan.budget.memory_flags import batch_sizes
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.vllm.engines import EngineKind
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError
+from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import model_facts
 from vllm_launchers.vllm.release_defaults import Release, default_utilization
 
@@ -265,6 +265,8 @@ class Judge:
             compute_capability=facts.compute_capability,
             environment=details.variables,
             mla=facts.mla,
+            linear_layers=facts.linear_layers,
+            attention_free=facts.attention_free,
             batch_sizes=facts.batch_sizes,
             quantized=facts.quantized,
             weights_gib=details.predicted.get("weights_gib"),
@@ -295,6 +297,8 @@ class _Facts(msgspec.Struct, frozen=True):
     batch_sizes: tuple[int, int] = SMALL_BATCHES
     quantized: bool | None = None
     mla: bool = False
+    linear_layers: bool = False
+    attention_free: bool = False
 
 
 def _facts(details: Details, gpu: Gpu | None) -> _Facts:
@@ -315,7 +319,13 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
         batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else GpuShape(name, memory)),
         quantized=_quantized(details, model_known),
         mla=details.mla or (model_known is not None and model_known.mla),
+        linear_layers=model_known is not None and LayerKind.LINEAR in model_known.layers,
+        attention_free=model_known is not None and _attention_free(model_known),
     )
+
+
+def _attention_free(facts: ModelFacts) -> bool:
+    return LayerKind.LINEAR in facts.layers and set(facts.layers) <= {LayerKind.LINEAR, LayerKind.NONE}
 
 
 def _cache_free(details: Details, memory_gib: float | None, release: Release | None) -> float | None:

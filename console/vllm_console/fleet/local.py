@@ -76,7 +76,8 @@ if TYPE_CHECKING:
     from vllm_console.fleet.tuning import Ranking, TuneGoal
     from vllm_console.fleet.verbs import Replay
     from vllm_console.history.energy import Energy, Tariff
-    from vllm_console.history.probe_records import FinishedRequest
+    from vllm_console.history.prefix_use import PrefixUse
+    from vllm_console.history.probe_records import FinishedRequest, Step
     from vllm_console.history.workload import SeenWorkload
     from vllm_console.prediction.score import KeptPrediction
     from vllm_console.runs.compare import Comparison
@@ -963,6 +964,22 @@ class LocalFleet:
         record = self._recorded(name)
         with keeper_errors():
             return finished_requests(self._state, record, since)
+
+    def steps(self, name: str, since: float | None = None, most: int = 1000) -> Sequence[Step]:
+        """The newest ``most`` engine steps as its probe recorded them, oldest first; else as `requests`."""
+        from vllm_console.fleet.traffic import engine_steps
+
+        record = self._recorded(name)
+        with keeper_errors():
+            return engine_steps(self._state, record, since, most)
+
+    def cached_prefixes(self, name: str, since: float | None = None) -> PrefixUse:
+        """What a server's prefix cache did for the requests that its probe recorded; else as `requests`."""
+        from vllm_console.fleet.traffic import cached_prefixes
+
+        record = self._recorded(name)
+        with keeper_errors():
+            return cached_prefixes(self._state, record, since)
 
     def predict(self, name: str, changes: Changes, traffic_scale: float = 1.0, *, keep: bool = True) -> PredictedChange:
         """What a restart with changed flags, or ``traffic_scale`` times the requests per second, would do to a running

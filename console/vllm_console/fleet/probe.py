@@ -12,7 +12,16 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.history.exact import BOUNDARY_SECONDS, Records, exact_latencies, read_records
-from vllm_console.history.probe_records import SETTLED_SECONDS, FinishedRequest, FirstToken, Interval, ProbeReader, Step
+from vllm_console.history.prefix_use import PrefixUse, prefix_use
+from vllm_console.history.probe_records import (
+    SETTLED_SECONDS,
+    CacheEvent,
+    FinishedRequest,
+    FirstToken,
+    Interval,
+    ProbeReader,
+    Step,
+)
 from vllm_console.history.timeline import newest_points
 from vllm_console.metrics.quantile import Quantiles
 from vllm_console.metrics.sample import Sample, Series, Window
@@ -53,7 +62,8 @@ class RequestsSeen(msgspec.Struct, frozen=True):
     """The requests that finished in a span of time (Unix seconds).
 
     ``listed`` has for each of `ORDERS` the first ones, ``counts`` how many there are. ``dots`` are prompt tokens and
-    TTFT in seconds of the newest. ``partial``: there were more than `MOST_REQUESTS`, and the oldest were left out.
+    TTFT in seconds of the newest. ``prefixes`` is what the prefix cache did for them. ``partial``: there were more than
+    `MOST_REQUESTS`, and the oldest were left out.
     """
 
     since: float
@@ -62,6 +72,7 @@ class RequestsSeen(msgspec.Struct, frozen=True):
     counts: tuple[int, ...] = (0,) * len(ORDERS)
     listed: tuple[tuple[FinishedRequest, ...], ...] = ((),) * len(ORDERS)
     dots: tuple[tuple[float, float], ...] = ()
+    prefixes: PrefixUse = PrefixUse()
     partial: bool = False
 
 
@@ -130,17 +141,20 @@ class _Listing:
         self.key = key
         self._reader = ProbeReader(folder, start, end, MOST_REQUESTS)
         self._found: list[FinishedRequest] = []
+        self._events: list[CacheEvent] = []
         self._partial = False
         self._seen: RequestsSeen | None = None
 
     def seen(self, start: float, until: float) -> RequestsSeen:
         """Those between two moments. Raises OSError."""
-        added = self._reader.requests()
+        added, events = self._reader.requests(), self._reader.cache_events()
         self._found += added
+        self._events += events
         self._partial = self._partial or len(self._found) > MOST_REQUESTS
         del self._found[: max(bisect_left(self._found, start, key=_end_of), len(self._found) - MOST_REQUESTS)]
-        if self._seen is None or added or self._seen.count != len(self._found):
-            self._seen = listed(self._found, start, until, partial=self._partial)
+        del self._events[: bisect_left(self._events, start, key=_at)]
+        if self._seen is None or added or events or self._seen.count != len(self._found):
+            self._seen = listed(self._found, start, until, self._events, partial=self._partial)
         self._seen = replace(self._seen, since=start, until=until)
         return self._seen
 
@@ -149,8 +163,20 @@ def _end_of(request: FinishedRequest) -> float:
     return request.finished_at
 
 
-def listed(found: Sequence[FinishedRequest], since: float, until: float, *, partial: bool = False) -> RequestsSeen:
-    """Requests of a span of time, in the order of their end, listed in each of `ORDERS`."""
+def _at(event: CacheEvent) -> float:
+    return event.at
+
+
+def listed(
+    found: Sequence[FinishedRequest],
+    since: float,
+    until: float,
+    events: Sequence[CacheEvent] = (),
+    *,
+    partial: bool = False,
+) -> RequestsSeen:
+    """Requests of a span of time, in the order of their end, listed in each of `ORDERS`; with what became of cached
+    prefixes meanwhile."""
     slowest = heapq.nlargest(MOST_LISTED, found, key=lambda one: one.e2e_seconds or 0.0)
     preempted = [one for one in found if one.preemptions]
     aborted = [one for one in found if one.finish_reason in ENDED_EARLY]
@@ -167,6 +193,7 @@ def listed(found: Sequence[FinishedRequest], since: float, until: float, *, part
         counts=(len(found), *map(len, kinds)),
         listed=(tuple(slowest), *(tuple(kind[: -MOST_LISTED - 1 : -1]) for kind in kinds)),
         dots=tuple(dots),
+        prefixes=prefix_use(found, events),
         partial=partial,
     )
 

@@ -49,6 +49,12 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
     engines: tuple[EngineShape, ...]
     kv_cache_tokens: int | None
     model_name: str | None
+    prefix_caching: bool | None = None
+    prefix_step: int | None = None
+
+    def sample(self, at: float, engines: dict[str, EngineSample]) -> Sample:
+        """The sample of this shape."""
+        return Sample(at, engines, self.kv_cache_tokens, self.model_name, self.prefix_caching, self.prefix_step)
 
 
 def shape_of(sample: Sample) -> Shape:
@@ -57,7 +63,7 @@ def shape_of(sample: Sample) -> Shape:
         EngineShape(label, tuple(HistogramShape(key, h.bounds[:-1]) for key, h in engine.histograms.items()))
         for label, engine in sample.engines.items()
     )
-    return Shape(engines, sample.kv_cache_tokens, sample.model_name)
+    return Shape(engines, sample.kv_cache_tokens, sample.model_name, sample.prefix_caching, sample.prefix_step)
 
 
 Numbers = list[int | None]
@@ -119,7 +125,7 @@ def decode_row(base: Base, at: float, data: bytes) -> Sample:
         engines = {engine.label: _engine(engine, numbers) for engine in base.shape.engines}
     except (zlib.error, msgspec.DecodeError, StopIteration, ValueError, TypeError) as error:
         raise EncodingError("unreadable row") from error
-    return Sample(at=at, engines=engines, kv_cache_tokens=base.shape.kv_cache_tokens, model_name=base.shape.model_name)
+    return base.shape.sample(at, engines)
 
 
 def decode_scalars(base: Base, at: float, data: bytes) -> Sample:
@@ -135,7 +141,7 @@ def decode_scalars(base: Base, at: float, data: bytes) -> Sample:
             place += len(_SCALARS) + sum(len(histogram.bounds) + 2 for histogram in engine.histograms)
     except (zlib.error, msgspec.DecodeError, ValueError, TypeError) as error:
         raise EncodingError("unreadable row") from error
-    return Sample(at=at, engines=engines, kv_cache_tokens=base.shape.kv_cache_tokens, model_name=base.shape.model_name)
+    return base.shape.sample(at, engines)
 
 
 def _scalars(numbers: Iterable[int | None]) -> dict[str, Any]:

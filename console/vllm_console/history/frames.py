@@ -44,7 +44,8 @@ class Frame(msgspec.Struct, frozen=True):
     a share from 0 to 1), ``waiting_min`` the lowest, if there were `MIN_SAMPLES`. ``held_max`` is the largest share of
     the KV cache that a running request held at one time, on average over those running then. Requests, tokens and
     ``kv_cache_tokens`` are totals over all ``engines`` (data-parallel ranks). ``still`` holds the labels of those with
-    requests running at its end but no progress: no token, no prompt, no block allocated. None means not reported.
+    requests running at its end but no progress: no token, no prompt, no block allocated. ``prefix_caching`` and
+    ``prefix_step`` are as in `Sample`. None means not reported.
     """
 
     generation: int
@@ -57,6 +58,8 @@ class Frame(msgspec.Struct, frozen=True):
     waiting_max: float | None = None
     waiting_min: float | None = None
     kv_cache_tokens: int | None = None
+    prefix_caching: bool | None = None
+    prefix_step: int | None = None
     engines: int = 1
     ranks: tuple[RankFrame, ...] = ()
     """Each rank, where there is more than one."""
@@ -150,6 +153,8 @@ def _frame(before: Sample, within: list[Sample], generation: int) -> Frame:
         waiting_max=most_waiting,
         waiting_min=least_waiting if len(within) >= MIN_SAMPLES else None,
         kv_cache_tokens=after.kv_cache_tokens,
+        prefix_caching=after.prefix_caching,
+        prefix_step=after.prefix_step,
         engines=max(1, len(after.engines)),
         ranks=_ranks(within, grown) if len(after.engines) > 1 and len(within) >= MIN_SAMPLES else (),
         still=tuple(label for label, one in grown.items() if _stands_still(label, one, (before, *within))),

@@ -120,6 +120,19 @@ def kv_cache_tokens(engines: Iterable[Mapping[str, str]]) -> int | None:
     return total or by_blocks or None
 
 
+def prefix_cache(engines: Iterable[Mapping[str, str]]) -> tuple[bool | None, int | None]:
+    """Whether prefixes are cached, and the fewest tokens in whose multiples they are; None if unknown, or mixed.
+
+    vLLM writes what it came to, after the model and the platform decided what no flag did. Models with Mamba layers
+    have large blocks; ``prefix_match_unit`` (0.26 and later) can divide them.
+    """
+    found = list(engines)
+    caching = {labels.get("enable_prefix_caching") for labels in found}
+    steps = {_integer(labels.get("prefix_match_unit")) or _integer(labels.get("block_size")) for labels in found}
+    on = {"True": True, "False": False}.get(caching.pop() or "") if len(caching) == 1 else None
+    return on, steps.pop() if len(steps) == 1 else None
+
+
 class CacheConfig(NamedTuple):
     """One engine's KV cache as `CACHE_CONFIG` has it; a block's size is in tokens."""
 
@@ -347,7 +360,8 @@ class Parser:
                 break
         configs = dict(config for slot, config in self._configs.items() if values[slot] is not None)
         tokens = kv_cache_tokens(configs.values())
-        return Sample(at=at, engines=engines, kv_cache_tokens=tokens, model_name=model_name)
+        caching, step = prefix_cache(configs.values())
+        return Sample(at, engines, tokens, model_name, caching, step)
 
 
 def _lines(text: str) -> Iterator[str]:

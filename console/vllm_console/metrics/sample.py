@@ -66,12 +66,18 @@ to one less than a draft may have."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One scrape of a server: when (Unix seconds), each engine by its label, and the cache's size if reported."""
+    """One scrape of a server: when (Unix seconds), each engine by its label, and the cache as far as reported.
+
+    ``prefix_caching`` is whether prefixes are cached, as vLLM configured itself. They are cached in steps of
+    ``prefix_step`` tokens at least: a shorter prefix is never found.
+    """
 
     at: float
     engines: Mapping[str, EngineSample]
     kv_cache_tokens: int | None = None
     model_name: str | None = None
+    prefix_caching: bool | None = None
+    prefix_step: int | None = None
 
 
 class Speculation(msgspec.Struct, frozen=True):
@@ -93,7 +99,8 @@ class Window(msgspec.Struct, frozen=True):
     preemptions per request that finished, or that runs at the end if those are more; it can be above 1. ``latencies``
     is keyed as in `LATENCIES`; TTFT counts requests at their first token, the others except ITL when requests end, so
     none includes a request that still waits. ``longest_wait`` is a lower bound, in seconds, of the longest wait in the
-    queue (see `waiting`). ``speculation`` is None without drafts. None means not reported or not enough data.
+    queue (see `waiting`). ``prefix_caching`` and ``prefix_step`` are those of the later sample. ``speculation`` is None
+    without drafts. None means not reported or not enough data.
     """
 
     start: float
@@ -106,6 +113,8 @@ class Window(msgspec.Struct, frozen=True):
     preemptions_per_minute: float | None = None
     preemption_share: float | None = None
     prefix_hit_rate: float | None = None
+    prefix_caching: bool | None = None
+    prefix_step: int | None = None
     prompt_tokens_per_second: float | None = None
     generation_tokens_per_second: float | None = None
     requests_per_second: float | None = None

@@ -158,6 +158,8 @@ def window(before: Sample, after: Sample) -> Window:
         preemptions_per_minute=None if preemptions_per_second is None else preemptions_per_second * 60,
         preemption_share=preemptions_per_request(preempted, finished, total.requests_running) if seconds > 0 else None,
         prefix_hit_rate=share(total.prefix_cache_hits_total, total.prefix_cache_queries_total),
+        prefix_caching=after.prefix_caching,
+        prefix_step=after.prefix_step,
         prompt_tokens_per_second=rate(total.prompt_tokens_total, seconds),
         generation_tokens_per_second=rate(total.generation_tokens_total, seconds),
         requests_per_second=rate(finished, seconds),

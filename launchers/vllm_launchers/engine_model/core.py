@@ -15,6 +15,8 @@ class StepReport:
 
     ``ttfts`` are in seconds from arrival, ``itls`` seconds since a request's previous token; ``prefilled`` are the
     requests whose first token came out, ``advanced`` all that got a token and ``finished`` those of them that ended.
+    ``resumed`` requests were admitted again after a preemption; of their ``resumed_queries`` tokens, ``resumed_hits``
+    were still cached.
     """
 
     seconds: float
@@ -22,6 +24,9 @@ class StepReport:
     preempted: int
     cache_queries: int
     cache_hits: int
+    resumed: int = 0
+    resumed_queries: int = 0
+    resumed_hits: int = 0
     ttfts: list[float] = field(default_factory=list)
     itls: list[float] = field(default_factory=list)
     prefilled: list[Request] = field(default_factory=list)
@@ -85,7 +90,10 @@ class Core:
         if not self._pipeline:
             raise RuntimeError("no iteration is in flight")
         batch = self._pipeline.popleft().batch
-        report = StepReport(seconds, batch.token_count, batch.preempted, batch.cache_queries, batch.cache_hits)
+        report = StepReport(
+            seconds, batch.token_count, batch.preempted, batch.cache_queries, batch.cache_hits, batch.resumed,
+            batch.resumed_queries, batch.resumed_hits,
+        )  # fmt: skip
         before = {share.request.id: share.request.last_token_at for share in batch.shares}
         report.advanced = self.scheduler.complete(batch, now)
         for request in report.advanced:

@@ -234,12 +234,19 @@ class Share(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Batch:
-    """One iteration's work, and what happened while it was scheduled."""
+    """One iteration's work, and what happened while it was scheduled.
+
+    ``cache_queries`` and ``cache_hits`` are tokens of requests that are admitted for the first time; those of requests
+    that had been preempted are ``resumed_queries`` and ``resumed_hits``, as in vLLM.
+    """
 
     shares: list[Share] = field(default_factory=list)
     preempted: int = 0
     cache_queries: int = 0
     cache_hits: int = 0
+    resumed: int = 0
+    resumed_queries: int = 0
+    resumed_hits: int = 0
 
     @property
     def token_count(self) -> int:
@@ -400,6 +407,10 @@ class Scheduler:
                 request.cached = start
                 batch.cache_queries += request.prompt_length
                 batch.cache_hits += start
+            elif self.pool.caching:
+                batch.resumed += 1
+                batch.resumed_queries += request.length
+                batch.resumed_hits += start
             if request.scheduled_at is None:
                 request.scheduled_at = now
             self._grow(request, count)

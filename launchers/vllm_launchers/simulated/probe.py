@@ -17,6 +17,9 @@ from vllm_launchers.simulated.settings import SIMULATED_VERSION
 class _PrefixCacheStats:
     queries: int
     hits: int
+    preempted_requests: int
+    preempted_queries: int
+    preempted_hits: int
 
 
 @dataclass(slots=True)
@@ -61,7 +64,8 @@ def probe_of(rank: int) -> Probe | None:
 def record_step(probe: Probe, core: Core, report: StepReport) -> None:
     """Record an iteration and the requests that it ended."""
     scheduler = core.scheduler
-    cache = _PrefixCacheStats(report.cache_queries, report.cache_hits)
+    resumed = (report.resumed, report.resumed_queries, report.resumed_hits)
+    cache = _PrefixCacheStats(report.cache_queries, report.cache_hits, *resumed)
     stats = _SchedulerStats(len(scheduler.running), len(scheduler.waiting), scheduler.pool.usage, cache)
     if not report.advanced and not report.preempted:
         probe.record(stats, None)  # prefill alone has no output

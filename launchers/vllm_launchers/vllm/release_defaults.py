@@ -28,3 +28,11 @@ def graphs_in_share(release: Release) -> bool:
 def caches_linear_prefixes(release: Release) -> bool:
     """Whether prefixes of models with linear layers are cached by default."""
     return release >= (0, 28, 0)
+
+
+def can_cache_linear_prefixes(release: Release) -> bool:
+    """Whether prefixes of all models with linear layers are cached if a flag asks for it (``mamba-cache-mode align``).
+
+    Earlier releases turn it off again for most of these models.
+    """
+    return release >= (0, 15, 1)

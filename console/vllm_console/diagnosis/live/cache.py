@@ -1,21 +1,14 @@
-"""Findings about the KV cache: pressure, preemption, prefix caching, reserved context."""
+"""Findings about the KV cache: pressure, preemption, reserved context."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from vllm_console.diagnosis.finding import MOST_PREEMPTIONS, Finding, Fix, Measure, Severity
-from vllm_console.diagnosis.live.fixes import (
-    WORTH_CACHING,
-    fewer_sequences,
-    more_cache,
-    present,
-    setting,
-    share_prefixes,
-)
+from vllm_console.diagnosis.live.fixes import fewer_sequences, more_cache, present
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p50, p99, tokens_p99, totals
 from vllm_console.diagnosis.live.rule import Evidence, Judgement, above
-from vllm_console.history.frames import Frame, merged, total
+from vllm_console.history.frames import Frame, merged
 from vllm_console.metrics.sample import Histogram
 from vllm_console.metrics.window import preemptions_per_request
 from vllm_console.text import UNKNOWN, clock, percent
@@ -133,81 +126,6 @@ def _per_request(share: float | None, finished: float | None, running: float | N
 def _length(frames: Sequence[Frame], at: int) -> float:
     """Seconds of the minute up to a frame; counted as a whole one right after the start."""
     return max(60.0, frames[at].end - frames[max(0, at - MINUTE + 1)].start)
-
-
-class PrefixCacheIdle:
-    """Prefix caching is on but has hardly any hits."""
-
-    code = "prefix_cache_idle"
-    LOW, ENOUGH, SPAN, TOKENS = 0.02, 0.10, 5 * MINUTE, 20_000
-
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the hit rate over five minutes, where enough prompt tokens were looked up."""
-        frames = evidence.frames
-        if evidence.flags.get("enable-prefix-caching") is False:
-            return [Judgement.GOOD] * len(frames)
-        asked = totals(frames, "prefix_cache_queries_total", self.SPAN)
-        found = totals(frames, "prefix_cache_hits_total", self.SPAN)
-        return [
-            Judgement.UNKNOWN if queries is None else self._verdict(at, queries, hits or 0.0)
-            for at, (queries, hits) in enumerate(zip(asked, found, strict=True))
-        ]
-
-    def _verdict(self, at: int, queries: float, hits: float) -> Judgement:
-        if at + 1 < self.SPAN or queries < self.TOKENS:
-            return Judgement.BETWEEN
-        rate = hits / queries
-        return Judgement.BAD if rate < self.LOW else Judgement.GOOD if rate > self.ENOUGH else Judgement.BETWEEN
-
-    def describe(self, evidence: Evidence, since: float) -> Finding:
-        """The hit rate, and that it costs little."""
-        hits = hit_rate(evidence.last(self.SPAN)) or 0.0
-        limit = self.LOW if hits < self.LOW else self.ENOUGH  # until which it stays open
-        measures = (Measure("prefix cache hit rate", percent(hits, 1), percent(limit), "built-in"),)
-        fix = setting("enable-prefix-caching", False, "Prompts share hardly any prefix.",
-                         "Shared prefixes would be recomputed every time.")  # fmt: skip
-        symptom = f"Prefix cache hit rate is {percent(hits, 1)}."
-        cause = "Prompts share hardly any prefix. The overhead is small: disable it only if every millisecond counts."
-        return Finding(self.code, Severity.NOTE, since, symptom, cause, measures, (fix,))
-
-
-def hit_rate(frames: Sequence[Frame]) -> float | None:
-    """Share of the prompt tokens found in the prefix cache; None if none was looked up."""
-    asked = total(frames, "prefix_cache_queries_total")
-    return (total(frames, "prefix_cache_hits_total") or 0.0) / asked if asked else None
-
-
-class PrefixCacheMissed:
-    """Prefix caching is off although prompts share prefixes.
-
-    While it is off vLLM has no such counters: the figure comes from earlier, or from the preset.
-    """
-
-    code = "prefix_cache_missed"
-    ENOUGH_REQUESTS = 20
-
-    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
-        """By the flag and the known reuse; judged only while requests arrive."""
-        off = evidence.flags.get("enable-prefix-caching") is False
-        if not off or evidence.reuse[0] <= WORTH_CACHING:
-            return [Judgement.GOOD] * len(evidence.frames)
-        ended = totals(evidence.frames, "requests_finished_total", len(evidence.frames))
-        return [
-            Judgement.UNKNOWN
-            if count is None
-            else Judgement.BAD
-            if count >= self.ENOUGH_REQUESTS
-            else Judgement.BETWEEN
-            for count in ended
-        ]
-
-    def describe(self, evidence: Evidence, since: float) -> Finding:
-        """What is recomputed each time."""
-        reuse, source = evidence.reuse
-        measures = (Measure("prefix reuse", percent(reuse), percent(WORTH_CACHING), source),)
-        fixes = present((share_prefixes(evidence),))
-        symptom = f"Prompts share a prefix ({percent(reuse)}, {source}) that is recomputed for every request."
-        return Finding(self.code, Severity.WARNING, since, symptom, "Prefix caching is off.", measures, fixes)
 
 
 class ContextUnused:

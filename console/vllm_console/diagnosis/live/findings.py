@@ -11,13 +11,12 @@ from vllm_console.diagnosis.live.cache import (
     ContextUnused,
     KvCachePressure,
     Preempting,
-    PrefixCacheIdle,
-    PrefixCacheMissed,
 )
 from vllm_console.diagnosis.live.engine import EngineHung, StarvedByClients, engine_dead, first_request
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, p99, sustained_usage, totals
 from vllm_console.diagnosis.live.gpus import GpuThrottled, PcieNarrow, TensorParallelStalls
 from vllm_console.diagnosis.live.latency import PrefillContention, SlowFirstToken, SlowTokens
+from vllm_console.diagnosis.live.prefix_cache import PrefixCacheIdle, PrefixCacheMissed, PrefixCacheOff
 from vllm_console.diagnosis.live.queue import (
     NotAdmitted,
     OversubscribedCompute,
@@ -52,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     GpuClaimed(),
     PcieNarrow(),
     PrefixCacheMissed(),
+    PrefixCacheOff(),
     PrefixCacheIdle(),
     DraftsRejected(),
     ContextUnused(),

@@ -99,6 +99,10 @@ class Evidence(msgspec.Struct, frozen=True):
     """The server's own variables, and the inherited ones that its record keeps."""
     mla: bool = False
     """Whether the model uses multi-head latent attention."""
+    linear_layers: bool = False
+    """Whether the model has layers with a state in place of a KV cache: Mamba, linear attention."""
+    attention_free: bool = False
+    """Whether it has no other ones."""
     batch_sizes: tuple[int, int] = SMALL_BATCHES
     """vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` for it if the flags are not set."""
     quantized: bool | None = None

@@ -17,7 +17,7 @@ RESTART_THERE = Fix(Changes(), "Restart it where it was started; requests in fli
 QUEUED = "Requests wait in the queue although the KV cache has room: its limit of running requests may be reached."
 QUEUED_FIRST = "Requests wait in the queue."
 
-OF_DEFAULTS = frozenset({"prefix_cache_idle", "context_unused"})
+OF_DEFAULTS = frozenset({"prefix_cache_idle", "prefix_cache_off", "context_unused"})
 """Findings that follow from a flag's value alone."""
 
 

@@ -1,0 +1,203 @@
+"""Findings about prefix caching: off though it would help, turned off by vLLM itself, on without hits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
+from vllm_console.diagnosis.live.fixes import WORTH_CACHING, present, setting, share_prefixes
+from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, totals
+from vllm_console.diagnosis.live.rule import Evidence, Judgement
+from vllm_console.history.frames import Frame, total
+from vllm_console.metrics.sample import Histogram
+from vllm_console.text import count, percent
+from vllm_launchers.vllm.release_defaults import caches_linear_prefixes, can_cache_linear_prefixes
+
+CACHING = "enable-prefix-caching"
+
+LARGE_STEP = 64
+"""Tokens: an ordinary block has at most so many; models with Mamba layers have hundreds or thousands."""
+
+MOST_TOO_SHORT = 0.9
+"""From this share of prompts that are too short for any hit on, that is why there are none."""
+
+
+class PrefixCacheIdle:
+    """Prefix caching is on but has hardly any hits."""
+
+    code = "prefix_cache_idle"
+    LOW, ENOUGH, SPAN, TOKENS = 0.02, 0.10, 5 * MINUTE, 20_000
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the hit rate over five minutes, where enough prompt tokens were looked up."""
+        frames = evidence.frames
+        if evidence.flags.get(CACHING) is False:
+            return [Judgement.GOOD] * len(frames)
+        asked = totals(frames, "prefix_cache_queries_total", self.SPAN)
+        found = totals(frames, "prefix_cache_hits_total", self.SPAN)
+        return [
+            Judgement.UNKNOWN if queries is None else self._verdict(at, queries, hits or 0.0)
+            for at, (queries, hits) in enumerate(zip(asked, found, strict=True))
+        ]
+
+    def _verdict(self, at: int, queries: float, hits: float) -> Judgement:
+        if at + 1 < self.SPAN or queries < self.TOKENS:
+            return Judgement.BETWEEN
+        rate = hits / queries
+        return Judgement.BAD if rate < self.LOW else Judgement.GOOD if rate > self.ENOUGH else Judgement.BETWEEN
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """The hit rate, and why there are no hits as far as that is known."""
+        hits = hit_rate(evidence.last(self.SPAN)) or 0.0
+        limit = self.LOW if hits < self.LOW else self.ENOUGH  # until which it stays open
+        measures = [Measure("prefix cache hit rate", percent(hits, 1), percent(limit), "built-in")]
+        symptom = f"Prefix cache hit rate is {percent(hits, 1)}."
+        step = evidence.frames[-1].prefix_step
+        if step is not None and step > LARGE_STEP:
+            return self._in_large_steps(evidence, since, symptom, measures, step)
+        fix = setting(CACHING, False, "Prompts share hardly any prefix.",
+                         "Shared prefixes would be recomputed every time.")  # fmt: skip
+        cause = "Prompts share hardly any prefix. The overhead is small: disable it only if every millisecond counts."
+        return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), (fix,))
+
+    def _in_large_steps(
+        self, evidence: Evidence, since: float, symptom: str, measures: list[Measure], step: int
+    ) -> Finding:
+        """Of a model whose prefixes are cached in large blocks: a shorter one is computed each time."""
+        lengths = observed(evidence.frames, "prompt_tokens", self.SPAN)[-1]
+        short = at_most(lengths, step) if lengths is not None else None
+        blocks = f"This model's prefixes are cached in blocks of {count(step)} tokens"
+        if short is not None:
+            measures.append(Measure(f"prompts of at most {count(step)} tokens", f"at least {percent(short)}"))
+        if short is not None and short >= MOST_TOO_SHORT:
+            cause = f"{blocks}, and {percent(short)} of the prompts have no more than that: they can't have a hit."
+        else:
+            cause = f"{blocks}: prompts share hardly any prefix, or one that is shorter."
+        fixes = present((finer_prefixes(evidence, step),))
+        return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
+
+
+def at_most(lengths: Histogram, tokens: int) -> float | None:
+    """The least share of lengths that are at most ``tokens``; None without observations."""
+    if not lengths.count:
+        return None
+    counts = [known for bound, known in zip(lengths.bounds, lengths.counts, strict=True) if bound <= tokens]
+    return counts[-1] / lengths.count if counts else 0.0
+
+
+def finer_prefixes(_evidence: Evidence, _step: int) -> Fix | None:
+    return None
+
+
+def hit_rate(frames: Sequence[Frame]) -> float | None:
+    """Share of the prompt tokens found in the prefix cache; None if none was looked up."""
+    asked = total(frames, "prefix_cache_queries_total")
+    return (total(frames, "prefix_cache_hits_total") or 0.0) / asked if asked else None
+
+
+class PrefixCacheMissed:
+    """Prefix caching is off although prompts share prefixes.
+
+    While it is off vLLM has no such counters: the figure comes from earlier, or from the preset.
+    """
+
+    code = "prefix_cache_missed"
+    ENOUGH_REQUESTS = 20
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By the flag and the known reuse; judged only while requests arrive."""
+        off = evidence.flags.get(CACHING) is False
+        if not off or evidence.reuse[0] <= WORTH_CACHING:
+            return [Judgement.GOOD] * len(evidence.frames)
+        ended = totals(evidence.frames, "requests_finished_total", len(evidence.frames))
+        return [
+            Judgement.UNKNOWN
+            if count is None
+            else Judgement.BAD
+            if count >= self.ENOUGH_REQUESTS
+            else Judgement.BETWEEN
+            for count in ended
+        ]
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """What is recomputed each time."""
+        reuse, source = evidence.reuse
+        measures = (Measure("prefix reuse", percent(reuse), percent(WORTH_CACHING), source),)
+        fixes = present((share_prefixes(evidence),))
+        symptom = f"Prompts share a prefix ({percent(reuse)}, {source}) that is recomputed for every request."
+        return Finding(self.code, Severity.WARNING, since, symptom, "Prefix caching is off.", measures, fixes)
+
+
+class PrefixCacheOff:
+    """No prefix is cached although no flag says so: vLLM turned it off for this model, or for this platform.
+
+    vLLM says so in its log at the level of debug messages or not at all, and its hit rate stays at 0.
+    """
+
+    code = "prefix_cache_off"
+    ENOUGH_REQUESTS, SPAN, TOKENS = 20, 5 * MINUTE, 20_000
+
+    def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
+        """By what vLLM reports of its configuration, and of its lookups; judged only while requests arrive."""
+        frames = evidence.frames
+        unique = evidence.workload is not None and evidence.reuse[0] <= WORTH_CACHING
+        if unique or evidence.flags.get(CACHING) is False:
+            return [Judgement.GOOD] * len(frames)
+        ended = totals(frames, "requests_finished_total", len(frames))
+        sums = (totals(frames, f"{name}_total", self.SPAN) for name in ("prefix_cache_queries", "prompt_tokens"))
+        found = []
+        for at, (frame, requests, asked, tokens) in enumerate(zip(frames, ended, *sums, strict=True)):
+            if frame.prefix_caching is None or requests is None:
+                found.append(Judgement.UNKNOWN)
+            elif frame.prefix_caching and not self._skipped(at, asked, tokens):
+                found.append(Judgement.GOOD)
+            else:
+                found.append(Judgement.BAD if requests >= self.ENOUGH_REQUESTS else Judgement.BETWEEN)
+        return found
+
+    def _skipped(self, at: int, asked: float | None, tokens: float | None) -> bool:
+        """Whether vLLM looks nothing up, by its counters: they count each prompt once it is admitted."""
+        return at + 1 >= self.SPAN and asked == 0 and (tokens or 0.0) >= self.TOKENS
+
+    def describe(self, evidence: Evidence, since: float) -> Finding:
+        """That prefixes are computed again, and who decided that."""
+        reuse, source = evidence.reuse
+        worth = reuse > WORTH_CACHING
+        measures = [Measure("prefix reuse", percent(reuse), percent(WORTH_CACHING), source)] if worth else []
+        if evidence.frames[-1].prefix_caching is False:
+            symptom = "No prefix is cached: vLLM turned prefix caching off, and no flag says so."
+            cause, fix = turned_off(evidence)
+        else:
+            symptom = "No prompt is looked up in the prefix cache, although vLLM reports that it is on."
+            cause, fix = SKIPPED, None
+        severity = Severity.WARNING if worth and fix is not None else Severity.NOTE
+        return Finding(self.code, severity, since, symptom, cause, tuple(measures), present((fix,)))
+
+
+SKIPPED = (
+    "The engine turned it off once it knew the model's layers (its log then says 'Disabling prefix caching'), or all "
+    "requests skip it, as those that ask for prompt logprobs do."
+)
+
+
+def turned_off(evidence: Evidence) -> tuple[str, Fix | None]:
+    """Why vLLM caches no prefix of this model, as far as that is known, and what changes it."""
+    asked, release = evidence.flags.get(CACHING) is True, evidence.release
+    if evidence.mla and evidence.build == "cpu":
+        return "On a CPU, vLLM turns prefix caching off for models with MLA, whatever the flags say.", None
+    if evidence.attention_free and not asked:
+        return "vLLM caches no prefixes of models without attention unless a flag asks for it.", None
+    if evidence.linear_layers and not asked and release is not None and not caches_linear_prefixes(release):
+        cause = "Before 0.28, vLLM caches prefixes of models with Mamba or linear-attention layers only if a flag asks."
+        return cause, _linear_prefixes(evidence, release)
+    if evidence.linear_layers and asked and release is not None and not can_cache_linear_prefixes(release):
+        return "This release can't cache prefixes of models with Mamba or linear-attention layers.", None
+    return "It does so for some models and platforms; its log may say why.", None
+
+
+def _linear_prefixes(evidence: Evidence, release: tuple[int, int, int]) -> Fix | None:
+    if not can_cache_linear_prefixes(release) or evidence.flags.get("enable-chunked-prefill") is False:
+        return None
+    why = "Prefixes that repeat are then computed once."
+    tradeoff = "New in this release for such layers; blocks become large, so only long prefixes are found."
+    return setting(CACHING, True, why, tradeoff)
