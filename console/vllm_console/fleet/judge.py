@@ -19,6 +19,7 @@ from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.prefix_cache import hit_rate
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
 from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
+from vllm_console.history.prefix_use import prefix_use
 from vllm_console.history.timeline import IDLE_SECONDS
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.window import is_idle
@@ -41,6 +42,7 @@ from vllm_launchers.vllm.release_defaults import Release, default_utilization
 
 if TYPE_CHECKING:
     from vllm_console.fleet.own_server import JudgeContext
+    from vllm_console.history.probe_records import CacheEvent
 
 
 DEADLINE_SECONDS = 20.0
@@ -160,6 +162,7 @@ class Judge:
         self._latest: Sample | None = None
         self._busy_at: float | None = None
         self._moments: deque[GpuMoment] = deque(maxlen=int(HISTORY_SECONDS / MOMENT_SECONDS))
+        self._cache_events: Sequence[CacheEvent] = ()
         self._link = ""
         self._request = OneToken()
         self._facts: tuple[object, _Facts] | None = None
@@ -187,6 +190,10 @@ class Judge:
         if found:
             self._moments.append(GpuMoment(now, tuple(found)))
             self._link = slowest_link(host, [gpu.index for gpu in found])
+
+    def set_cache_events(self, events: Sequence[CacheEvent]) -> None:
+        """What its probe recorded of its prefix cache in the last minutes."""
+        self._cache_events = events
 
     def findings(
         self, record: ServerRecord, details: Details, context: JudgeContext, now: float, *, wait: bool = False
@@ -244,9 +251,11 @@ class Judge:
         free = {gpu.index: gib for gpu in gpus if (gib := available_gib(gpu, context.shares)) is not None}
         facts = self._known(record, details)
         silent = record.state is State.UNRESPONSIVE
+        begun = record.current.ready_at or record.state_since
+        prefixes = prefix_use((), [one for one in self._cache_events if one.at >= begun])
         return Evidence(
             now=now,
-            ready_at=record.current.ready_at or record.state_since,
+            ready_at=begun,
             frames=frames,
             flags=details.flags,
             preset_objectives=details.objectives,
@@ -265,8 +274,9 @@ class Judge:
             compute_capability=facts.compute_capability,
             environment=details.variables,
             mla=facts.mla,
-            linear_layers=facts.linear_layers,
-            attention_free=facts.attention_free,
+            linear_layers=LayerKind.LINEAR in facts.layers,
+            sliding_layers=bool(facts.layers & {LayerKind.SLIDING, LayerKind.CHUNKED}),
+            attention_free=LayerKind.LINEAR in facts.layers and facts.layers <= {LayerKind.LINEAR, LayerKind.NONE},
             batch_sizes=facts.batch_sizes,
             quantized=facts.quantized,
             weights_gib=details.predicted.get("weights_gib"),
@@ -275,6 +285,8 @@ class Judge:
             silent_seconds=self._request.silent_seconds,
             idle_seconds=self._idle_seconds,
             earlier_reuse=self._earlier_reuse(record),
+            resumed=prefixes.resumed,
+            evicted=prefixes.evicted,
         )
 
     def _known(self, record: ServerRecord, details: Details) -> _Facts:
@@ -297,8 +309,7 @@ class _Facts(msgspec.Struct, frozen=True):
     batch_sizes: tuple[int, int] = SMALL_BATCHES
     quantized: bool | None = None
     mla: bool = False
-    linear_layers: bool = False
-    attention_free: bool = False
+    layers: frozenset[LayerKind] = frozenset()
 
 
 def _facts(details: Details, gpu: Gpu | None) -> _Facts:
@@ -319,13 +330,8 @@ def _facts(details: Details, gpu: Gpu | None) -> _Facts:
         batch_sizes=batch_sizes(model_known, details.flags, release, None if on_cpu else GpuShape(name, memory)),
         quantized=_quantized(details, model_known),
         mla=details.mla or (model_known is not None and model_known.mla),
-        linear_layers=model_known is not None and LayerKind.LINEAR in model_known.layers,
-        attention_free=model_known is not None and _attention_free(model_known),
+        layers=frozenset(model_known.layers) if model_known is not None else frozenset(),
     )
-
-
-def _attention_free(facts: ModelFacts) -> bool:
-    return LayerKind.LINEAR in facts.layers and set(facts.layers) <= {LayerKind.LINEAR, LayerKind.NONE}
 
 
 def _cache_free(details: Details, memory_gib: float | None, release: Release | None) -> float | None:

@@ -255,6 +255,11 @@ class WatchedServer:
             self._past_of = generation
         return self._past
 
+    @property
+    def _records_anything(self) -> bool:
+        """Whether there is a folder of its probe."""
+        return (self._folder / PROBE).is_dir()
+
     def _records(self, record: ServerRecord) -> ServerProbe:
         """What its probe has recorded."""
         if self._probe is None:
@@ -268,7 +273,7 @@ class WatchedServer:
         window = self._timeline.window()
         if window is None or not any(one.count for one in window.latencies.values()) or not self._answered(record):
             return window
-        if not (self._folder / PROBE).is_dir():
+        if not self._records_anything:
             return window
         return self._records(record).window(window, self._timeline.recent, now)
 
@@ -371,6 +376,8 @@ class WatchedServer:
         if self._judge is None or context is None:
             return ()
         self._judge.add_gpus(context.host, details.gpus, now)
+        if self._records_anything:
+            self._judge.set_cache_events(self._records(record).cache_events(now))
         # A command takes one snapshot, and waits for the test request to a server that seems to hang.
         return self._judge.findings(record, details, context, now, wait=not self._interactive)
 

@@ -42,6 +42,9 @@ WINDOW_SECONDS = 60.0
 SPAN_SECONDS = 75.0
 """How long records are kept for the figures of the last minute."""
 
+CACHE_SECONDS = 300.0
+"""How far back a server's findings look at its prefix cache."""
+
 MOST_REQUESTS = 20_000
 """Of so many newest requests the slowest are found."""
 
@@ -222,6 +225,8 @@ class ServerProbe:
         self._intervals: list[Interval] = []
         self._first_tokens: list[FirstToken] = []
         self._requests: list[FinishedRequest] = []
+        self._cache_reader: ProbeReader | None = None
+        self._cache_events: list[CacheEvent] = []
         self._charts: ChartHistory[Timed, StepTimeline] | None = None
         self._listing: _Listing | None = None
 
@@ -260,6 +265,19 @@ class ServerProbe:
         del self._intervals[: bisect_left(self._intervals, since, key=lambda one: one.at)]
         del self._first_tokens[: bisect_left(self._first_tokens, since, key=lambda one: one.at)]
         del self._requests[: bisect_left(self._requests, since, key=_end_of)]
+
+    def cache_events(self, now: float) -> Sequence[CacheEvent]:
+        """What became of cached prefixes in the last `CACHE_SECONDS`; empty if that cannot be read."""
+        if self._cache_reader is None:
+            self._cache_reader = ProbeReader(self._folder, now - CACHE_SECONDS)
+        try:
+            added = self._cache_reader.cache_events()
+        except OSError:
+            return ()
+        kept = bisect_left(self._cache_events, now - CACHE_SECONDS, key=_at)
+        if added or kept:
+            self._cache_events = [*self._cache_events[kept:], *added]
+        return self._cache_events
 
     def in_time(
         self, series: Series, span: ChartRange, now: float, time: TimeView, end: float | None

@@ -12,6 +12,7 @@ from vllm_console.history.frames import Frame, merged
 from vllm_console.metrics.sample import Histogram
 from vllm_console.metrics.window import preemptions_per_request
 from vllm_console.text import UNKNOWN, clock, percent
+from vllm_console.text import count as count_text
 from vllm_launchers.plan.model import Changes
 
 USAGE_MARGIN = 0.05
@@ -103,6 +104,10 @@ class Preempting:
             Measure("preemptions per request", shown, f"{goal:g}", evidence.objectives_source),
             Measure("preemptions", f"{rate:.0f}/min", f"{MOST_PREEMPTIONS:.0f}/min", "built-in"),
         ]
+        if evidence.resumed is not None and evidence.resumed.tokens:
+            found, looked_up = evidence.resumed.cached_tokens, evidence.resumed.tokens
+            value = f"{percent(found / looked_up)} of {count_text(looked_up)} tokens"
+            measures.append(Measure("still cached when resumed", value))
         histogram = observed(frames, "itl")[-1]
         usual, worst = p50(histogram), p99(histogram)
         if usual is not None and worst is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_console.diagnosis.finding import Finding, Fix, Measure, Severity
-from vllm_console.diagnosis.live.fixes import WORTH_CACHING, present, setting, share_prefixes
+from vllm_console.diagnosis.live.fixes import WORTH_CACHING, more_cache, present, setting, share_prefixes
 from vllm_console.diagnosis.live.frame_sums import MINUTE, observed, totals
 from vllm_console.diagnosis.live.rule import Evidence, Judgement
-from vllm_console.history.frames import Frame, total
+from vllm_console.history.frames import STEP_SECONDS, Frame, total
 from vllm_console.metrics.sample import Histogram
-from vllm_console.text import count, percent
+from vllm_console.text import count, percent, seconds
 from vllm_launchers.vllm.release_defaults import caches_linear_prefixes, can_cache_linear_prefixes
 
 CACHING = "enable-prefix-caching"
@@ -55,10 +55,25 @@ class PrefixCacheIdle:
         step = evidence.frames[-1].prefix_step
         if step is not None and step > LARGE_STEP:
             return self._in_large_steps(evidence, since, symptom, measures, step)
+        if evidence.linear_layers:
+            cause = f"Prompts share hardly any prefix, or one that is not kept: {STATES}."
+            return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures))
+        if (kept := kept_seconds(evidence, self.SPAN)) is not None and kept < self.SPAN * STEP_SECONDS:
+            return self._evicted(evidence, since, symptom, measures, kept)
         fix = setting(CACHING, False, "Prompts share hardly any prefix.",
                          "Shared prefixes would be recomputed every time.")  # fmt: skip
         cause = "Prompts share hardly any prefix. The overhead is small: disable it only if every millisecond counts."
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), (fix,))
+
+    def _evicted(self, evidence: Evidence, since: float, symptom: str, measures: list[Measure], kept: float) -> Finding:
+        """Of a cache that is filled anew so often that a prefix may be gone when it comes again."""
+        exact = evidence.evicted.shortest_idle if evidence.evicted is not None else None
+        source = "sampled blocks" if exact is not None else "by tokens computed and room"
+        kept = kept if exact is None else exact
+        measures.append(Measure("evicted when unused for", f"{'' if exact else 'about '}{seconds(kept)}", "", source))
+        cause = f"Prompts share hardly any prefix, or one that comes again after it was evicted: later than {seconds(kept)}."
+        fixes = tuple(more_cache(evidence))
+        return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
 
     def _in_large_steps(
         self, evidence: Evidence, since: float, symptom: str, measures: list[Measure], step: int
@@ -77,6 +92,22 @@ class PrefixCacheIdle:
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
 
 
+def kept_seconds(evidence: Evidence, frames: int) -> float | None:
+    """About how long a cached block outlives its last use: until all blocks that no request holds were filled anew.
+
+    vLLM evicts the block first that was unused for longest. None where nothing is computed, or where blocks are not
+    all alike: models with linear layers, or with attention over a window.
+    """
+    span, tokens = evidence.last(frames), evidence.cache_tokens
+    usages = [frame.usage_max for frame in span if frame.usage_max is not None]
+    if tokens is None or not usages or evidence.linear_layers or evidence.sliding_layers:
+        return None
+    counted = (total(span, f"{name}_total") or 0.0 for name in ("prompt_tokens", "generation_tokens"))
+    filled = (sum(counted) - (total(span, "prefix_cache_hits_total") or 0.0)) / evidence.engines
+    seconds_ = sum(frame.seconds for frame in span)
+    return (1 - sum(usages) / len(usages)) * tokens * seconds_ / filled if filled > 0 else None
+
+
 def at_most(lengths: Histogram, tokens: int) -> float | None:
     """The least share of lengths that are at most ``tokens``; None without observations."""
     if not lengths.count:
@@ -85,8 +116,35 @@ def at_most(lengths: Histogram, tokens: int) -> float | None:
     return counts[-1] / lengths.count if counts else 0.0
 
 
-def finer_prefixes(_evidence: Evidence, _step: int) -> Fix | None:
-    return None
+STATES = "of models with Mamba or linear-attention layers, vLLM keeps what prompts end with, and shared whole blocks"
+
+UNIT = "prefix-match-unit"
+UNITS = (64, 32, 16)
+"""Tokens: what is tried as a unit, which must divide the block size."""
+UNIT_SINCE = (0, 32, 0)
+"""The first release with which it was tried: there a prompt that was sent again, or continued, had hits."""
+NO_UNIT = (
+    "decode-context-parallel-size",
+    "kv-transfer-config",
+    "speculative-config",
+    "spec-method",
+    "spec-model",
+    UNIT,
+)
+"""Flags with which other rules hold."""
+
+
+def finer_prefixes(evidence: Evidence, step: int) -> Fix | None:
+    """Hits within a block, for models with linear layers and otherwise full attention."""
+    unit = next((size for size in UNITS if step % size == 0), None)
+    able = evidence.linear_layers and not evidence.sliding_layers and not evidence.attention_free
+    if unit is None or not able or evidence.release is None or evidence.release < UNIT_SINCE:
+        return None
+    if any(name in evidence.flags for name in NO_UNIT):
+        return None
+    why = f"Prompts that come again or are continued, such as a chat's next turn, are then found in steps of {unit} tokens."
+    tradeoff = "Shared beginnings shorter than a block, such as a system prompt, are still computed each time."
+    return setting(UNIT, unit, why, tradeoff)
 
 
 def hit_rate(frames: Sequence[Frame]) -> float | None:

@@ -16,6 +16,7 @@ import msgspec
 
 from vllm_console.diagnosis.finding import Finding, Measure
 from vllm_console.history.frames import Frame
+from vllm_console.history.prefix_use import Evicted, Resumed
 from vllm_launchers.engine_model.gpus import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.flags import token_count
@@ -101,8 +102,14 @@ class Evidence(msgspec.Struct, frozen=True):
     """Whether the model uses multi-head latent attention."""
     linear_layers: bool = False
     """Whether the model has layers with a state in place of a KV cache: Mamba, linear attention."""
+    resumed: Resumed | None = None
+    """What requests that were resumed in the last five minutes still found in the prefix cache; None if unknown."""
+    evicted: Evicted | None = None
+    """The cached blocks that were evicted meanwhile; None if vLLM does not report them."""
+    sliding_layers: bool = False
+    """Whether the model has layers with attention over a window, or over chunks."""
     attention_free: bool = False
-    """Whether it has no other ones."""
+    """Whether all its layers have such a state, or none."""
     batch_sizes: tuple[int, int] = SMALL_BATCHES
     """vLLM's ``max-num-seqs`` and ``max-num-batched-tokens`` for it if the flags are not set."""
     quantized: bool | None = None
