@@ -123,7 +123,7 @@ _ACTIONS: tuple[Action, ...] = (
             _VIEW, call="pane(7)"),
     _action("pane_8", "8", "Show the engine's steps large: batches, tokens, step times; again: all panes", "operations",
             _VIEW, call="pane(8)"),
-    _action("requests_order", "V", "Next order of the finished requests: slowest, newest, preempted, aborted",
+    _action("requests_order", "V", "Next view of the finished requests: slowest, newest, preempted, aborted, prefixes",
             "operations", _VIEW),
     _action("gpu_history", "H", "Charts of a GPU and its links in the GPUs pane; again: the GPUs now", "operations",
             _VIEW),

@@ -58,21 +58,23 @@ class PrefixCacheIdle:
         if evidence.linear_layers:
             cause = f"Prompts share hardly any prefix, or one that is not kept: {STATES}."
             return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures))
-        if (kept := kept_seconds(evidence, self.SPAN)) is not None and kept < self.SPAN * STEP_SECONDS:
-            return self._evicted(evidence, since, symptom, measures, kept)
-        fix = setting(CACHING, False, "Prompts share hardly any prefix.",
+        fix = setting(CACHING, False, "Hardly any prompt token is found in the cache.",
                          "Shared prefixes would be recomputed every time.")  # fmt: skip
+        if (kept := kept_seconds(evidence, self.SPAN)) is not None and kept < self.SPAN * STEP_SECONDS:
+            return self._evicted(evidence, since, symptom, measures, kept, fix)
         cause = "Prompts share hardly any prefix. The overhead is small: disable it only if every millisecond counts."
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), (fix,))
 
-    def _evicted(self, evidence: Evidence, since: float, symptom: str, measures: list[Measure], kept: float) -> Finding:
+    def _evicted(
+        self, evidence: Evidence, since: float, symptom: str, measures: list[Measure], kept: float, fix: Fix
+    ) -> Finding:
         """Of a cache that is filled anew so often that a prefix may be gone when it comes again."""
         exact = evidence.evicted.shortest_idle if evidence.evicted is not None else None
         source = "sampled blocks" if exact is not None else "by tokens computed and room"
         kept = kept if exact is None else exact
         measures.append(Measure("evicted when unused for", f"{'' if exact else 'about '}{seconds(kept)}", "", source))
-        cause = f"Prompts share hardly any prefix, or one that comes again after it was evicted: later than {seconds(kept)}."
-        fixes = tuple(more_cache(evidence))
+        cause = f"Prompts share hardly any prefix, or one that comes again later than {seconds(kept)}: evicted by then."
+        fixes = (fix, *more_cache(evidence))
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
 
     def _in_large_steps(
@@ -142,7 +144,7 @@ def finer_prefixes(evidence: Evidence, step: int) -> Fix | None:
         return None
     if any(name in evidence.flags for name in NO_UNIT):
         return None
-    why = f"Prompts that come again or are continued, such as a chat's next turn, are then found in steps of {unit} tokens."
+    why = f"Prompts that come again or go on, such as a chat's next turn, are then found in steps of {unit} tokens."
     tradeoff = "Shared beginnings shorter than a block, such as a system prompt, are still computed each time."
     return setting(UNIT, unit, why, tradeoff)
 

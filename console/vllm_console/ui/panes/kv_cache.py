@@ -58,6 +58,8 @@ def _figures(server: ServerView, width: int) -> list[Strip]:
     used = total * usage if total is not None and usage is not None else None
     tokens: tuple[Part, ...] = (f" {count(used)}", (" of ", DIM), count(total), (" tokens", DIM))
     hits: tuple[Part, ...] = (("prefix hits ", DIM), percent(window.prefix_hit_rate if window else None))
+    if window and window.prefix_caching is False:
+        hits = (("prefix caching off", DIM),)
     if window and over(window.kv_cache_usage_max, (usage or 0) + 0.02):
         hits = (*hits, (" · fullest engine ", DIM), percent(window.kv_cache_usage_max))
     if width >= 42 or UNKNOWN in (count(used), count(total)):

@@ -12,6 +12,7 @@ from vllm_console.history.probe_records import FinishedRequest, Step
 from vllm_console.text import UNKNOWN, clock, count, plain, round_duration, seconds
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.base import nothing_recorded, title_of
+from vllm_console.ui.panes.prefixes import prefix_lines
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
@@ -26,6 +27,10 @@ LIST_WIDTH, LIST_ROWS = 64, 8
 
 SHORT = 3
 """Rows of a list up to which it has no legend."""
+
+PREFIXES = "prefixes"
+VIEWS = (*ORDERS, PREFIXES)
+"""What the key goes through: the requests in each order, and what the prefix cache did for them."""
 
 SHORTEST_BAR, LONGEST_BAR = 8, 60
 ID_WIDTH = 25
@@ -64,18 +69,24 @@ def requests_lines(server: ServerView, now: float, width: int, height: int, view
     title = rule(title_of(7, "Requests", server), width, _title_note(server, seen, view, now))
     if seen is None:
         return [title, *nothing_recorded(server, width)][:height]
-    order = ORDERS.index(view.order)
     lines = [title, _figures(server, seen, now, width)]
     below = height - len(lines)
     plot_width = min(width * 2 // 5, width - LIST_WIDTH - 1)
     if plot_width >= SCATTER_WIDTH and below >= SCATTER_HEIGHT:
-        listed = _list(seen, order, now, width - plot_width - 1, below)
+        listed = _view(server, seen, view, now, width - plot_width - 1, below)
         plot = _plot(seen, plot_width, below, view)
         listed += [line()] * (len(plot) - len(listed))
         return [*lines, *(beside(one, width - plot_width, other) for one, other in zip(listed, plot, strict=False))]
     plot_height = max(SCATTER_HEIGHT, below // 2) if below >= LIST_ROWS + SCATTER_HEIGHT else 0
-    lines += _list(seen, order, now, width, below - plot_height)
+    lines += _view(server, seen, view, now, width, below - plot_height)
     return [*lines, *_plot(seen, width, plot_height, view)][:height] if plot_height else lines[:height]
+
+
+def _view(server: ServerView, seen: RequestsSeen, view: ChartView, now: float, width: int, height: int) -> list[Strip]:
+    """The requests in an order, or what the prefix cache did for them."""
+    if view.order == PREFIXES:
+        return prefix_lines(seen.prefixes, server.window, width, height)
+    return _list(seen, ORDERS.index(view.order), now, width, height)
 
 
 def _title_note(server: ServerView, seen: RequestsSeen | None, view: ChartView, now: float) -> list[Part]:
@@ -87,7 +98,11 @@ def _title_note(server: ServerView, seen: RequestsSeen | None, view: ChartView, 
         span = f"last {round_duration(seen.until - seen.since)}"
     action = "screen.requests_order"
     key = (key_of("requests_order"), clickable(action, KEY))
-    return [(f"{view.order} · {span} · ", DIM), key, (" order", clickable(action, DIM))]
+    return [
+        (f"{view.order} · {span} · ", DIM),
+        key,
+        (" view" if view.order == PREFIXES else " order", clickable(action, DIM)),
+    ]
 
 
 def _figures(server: ServerView, seen: RequestsSeen, now: float, width: int) -> Strip:
@@ -186,5 +201,5 @@ def _plot(seen: RequestsSeen, width: int, height: int, view: ChartView) -> list[
 
 
 def order_after(order: str) -> str:
-    """The order that the key changes to."""
-    return ORDERS[(ORDERS.index(order) + 1) % len(ORDERS)]
+    """The order or view that the key changes to."""
+    return VIEWS[(VIEWS.index(order) + 1) % len(VIEWS)]

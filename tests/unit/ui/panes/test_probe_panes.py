@@ -7,10 +7,12 @@ from msgspec.structs import replace
 from textual.strip import Strip
 
 from vllm_console.fleet.probe import ORDERS, ProbeView
+from vllm_console.history.prefix_use import Evicted, LengthClass, PrefixUse, Resumed
 from vllm_console.history.probe_records import FinishedRequest
 from vllm_console.metrics.quantile import Quantile
+from vllm_console.ui.panes.kv_cache import kv_cache_lines
 from vllm_console.ui.panes.latency import latency_lines
-from vllm_console.ui.panes.requests import order_after, requests_lines
+from vllm_console.ui.panes.requests import PREFIXES, VIEWS, order_after, requests_lines
 from vllm_console.ui.panes.servers import columns_for, row
 from vllm_console.ui.panes.steps import step_lines
 from vllm_console.ui.theme import to_ascii
@@ -53,7 +55,33 @@ def test_requests_are_listed_in_the_order_asked_for(fakes, recorded):
     assert all(" abort" in row for row in rows_of(recorded, fakes.NOW, "aborted")[1])
     title, rows = rows_of(recorded, fakes.NOW, "preempted")
     assert {row.split()[-3] for row in rows} <= {"1", "2"}
-    assert [order_after(order) for order in ORDERS] == [*ORDERS[1:], ORDERS[0]]
+    assert [order_after(order) for order in VIEWS] == [*VIEWS[1:], VIEWS[0]]
+    assert VIEWS[:4] == ORDERS
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_hits_are_shown_by_the_length_of_prompts(fakes, recorded, width, height):
+    use = PrefixUse(
+        (LengthClass(1, 127, 10, 0, 900, 0, 0), LengthClass(1024, 2047, 40, 30, 60_000, 45_000, 1152)),
+        0,
+        Resumed(3, 400, 100),
+        Evicted(12, 4.0, 9.0, 5, 2.0),
+    )
+    seen = replace(recorded.probe.requests, prefixes=use)
+    window = replace(recorded.window, prefix_caching=True, prefix_step=1152)
+    server = replace(recorded, probe=replace(recorded.probe, requests=seen), window=window)
+    lines = requests_lines(server, fakes.NOW, width, height, ChartView(order=PREFIXES))
+    assert len(lines) <= height
+    assert all(strip.cell_length <= width for strip in lines)
+    if width >= 80 and height >= 10:
+        assert "1,024-2,047           40     30    45.0k   75%" in text(lines)
+        assert "74% of 60.9k prompt tokens cached · found in steps of 1,152" in text(lines)
+        assert "3 resumed after preemption: 25% still cached, 300 tokens again" in text(lines)
+        assert "12 evicted blocks (sample): unused 4.0s-9.0s, reuse gaps up to 2.0s" in text(lines)
+    off = replace(server, window=replace(window, prefix_caching=False))
+    lines = requests_lines(off, fakes.NOW, width, height, ChartView(order=PREFIXES))
+    assert height < 5 or "Prefix caching is off." in text(lines)
+    assert width < 60 or "prefix caching off" in text(kv_cache_lines(off, fakes.NOW, width, 10))
 
 
 def test_the_bar_tells_its_parts_apart_without_colors_in_ascii_too(fakes, recorded):

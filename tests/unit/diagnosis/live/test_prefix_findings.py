@@ -1,0 +1,194 @@
+"""Findings of prefix caching: which cause is named, what is offered, and when nothing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.prefix_cache import at_most, kept_seconds
+from vllm_console.diagnosis.live.rule import Evidence
+from vllm_console.diagnosis.live.unknown_flags import without_flags
+from vllm_console.history.frames import Frame, Frames
+from vllm_console.history.prefix_use import Evicted, Resumed
+from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_launchers.plan.model import Changes
+from vllm_launchers.presets.model import Workload
+
+START = 1_000_000.0
+MINUTES = 7
+BOUNDS = (200.0, 500.0, 1000.0, 2000.0, float("inf"))
+
+
+def frames_of(
+    *, caching: bool | None = True, step: int | None = 16, hits: float = 0.0, looked_up: float | None = 1000.0,
+    short: float = 1.0, cache_tokens: int = 1_000_000, preempted: float = 0.0,
+) -> tuple[Frame, ...]:  # fmt: skip
+    """Frames with two requests a second of 500 tokens each; ``short`` is the share of prompts up to 1,000 tokens."""
+    frames = Frames()
+    for second in range(MINUTES * 60 + 1):
+        counts = tuple(2.0 * second * (short if bound <= 1000 else 1.0) * (bound >= 500) for bound in BOUNDS)
+        one = EngineSample(
+            requests_running=3, requests_waiting=0, kv_cache_usage=0.2, preemptions_total=preempted * second,
+            prompt_tokens_total=1000.0 * second, generation_tokens_total=100.0 * second,
+            requests_finished_total=2.0 * second, prefix_cache_hits_total=hits * second,
+            prefix_cache_queries_total=None if looked_up is None else looked_up * second,
+            histograms={"prompt_tokens": Histogram(BOUNDS, counts, 1000.0 * second)},
+        )  # fmt: skip
+        frames.append(Sample(START + second, {"0": one}, cache_tokens, "m", caching, step))
+    return frames.since(0.0)
+
+
+def evidence(known: Mapping[str, Any] | None = None, **frames: Any) -> Evidence:
+    made = frames_of(**frames)
+    return Evidence(now=made[-1].end, ready_at=START - 60, frames=made, release=(0, 32, 0), **(known or {}))
+
+
+def find(found: Evidence, code: str) -> Finding | None:
+    return next((one for one in findings(found) if one.code == code), None)
+
+
+HYBRID = {"linear_layers": True}
+
+
+def test_prompts_that_are_shorter_than_a_block_of_a_hybrid_are_named_as_the_cause() -> None:
+    """As seen with vLLM 0.32.0 and a model with linear attention: blocks of 1,152 tokens, prompts of 600."""
+    found = find(evidence(HYBRID, step=1152), "prefix_cache_idle")
+    assert found is not None
+    assert found.cause == (
+        "This model's prefixes are cached in blocks of 1,152 tokens, and 100% of the prompts have no more than that: "
+        "they can't have a hit."
+    )
+    assert [one.changes for one in found.fixes] == [Changes({"prefix-match-unit": 64})]
+    assert "system prompt" in found.fixes[0].tradeoff
+
+
+def test_longer_prompts_may_share_less_than_a_block() -> None:
+    found = find(evidence(HYBRID, step=1152, short=0.5), "prefix_cache_idle")
+    assert found is not None
+    assert "or one that is shorter" in found.cause
+    assert "at least 50%" in [one.value for one in found.measures]
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"linear_layers": False},
+        {**HYBRID, "release": (0, 31, 0)},
+        {**HYBRID, "release": None},
+        {**HYBRID, "sliding_layers": True},
+        {**HYBRID, "attention_free": True},
+        {**HYBRID, "flags": {"speculative-config": "{}"}},
+        {**HYBRID, "flags": {"prefix-match-unit": 128}},
+    ],
+)
+def test_a_unit_is_offered_only_where_it_was_seen_to_help(known: Mapping[str, Any]) -> None:
+    found = find(replace(evidence(step=1152), **known), "prefix_cache_idle")
+    assert found is not None
+    assert not found.fixes
+
+
+def test_with_a_unit_it_is_not_said_that_prompts_share_nothing() -> None:
+    """A hybrid keeps the state at the end of a prompt, and of shared beginnings whole blocks only."""
+    found = find(evidence({**HYBRID, "flags": {"prefix-match-unit": 64}}, step=64), "prefix_cache_idle")
+    assert found is not None
+    assert "or one that is not kept" in found.cause
+    assert not found.fixes
+
+
+def test_a_cache_that_is_filled_anew_within_minutes_may_have_lost_what_comes_again() -> None:
+    found = find(evidence(cache_tokens=50_000), "prefix_cache_idle")
+    assert found is not None
+    assert "comes again later than 36s: evicted by then" in found.cause
+    assert ("evicted when unused for", "about 36s") in [(one.name, one.value) for one in found.measures]
+    sampled = find(evidence({"evicted": Evicted(40, 31.0, 52.0, 3, 9.0)}, cache_tokens=50_000), "prefix_cache_idle")
+    assert sampled is not None
+    assert ("evicted when unused for", "31s") in [(one.name, one.value) for one in sampled.measures]
+
+
+def test_a_cache_that_holds_all_of_it_has_prompts_that_share_nothing() -> None:
+    found = find(evidence(), "prefix_cache_idle")
+    assert found is not None
+    assert found.cause.startswith("Prompts share hardly any prefix.")
+    assert kept_seconds(evidence(HYBRID), 30) is None, "blocks are not all alike"
+
+
+def test_at_most_counts_what_is_surely_below() -> None:
+    assert at_most(Histogram((100.0, 1000.0, float("inf")), (2.0, 8.0, 10.0), 0.0), 1152) == 0.8
+    assert at_most(Histogram((100.0, 1000.0, float("inf")), (2.0, 8.0, 10.0), 0.0), 50) == 0.0
+    assert at_most(Histogram((100.0,), (0.0,), 0.0), 50) is None
+
+
+# -- turned off by vLLM -----------------------------------------------------------------------------------------------
+
+OFF = {"caching": False, "looked_up": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("known", "words", "changes"),
+    [
+        ({"mla": True, "build": "cpu"}, "On a CPU, vLLM turns prefix caching off for models with MLA", None),
+        ({"attention_free": True, **HYBRID}, "models without attention", None),
+        ({**HYBRID, "release": (0, 27, 1)}, "Before 0.28", Changes({"enable-prefix-caching": True})),
+        ({**HYBRID, "release": (0, 13, 0)}, "Before 0.28", None),
+        ({**HYBRID, "release": (0, 13, 0), "flags": {"enable-prefix-caching": True}}, "This release can't", None),
+        (
+            {**HYBRID, "release": (0, 27, 1), "flags": {"enable-chunked-prefill": False}},
+            "Before 0.28",
+            None,
+        ),
+        ({}, "its log may say why", None),
+    ],
+)
+def test_what_vllm_turned_off_is_named_with_its_reason(
+    known: Mapping[str, Any], words: str, changes: Changes | None
+) -> None:
+    found = find(replace(evidence(**OFF), **known), "prefix_cache_off")
+    assert found is not None
+    assert found.severity is Severity.NOTE
+    assert words in found.cause
+    assert [one.changes for one in found.fixes] == ([changes] if changes is not None else [])
+
+
+def test_a_fix_for_prompts_that_are_known_to_repeat_is_a_warning() -> None:
+    known = {**HYBRID, "release": (0, 27, 1), "earlier_reuse": 0.5}
+    found = find(replace(evidence(**OFF), **known), "prefix_cache_off")
+    assert found is not None
+    assert found.severity is Severity.WARNING
+    assert found.measures[0].value == "50%"
+
+
+def test_lookups_that_are_never_made_are_said() -> None:
+    found = find(evidence(looked_up=0.0), "prefix_cache_off")
+    assert found is not None
+    assert found.symptom.startswith("No prompt is looked up")
+    assert not found.fixes
+
+
+@pytest.mark.parametrize(
+    ("known", "frames"),
+    [
+        ({"flags": {"enable-prefix-caching": False}}, OFF),
+        ({"workload": Workload(input_tokens_p95=500, output_tokens_p95=100, prefix_reuse=0.0, concurrency=8)}, OFF),
+        ({}, {"caching": None, "looked_up": 0.0}),
+        ({}, {"looked_up": None}),
+        ({}, {"hits": 400.0}),
+    ],
+    ids=["by a flag", "unique prompts", "not reported", "no counter", "with hits"],
+)
+def test_nothing_is_said_where_nobody_is_surprised(known: Mapping[str, Any], frames: Mapping[str, Any]) -> None:
+    assert find(evidence(known, **frames), "prefix_cache_off") is None
+
+
+def test_nothing_is_said_of_a_server_whose_flags_are_not_known() -> None:
+    assert not [one for one in without_flags(findings(evidence(**OFF))) if one.code == "prefix_cache_off"]
+
+
+def test_preemptions_show_what_resumed_requests_still_found() -> None:
+    found = find(evidence({"resumed": Resumed(4, 400, 100)}, hits=400.0, preempted=1.0), "preempting")
+    assert found is not None
+    assert ("still cached when resumed", "25% of 400 tokens") in [(one.name, one.value) for one in found.measures]
