@@ -56,6 +56,30 @@ def test_each_request_with_its_tokens_and_times(program):
     assert "the 3 newest; --last N shows more" in text
 
 
+def test_steps_and_what_the_prefix_cache_did(program):
+    start(program, "--env", "SIMULATED_SPEED=20")
+    program.json("load", "chat", "--requests", "6", "--rate", "20", "--input-tokens", "600", "--prefix-reuse", "0.8")
+    found = recorded(program, 6)
+    steps = program.json("requests", "chat", "--steps")
+    assert steps == sorted(steps, key=lambda one: -one["at"])
+    assert sum(one["generation_tokens"] for one in steps) == sum(one["output_tokens"] for one in found)
+    assert sum(one["prefix_cache_hits"] for one in steps) == sum(one["cached_tokens"] for one in found)
+    assert program.json("requests", "chat", "--steps", "--last", "2") == steps[:2]
+    text = program("requests", "chat", "--steps", "--last", "3").stdout
+    assert "STEP TIME" in text
+    assert "the 3 newest; --last N shows more" in text
+
+    use = program.json("requests", "chat", "--prefixes")
+    assert use["requests"] == 6
+    assert use["cached_tokens"] == sum(one["cached_tokens"] for one in found) > 0
+    (lengths,) = use["by_prompt_tokens"]
+    assert (lengths["from"], lengths["to"], lengths["requests"]) == (512, 1023, 6)
+    assert (use["resumed"], use["evicted"]) == (None, None)
+    assert "512-1,023" in program("requests", "chat", "--prefixes").stdout
+    assert program("requests", "chat", "--prefixes", "--last", "3").returncode == 2
+    assert program("requests", "chat", "--prefixes", "--steps").returncode == 2
+
+
 def test_a_run_has_its_own_requests_and_a_moment_has_those_of_all_runs(program):
     start(program, "--env", "SIMULATED_SPEED=20")
     began = time.localtime(time.time() - 60)

@@ -16,7 +16,9 @@ from fakes import made_runs
 from vllm_console.alerts.check import Report, report_document
 from vllm_console.cli.models import model_document
 from vllm_console.cli.predict import prediction_document
+from vllm_console.cli.prefixes_text import prefixes_document
 from vllm_console.cli.server_table import status_document
+from vllm_console.cli.steps_text import step_document
 from vllm_console.diagnosis.finding import (
     Cause,
     Diagnosis,
@@ -30,6 +32,8 @@ from vllm_console.diagnosis.finding import (
 from vllm_console.diagnosis.objectives import Judged
 from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.fleet.snapshot import ServerView, State
+from vllm_console.history.prefix_use import prefix_use
+from vllm_console.history.probe_records import CacheEvent, FinishedRequest, Step
 from vllm_console.load.report import Latency, LoadReport
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.metrics.window import metrics_document
@@ -132,3 +136,11 @@ def test_runs_and_comparisons() -> None:
     assert not undescribed([run_document(run) for run in made_runs.runs()])
     pair = made_runs.pair(made_runs.minutes(1), made_runs.minutes(2, slower=1.5))
     assert not undescribed(comparison_document(compare(*pair)))
+
+
+def test_steps_and_prefixes() -> None:
+    step = Step(1.0, 0, 1, 0, 0.5, None, 10, 5, 10, 1, 0, 1, 0.02, 0.02, None, None, None, 0)
+    assert not undescribed([step_document(step)])
+    events = [CacheEvent(1.0, 0, 1, 10, 5, 2, 1.0, 2.0, 1, 1.0, 0)]
+    request = FinishedRequest("r", 0.0, 1.0, 0, 100, 8, 64, 0.1, 0.1, 0.7, 1.0, 0, "stop", 0)
+    assert not undescribed(prefixes_document(prefix_use([request], events)))

@@ -225,7 +225,9 @@ class PrefixCacheOff:
         worth = reuse > WORTH_CACHING
         measures = [Measure("prefix reuse", percent(reuse), percent(WORTH_CACHING), source)] if worth else []
         if evidence.frames[-1].prefix_caching is False:
-            symptom = "No prefix is cached: vLLM turned prefix caching off, and no flag says so."
+            asked = evidence.flags.get(CACHING) is True
+            flags = "although the flags ask for it" if asked else "and no flag says so"
+            symptom = f"No prefix is cached: vLLM turned prefix caching off, {flags}."
             cause, fix = turned_off(evidence)
         else:
             symptom = "No prompt is looked up in the prefix cache, although vLLM reports that it is on."
