@@ -74,7 +74,7 @@ def test_steps_and_what_the_prefix_cache_did(program):
     assert use["cached_tokens"] == sum(one["cached_tokens"] for one in found) > 0
     (lengths,) = use["by_prompt_tokens"]
     assert (lengths["from"], lengths["to"], lengths["requests"]) == (512, 1023, 6)
-    assert (use["resumed"], use["evicted"]) == (None, None)
+    assert use["resumed"] is None
     assert "512-1,023" in program("requests", "chat", "--prefixes").stdout
     assert program("requests", "chat", "--prefixes", "--last", "3").returncode == 2
     assert program("requests", "chat", "--prefixes", "--steps").returncode == 2

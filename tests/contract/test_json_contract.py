@@ -33,7 +33,7 @@ from vllm_console.diagnosis.objectives import Judged
 from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.history.prefix_use import prefix_use
-from vllm_console.history.probe_records import CacheEvent, FinishedRequest, Step
+from vllm_console.history.probe_records import FinishedRequest, Resumed, Step
 from vllm_console.load.report import Latency, LoadReport
 from vllm_console.metrics.sample import EngineSample, Sample
 from vllm_console.metrics.window import metrics_document
@@ -141,6 +141,6 @@ def test_runs_and_comparisons() -> None:
 def test_steps_and_prefixes() -> None:
     step = Step(1.0, 0, 1, 0, 0.5, None, 10, 5, 10, 1, 0, 1, 0.02, 0.02, None, None, None, 0)
     assert not undescribed([step_document(step)])
-    events = [CacheEvent(1.0, 0, 1, 10, 5, 2, 1.0, 2.0, 1, 1.0, 0)]
+    resumed = [Resumed(1.0, 0, 1, 10, 5, 0)]
     request = FinishedRequest("r", 0.0, 1.0, 0, 100, 8, 64, 0.1, 0.1, 0.7, 1.0, 0, "stop", 0)
-    assert not undescribed(prefixes_document(prefix_use([request], events)))
+    assert not undescribed(prefixes_document(prefix_use([request], resumed)))

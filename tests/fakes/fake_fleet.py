@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.objectives import judge_window
+from vllm_console.fleet.adapters import Adapters, Loaded
 from vllm_console.fleet.gpu_charts import GpuChart
 from vllm_console.fleet.leftovers import Leftovers, Removed
 from vllm_console.fleet.markers import Marker, MarkerKind
@@ -568,6 +569,8 @@ class FakeFleet:
         """What the plan of a restart with changes finds besides."""
         self.planned: list[tuple[str, Changes]] = []
         """Of which restarts the plan was asked for."""
+        self.lora: Adapters | None = None
+        """What `adapters` gives; None: a server without LoRA."""
         self.predictions: dict[tuple[object, ...], PredictedChange | Exception] = {}
         """What `predict_staged` gives or raises, by the values that are staged; None for others."""
         self.plan_error: Exception | None = None
@@ -834,6 +837,20 @@ class FakeFleet:
     def board(self) -> Board:
         self._did("board")
         return self.on_board
+
+    def adapters(self, name: str) -> Adapters:
+        """Those of `lora`."""
+        return self.lora if self.lora is not None else Adapters(name, False, False, None, None, None, ())
+
+    def load_adapter(self, name: str, adapter: str, folder: str) -> Loaded:
+        """Written down."""
+        self._did("load_adapter", name, adapter, folder)
+        return Loaded(name, adapter, folder, ("it is gone after a restart",))
+
+    def unload_adapter(self, name: str, adapter: str) -> Loaded:
+        """Written down."""
+        self._did("unload_adapter", name, adapter)
+        return Loaded(name, adapter, "/a")
 
     def claim(self, gpus: Sequence[int], until: float, why: str = "") -> Board:
         self._did("claim", tuple(gpus), until, why)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from vllm_console.adapter_text import limits_text, request_states
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import print_json
 from vllm_console.fleet.verbs import UsageError
-from vllm_console.text import UNKNOWN, count, plain, size
+from vllm_console.text import count, plain, size
 
 if TYPE_CHECKING:
-    from vllm_console.fleet.adapters import Adapter, Adapters
+    from vllm_console.fleet.adapters import Adapters
 
 NAMES = {"list": "NAME", "load": "NAME ADAPTER PATH", "unload": "NAME ADAPTER"}
 _COLUMNS = (("ADAPTER", 24), ("RANK", 6), ("SIZE", 10), ("REQUESTS", 20), ("PATH", 0))
@@ -68,19 +69,11 @@ def _lines(found: Adapters) -> list[str]:
     name = plain(found.server)
     if not found.enabled:
         return [f"{name} runs without --enable-lora: it serves no adapters."]
-    limits = f"{count(found.max_loras)} in a batch, {count(found.max_cpu_loras)} in memory, rank {found.max_lora_rank}"
     change = "can be loaded" if found.updates else "can't be loaded while it runs"
-    lines = [f"{name}: {len(found.adapters)} adapters ({limits} at most); more {change}"]
+    lines = [f"{name}: {len(found.adapters)} adapters ({limits_text(found)} at most); more {change}"]
     if found.adapters:
         lines += ["", "".join(f"{title:<{width}}" for title, width in _COLUMNS)]
     for one in found.adapters:
-        cells = (plain(one.name, 23), count(one.rank), size(one.size), _requests(one), plain(one.path))
+        cells = (plain(one.name, 23), count(one.rank), size(one.size), request_states(one), plain(one.path))
         lines.append("".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)).rstrip())
     return lines
-
-
-def _requests(one: Adapter) -> str:
-    if one.running is None and one.waiting is None:
-        return UNKNOWN
-    states = [word for word, has in (("running", one.running), ("waiting", one.waiting)) if has]
-    return ", ".join(states) or "none"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import asdict
 
 from vllm_console.cli.output import Document
-from vllm_console.history.prefix_use import Evicted, PrefixUse, Resumed
-from vllm_console.text import UNKNOWN, count, percent, seconds
+from vllm_console.history.prefix_use import PrefixUse, StillCached
+from vllm_console.text import count, percent
 
 _COLUMNS = (
     ("PROMPT TOKENS", 16),
@@ -21,7 +21,6 @@ _COLUMNS = (
 def prefixes_document(use: PrefixUse) -> Document:
     """It as JSON values."""
     classes = [{**asdict(one), "hit_rate": one.hit_rate} for one in use.classes]
-    resumed, evicted = use.resumed, use.evicted
     return {
         "requests": use.requests,
         "requests_with_hits": use.hits,
@@ -33,18 +32,7 @@ def prefixes_document(use: PrefixUse) -> Document:
             {"from": one.pop("least"), "to": one.pop("most"), "requests_with_hits": one.pop("hits"), **one}
             for one in classes
         ],
-        "resumed": asdict(resumed) if resumed is not None else None,
-        "evicted": _evicted_document(evicted) if evicted is not None else None,
-    }
-
-
-def _evicted_document(evicted: Evicted) -> Document:
-    return {
-        "blocks_sampled": evicted.blocks,
-        "shortest_idle_seconds": evicted.shortest_idle,
-        "longest_idle_seconds": evicted.longest_idle,
-        "reuses": evicted.reuses,
-        "longest_gap_seconds": evicted.longest_gap,
+        "resumed": asdict(use.resumed) if use.resumed is not None else None,
     }
 
 
@@ -61,25 +49,13 @@ def prefixes_lines(use: PrefixUse) -> list[str]:
     lines.append("")
     if use.unknown:
         lines.append(f"{count(use.unknown)} more ended before their first token, or their cached tokens are not known")
-    lines += [f"resumed after a preemption: {resumed_text(use.resumed)}", f"evicted: {evicted_text(use.evicted)}"]
+    lines.append(f"resumed after a preemption: {resumed_text(use.resumed)}")
     return lines
 
 
-def resumed_text(resumed: Resumed | None) -> str:
+def resumed_text(resumed: StillCached | None) -> str:
     """What resumed requests still found."""
     if resumed is None:
         return "none known"
     found = f"{count(resumed.cached_tokens)} of {count(resumed.tokens)} tokens"
     return f"{count(resumed.requests)} requests found {found} still cached"
-
-
-def evicted_text(evicted: Evicted | None) -> str:
-    """How long evicted blocks were unused."""
-    if evicted is None:
-        return f"{UNKNOWN} (vLLM reports a sample of it with --kv-cache-metrics)"
-    idle = f"{seconds(evicted.shortest_idle)} to {seconds(evicted.longest_idle)}"
-    gap = f", after {seconds(evicted.longest_gap)} at most" if evicted.longest_gap is not None else ""
-    return (
-        f"{count(evicted.blocks)} sampled blocks had been unused for {idle}; used again {count(evicted.reuses)} times "
-        f"before{gap}"
-    )

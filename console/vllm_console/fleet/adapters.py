@@ -57,6 +57,20 @@ class Adapters(msgspec.Struct, frozen=True):
     max_lora_rank: int | None
     adapters: tuple[Adapter, ...]
 
+    @property
+    def fixed(self) -> str:
+        """Why none can be loaded or unloaded, and what would change that, in a sentence; empty if they can."""
+        env = f"--env {RUNTIME_LORA}=true"
+        if not self.enabled:
+            steps = f"vllm-console restart {self.server} --set {LORA}=true{'' if self.updates else f' {env}'}"
+            return f"{self.server} runs without --{LORA}; to serve adapters: {steps}"
+        if not self.updates:
+            return (
+                f"{self.server} has no routes to load adapters: it runs without {RUNTIME_LORA}, which lets all its "
+                f"clients load them. To allow that: vllm-console restart {self.server} {env}"
+            )
+        return ""
+
 
 class Loaded(msgspec.Struct, frozen=True):
     """An adapter was loaded, or unloaded; ``notes`` are sentences on what to know about it."""
@@ -142,15 +156,8 @@ class ServerAdapters:
 
     def _require_updates(self) -> Adapters:
         found = self.served()
-        env = f"--env {RUNTIME_LORA}=true"
-        if not found.enabled:
-            steps = f"vllm-console restart {self._name} --set {LORA}=true{'' if found.updates else f' {env}'}"
-            raise RefusedError(f"{self._name} runs without --{LORA}; to serve adapters: {steps}")
-        if not found.updates:
-            raise RefusedError(
-                f"{self._name} has no routes to load adapters: it runs without {RUNTIME_LORA}, which lets all its "
-                f"clients load them. To allow that: vllm-console restart {self._name} {env}"
-            )
+        if found.fixed:
+            raise RefusedError(found.fixed)
         return found
 
     def _check(self, adapter: AdapterFolder, before: Adapters) -> None:

@@ -19,7 +19,7 @@ from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.prefix_cache import hit_rate
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
 from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
-from vllm_console.history.prefix_use import prefix_use
+from vllm_console.history.prefix_use import still_cached
 from vllm_console.history.timeline import IDLE_SECONDS
 from vllm_console.metrics.sample import Sample
 from vllm_console.metrics.window import is_idle
@@ -42,7 +42,7 @@ from vllm_launchers.vllm.release_defaults import Release, default_utilization
 
 if TYPE_CHECKING:
     from vllm_console.fleet.own_server import JudgeContext
-    from vllm_console.history.probe_records import CacheEvent
+    from vllm_console.history.probe_records import Resumed
 
 
 DEADLINE_SECONDS = 20.0
@@ -162,7 +162,7 @@ class Judge:
         self._latest: Sample | None = None
         self._busy_at: float | None = None
         self._moments: deque[GpuMoment] = deque(maxlen=int(HISTORY_SECONDS / MOMENT_SECONDS))
-        self._cache_events: Sequence[CacheEvent] = ()
+        self._resumed: Sequence[Resumed] = ()
         self._link = ""
         self._request = OneToken()
         self._facts: tuple[object, _Facts] | None = None
@@ -191,9 +191,9 @@ class Judge:
             self._moments.append(GpuMoment(now, tuple(found)))
             self._link = slowest_link(host, [gpu.index for gpu in found])
 
-    def set_cache_events(self, events: Sequence[CacheEvent]) -> None:
-        """What its probe recorded of its prefix cache in the last minutes."""
-        self._cache_events = events
+    def set_resumed(self, resumed: Sequence[Resumed]) -> None:
+        """What its probe recorded of requests that were resumed in the last minutes."""
+        self._resumed = resumed
 
     def findings(
         self, record: ServerRecord, details: Details, context: JudgeContext, now: float, *, wait: bool = False
@@ -252,7 +252,6 @@ class Judge:
         facts = self._known(record, details)
         silent = record.state is State.UNRESPONSIVE
         begun = record.current.ready_at or record.state_since
-        prefixes = prefix_use((), [one for one in self._cache_events if one.at >= begun])
         return Evidence(
             now=now,
             ready_at=begun,
@@ -285,8 +284,7 @@ class Judge:
             silent_seconds=self._request.silent_seconds,
             idle_seconds=self._idle_seconds,
             earlier_reuse=self._earlier_reuse(record),
-            resumed=prefixes.resumed,
-            evicted=prefixes.evicted,
+            resumed=still_cached([one for one in self._resumed if one.at >= begun]),
         )
 
     def _known(self, record: ServerRecord, details: Details) -> _Facts:

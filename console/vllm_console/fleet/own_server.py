@@ -377,7 +377,7 @@ class WatchedServer:
             return ()
         self._judge.add_gpus(context.host, details.gpus, now)
         if self._records_anything:
-            self._judge.set_cache_events(self._records(record).cache_events(now))
+            self._judge.set_resumed(self._records(record).resumed(now))
         # A command takes one snapshot, and waits for the test request to a server that seems to hang.
         return self._judge.findings(record, details, context, now, wait=not self._interactive)
 

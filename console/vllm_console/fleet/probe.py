@@ -15,11 +15,11 @@ from vllm_console.history.exact import BOUNDARY_SECONDS, Records, exact_latencie
 from vllm_console.history.prefix_use import PrefixUse, prefix_use
 from vllm_console.history.probe_records import (
     SETTLED_SECONDS,
-    CacheEvent,
     FinishedRequest,
     FirstToken,
     Interval,
     ProbeReader,
+    Resumed,
     Step,
 )
 from vllm_console.history.timeline import newest_points
@@ -42,8 +42,8 @@ WINDOW_SECONDS = 60.0
 SPAN_SECONDS = 75.0
 """How long records are kept for the figures of the last minute."""
 
-CACHE_SECONDS = 300.0
-"""How far back a server's findings look at its prefix cache."""
+RESUMED_SECONDS = 300.0
+"""How far back a server's findings look at resumed requests."""
 
 MOST_REQUESTS = 20_000
 """Of so many newest requests the slowest are found."""
@@ -144,20 +144,20 @@ class _Listing:
         self.key = key
         self._reader = ProbeReader(folder, start, end, MOST_REQUESTS)
         self._found: list[FinishedRequest] = []
-        self._events: list[CacheEvent] = []
+        self._again: list[Resumed] = []
         self._partial = False
         self._seen: RequestsSeen | None = None
 
     def seen(self, start: float, until: float) -> RequestsSeen:
         """Those between two moments. Raises OSError."""
-        added, events = self._reader.requests(), self._reader.cache_events()
+        added, again = self._reader.requests(), self._reader.resumed()
         self._found += added
-        self._events += events
+        self._again += again
         self._partial = self._partial or len(self._found) > MOST_REQUESTS
         del self._found[: max(bisect_left(self._found, start, key=_end_of), len(self._found) - MOST_REQUESTS)]
-        del self._events[: bisect_left(self._events, start, key=_at)]
-        if self._seen is None or added or events or self._seen.count != len(self._found):
-            self._seen = listed(self._found, start, until, self._events, partial=self._partial)
+        del self._again[: bisect_left(self._again, start, key=_at)]
+        if self._seen is None or added or again or self._seen.count != len(self._found):
+            self._seen = listed(self._found, start, until, self._again, partial=self._partial)
         self._seen = replace(self._seen, since=start, until=until)
         return self._seen
 
@@ -166,20 +166,20 @@ def _end_of(request: FinishedRequest) -> float:
     return request.finished_at
 
 
-def _at(event: CacheEvent) -> float:
-    return event.at
+def _at(record: Resumed) -> float:
+    return record.at
 
 
 def listed(
     found: Sequence[FinishedRequest],
     since: float,
     until: float,
-    events: Sequence[CacheEvent] = (),
+    resumed: Sequence[Resumed] = (),
     *,
     partial: bool = False,
 ) -> RequestsSeen:
-    """Requests of a span of time, in the order of their end, listed in each of `ORDERS`; with what became of cached
-    prefixes meanwhile."""
+    """Requests of a span of time, in the order of their end, listed in each of `ORDERS`; with what resumed ones found
+    in the prefix cache."""
     slowest = heapq.nlargest(MOST_LISTED, found, key=lambda one: one.e2e_seconds or 0.0)
     preempted = [one for one in found if one.preemptions]
     aborted = [one for one in found if one.finish_reason in ENDED_EARLY]
@@ -196,7 +196,7 @@ def listed(
         counts=(len(found), *map(len, kinds)),
         listed=(tuple(slowest), *(tuple(kind[: -MOST_LISTED - 1 : -1]) for kind in kinds)),
         dots=tuple(dots),
-        prefixes=prefix_use(found, events),
+        prefixes=prefix_use(found, resumed),
         partial=partial,
     )
 
@@ -225,8 +225,8 @@ class ServerProbe:
         self._intervals: list[Interval] = []
         self._first_tokens: list[FirstToken] = []
         self._requests: list[FinishedRequest] = []
-        self._cache_reader: ProbeReader | None = None
-        self._cache_events: list[CacheEvent] = []
+        self._resumed_reader: ProbeReader | None = None
+        self._resumed: list[Resumed] = []
         self._charts: ChartHistory[Timed, StepTimeline] | None = None
         self._listing: _Listing | None = None
 
@@ -266,18 +266,18 @@ class ServerProbe:
         del self._first_tokens[: bisect_left(self._first_tokens, since, key=lambda one: one.at)]
         del self._requests[: bisect_left(self._requests, since, key=_end_of)]
 
-    def cache_events(self, now: float) -> Sequence[CacheEvent]:
-        """What became of cached prefixes in the last `CACHE_SECONDS`; empty if that cannot be read."""
-        if self._cache_reader is None:
-            self._cache_reader = ProbeReader(self._folder, now - CACHE_SECONDS)
+    def resumed(self, now: float) -> Sequence[Resumed]:
+        """What requests found that were resumed in the last `RESUMED_SECONDS`; empty if that cannot be read."""
+        if self._resumed_reader is None:
+            self._resumed_reader = ProbeReader(self._folder, now - RESUMED_SECONDS)
         try:
-            added = self._cache_reader.cache_events()
+            added = self._resumed_reader.resumed()
         except OSError:
             return ()
-        kept = bisect_left(self._cache_events, now - CACHE_SECONDS, key=_at)
+        kept = bisect_left(self._resumed, now - RESUMED_SECONDS, key=_at)
         if added or kept:
-            self._cache_events = [*self._cache_events[kept:], *added]
-        return self._cache_events
+            self._resumed = [*self._resumed[kept:], *added]
+        return self._resumed
 
     def in_time(
         self, series: Series, span: ChartRange, now: float, time: TimeView, end: float | None

@@ -75,10 +75,10 @@ def cached_prefixes(state: Path, record: ServerRecord, since: float | None) -> P
     reader = ProbeReader(_folder(state, record), begin)
     requests = [one for one in _recorded(record, reader.requests) if one.finished_at >= begin]
     try:
-        events = reader.cache_events()
+        resumed = reader.resumed()
     except OSError as error:
         raise _unreadable(record, error) from error
-    return prefix_use(requests, [event for event in events if event.at >= begin])
+    return prefix_use(requests, [one for one in resumed if one.at >= begin])
 
 
 def _folder(state: Path, record: ServerRecord) -> Path:

@@ -1,4 +1,4 @@
-"""What the prefix cache did for requests: hits by prompt length, what resumed requests still found, evictions. Pure."""
+"""What the prefix cache did for requests: hits by prompt length, what resumed requests still found. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from vllm_console.history.probe_records import CacheEvent, FinishedRequest
+from vllm_console.history.probe_records import FinishedRequest, Resumed
 
 SHORTEST = 128
 """Prompts of fewer tokens are one class; from there on each class is twice as wide as the one before."""
@@ -33,7 +33,7 @@ class LengthClass(msgspec.Struct, frozen=True):
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-class Resumed(msgspec.Struct, frozen=True):
+class StillCached(msgspec.Struct, frozen=True):
     """Requests that were admitted again after a preemption: how many, how many tokens they looked up (prompt and output
     so far), and how many of these were still cached."""
 
@@ -42,31 +42,16 @@ class Resumed(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class Evicted(msgspec.Struct, frozen=True):
-    """Cached blocks that were evicted, as far as vLLM samples them. Times in seconds.
-
-    They had been unused for ``shortest_idle`` to ``longest_idle``. Before, they had been used again ``reuses`` times,
-    after ``longest_gap`` at most (None without). Whether their content was asked for later is not known.
-    """
-
-    blocks: int
-    shortest_idle: float
-    longest_idle: float
-    reuses: int
-    longest_gap: float | None
-
-
 class PrefixUse(msgspec.Struct, frozen=True):
     """The prefix cache over a span of time. ``classes`` have requests, the shortest prompts first.
 
     ``unknown`` requests are in no class: they ended before their first token, or their release does not report their
-    cached tokens. ``resumed`` and ``evicted`` are None where nothing is known of such.
+    cached tokens. ``resumed`` is None where no request is known to have been resumed.
     """
 
     classes: tuple[LengthClass, ...] = ()
     unknown: int = 0
-    resumed: Resumed | None = None
-    evicted: Evicted | None = None
+    resumed: StillCached | None = None
 
     @property
     def requests(self) -> int:
@@ -94,8 +79,8 @@ class PrefixUse(msgspec.Struct, frozen=True):
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
 
 
-def prefix_use(requests: Iterable[FinishedRequest], events: Sequence[CacheEvent] = ()) -> PrefixUse:
-    """What the cache did for these requests, and what became of its blocks meanwhile."""
+def prefix_use(requests: Iterable[FinishedRequest], resumed: Sequence[Resumed] = ()) -> PrefixUse:
+    """What the cache did for these requests, and what resumed requests found meanwhile."""
     found: dict[int, list[tuple[int, int]]] = {}
     unknown = 0
     for one in requests:
@@ -104,7 +89,7 @@ def prefix_use(requests: Iterable[FinishedRequest], events: Sequence[CacheEvent]
         else:
             found.setdefault(_least(one.prompt_tokens), []).append((one.prompt_tokens, one.cached_tokens))
     classes = tuple(_class(least, found[least]) for least in sorted(found))
-    return PrefixUse(classes, unknown, _resumed(events), _evicted(events))
+    return PrefixUse(classes, unknown, still_cached(resumed))
 
 
 def _least(tokens: int) -> int:
@@ -125,22 +110,12 @@ def _class(least: int, lengths: Sequence[tuple[int, int]]) -> LengthClass:
     )
 
 
-def _resumed(events: Sequence[CacheEvent]) -> Resumed | None:
-    known = [one for one in events if one.resumed_requests]
-    if not known:
+def still_cached(resumed: Sequence[Resumed]) -> StillCached | None:
+    """What resumed requests found, added up; None without any."""
+    if not resumed:
         return None
-    sums = ([getattr(one, f"resumed_{name}") or 0 for one in known] for name in ("requests", "tokens", "cached"))
-    return Resumed(*map(sum, sums))
-
-
-def _evicted(events: Sequence[CacheEvent]) -> Evicted | None:
-    known = [one for one in events if one.evicted]
-    if not known:
-        return None
-    return Evicted(
-        blocks=sum(one.evicted or 0 for one in known),
-        shortest_idle=min(one.shortest_idle or 0.0 for one in known),
-        longest_idle=max(one.longest_idle or 0.0 for one in known),
-        reuses=sum(one.reuses or 0 for one in known),
-        longest_gap=max((one.longest_gap for one in known if one.longest_gap is not None), default=None),
+    return StillCached(
+        sum(one.requests for one in resumed),
+        sum(one.tokens for one in resumed),
+        sum(one.cached_tokens for one in resumed),
     )

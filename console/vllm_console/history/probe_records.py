@@ -1,5 +1,5 @@
-"""Reads what a server's probe has recorded: engine steps, first tokens, finished requests, what became of cached
-prefixes. The format is the plugin's.
+"""Reads what a server's probe has recorded: engine steps, first tokens, finished requests, what resumed ones
+found. The format is the plugin's.
 
 Records of a segment are in the order of their time, so a span of time is found without reading what is before it.
 Whatever a killed writer or a full disk has left (half a header, half a record, zeros) is left out, and so are segments
@@ -26,7 +26,7 @@ LONGEST_RECORD = 4096
 SETTLED_SECONDS = 1.0
 """A record is on disk so long after its moment: the probe writes four times a second, one kind after the other."""
 
-ORDERED_BY = {"steps": 0, "intervals": 0, "first_tokens": 0, "requests": struct.calcsize("<64sd"), "cache": 0}
+ORDERED_BY = {"steps": 0, "intervals": 0, "first_tokens": 0, "requests": struct.calcsize("<64sd"), "resumed": 0}
 """Where in a record of each kind the time stands that its records are in the order of."""
 
 _TIME = struct.Struct("<d")
@@ -75,24 +75,15 @@ class Interval(NamedTuple):
     dropped: int
 
 
-class CacheEvent(NamedTuple):
-    """What became of cached prefixes in a step; None is unknown, or there was none. Times in seconds.
-
-    Requests that were preempted looked up ``resumed_tokens`` when they were admitted again, and found
-    ``resumed_cached`` of them. ``evicted`` blocks, of those that vLLM samples, had been unused for ``shortest_idle`` to
-    ``longest_idle``; before, they had been used again ``reuses`` times, after ``longest_gap`` at most.
-    """
+class Resumed(NamedTuple):
+    """Requests that were admitted again in a step after a preemption (Unix seconds): how many, how many tokens they
+    looked up in the prefix cache, and how many of these were still there."""
 
     at: float
     engine: int
-    resumed_requests: int | None
-    resumed_tokens: int | None
-    resumed_cached: int | None
-    evicted: int | None
-    shortest_idle: float | None
-    longest_idle: float | None
-    reuses: int | None
-    longest_gap: float | None
+    requests: int
+    tokens: int
+    cached_tokens: int
     dropped: int
 
 
@@ -318,9 +309,9 @@ class ProbeReader:
         found = (_interval(segment, row) for segment, row in self._rows("intervals") if row[0])
         return sorted(found, key=lambda one: one.at)
 
-    def cache_events(self) -> list[CacheEvent]:
-        """New events of the prefix cache, in the order of their time. Raises OSError if the folder cannot be read."""
-        found = (_cache_event(segment, row) for segment, row in self._rows("cache") if row[0])
+    def resumed(self) -> list[Resumed]:
+        """New records of resumed requests, in the order of their time. Raises OSError if the folder can't be read."""
+        found = (Resumed(segment.unix(row[0]), *row[1:]) for segment, row in self._rows("resumed") if row[0])
         return sorted(found, key=lambda one: one.at)
 
     def requests(self) -> list[FinishedRequest]:
@@ -406,11 +397,6 @@ def _first_token(segment: _Segment, row: Sequence[Any]) -> FirstToken:
 def _interval(segment: _Segment, row: Sequence[Any]) -> Interval:
     at, engine, seconds, times, dropped = row
     return Interval(segment.unix(at), engine, seconds, times, dropped)
-
-
-def _cache_event(segment: _Segment, row: Sequence[Any]) -> CacheEvent:
-    at, engine, *known, dropped = row
-    return CacheEvent._make((segment.unix(at), engine, *(None if value == -1 else value for value in known), dropped))
 
 
 Timed = Step | Interval | FirstToken

@@ -91,6 +91,8 @@ _ACTIONS: tuple[Action, ...] = (
             changes=True),
     _action("ramp", "B", "Find the highest request rate at which the server meets its objectives", "operations",
             _SERVERS, changes=True),
+    _action("adapters", "F", "Load a LoRA adapter into the server, or unload one", "operations", _SERVERS,
+            changes=True),
     _action("chat", "A", "Ask the server: a chat, with TTFT and ITL of each answer", "operations", _SERVERS, "ask",
             changes=True),
     _action("stage_fix", "f", "Stage a fix for the top finding; again: the next fix", "operations", _SERVERS,

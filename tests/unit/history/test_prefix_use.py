@@ -1,9 +1,9 @@
-"""Hits by prompt length, and what became of cached prefixes, from a probe's records."""
+"""Hits by prompt length, and what resumed requests found, from a probe's records."""
 
 from __future__ import annotations
 
-from vllm_console.history.prefix_use import Evicted, Resumed, prefix_use
-from vllm_console.history.probe_records import CacheEvent, FinishedRequest
+from vllm_console.history.prefix_use import StillCached, prefix_use
+from vllm_console.history.probe_records import FinishedRequest, Resumed
 
 
 def request(prompt: int | None, cached: int | None, output: int | None = 8) -> FinishedRequest:
@@ -26,15 +26,9 @@ def test_hits_are_counted_by_the_length_of_prompts() -> None:
 def test_what_is_not_known_is_in_no_class() -> None:
     found = prefix_use([request(100, None), request(None, 5), request(300, 0, output=0)])
     assert (found.requests, found.unknown, found.hit_rate) == (0, 3, None)
-    assert (found.resumed, found.evicted) == (None, None)
+    assert found.resumed is None
 
 
-def test_resumed_requests_and_evicted_blocks_are_added_up() -> None:
-    events = [
-        CacheEvent(1.0, 0, 2, 300, 64, None, None, None, None, None, 0),
-        CacheEvent(2.0, 0, 1, 100, 0, 3, 4.0, 6.0, 2, 5.0, 0),
-        CacheEvent(3.0, 0, None, None, None, 1, 2.0, 2.0, 0, None, 0),
-    ]
-    found = prefix_use((), events)
-    assert found.resumed == Resumed(3, 400, 64)
-    assert found.evicted == Evicted(4, 2.0, 6.0, 2, 5.0)
+def test_resumed_requests_are_added_up() -> None:
+    found = prefix_use((), [Resumed(1.0, 0, 2, 300, 64, 0), Resumed(2.0, 1, 1, 100, 0, 0)])
+    assert found.resumed == StillCached(3, 400, 64)

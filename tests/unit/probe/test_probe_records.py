@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from vllm_console.history.probe_records import CacheEvent, FinishedRequest, ProbeReader, ProbeSpans, Step
+from vllm_console.history.probe_records import FinishedRequest, ProbeReader, ProbeSpans, Resumed, Step
 from vllm_launchers.probe.plugin import vllm_console_probe as plugin
 from vllm_launchers.probe.plugin.vllm_console_probe import HEADER_BYTES, Probe, Recorder
 
@@ -110,20 +110,15 @@ def test_a_step_of_prefill_alone_has_no_tokens_and_one_with_details_has_its_chun
     assert not requests
 
 
-def test_what_resumed_requests_still_found_and_how_long_evicted_blocks_were_unused(
-    recorder: Recorder, tmp_path: Path
-) -> None:
+def test_what_resumed_requests_still_found(recorder: Recorder, tmp_path: Path) -> None:
     cache = SimpleNamespace(queries=0, hits=0, preempted_requests=2, preempted_queries=300, preempted_hits=64)
-    block = SimpleNamespace(lifetime_seconds=9.0, idle_seconds=4.0, reuse_gaps_seconds=(1.0, 3.0))
-    other = SimpleNamespace(lifetime_seconds=6.0, idle_seconds=6.0, reuse_gaps_seconds=())
-    sampled, unsampled = Probe(recorder, evictions=True), Probe(recorder)
-    unsampled.record(scheduler_stats(prefix_cache_stats=cache), None)
-    sampled.record(scheduler_stats(kv_cache_eviction_events=[block, other]), None)
-    sampled.record(scheduler_stats(), None)
+    Probe(recorder, 1).record(scheduler_stats(prefix_cache_stats=cache), None)
+    cache.preempted_requests = 0
+    Probe(recorder).record(scheduler_stats(prefix_cache_stats=cache), None)
+    Probe(recorder).record(scheduler_stats(), None)  # a release that does not report them
     recorder.close()
-    resumed, evicted = ProbeReader(tmp_path / "probe").cache_events()
-    assert resumed[2:10] == (2, 300, 64, None, None, None, None, None)
-    assert evicted[2:10] == (None, None, None, 2, 4.0, 6.0, 2, 3.0), "a release without figures of resumed requests"
+    (resumed,) = ProbeReader(tmp_path / "probe").resumed()
+    assert resumed[1:5] == (1, 2, 300, 64)
 
 
 def test_what_a_release_does_not_report_is_unknown(recorder: Recorder, tmp_path: Path) -> None:
@@ -502,7 +497,7 @@ def test_the_plugin_needs_the_standard_library_only() -> None:
 def test_the_reader_names_the_fields_as_the_plugin_does() -> None:
     assert Step._fields == plugin.STEP_FIELDS
     assert FinishedRequest._fields == plugin.REQUEST_FIELDS
-    assert CacheEvent._fields == plugin.CACHE_FIELDS
+    assert Resumed._fields == plugin.RESUMED_FIELDS
 
 
 # -- spans of time -----------------------------------------------------------------------------------------------------

@@ -69,11 +69,8 @@ class PrefixCacheIdle:
         self, evidence: Evidence, since: float, symptom: str, measures: list[Measure], kept: float, fix: Fix
     ) -> Finding:
         """Of a cache that is filled anew so often that a prefix may be gone when it comes again."""
-        exact = evidence.evicted.shortest_idle if evidence.evicted is not None else None
-        source = "sampled blocks" if exact is not None else "by tokens computed and room"
-        kept = kept if exact is None else exact
-        measures.append(Measure("evicted when unused for", f"{'' if exact else 'about '}{seconds(kept)}", "", source))
-        cause = f"Prompts share hardly any prefix, or one that comes again later than {seconds(kept)}: evicted by then."
+        measures.append(Measure("evicted when unused for", f"about {seconds(kept)}", "", "by tokens computed and room"))
+        cause = f"Prompts share hardly any prefix, or one that comes again later than about {seconds(kept)}: evicted by then."
         fixes = (fix, *more_cache(evidence))
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
 
@@ -97,10 +94,11 @@ class PrefixCacheIdle:
 def kept_seconds(evidence: Evidence, frames: int) -> float | None:
     """About how long a cached block outlives its last use: until all blocks that no request holds were filled anew.
 
-    vLLM evicts the block first that was unused for longest. None where nothing is computed, or where blocks are not
+    vLLM evicts the block first that was unused for longest. Judged by the frames with traffic. None where nothing is computed, or where blocks are not
     all alike: models with linear layers, or with attention over a window.
     """
-    span, tokens = evidence.last(frames), evidence.cache_tokens
+    span = [frame for frame in evidence.last(frames) if frame.grown.generation_tokens_total]
+    tokens = evidence.cache_tokens
     usages = [frame.usage_max for frame in span if frame.usage_max is not None]
     if tokens is None or not usages or evidence.linear_layers or evidence.sliding_layers:
         return None

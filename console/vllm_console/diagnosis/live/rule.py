@@ -16,7 +16,7 @@ import msgspec
 
 from vllm_console.diagnosis.finding import Finding, Measure
 from vllm_console.history.frames import Frame
-from vllm_console.history.prefix_use import Evicted, Resumed
+from vllm_console.history.prefix_use import StillCached
 from vllm_launchers.engine_model.gpus import SMALL_BATCHES
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.plan.flags import token_count
@@ -102,10 +102,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Whether the model uses multi-head latent attention."""
     linear_layers: bool = False
     """Whether the model has layers with a state in place of a KV cache: Mamba, linear attention."""
-    resumed: Resumed | None = None
+    resumed: StillCached | None = None
     """What requests that were resumed in the last five minutes still found in the prefix cache; None if unknown."""
-    evicted: Evicted | None = None
-    """The cached blocks that were evicted meanwhile; None if vLLM does not report them."""
     sliding_layers: bool = False
     """Whether the model has layers with attention over a window, or over chunks."""
     attention_free: bool = False

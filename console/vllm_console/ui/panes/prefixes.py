@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from textual.strip import Strip
 
-from vllm_console.history.prefix_use import Evicted, LengthClass, PrefixUse, Resumed
+from vllm_console.history.prefix_use import LengthClass, PrefixUse, StillCached
 from vllm_console.metrics.sample import Window
-from vllm_console.text import count, percent, seconds
+from vllm_console.text import count, percent
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit
@@ -18,7 +18,7 @@ SHORTEST_BAR, LONGEST_BAR = 8, 40
 
 
 def prefix_lines(use: PrefixUse, window: Window | None, width: int, height: int) -> list[Strip]:
-    """What it did in all, a line for each class of lengths with its hit rate as a bar, and what became of blocks."""
+    """A line for each class of lengths with its hit rate as a bar, what it did in all, and what resumed requests found."""
     if window is not None and window.prefix_caching is False:
         return [line(), line((" Prefix caching is off.", WARN))][:height]
     if not use.requests:
@@ -48,7 +48,7 @@ def _row(one: LengthClass, long_bar: int, width: int) -> Strip:
 
 
 def _below(use: PrefixUse, window: Window | None, width: int) -> list[Strip]:
-    """All of them together, how fine the cache is, resumed requests, evicted blocks: what is known."""
+    """All of them together, how fine the cache is, resumed requests: what is known."""
     step = window.prefix_step if window is not None else None
     whole: list[Part] = [(" all ", DIM), percent(use.hit_rate), (" of ", DIM), count(use.prompt_tokens),
                          (" prompt tokens cached", DIM)]  # fmt: skip
@@ -57,20 +57,11 @@ def _below(use: PrefixUse, window: Window | None, width: int) -> list[Strip]:
     lines = [line(*whole).crop(0, width)]
     if use.resumed is not None and use.resumed.tokens:
         lines.append(_resumed(use.resumed).crop(0, width))
-    if use.evicted is not None:
-        lines.append(_evicted(use.evicted).crop(0, width))
     return lines
 
 
-def _resumed(resumed: Resumed) -> Strip:
+def _resumed(resumed: StillCached) -> Strip:
     gone = resumed.tokens - resumed.cached_tokens
     return line((" ", DIM), count(resumed.requests), (" resumed after preemption: ", DIM),
                 percent(resumed.cached_tokens / resumed.tokens), (" still cached, ", DIM),
                 (count(gone), WARN if gone else None), (" tokens again", DIM))  # fmt: skip
-
-
-def _evicted(evicted: Evicted) -> Strip:
-    idle = f"{seconds(evicted.shortest_idle)}-{seconds(evicted.longest_idle)}"
-    gap = (", reuse gaps up to ", DIM), seconds(evicted.longest_gap)
-    parts: tuple[Part, ...] = ((" ", DIM), count(evicted.blocks), (" evicted blocks (sample): unused ", DIM), idle)
-    return line(*parts, *(gap if evicted.longest_gap is not None else ()))

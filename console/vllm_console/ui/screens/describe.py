@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
@@ -12,12 +12,13 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.strip import Strip
 
-from vllm_console.fleet.snapshot import FlagValue, ServerView
+from vllm_console.adapter_text import limits_text, request_states
+from vllm_console.fleet.snapshot import FlagValue, ServerView, State
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.window import in_order
 from vllm_console.runs.startup import startup_lines
 from vllm_console.runs.store import Run
-from vllm_console.text import count, duration, percent, took
+from vllm_console.text import count, duration, percent, plain, size, took
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import flag_text, now_lines
@@ -30,10 +31,21 @@ from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.reader import Reader, scroll_hint
 from vllm_console.ui.widgets.table import Column, Value, heading, table
+from vllm_launchers.plan.checks.adapters import LORA
 from vllm_launchers.plan.model import same_value
+
+if TYPE_CHECKING:
+    from vllm_console.fleet.adapters import Adapters
 
 MOST_VALUE = 32
 """Cells of a flag's value; the command line has it whole."""
+
+
+class DescribedFleet(RecordedRuns, Protocol):
+    """What is asked about a server; all calls block."""
+
+    def adapters(self, name: str) -> Adapters:
+        """The LoRA adapters that it serves. Raises FleetError."""
 
 
 class DescribeScreen(Screen[None]):
@@ -46,16 +58,17 @@ class DescribeScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("describe")]
 
     def __init__(
-        self, server: ServerView, now: float, moment: float | None = None, recorded: RecordedRuns | None = None
+        self, server: ServerView, now: float, moment: float | None = None, fleet: DescribedFleet | None = None
     ) -> None:
         super().__init__()
-        self._server, self._now, self._moment, self._recorded = server, now, moment, recorded
+        self._server, self._now, self._moment, self._fleet = server, now, moment, fleet
         self._runs: Sequence[Run] = ()
+        self._adapters: Adapters | None = None
         self._reader = Reader(
             lambda: self._server.marked_name,
             lambda width: [
                 *now_lines(self._moment, self._now, width),
-                *describe_lines(self._server, self._now, width, self._runs),
+                *describe_lines(self._server, self._now, width, self._runs, self._adapters),
             ],
             lambda: (scroll_hint(), (key_of("describe_copy"), "copy command line", "screen.describe_copy")),
         )
@@ -66,14 +79,23 @@ class DescribeScreen(Screen[None]):
 
     def on_mount(self) -> None:
         """Add the earlier start-ups once they were read."""
-        if self._recorded is not None and self._server.recorded:
-            begin_worker(self, partial(self._read_runs, self._recorded), "runs", "runs")
+        if self._fleet is not None and self._server.recorded:
+            begin_worker(self, partial(self._read_runs, self._fleet), "runs", "runs")
+        if self._fleet is not None and self._moment is None and serves_adapters(self._server):
+            begin_worker(self, partial(self._read_adapters, self._fleet), "adapters", "adapters")
 
-    async def _read_runs(self, recorded: RecordedRuns) -> None:
+    async def _read_runs(self, fleet: DescribedFleet) -> None:
         try:
-            self._runs, _ = await answer_for(self, partial(recorded.runs, self._server.name), "runs")
+            self._runs, _ = await answer_for(self, partial(fleet.runs, self._server.name), "runs")
         except FleetError:
             return  # none is recorded
+        self._reader.redraw()
+
+    async def _read_adapters(self, fleet: DescribedFleet) -> None:
+        try:
+            self._adapters = await answer_for(self, partial(fleet.adapters, self._server.name), "adapters")
+        except FleetError:
+            return  # it does not answer: its state says so
         self._reader.redraw()
 
     def action_describe_copy(self) -> None:
@@ -86,12 +108,20 @@ class DescribeScreen(Screen[None]):
         )
 
 
-def describe_lines(server: ServerView, now: float, width: int, runs: Sequence[Run] = ()) -> list[Strip]:
+def serves_adapters(server: ServerView) -> bool:
+    """Whether it can be asked for its LoRA adapters, and may have some."""
+    return server.ours and not server.replayed and server.state is State.READY and server.flags.get(LORA) is True
+
+
+def describe_lines(
+    server: ServerView, now: float, width: int, runs: Sequence[Run] = (), adapters: Adapters | None = None
+) -> list[Strip]:
     """Facts, command, flags with reasons, changes since the previous generation, start-up (of its ``runs``, too, newest
     first), workload: a table each."""
     parts = [
         _facts(server, now, width),
         _section("Data-parallel ranks", _ranks(server, width)),
+        _section("LoRA adapters", _adapters(adapters, width)),
         _section("Command", _command(server.command, width)),
         _section("Flags", _flags(server, width)),
         _changed(server, width),
@@ -209,6 +239,20 @@ def _ranks(server: ServerView, width: int) -> list[Strip]:
     ]  # fmt: skip
     columns = [Column(title) for title in ("rank", "KV cache", "running", "waiting", "tokens since its start")]
     return table(columns, rows, width)
+
+
+def _adapters(found: Adapters | None, width: int) -> list[Strip]:
+    """The adapters that it serves, each with what its requests do."""
+    if found is None:
+        return []
+    rows: list[list[Value]] = [
+        [plain(one.name), (request_states(one), ACCENT if one.running else WARN if one.waiting else DIM),
+         count(one.rank), size(one.size), (plain(one.path), DIM)]
+        for one in found.adapters
+    ]  # fmt: skip
+    columns = (Column("ADAPTER"), Column("REQUESTS"), Column("RANK", True), Column("SIZE", True), Column("PATH"))
+    limits = line((fit(f" at most {limits_text(found)}", width).rstrip(), DIM))
+    return [*(table(columns, rows, width) or [line((" none is loaded", DIM))]), limits]
 
 
 def _workload(server: ServerView, width: int) -> list[Strip]:

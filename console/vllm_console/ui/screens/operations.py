@@ -1130,6 +1130,13 @@ class OperationsScreen(PartialRepaintScreen):
 
         remove_leftovers(self.console)
 
+    def action_adapters(self) -> None:
+        """Load a LoRA adapter into the selected server, or unload one."""
+        from vllm_console.ui.screens.adapters import change_adapters
+
+        if (server := self.verbs.own(self.selected)) is not None:
+            change_adapters(self.console, server)
+
     def action_claim_gpus(self) -> None:
         """Claim GPUs on the shared board, or release them."""
         from vllm_console.ui.screens.claims import claim_gpus

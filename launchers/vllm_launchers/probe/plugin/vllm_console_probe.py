@@ -36,7 +36,7 @@ FOLDER = "VLLMCONSOLE_PROBE"
 FORMAT = 1
 HEADER_BYTES = 512
 SEGMENT_BYTES = 4 << 20
-KEPT = {"steps": 28 << 20, "intervals": 8 << 20, "first_tokens": 8 << 20, "requests": 16 << 20, "cache": 4 << 20}
+KEPT = {"steps": 28 << 20, "intervals": 8 << 20, "first_tokens": 8 << 20, "requests": 16 << 20, "resumed": 4 << 20}
 """Bytes of each kind in a folder."""
 MOST_SEGMENTS = 200
 """Of each kind: a server that restarts often begins many."""
@@ -68,19 +68,12 @@ their tokens together, but one that was preempted waited for longer. A step of m
 
 MOST_DISTINCT = 16
 
-CACHE_FIELDS = (
-    "at", "engine", "resumed_requests", "resumed_tokens", "resumed_cached", "evicted", "shortest_idle", "longest_idle",
-    "reuses", "longest_gap", "dropped",
-)  # fmt: skip
-CACHE = struct.Struct("<dhiqqiffifq")
-"""What happened to the prefix cache in a step; a step without any of it has none. -1 is unknown.
+RESUMED_FIELDS = ("at", "engine", "requests", "tokens", "cached_tokens", "dropped")
+RESUMED = struct.Struct("<dhiqqq")
+"""Requests that were preempted before and are admitted again in a step: of the ``tokens`` that they looked up in the
+prefix cache, prompt and output so far, ``cached_tokens`` were still there. A step without such requests has none."""
 
-``resumed_requests`` were preempted before and are admitted again: of their ``resumed_tokens``, prompt and output so
-far, ``resumed_cached`` were still cached. ``evicted`` blocks had been unused for ``shortest_idle`` to ``longest_idle``
-seconds; before, they had been used again ``reuses`` times, after ``longest_gap`` seconds at most. vLLM reports a share
-of the evicted blocks (``--kv-cache-metrics-sample``), and of each its last four uses."""
-
-LAYOUTS = {"steps": STEP, "intervals": INTERVAL, "first_tokens": FIRST_TOKEN, "requests": REQUEST, "cache": CACHE}
+LAYOUTS = {"steps": STEP, "intervals": INTERVAL, "first_tokens": FIRST_TOKEN, "requests": REQUEST, "resumed": RESUMED}
 
 FLUSH_SECONDS = 0.25
 RETRY_SECONDS = 1.0
@@ -266,7 +259,7 @@ class Probe:
         try:
             now = time.monotonic()
             self._recorder.add("steps", self._step(now, scheduler, iteration))
-            self._add_cache(now, scheduler)
+            self._add_resumed(now, scheduler)
             self._add_intervals(now, iteration)
             for seconds in getattr(iteration, "time_to_first_tokens_iter", None) or ():
                 self._recorder.add("first_tokens", (now, self._engine, seconds))
@@ -303,28 +296,13 @@ class Probe:
             getattr(details, "num_generation_requests", -1),
         )
 
-    def _add_cache(self, now: float, scheduler: Any) -> None:
-        """Queue what `CACHE` has of a step: requests that were resumed, and evicted blocks."""
-        cache = getattr(scheduler, "prefix_cache_stats", None)
-        resumed = getattr(cache, "preempted_requests", -1)
-        events: Sequence[Any] = getattr(scheduler, "kv_cache_eviction_events", ()) if self._evictions else ()
-        if resumed <= 0 and not events:
-            return
-        idle = [event.idle_seconds for event in events]
-        gaps = [gap for event in events for gap in event.reuse_gaps_seconds]
-        row = (
-            now,
-            self._engine,
-            resumed,
-            getattr(cache, "preempted_queries", -1),
-            getattr(cache, "preempted_hits", -1),
-            len(events) if self._evictions else -1,
-            min(idle) if idle else -1.0,
-            max(idle) if idle else -1.0,
-            len(gaps) if self._evictions else -1,
-            max(gaps) if gaps else -1.0,
-        )
-        self._recorder.add("cache", row)
+    def _add_resumed(self, now: float, scheduler: Any) -> None:
+        """Queue what the requests found that a step resumed."""
+        cache: Any = getattr(scheduler, "prefix_cache_stats", None)
+        requests = getattr(cache, "preempted_requests", 0)
+        if requests > 0:
+            row = (now, self._engine, requests, cache.preempted_queries, cache.preempted_hits)
+            self._recorder.add("resumed", row)
 
     def _add_intervals(self, now: float, iteration: Any) -> None:
         """Queue the intervals that `STEP` does not tell: those of a step of more than two, if they differ."""

@@ -14,7 +14,7 @@ from vllm_console.diagnosis.live.prefix_cache import at_most, kept_seconds
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.diagnosis.live.unknown_flags import without_flags
 from vllm_console.history.frames import Frame, Frames
-from vllm_console.history.prefix_use import Evicted, Resumed
+from vllm_console.history.prefix_use import StillCached
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import Workload
@@ -103,11 +103,8 @@ def test_with_a_unit_it_is_not_said_that_prompts_share_nothing() -> None:
 def test_a_cache_that_is_filled_anew_within_minutes_may_have_lost_what_comes_again() -> None:
     found = find(evidence(cache_tokens=50_000), "prefix_cache_idle")
     assert found is not None
-    assert "comes again later than 36s: evicted by then" in found.cause
+    assert "comes again later than about 36s: evicted by then" in found.cause
     assert ("evicted when unused for", "about 36s") in [(one.name, one.value) for one in found.measures]
-    sampled = find(evidence({"evicted": Evicted(40, 31.0, 52.0, 3, 9.0)}, cache_tokens=50_000), "prefix_cache_idle")
-    assert sampled is not None
-    assert ("evicted when unused for", "31s") in [(one.name, one.value) for one in sampled.measures]
 
 
 def test_a_cache_that_holds_all_of_it_has_prompts_that_share_nothing() -> None:
@@ -189,6 +186,6 @@ def test_nothing_is_said_of_a_server_whose_flags_are_not_known() -> None:
 
 
 def test_preemptions_show_what_resumed_requests_still_found() -> None:
-    found = find(evidence({"resumed": Resumed(4, 400, 100)}, hits=400.0, preempted=1.0), "preempting")
+    found = find(evidence({"resumed": StillCached(4, 400, 100)}, hits=400.0, preempted=1.0), "preempting")
     assert found is not None
     assert ("still cached when resumed", "25% of 400 tokens") in [(one.name, one.value) for one in found.measures]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from textual.strip import Strip
 
 from vllm_console.fleet.probe import ORDERS, ProbeView
-from vllm_console.history.prefix_use import Evicted, LengthClass, PrefixUse, Resumed
+from vllm_console.history.prefix_use import LengthClass, PrefixUse, StillCached
 from vllm_console.history.probe_records import FinishedRequest
 from vllm_console.metrics.quantile import Quantile
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
@@ -64,8 +64,7 @@ def test_hits_are_shown_by_the_length_of_prompts(fakes, recorded, width, height)
     use = PrefixUse(
         (LengthClass(1, 127, 10, 0, 900, 0, 0), LengthClass(1024, 2047, 40, 30, 60_000, 45_000, 1152)),
         0,
-        Resumed(3, 400, 100),
-        Evicted(12, 4.0, 9.0, 5, 2.0),
+        StillCached(3, 400, 100),
     )
     seen = replace(recorded.probe.requests, prefixes=use)
     window = replace(recorded.window, prefix_caching=True, prefix_step=1152)
@@ -77,7 +76,6 @@ def test_hits_are_shown_by_the_length_of_prompts(fakes, recorded, width, height)
         assert "1,024-2,047           40     30    45.0k   75%" in text(lines)
         assert "74% of 60.9k prompt tokens cached · found in steps of 1,152" in text(lines)
         assert "3 resumed after preemption: 25% still cached, 300 tokens again" in text(lines)
-        assert "12 evicted blocks (sample): unused 4.0s-9.0s, reuse gaps up to 2.0s" in text(lines)
     off = replace(server, window=replace(window, prefix_caching=False))
     lines = requests_lines(off, fakes.NOW, width, height, ChartView(order=PREFIXES))
     assert height < 5 or "Prefix caching is off." in text(lines)
