@@ -70,7 +70,8 @@ class PrefixCacheIdle:
     ) -> Finding:
         """Of a cache that is filled anew so often that a prefix may be gone when it comes again."""
         measures.append(Measure("evicted when unused for", f"about {seconds(kept)}", "", "by tokens computed and room"))
-        cause = f"Prompts share hardly any prefix, or one that comes again later than about {seconds(kept)}: evicted by then."
+        late = f"later than about {seconds(kept)}"
+        cause = f"Prompts share hardly any prefix, or one that comes again {late}: evicted by then."
         fixes = (fix, *more_cache(evidence))
         return Finding(self.code, Severity.NOTE, since, symptom, cause, tuple(measures), fixes)
 
@@ -94,8 +95,8 @@ class PrefixCacheIdle:
 def kept_seconds(evidence: Evidence, frames: int) -> float | None:
     """About how long a cached block outlives its last use: until all blocks that no request holds were filled anew.
 
-    vLLM evicts the block first that was unused for longest. Judged by the frames with traffic. None where nothing is computed, or where blocks are not
-    all alike: models with linear layers, or with attention over a window.
+    vLLM evicts the block first that was unused for longest. Judged by the frames with traffic. None where nothing is
+    computed, or where blocks are not all alike: models with linear layers, or with attention over a window.
     """
     span = [frame for frame in evidence.last(frames) if frame.grown.generation_tokens_total]
     tokens = evidence.cache_tokens

@@ -18,7 +18,7 @@ SHORTEST_BAR, LONGEST_BAR = 8, 40
 
 
 def prefix_lines(use: PrefixUse, window: Window | None, width: int, height: int) -> list[Strip]:
-    """A line for each class of lengths with its hit rate as a bar, what it did in all, and what resumed requests found."""
+    """A line for each class of lengths with its hit rate as a bar; then all together, and resumed requests."""
     if window is not None and window.prefix_caching is False:
         return [line(), line((" Prefix caching is off.", WARN))][:height]
     if not use.requests:
