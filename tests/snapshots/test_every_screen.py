@@ -15,6 +15,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from vllm_console.fleet.adapters import Adapter, Adapters
 from vllm_console.fleet.leftovers import Leftovers
 from vllm_console.ui.app import ConsoleApp
 from vllm_console.ui.screens.palette import PaletteScreen
@@ -40,6 +41,10 @@ FILES = tuple(
     LeftFile(f"/dev/shm/psm_{number:08x}", number << 26, number, "its server has ended") for number in range(1, 12)
 )
 
+POEMS = Adapter("poems", "/a/poems", "m", 8, 13_600_000, True, False)
+CODE = Adapter("code", "/a/code", "m", 16, 27_000_000, False, False)
+ADAPTERS = Adapters("chat", True, True, 2, 4, 16, (POEMS, CODE))
+
 KEYS = {
     "servers": (),
     "staged": ("left_square_bracket", "v", "p"),
@@ -49,6 +54,7 @@ KEYS = {
     "stop": ("s",),
     "switch": ("w",),
     "claim": ("C",),
+    "adapters": ("F",),
     "leftovers": ("X",),
     "findings": ("i", "j"),
     "describe": ("d",),
@@ -76,6 +82,7 @@ def made(app: Callable[..., ConsoleApp], fakes: ModuleType) -> Callable[..., Con
         fleet: Any = console.fleet
         fleet.on_board = Board(Path("/board"), fakes.NOW, CLAIMS)
         fleet.left = Leftovers(files=FILES)
+        fleet.lora = ADAPTERS
         return console
 
     return make

@@ -56,6 +56,10 @@ async def test_read_only_and_servers_of_others_have_no_such_dialog(console, fake
         await c.press("F")
         await c.sees("read-only")
         assert not [call for call in c.fleet.calls if "adapter" in call[0]]
+    async with console(fakes.observed) as c:
+        c.fleet.lora = SERVED
+        await c.press("F")
+        await c.sees("was started by anna outside this console: read-only")
 
 
 def test_what_is_typed_is_an_adapter_and_a_folder():
