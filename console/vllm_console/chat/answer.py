@@ -171,7 +171,7 @@ class AnswerReader:
         if first is None:
             return AnswerFigures(prompt_tokens=self._prompt_tokens)
         decoding = self._last - first
-        mean = decoding / (tokens - 1) if tokens > 1 else None
+        mean = decoding / (tokens - 1) if tokens > 1 and decoding > 0 else None  # all in one event: no interval
         return AnswerFigures(
             ttft_seconds=first - self._begin,
             itl_seconds=mean,

@@ -60,6 +60,11 @@ def test_tokens_are_those_that_the_server_counts():
     assert figures_text(Answer(figures=figures)) == "TTFT 1.5s · ITL 167ms (longest 500ms) · 6.0 tok/s · 7 + 4 tokens"
 
 
+def test_tokens_that_come_at_once_have_no_interval(said):
+    figures = read(said(content="a") + said(content="b"), step=0.0).answer().figures
+    assert (figures.output_tokens, figures.itl_seconds, figures.tokens_per_second) == (2, None, None)
+
+
 def test_without_counts_each_event_with_text_is_a_token(said):
     figures = read(said(role="assistant", content=""), said(content="a"), said(content="b")).answer().figures
     assert (figures.ttft_seconds, figures.output_tokens, figures.prompt_tokens) == (1.5, 2, None)
