@@ -24,13 +24,23 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from ramp import CASES, Case, VirtualRamp
 
 from fakes.virtual_records import record
-from vllm_console.cli.tune import BASELINE_SHARE, EVIDENCE_REQUESTS, EVIDENCE_SHARE
+from vllm_console.cli.tune import AGAIN_SHARE, BASELINE_SHARE, EVIDENCE_REQUESTS, EVIDENCE_SHARE
 from vllm_console.cli.tune import START_SHARE as TRIAL_START
 from vllm_console.fleet.tuning import TuneGoal, predict_each
 from vllm_console.load.ramp import LONGEST_STEP, SHORTEST_STEP, START_SHARE
 from vllm_console.load.ramp_search import FEWEST_REQUESTS, Tried, next_step, steps_left
 from vllm_console.load.shape import TrafficShape, suggested_rate
-from vllm_console.load.tune_search import GOODPUT, Measured, Trial, combinations, decide, measured_ceiling, next_trial
+from vllm_console.load.tune_search import (
+    GOODPUT,
+    UNSURE,
+    Measured,
+    Trial,
+    combinations,
+    decide,
+    measured_ceiling,
+    next_trial,
+    pooled,
+)
 from vllm_console.prediction.evidence import gather
 from vllm_launchers.engine_model.scheduler import Request, SchedulerLimits
 from vllm_launchers.engine_model.traffic_replay import EngineLimits
@@ -91,6 +101,10 @@ def tune(case: Case, seqs: int, batched: int, args: argparse.Namespace) -> tuple
     begin = (args.budget - (args.trials + 1) * RESTART_SECONDS) * BASELINE_SHARE / (args.trials + 2)
     original = ramp(present, 1, begin, None)
     assert original is not None
+    if original.error > UNSURE and not original.bound:
+        again = ramp(present, 3, AGAIN_SHARE * begin, TRIAL_START * original.value)
+        original = pooled([original, again]) or original if again is not None else original
+        begin *= 1 + AGAIN_SHARE
     pace = EVIDENCE_SHARE * original.value
     shape = TrafficShape(case.workload, seed=2, max_model_len=4096)
     sent = [

@@ -29,6 +29,7 @@ from vllm_console.load.tune_search import (
     SHORTEST_SECONDS,
     THROUGHPUT,
     TTFT,
+    UNSURE,
     Candidate,
     Decision,
     Measured,
@@ -37,6 +38,7 @@ from vllm_console.load.tune_search import (
     measured_ceiling,
     measured_mean,
     next_trial,
+    pooled,
 )
 from vllm_console.text import duration, percent, plain, rate
 from vllm_console.text import seconds as latency
@@ -53,6 +55,9 @@ START_SHARE = 0.85
 
 BASELINE_SHARE = 1.5
 """The original flags are measured for so many times as long as a candidate: all are compared with that."""
+
+AGAIN_SHARE = 0.6
+"""If the first measurement of the original flags is unsure, the second takes this part of its time."""
 
 EVIDENCE_SHARE = 0.6
 """Of the measured goodput, the rate of the traffic that predictions are fitted to: busy, and without a long queue."""
@@ -267,6 +272,9 @@ class _Tuner:
         measured = self._measure(seconds, None)
         if measured is None or self._args.objective != GOODPUT:
             return measured
+        if measured.error > UNSURE and not measured.bound:
+            again = self._measure(AGAIN_SHARE * seconds, START_SHARE * measured.value)
+            measured = pooled([measured, again]) or measured if again is not None else measured
         pace = EVIDENCE_SHARE * measured.value
         least, most = EVIDENCE_SECONDS
         self._load(pace, min(most, max(least, EVIDENCE_REQUESTS / pace), max(least, 0.3 * seconds)))

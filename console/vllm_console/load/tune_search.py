@@ -42,6 +42,9 @@ PREDICTED = 0.15
 """By so much predicted and measured improvements typically differ; among candidates that were measured to be nearly as
 good, the prediction decides."""
 
+UNSURE = 0.12
+"""Original flags whose measurement has a larger error are measured again: no comparison with them is more precise."""
+
 CONFIDENCE = 0.95
 SHORTEST_SECONDS = {GOODPUT: 45.0, TTFT: 10.0, THROUGHPUT: 10.0}
 """A shorter measurement says too little."""
