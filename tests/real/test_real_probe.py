@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
-from vllm_console.history.probe_records import FinishedRequest, FirstToken, ProbeReader, Step
+from vllm_console.history.probe_records import FinishedRequest, FirstToken, ProbeReader, Resumed, Step
 from vllm_launchers.probe.environment import PROBE
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class Records:
         self._reader.steps()
         self._reader.first_tokens()
         self._reader.requests()
+        self._reader.resumed()
+
+    def resumed(self) -> list[Resumed]:
+        """New records of resumed requests: written after the requests."""
+        return self._reader.resumed()
 
     def first_tokens(self) -> list[FirstToken]:
         """New first tokens: written after the steps, and before the requests."""
@@ -154,5 +159,13 @@ def test_records_of_concurrent_requests_and_of_preemption(shared_server: RealSer
     assert preempted > 0, "40 blocks of 32 tokens are too few for 8 requests of 400"
     assert sum(request.preemptions or 0 for request in requests) == preempted
     assert sum(step.preempted or 0 for step in steps) == preempted
+    deadline = time.monotonic() + 30
+    resumed: list[Resumed] = []
+    while sum(one.requests for one in resumed) < preempted:
+        assert time.monotonic() < deadline, "all of them were resumed, for they were answered in full"
+        resumed += records.resumed()
+    assert sum(one.requests for one in resumed) == preempted
+    assert all(100 * one.requests <= one.tokens <= 400 * one.requests for one in resumed), "prompt and output so far"
+    assert all(0 <= one.cached_tokens < one.tokens for one in resumed)
     assert max(step.running or 0 for step in steps) > 1
     assert max(step.waiting or 0 for step in steps) > 0

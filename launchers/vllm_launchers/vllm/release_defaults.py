@@ -26,8 +26,11 @@ def graphs_in_share(release: Release) -> bool:
 
 
 def caches_linear_prefixes(release: Release) -> bool:
-    """Whether prefixes of models with linear layers are cached by default."""
-    return release >= (0, 28, 0)
+    """Whether prefixes of models with linear layers are cached by default; those of models without attention are not.
+
+    Source: ``ModelConfig.is_prefix_caching_supported`` of vLLM 0.25.1 and 0.26.0.
+    """
+    return release >= (0, 26, 0)
 
 
 def can_cache_linear_prefixes(release: Release) -> bool:
@@ -35,4 +38,4 @@ def can_cache_linear_prefixes(release: Release) -> bool:
 
     Earlier releases turn it off again for most of these models.
     """
-    return release >= (0, 15, 1)
+    return release >= (0, 15, 0)

@@ -265,7 +265,7 @@ def _kv_dtype(facts: ModelFacts, flags: Flags) -> str:
 
 
 def _prefix_caching(flags: Flags, release: Release) -> bool:
-    """Whether prefixes of models with linear layers are cached: on request, by default since 0.28."""
+    """Whether prefixes of models with linear layers are cached: on request, by default since 0.26."""
     wanted = flags.get("enable-prefix-caching")
     return wanted if isinstance(wanted, bool) else caches_linear_prefixes(release)
 

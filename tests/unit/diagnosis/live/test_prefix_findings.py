@@ -130,12 +130,12 @@ OFF = {"caching": False, "looked_up": 0.0}
     [
         ({"mla": True, "build": "cpu"}, "On a CPU, vLLM turns prefix caching off for models with MLA", None),
         ({"attention_free": True, **HYBRID}, "models without attention", None),
-        ({**HYBRID, "release": (0, 27, 1)}, "Before 0.28", Changes({"enable-prefix-caching": True})),
-        ({**HYBRID, "release": (0, 13, 0)}, "Before 0.28", None),
+        ({**HYBRID, "release": (0, 25, 1)}, "Before 0.26", Changes({"enable-prefix-caching": True})),
+        ({**HYBRID, "release": (0, 13, 0)}, "Before 0.26", None),
         ({**HYBRID, "release": (0, 13, 0), "flags": {"enable-prefix-caching": True}}, "This release can't", None),
         (
-            {**HYBRID, "release": (0, 27, 1), "flags": {"enable-chunked-prefill": False}},
-            "Before 0.28",
+            {**HYBRID, "release": (0, 25, 1), "flags": {"enable-chunked-prefill": False}},
+            "Before 0.26",
             None,
         ),
         ({}, "its log may say why", None),
@@ -152,7 +152,7 @@ def test_what_vllm_turned_off_is_named_with_its_reason(
 
 
 def test_a_fix_for_prompts_that_are_known_to_repeat_is_a_warning() -> None:
-    known = {**HYBRID, "release": (0, 27, 1), "earlier_reuse": 0.5}
+    known = {**HYBRID, "release": (0, 25, 1), "earlier_reuse": 0.5}
     found = find(replace(evidence(**OFF), **known), "prefix_cache_off")
     assert found is not None
     assert found.severity is Severity.WARNING
