@@ -17,6 +17,7 @@ from vllm_launchers.plan import attention
 from vllm_launchers.plan.flags import token_count
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.vllm.flags.changes import FlagValue
+from vllm_launchers.vllm.release_defaults import can_cache_linear_prefixes
 
 ADA = (8, 9)
 WORTH_CACHING = 0.1
@@ -128,9 +129,18 @@ def fp8_cache(evidence: Evidence) -> Fix | None:
     return setting("kv-cache-dtype", "fp8", "An FP8 KV cache holds twice the tokens.", tradeoff)
 
 
+def can_cache_prefixes(evidence: Evidence) -> bool:
+    """Whether vLLM caches prefixes of this model if a flag asks for it, as far as its release is known."""
+    if evidence.attention_free or (evidence.mla and evidence.build == "cpu"):
+        return False
+    return not evidence.linear_layers or evidence.release is None or can_cache_linear_prefixes(evidence.release)
+
+
 def share_prefixes(evidence: Evidence) -> Fix | None:
-    """Prefix caching, if it is off and prompts share prefixes."""
+    """Prefix caching, if it is off, prompts share prefixes, and vLLM would not turn it off again for this model."""
     reuse, source = evidence.reuse
+    if not can_cache_prefixes(evidence):
+        return None
     if evidence.flags.get("enable-prefix-caching") is not False or reuse <= WORTH_CACHING:
         return None
     why = f"{percent(reuse)} of each prompt repeats ({source}): computed and stored once."

@@ -185,6 +185,20 @@ def test_nothing_is_said_of_a_server_whose_flags_are_not_known() -> None:
     assert not [one for one in without_flags(findings(evidence(**OFF))) if one.code == "prefix_cache_off"]
 
 
+@pytest.mark.parametrize(
+    "known",
+    [{"mla": True, "build": "cpu"}, {"attention_free": True, **HYBRID}, {**HYBRID, "release": (0, 14, 1)}],
+)
+def test_caching_is_not_offered_to_a_model_for_which_vllm_turns_it_off_again(known: Mapping[str, Any]) -> None:
+    off = {"flags": {"enable-prefix-caching": False}, "earlier_reuse": 0.5}
+    offered = find(evidence(off, **OFF), "prefix_cache_missed")
+    assert offered is not None
+    assert offered.fixes[0].changes == Changes({"enable-prefix-caching": True})
+    found = find(replace(evidence(off, **OFF), **known), "prefix_cache_missed")
+    assert found is not None
+    assert not found.fixes
+
+
 def test_preemptions_show_what_resumed_requests_still_found() -> None:
     found = find(evidence({"resumed": StillCached(4, 400, 100)}, hits=400.0, preempted=1.0), "preempting")
     assert found is not None
