@@ -12,10 +12,12 @@ import stat
 import tracemalloc
 from itertools import pairwise
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from fakes.endless_history import write_for_ever
+from vllm_console.history.encoding import Shape
 from vllm_console.history.store import (
     TIERS,
     HistoryBusyError,
@@ -425,3 +427,14 @@ def test_rows_that_come_as_one_keep_totals_peaks_and_restarts(path, engine, samp
         assert found.generation_tokens_total == whole.generation_tokens_total
         assert found.histograms == whole.histograms
     reader.close()
+
+
+def test_whether_prefixes_are_cached_is_kept_and_unknown_in_rows_of_before(path, engine, sample):
+    known = replace(sample(START, engine()), prefix_caching=False, prefix_step=1152)
+    writer = Writer(path)
+    writer.append(known, 1)
+    writer.close()
+    (entry,) = Reader(path).since(0.0)
+    assert (entry.sample.prefix_caching, entry.sample.prefix_step) == (False, 1152)
+    earlier = msgspec.msgpack.encode([[], 1000, "m"])
+    assert msgspec.msgpack.decode(earlier, type=Shape) == Shape((), 1000, "m", None, None)

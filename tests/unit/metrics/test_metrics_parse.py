@@ -282,3 +282,25 @@ def test_any_body_is_read_as_prometheus_client_reads_it(model, rows, version):
 def test_no_text_breaks_the_parser(text):
     with contextlib.suppress(NotMetricsError):
         assert parse(text + "\n", 1.0).at == 1.0
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        (['enable_prefix_caching="True",block_size="32",prefix_match_unit="None"'], (True, 32)),
+        (['enable_prefix_caching="True",block_size="1152",prefix_match_unit="64"'], (True, 64)),
+        (['enable_prefix_caching="False",block_size="16"'], (False, 16)),
+        (
+            ['enable_prefix_caching="True",block_size="16"', 'enable_prefix_caching="False",block_size="32"'],
+            (None, None),
+        ),
+        (['num_gpu_blocks="10"'], (None, None)),
+        ([], (None, None)),
+    ],
+)
+def test_whether_prefixes_are_cached_and_in_which_steps(labels, found):
+    """As vLLM 0.32.0 reports it, with and without a unit; two engines that differ tell nothing."""
+    lines = [f'vllm:cache_config_info{{engine="{at}",{one}}} 1.0' for at, one in enumerate(labels)]
+    text = "\n".join([*lines, 'vllm:num_requests_running{engine="0",model_name="m"} 1.0', ""])
+    sample = parse(text, 0.0)
+    assert (sample.prefix_caching, sample.prefix_step) == found
