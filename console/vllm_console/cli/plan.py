@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
     from vllm_launchers.plan.model import Plan
 
-FORMS = ("shell", "config", "systemd", "systemd-user", "compose", "kubernetes")
+FORMS = (
+    *("shell", "config", "systemd", "systemd-user", "compose", "kubernetes"),
+    *("kserve", "llm-d", "production-stack"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

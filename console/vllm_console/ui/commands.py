@@ -107,7 +107,8 @@ Do = Callable[[], object]
 
 EXPORTS = {
     "shell": "sh", "config": "yaml", "systemd": "service", "systemd-user": "service", "compose": "compose.yaml",
-    "kubernetes": "k8s.yaml", "nginx": "nginx.conf", "llama-swap": "llama-swap.yaml", "litellm": "litellm.yaml",
+    "kubernetes": "k8s.yaml", "kserve": "kserve.yaml", "llm-d": "llm-d.yaml", "production-stack": "stack.yaml",
+    "nginx": "nginx.conf", "llama-swap": "llama-swap.yaml", "litellm": "litellm.yaml",
 }  # fmt: skip
 """Forms that a server's launch can be exported as, and how the names of their files end."""
 

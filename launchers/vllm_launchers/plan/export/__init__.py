@@ -1,4 +1,6 @@
-"""A plan in other tools' forms: shell, config file, systemd, Compose, Kubernetes. Pure; no secret is ever in one."""
+"""A plan in other tools' forms: shell, config file, systemd, Compose, Kubernetes and what serves vLLM there. Pure; no
+secret is ever in one.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from vllm_launchers.plan.export.container import compose
 from vllm_launchers.plan.export.kubernetes import kubernetes
 from vllm_launchers.plan.export.quoting import ExportError
 from vllm_launchers.plan.export.shell import config_yaml, shell
+from vllm_launchers.plan.export.stacks import kserve, llm_d, production_stack
 from vllm_launchers.plan.export.systemd import systemd_unit
 from vllm_launchers.plan.model import Plan
 
@@ -24,6 +27,9 @@ class Form(StrEnum):
     SYSTEMD_USER = "systemd-user"
     COMPOSE = "compose"
     KUBERNETES = "kubernetes"
+    KSERVE = "kserve"
+    LLM_D = "llm-d"
+    PRODUCTION_STACK = "production-stack"
 
 
 def export(plan: Plan, form: Form, *, name: str = "") -> str:
@@ -39,5 +45,8 @@ def export(plan: Plan, form: Form, *, name: str = "") -> str:
         Form.SYSTEMD_USER: lambda: systemd_unit(plan, user=True, name=name),
         Form.COMPOSE: lambda: compose(plan, name=name),
         Form.KUBERNETES: lambda: kubernetes(plan, name=name),
+        Form.KSERVE: lambda: kserve(plan, name=name),
+        Form.LLM_D: lambda: llm_d(plan, name=name),
+        Form.PRODUCTION_STACK: lambda: production_stack(plan, name=name),
     }
     return forms[form]()

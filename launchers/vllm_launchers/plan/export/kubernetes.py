@@ -18,7 +18,7 @@ SHARED_MEMORY = "16Gi"
 LEAST_VOLUME_GIB = 50
 OWN_ADDRESS = "VLLM_HOST_IP"
 """Where vLLM reads the address on which other nodes reach it."""
-_PROBE_SECONDS = 10
+PROBE_SECONDS = 10
 
 
 def kubernetes(plan: Plan, *, name: str = "") -> str:
@@ -35,15 +35,15 @@ def kubernetes(plan: Plan, *, name: str = "") -> str:
     app = label(name or plan.preset)
     downloads = not plan.model.startswith("/")
     if plan.nodes is None:
-        documents = [_deployment(plan, inside, app, downloads=downloads), _service(plan, app, app, _labels(app))]
+        documents = [_deployment(plan, inside, app, downloads=downloads), _service(plan, app, app, labels_of(app))]
     else:
         workers = container(replace(plan, flags={**shared, HEADLESS: True}))
         documents = [
             _leader_worker_set(plan, plan.nodes, inside, workers, app, downloads=downloads),
-            _service(plan, f"{app}-leader", app, _labels(app, "leader")),
+            _service(plan, f"{app}-leader", app, labels_of(app, "leader")),
         ]
     if downloads:
-        documents.insert(0, _claim(plan, inside, app))
+        documents.insert(0, claim(plan, inside, app))
     lines = ["Apply with: kubectl apply -f FILE", *inside.notes]
     if plan.secrets:
         lines.append(f"First, from a file of NAME=value lines ({', '.join(plan.secrets)}):")
@@ -60,35 +60,41 @@ def kubernetes(plan: Plan, *, name: str = "") -> str:
     return comment(*lines) + "---\n".join(yaml_document(document) for document in documents)
 
 
-def _labels(app: str, part: str = "") -> dict[str, Yaml]:
+def labels_of(app: str, part: str = "") -> dict[str, Yaml]:
+    """The labels of an object, or of a part of it."""
     return {"app.kubernetes.io/name": app, **({"app.kubernetes.io/component": part} if part else {})}
 
 
-def _claim(plan: Plan, inside: Container, app: str) -> dict[str, Yaml]:
+def claim(plan: Plan, inside: Container, app: str) -> dict[str, Yaml]:
+    """A claim on a volume with room for the model."""
     nodes = 1 if plan.nodes is None else len(plan.nodes.nodes)
-    weights = plan.memory.weights_gib * inside.gpus * nodes if plan.memory is not None else 0.0
     mode = "ReadWriteOnce" if nodes == 1 else "ReadWriteMany"
-    size = max(LEAST_VOLUME_GIB, math.ceil(weights * 1.5 / 10) * 10)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": f"{app}-models", "labels": _labels(app)},
-        "spec": {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}},
+        "metadata": {"name": f"{app}-models", "labels": labels_of(app)},
+        "spec": {"accessModes": [mode], "resources": {"requests": {"storage": volume_size(plan, inside.gpus * nodes)}}},
     }
 
 
+def volume_size(plan: Plan, gpus: int) -> str:
+    """Room for the model's files: half as much again as its weights on all GPUs."""
+    weights = plan.memory.weights_gib * gpus if plan.memory is not None else 0.0
+    return f"{max(LEAST_VOLUME_GIB, math.ceil(weights * 1.5 / 10) * 10)}Gi"
+
+
 def _deployment(plan: Plan, inside: Container, app: str, *, downloads: bool) -> dict[str, Yaml]:
-    volumes, mounts = _volumes(inside, app, downloads=downloads)
-    served = _container(plan, inside, app, mounts) | _served(plan, inside)
+    volumes, mounts = pod_volumes(inside, app, downloads=downloads)
+    served = pod_container(plan, inside, app, mounts) | served_parts(plan, inside)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": app, "labels": _labels(app)},
+        "metadata": {"name": app, "labels": labels_of(app)},
         "spec": {
             "replicas": 1,
             "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": _labels(app)},
-            "template": {"metadata": {"labels": _labels(app)}, "spec": _pod(plan, served, volumes)},
+            "selector": {"matchLabels": labels_of(app)},
+            "template": {"metadata": {"labels": labels_of(app)}, "spec": _pod(plan, served, volumes)},
         },
     }
 
@@ -97,23 +103,23 @@ def _leader_worker_set(
     plan: Plan, nodes: NodesPlan, leader: Container, worker: Container, app: str, *, downloads: bool
 ) -> dict[str, Yaml]:
     """The machines as a group of pods, which is made anew when one of them ends."""
-    volumes, mounts = _volumes(leader, app, downloads=downloads)
-    first = _container(plan, leader, app, mounts, _joining(nodes, "0")) | _served(plan, leader)
-    others = _container(plan, worker, app, mounts, _joining(nodes, "$(LWS_WORKER_INDEX)"))
+    volumes, mounts = pod_volumes(leader, app, downloads=downloads)
+    first = pod_container(plan, leader, app, mounts, _joining(nodes, "0")) | served_parts(plan, leader)
+    others = pod_container(plan, worker, app, mounts, _joining(nodes, "$(LWS_WORKER_INDEX)"))
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
-        "metadata": {"name": app, "labels": _labels(app)},
+        "metadata": {"name": app, "labels": labels_of(app)},
         "spec": {
             "replicas": 1,
             "leaderWorkerTemplate": {
                 "size": len(nodes.nodes),
                 "restartPolicy": "RecreateGroupOnPodRestart",
                 "leaderTemplate": {
-                    "metadata": {"labels": _labels(app, "leader")}, "spec": _pod(plan, first, volumes),
+                    "metadata": {"labels": labels_of(app, "leader")}, "spec": _pod(plan, first, volumes),
                 },
                 "workerTemplate": {
-                    "metadata": {"labels": _labels(app, "worker")}, "spec": _pod(plan, others, volumes),
+                    "metadata": {"labels": labels_of(app, "worker")}, "spec": _pod(plan, others, volumes),
                 },
             },
         },
@@ -138,12 +144,12 @@ def _pod(plan: Plan, inside: dict[str, Yaml], volumes: list[Yaml]) -> dict[str, 
     }
 
 
-def _container(
+def pod_container(
     plan: Plan, inside: Container, app: str, mounts: list[Yaml], joining: tuple[str, ...] = ()
 ) -> dict[str, Yaml]:
     """A container; ``joining`` are more arguments, in which Kubernetes expands variables."""
     own = {key: value for key, value in inside.environment.items() if not (joining and key == OWN_ADDRESS)}
-    environment: list[Yaml] = [{"name": key, "value": _literal(value)} for key, value in own.items()]
+    environment: list[Yaml] = [{"name": key, "value": literal(value)} for key, value in own.items()]
     if joining:
         environment.append({"name": OWN_ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     for secret in plan.secrets:
@@ -152,18 +158,18 @@ def _container(
         "name": "vllm",
         "image": inside.image,
         "command": list(ENTRYPOINT),
-        "args": [*(_literal(word) for word in inside.arguments), *joining],
+        "args": [*(literal(word) for word in inside.arguments), *joining],
         "env": environment,
         "resources": {"limits": {"nvidia.com/gpu": inside.gpus}},
         "volumeMounts": mounts,
     }
 
 
-def _served(plan: Plan, inside: Container) -> dict[str, Yaml]:
+def served_parts(plan: Plan, inside: Container) -> dict[str, Yaml]:
     """The parts of a container that serves HTTP."""
     return {
         "ports": [{"name": "http", "containerPort": plan.port}],
-        "startupProbe": _probe(inside, period=_PROBE_SECONDS, failures=STARTUP_SECONDS // _PROBE_SECONDS),
+        "startupProbe": _probe(inside, period=PROBE_SECONDS, failures=STARTUP_SECONDS // PROBE_SECONDS),
         "readinessProbe": _probe(inside, period=5, failures=3),
         "livenessProbe": _probe(inside, period=15, failures=6),
     }
@@ -174,12 +180,12 @@ def _probe(inside: Container, *, period: int, failures: int) -> dict[str, Yaml]:
     return {"httpGet": ask, "periodSeconds": period, "timeoutSeconds": 10, "failureThreshold": failures}
 
 
-def _volumes(inside: Container, app: str, *, downloads: bool) -> tuple[list[Yaml], list[Yaml]]:
+def pod_volumes(inside: Container, app: str, *, downloads: bool) -> tuple[list[Yaml], list[Yaml]]:
     """The pod's volumes, and their mount points."""
     volumes: list[Yaml] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}]
     mounts: list[Yaml] = [{"name": "shm", "mountPath": "/dev/shm"}]
-    claim: dict[str, Yaml] = {"persistentVolumeClaim": {"claimName": f"{app}-models"}}
-    volumes.append({"name": "models", **(claim if downloads else {"emptyDir": {}})})
+    downloaded: dict[str, Yaml] = {"persistentVolumeClaim": {"claimName": f"{app}-models"}}
+    volumes.append({"name": "models", **(downloaded if downloads else {"emptyDir": {}})})
     mounts.append({"name": "models", "mountPath": CACHE})
     for number, mount in enumerate(inside.mounts):
         volumes.append({"name": f"host-{number}", "hostPath": {"path": mount.path}})
@@ -195,11 +201,11 @@ def _service(plan: Plan, name: str, app: str, selected: dict[str, Yaml]) -> dict
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "labels": _labels(app)},
+        "metadata": {"name": name, "labels": labels_of(app)},
         "spec": {"selector": selected, "ports": [{"name": "http", "port": plan.port, "targetPort": "http"}]},
     }
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Escape text so that Kubernetes expands no ``$(VARIABLE)`` in it."""
     return text.replace("$", "$$")
