@@ -277,7 +277,7 @@ class ReadyWatch:
         return self._ready
 
 
-def record(scraper: Scraper, writer: Writer, runs: WindowRecorder | None, options: argparse.Namespace) -> None:
+def record(scraper: Scraper | None, writer: Writer, runs: WindowRecorder | None, options: argparse.Namespace) -> None:
     """Ask and write until the server is gone or a stop signal comes."""
     schedule = Schedule(options.interval, time.monotonic())
     keeper = KeeperWatch(options.state_root, options.history.resolve().parent)
@@ -291,7 +291,7 @@ def record(scraper: Scraper, writer: Writer, runs: WindowRecorder | None, option
     fault = ""
     while process_lives(options.pid, options.start_time):
         try:
-            if ready.check():
+            if scraper is not None and ready.check():
                 _take(scraper.sample(time.time()), writer, runs, options.generation)
             fault = ""
         except ScrapeError as error:
@@ -323,7 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         owner = Owner(options.pid, options.start_time)
-        scraper = Scraper(options.url, timeout=min(2.0, max(0.5, options.interval * 2)), owner=owner)
+        timeout = min(2.0, max(0.5, options.interval * 2))
+        scraper = Scraper(options.url, timeout=timeout, owner=owner) if options.url else None
         with only_writer(options.history) as ours:
             if ours:
                 writer = Writer(options.history)
@@ -334,7 +335,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     writer.close()
                     if runs is not None:
                         runs.flush()
-                    scraper.close()
+                    if scraper is not None:
+                        scraper.close()
     except (ScrapeError, OSError) as error:
         say(str(error))
         return 1
@@ -353,7 +355,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m vllm_console.recorder", description="Record a server's metrics until it ends."
     )
-    parser.add_argument("--url", required=True, help="the server's base URL")
+    parser.add_argument("--url", help="the server's base URL; a headless node has none, and is only watched")
     parser.add_argument("--history", required=True, type=Path, help="the history file")
     parser.add_argument("--generation", required=True, type=int, help="stored with each row")
     parser.add_argument("--pid", required=True, type=int, help="the server's process")

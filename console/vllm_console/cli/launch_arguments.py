@@ -52,7 +52,7 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
         "--node-rank",
         type=int,
         metavar="R",
-        help="with --nodes: which of them, for --export (default: 0, which serves)",
+        help="with --nodes: which of them this machine is, or --export writes (default: 0, which serves)",
     )
     parser.add_argument("--master-addr", type=text_from, metavar="ADDR", help="with --nodes: address of node 0")
     parser.add_argument("--master-port", type=int, metavar="P", help="with --nodes: its port (default: vLLM's, 29501)")

@@ -46,7 +46,9 @@ def table(servers: Sequence[ServerView], now: float) -> list[str]:
     lines = [_line([title for title, _ in COLUMNS], widths)]
     for server, row in zip(servers, rows, strict=True):
         lines.append(_line(row, widths))
-        if server.reason and not server.state.alive:
+        if server.node:
+            lines.append(f"  {plain(server.node)}")
+        if server.reason and (not server.state.alive or (server.node and server.pid is None)):
             lines.append(f"  {plain(server.reason)}")
         # That a server of others is read-only follows from its owner; that it is open to everybody does not.
         if server.attached is not None and server.reason:
@@ -108,6 +110,7 @@ def describe(server: ServerView, now: float, energy: Energy | None = None) -> li
         "preset": server.preset,
         "model": server.model,
         "engine": server.engine.label if server.engine else "",
+        "node": server.node,
         "address": server.url if server.port else "",
         "pid": str(server.pid or ""),
         "GPUs": ",".join(map(str, server.gpus)),
@@ -223,7 +226,7 @@ def status_document(server: ServerView) -> Document:
         "metrics": metrics_document(server.sample) if server.sample else None,
         "last_minute": window_document(server.window) if server.window else None,
         "longest_wait_seconds": server.window.longest_wait if server.window else None,
-        **fields(server, "reason notice owner ours elsewhere model downtime_seconds partner rollback stages"),
+        **fields(server, "reason notice node owner ours elsewhere model downtime_seconds partner rollback stages"),
         "engine_version": server.engine.version if server.engine else None,
         "warm_up": as_dict(server.warm_up) if server.warm_up else None,
         "restart": _restart(server.restart) if server.restart else None,

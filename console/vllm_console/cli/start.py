@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.cli.launch_arguments import add_request, gpus_from, pairs_from
+from vllm_console.cli.launch_arguments import add_nodes, add_request, gpus_from, nodes_from, pairs_from
 from vllm_console.cli.options import (
     add_changes,
     add_json,
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", type=text_from, help="server name (default: the preset's name)")
     parser.add_argument("--host", type=text_from, help="address to bind (default 127.0.0.1)")
     add_changes(parser)
+    add_nodes(parser)
     parser.add_argument("--restart", choices=["never", "on-failure"], default="never", help="restart automatically?")
     parser.add_argument("--force", action="store_true", help="start despite errors that are estimates or may pass")
     add_warm_up(parser)
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         force=args.force,
         warm_up=args.warm_up,
         probe=args.probe,
+        nodes=nodes_from(args),
     )
     server = fleet.start(request, warn_of_plan)
     _say_what_ends_it()

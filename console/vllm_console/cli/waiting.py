@@ -42,6 +42,8 @@ def wait_until(
             )
         stage = server.stages[-1] if server.stages else None
         line = f"{name}: {server.state}" + (f" · {stage.name} {stage.detail}" if stage else "")
+        if server.node and server.pid is None and server.reason:
+            line = f"{name}: {server.reason}"
         if server.restart is not None and server.restart.under_way and server.state is State.READY:
             line = f"{name}: {server.restart.sentence}"
         if show and line != shown:
@@ -100,7 +102,8 @@ def report_server(args: argparse.Namespace, server: ServerView, *, wanted: State
         print_json(server_document(server))
     else:
         mark = " (simulated)" if server.simulated else ""
-        print(f"{server.name}{mark}: {server.state}, run {server.generation}, {server.url}")
+        where = server.url if server.port else server.node
+        print(f"{server.name}{mark}: {server.state}, run {server.generation}, {where}")
         if server.notice:
             print(f"  note: {plain(server.notice)}")
     if server.state is State.FAILED or (wanted is not None and server.state is not wanted):

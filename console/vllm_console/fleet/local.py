@@ -1260,7 +1260,8 @@ def _recorder_command(state: Path, window: float | None, launch: LaunchPlan, fol
     from vllm_console.runs.store import FILE_NAME as RUNS
 
     return (
-        *(sys.executable, "-m", "vllm_console.recorder", "--url", launch.plan.url),
+        *(sys.executable, "-m", "vllm_console.recorder"),
+        *(() if launch.plan.flags.get("headless") is True else ("--url", launch.plan.url)),  # it serves no metrics
         *("--history", str(folder / HISTORY), "--generation", "{generation}"),
         *("--pid", "{pid}", "--start-time", "{start_time}", "--state-root", str(state)),
         *("--runs", str(state / RUNS), "--run", f"{os.urandom(8).hex()}-{{generation}}"),

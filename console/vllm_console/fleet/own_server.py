@@ -165,6 +165,7 @@ class WatchedServer:
             downtime_seconds=record.downtime_seconds,
             restart=restart,
             sleep=_sleep(record, details),
+            node=spec.node.text if spec.node is not None else "",
             partner=details.standby_of,
             rollback=rollback,
             warm_up=record.current.warm_up,
@@ -482,6 +483,8 @@ def _judge(name: str) -> Judge:
 
 def _notice(record: ServerRecord) -> str:
     notes = [f"{record.unwritten}; shown from its keeper's memory"] if record.unwritten else []
+    if (node := record.current.spec.node) is not None:
+        notes.append(f"{node.text}; node 0 is {node.master}" if node.headless else node.text)
     if record.adopted and record.state.alive:
         notes.append("adopted by a new keeper; its exit code will not be known")
     warm_up = record.current.warm_up

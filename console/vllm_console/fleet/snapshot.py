@@ -201,6 +201,8 @@ class ServerView(msgspec.Struct, frozen=True):
     """The restart that is being prepared, or the last one if that did not happen as requested."""
     sleep: SleepView | None = None
     """How it sleeps, or last slept; None for a server that never slept."""
+    node: str = ""
+    """Which part of a server over several machines it is: ``node 1 of 2, headless``; empty for a server of one."""
     partner: str = ""
     """The other server of its standby pair: one of the two sleeps while the other serves."""
     rollback: str = ""

@@ -26,6 +26,7 @@ from vllm_launchers.keeper.lifecycle import (
     LetGo,
     LogLost,
     LogRecovered,
+    NodeNews,
     PreparedStep,
     Probed,
     SleepProgress,
@@ -137,6 +138,8 @@ class Keeper:
                 supervisor.prepared_step(event)
             case SleepProgress():
                 supervisor.slept(event)
+            case NodeNews():
+                supervisor.node_news(event)
             case ChildEnded():
                 supervisor.reap()
             case AdoptedEnded(epoch):

@@ -6,6 +6,7 @@
     ANSWERED       starting → ready                                  /health answered 200, from our process, and the
                                                                      warm-up request, if there is one, is done
     UNFIT          starting → stopping                               /health answers, but no request can be served
+    NODE_LOST      starting, ready, unresponsive, asleep → stopping  another node of the same server is gone
     UNANSWERED     ready → unresponsive                              several probes in a row failed
     RECOVERED      unresponsive → ready                              /health answers again
     SUSPENDED      ready, unresponsive → asleep                      it is put to sleep; no request is left
@@ -52,6 +53,7 @@ class Transition(StrEnum):
     LAUNCHED = "launched"
     ANSWERED = "answered"
     UNFIT = "unfit"
+    NODE_LOST = "node lost"
     UNANSWERED = "unanswered"
     RECOVERED = "recovered"
     SUSPENDED = "suspended"
@@ -67,6 +69,7 @@ TRANSITIONS: dict[Transition, tuple[frozenset[State], State]] = {
     Transition.LAUNCHED: (frozenset({State.STOPPED, State.FAILED, State.STOPPING}), State.STARTING),
     Transition.ANSWERED: (frozenset({State.STARTING}), State.READY),
     Transition.UNFIT: (frozenset({State.STARTING}), State.STOPPING),
+    Transition.NODE_LOST: (LIVE, State.STOPPING),
     Transition.UNANSWERED: (frozenset({State.READY}), State.UNRESPONSIVE),
     Transition.RECOVERED: (frozenset({State.UNRESPONSIVE}), State.READY),
     Transition.SUSPENDED: (frozenset({State.READY, State.UNRESPONSIVE}), State.ASLEEP),
@@ -146,6 +149,35 @@ class SleepProgress(Value):
     differing: tuple[str, ...] = ()
 
 
+class NodeStep(StrEnum):
+    """What the link to the other nodes says."""
+
+    WAITING = "waiting"
+    """The others have not all joined yet; the message says who, or why one was refused."""
+    JOINED = "joined"
+    """All are there and equal: each starts its process."""
+    MISSING = "missing"
+    """They did not all join in time, or the link can't be made."""
+    DIFFERS = "differs"
+    """Node 0 refuses this node; the message says why."""
+    READY = "ready"
+    """Node 0 has completed a request, with the parts of all nodes."""
+    ENDED = "ended"
+    """Another node is gone, or was stopped."""
+
+
+class NodeNews(Value):
+    """News of the other nodes of the process started as number ``epoch``; ``message`` is a clause for people.
+
+    ``requested``: the other node was stopped by a person.
+    """
+
+    epoch: int
+    step: NodeStep
+    message: str = ""
+    requested: bool = False
+
+
 class PreparedStep(Value):
     """What prepared process number ``epoch`` says; None: it has closed its side."""
 
@@ -219,6 +251,7 @@ Event = (
     Probed
     | WarmedUp
     | SleepProgress
+    | NodeNews
     | PreparedStep
     | LaunchAsked
     | ChildEnded

@@ -125,6 +125,32 @@ class Location(Value):
     pid_namespace: int
 
 
+class NodeSpec(Value):
+    """This machine's part of a server over ``count`` machines: node ``rank`` of them; node 0 serves.
+
+    The keepers of all nodes are linked over ``master`` (node 0's address) and ``port``: see `node_link`. ``seconds`` is
+    how long they wait for each other. ``fingerprint`` is what has to be equal on all nodes, by label: versions, hashes,
+    flags; an empty value means unknown.
+    """
+
+    rank: int
+    count: int
+    master: str
+    port: int
+    seconds: float = 600.0
+    fingerprint: Mapping[str, str] = NOTHING
+
+    @property
+    def headless(self) -> bool:
+        """Whether it serves no HTTP."""
+        return self.rank > 0
+
+    @property
+    def text(self) -> str:
+        """Which it is, for people."""
+        return f"node {self.rank} of {self.count}" + (", headless" if self.headless else "")
+
+
 class LaunchSpec(Value):
     """What a keeper runs.
 
@@ -161,6 +187,8 @@ class LaunchSpec(Value):
     """Whether a restart goes back to the earlier flags if this generation fails before it is ready."""
     sleep_mode: bool = False
     """Whether it can sleep: vLLM's sleep mode, with its routes for developers."""
+    node: NodeSpec | None = None
+    """Its part of a server over several machines; None for a server of its own. A headless one has port 0."""
     details: Mapping[str, Any] = NOTHING
 
 

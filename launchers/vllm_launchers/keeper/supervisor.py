@@ -28,6 +28,8 @@ from vllm_launchers.keeper.lifecycle import (
     KEPT_GENERATIONS,
     LIVE,
     AdoptedEnded,
+    NodeNews,
+    NodeStep,
     Post,
     PreparedStep,
     Probed,
@@ -38,6 +40,7 @@ from vllm_launchers.keeper.lifecycle import (
     exit_unknown,
 )
 from vllm_launchers.keeper.log_forwarder import LogForwarder
+from vllm_launchers.keeper.node_link import NodeLink
 from vllm_launchers.keeper.output import open_for_server
 from vllm_launchers.keeper.preparation import RestartPreparation
 from vllm_launchers.keeper.prepared_process import PreparedProcess
@@ -71,6 +74,10 @@ START_PENDING = "started by a new keeper; the old one died before it could"
 ADOPTED = "adopted by a new keeper after the old one died; its exit code will be unknown"
 ADOPTED_EXIT = "it was adopted by a new keeper, which is not its parent"
 WARMING_UP = "/health answers; ready after a first completed request"
+JOINED = "all nodes have joined and are equal; ready once node 0 has completed a request"
+LINK_LOST = "its keeper ended, and with it the link to the other nodes"
+NODE_MARK = "vllm-console: "
+"""Begins a line that a keeper adds to a server's log."""
 UNUSABLE = (SleepStep.FAILED, SleepStep.MISMATCH)
 """How a sleep ends after which the server has to be started anew."""
 DRAIN_SECONDS = 30.0
@@ -158,6 +165,10 @@ class Supervisor:
         self._sleeper = Sleeper(self.record_writer, post)
         self._warm_up: WarmUpRun | None = None
         self._group: ProcessGroup | None = None
+        self._nodes: NodeLink | None = None
+        """The link to the other nodes, for a server over several machines."""
+        self._node_lost = ""
+        """Why it is ended because of another node."""
         self._recording: Recording | None = None
         """What the process that is being started goes on from."""
 
@@ -242,6 +253,8 @@ class Supervisor:
             sequence = self._new_stop_sequence(serving=unserved)
             self._stop = Stop(sequence, self.note, requested=not unserved, next_spec=record.next_spec, retry=unserved)
             self._sidecar.want(None)
+        elif record.current.spec.node is not None:
+            self._end_with_nodes(LINK_LOST)
         else:
             self._aim()
             self._sleeper.resume(*self._to_own(record, server))
@@ -313,6 +326,16 @@ class Supervisor:
         self._epoch += 1
         self._health.reset()
         self._reservation.admit(begun.spec.host, begun.spec.port, shared=begun.spec.reuse_port)
+        self._node_lost = ""
+        if begun.spec.node is None:
+            self._run_process(begun)
+            return
+        self._ended = True
+        self._nodes = NodeLink(begun.spec.node, self._epoch, self._post)
+        self._nodes.start()
+
+    def _run_process(self, begun: Generation) -> None:
+        """Start the process of the last generation, whose start the record has."""
         try:
             server = self._preparation.take_over(begun) or self._spawn(begun.spec)
         except (spawn.SpawnError, KeeperError, OSError) as error:
@@ -358,6 +381,7 @@ class Supervisor:
 
     def _could_not_start(self, reason: str, passing: bool) -> None:
         """Its process could not be started; the restart policy applies if the error may pass."""
+        self._leave_nodes(reason, requested=False)
         at = time.time()
         ended = Exit(at, code=None, signal=None, requested=False, reason=reason)
         generation = replace(self.record.current, ended_at=at, exit=ended)
@@ -389,6 +413,8 @@ class Supervisor:
 
     def _aim(self) -> None:
         spec, tuning = self.record.current.spec, self._context.tuning
+        if spec.node is not None and spec.node.headless:
+            return  # it serves no HTTP: its process and the link to node 0 show that it lives
         interval = tuning.probe_starting if self.record.state is State.STARTING else tuning.probe_ready
         if (server := self.record.server) is not None:
             owner = Owner(server.pid, server.start_time)
@@ -452,6 +478,10 @@ class Supervisor:
         self._warm_up = None
         report = event.report
         generation = replace(self.record.current, warm_up=report, golden=event.golden)
+        unproven = self._nodes is not None and report.outcome is WarmUpOutcome.REFUSED
+        if unproven:  # over several nodes /health answers although no request can be computed
+            report = replace(report, outcome=WarmUpOutcome.FAILED)
+            generation = replace(generation, warm_up=report)
         if report.outcome is not WarmUpOutcome.FAILED:
             if report.detail:
                 self.note(f"warm-up {report.outcome}: {report.detail}")
@@ -460,6 +490,7 @@ class Supervisor:
         reason = unfit(report)
         self.note(reason)
         self.prober.aim(None)
+        self._leave_nodes(reason, requested=False)
         self.record_writer.move(Transition.UNFIT, reason, generation)
         self._stop = Stop(self._new_stop_sequence(serving=True), self.note, requested=False, retry=True)
 
@@ -476,8 +507,67 @@ class Supervisor:
         if recording is not None:
             self.record_writer.change(state_since=recording.ready_at)
         self._aim()
+        if self._nodes is not None and generation.spec.node is not None and not generation.spec.node.headless:
+            self._nodes.ready()
         if self._group is not None:
             self._group.poll_soon()
+
+    # -- the other nodes of a server over several machines ---------------------------------------------------------
+
+    def node_news(self, event: NodeNews) -> None:
+        """The link to the other nodes says something."""
+        if event.epoch != self._epoch or self._nodes is None or self._stop is not None or self.over:
+            return
+        record = self.record
+        waits = record.server is None
+        match event.step:
+            case NodeStep.WAITING if event.message != record.reason:
+                self.note(event.message)
+                self.record_writer.change(reason=event.message)
+            case NodeStep.JOINED:
+                self.record_writer.change(reason=JOINED)
+                self._run_process(record.current)
+            case NodeStep.READY if record.state is State.STARTING and not waits:
+                self._ready(record.current)
+            case NodeStep.MISSING | NodeStep.DIFFERS:
+                self._mark_log(event.message)
+                self._could_not_start(event.message, passing=False)
+            case NodeStep.ENDED if event.requested:
+                self.note(event.message)
+                self._node_lost = event.message
+                self.stop()
+            case NodeStep.ENDED if waits:
+                self._mark_log(event.message)
+                self._could_not_start(event.message, passing=False)
+            case NodeStep.ENDED:
+                self._end_with_nodes(event.message)
+
+    def _end_with_nodes(self, reason: str) -> None:
+        """End this node's part by the stop sequence, as a failure: vLLM would leave it running."""
+        self.note(reason)
+        self._mark_log(reason)
+        self._node_lost = reason
+        sequence = self._new_stop_sequence()
+        self.prober.aim(None)
+        self._end_warm_up()
+        self._sleeper.end(reason)
+        self.record_writer.move(Transition.NODE_LOST, reason)
+        self._stop = Stop(sequence, self.note, requested=False)
+
+    def _leave_nodes(self, why: str, *, requested: bool) -> None:
+        """This node ends: so do the others."""
+        if self._nodes is not None:
+            self._nodes.close(why, requested=requested)
+            self._nodes = None
+
+    def _mark_log(self, text: str) -> None:
+        """Add a line to the server's log: what ends it is not vLLM's to say, and a log is read on its own."""
+        with contextlib.suppress(OSError, KeeperError):
+            output = open_for_server(self._context.folder)
+            try:
+                os.write(output, f"{NODE_MARK}{text}\n".encode(errors="replace"))
+            finally:
+                os.close(output)
 
     # -- exit and stop ---------------------------------------------------------------------------------------------
 
@@ -519,7 +609,13 @@ class Supervisor:
         else:
             stop.sequence.server_ended(time.monotonic())
             self._preparation.server_stopped()
-        self._write_exit(ended if requested else self._with_first_request(ended), **more)
+        if self._node_lost:
+            how = f"exit code {ended.code}" if ended.code is not None else ended.signal or "exit code unknown"
+            ended = replace(ended, reason=f"{self._node_lost}; stopped ({how})")
+        elif not requested:
+            ended = self._with_first_request(ended)
+        self._leave_nodes(ended.reason, requested=requested)
+        self._write_exit(ended, **more)
         self._keep_port()
 
     def _with_first_request(self, ended: Exit) -> Exit:
@@ -574,6 +670,10 @@ class Supervisor:
             stop.next_spec, stop.retry = next_spec, False
         elif record.state in LIVE:
             self.record_writer.move(Transition.STOP_REQUESTED, reason, insist=insist, next_spec=next_spec)
+            self._leave_nodes("stopped as requested", requested=True)
+            if record.current.spec.node is not None and record.server is None:
+                before = Exit(time.time(), None, None, True, "stopped as requested before its process was started")
+                self._write_exit(before)
             if record.state is not State.STARTING:
                 since = self._health.since if record.state is State.UNRESPONSIVE else time.monotonic()
                 self._left_ready_at = since

@@ -20,6 +20,7 @@ from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, Recording, R
 from vllm_launchers.launch.details import Records, unpack
 from vllm_launchers.launch.earlier_starts import own_start
 from vllm_launchers.launch.errors import FleetError, UsageError, keeper_errors
+from vllm_launchers.launch.node_start import node_spec, refuse_node, startable
 from vllm_launchers.launch.planner import Planner
 from vllm_launchers.launch.prepared_start import prepared_argv
 from vllm_launchers.launch.refusal import refuse_unfit
@@ -192,6 +193,7 @@ class Launcher:
         self, record: ServerRecord, changes: Changes, options: RestartOptions = AS_CONFIGURED
     ) -> LaunchPlan:
         """Plan a restart with changed flags without doing it."""
+        refuse_node(record)
         with keeper_errors():
             self._refresh()
             own, starting = self._own_report(record), self._records.starting()
@@ -206,6 +208,8 @@ class Launcher:
         """
         if request.vllm_version is not None:
             raise UsageError("--vllm-version names a release that is not installed: it can be planned, not started")
+        if request.nodes is not None:
+            request = startable(request, request.nodes)
         with self._one_at_a_time():
             name = self.name_of(request)
             existing = client.read(self._state, name) if client.exists(self._state, name) else None
@@ -236,6 +240,7 @@ class Launcher:
             raise UsageError("--rolling needs neither --prepare nor --rollback: the old server goes on serving")
         with self._one_at_a_time():
             record = client.read(self._state, name)
+            refuse_node(record)
             if record.state is not State.READY:
                 raise FleetError(f"{name} is {record.state}: a rolling update begins with a ready server")
             self._refuse_third(record)
@@ -255,6 +260,7 @@ class Launcher:
         """
         with keeper_errors():
             record = client.read(self._state, name)
+            refuse_node(record)
             self._refresh()
             taken, starting = self._records.taken_ports(), self._records.starting()
         options = RestartOptions()
@@ -302,7 +308,8 @@ class Launcher:
 
     def _launch(self, name: str, launch: LaunchPlan) -> ServerRecord:
         """Launch under a name that no server has that is up."""
-        prepared = self._prepared(launch, client.folder(self._state, name))
+        folder = client.folder(self._state, name)
+        prepared = self._prepared(launch, folder) if launch.plan.nodes is None else None
         try:
             if client.exists(self._state, name):
                 # A stopped server of that name is the same server: it keeps its history and generation numbers.
@@ -349,6 +356,7 @@ class Launcher:
         """
         with self._one_at_a_time():
             record = client.read(self._state, name)
+            refuse_node(record)
             with self._alone(record):
                 launch = self.plan_restart(record, changes, options)
                 if planned is not None:
@@ -374,6 +382,7 @@ class Launcher:
         with self._one_at_a_time():
             self._refresh()
             record = client.read(self._state, name)
+            refuse_node(record)
             with self._alone(record):
                 launch = self.planner.plan_switch(record, preset, options, self._records.starting())
                 if planned is not None:
@@ -408,14 +417,14 @@ class Launcher:
             rollback = self._rollback if options.rollback is None else options.rollback
             spec = values.replace(spec, prepared_argv=prepared_argv(launch.plan) if prepare else (), rollback=rollback)
         record = self._noted(client.read(self._state, name))
-        if not record.needs_keeper or record.current.spec.port != spec.port:
+        if spec.port and (not record.needs_keeper or record.current.spec.port != spec.port):
             self.planner.claim(spec.host, spec.port, self._records.taken_ports(name))
         return self._noted(client.restart(self._state, name, spec, launch.secrets, prepared=prepared))
 
     def _spec(self, name: str, launch: LaunchPlan) -> LaunchSpec:
         retried = launch.restart.mode is not RestartMode.NEVER
         sidecar = self._sidecar(launch, client.folder(self._state, name))
-        return launch.spec(sidecar, self._not_retryable() if retried else ())
+        return launch.spec(sidecar, self._not_retryable() if retried else (), node_spec(launch))
 
     def _own_report(self, record: ServerRecord) -> Remembered | None:
         """The memory report in the server's log, read once per start."""

@@ -13,7 +13,7 @@ from vllm_launchers import values
 from vllm_launchers.engine_model.gpus import DEFAULT_GPU, UnknownGpuError, find_gpu
 from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import available_gib, best_slice, on_slice
-from vllm_launchers.keeper.records import LaunchSpec, NotRetryable, RestartPolicy, WarmUp
+from vllm_launchers.keeper.records import LaunchSpec, NodeSpec, NotRetryable, RestartPolicy, WarmUp
 from vllm_launchers.launch.details import Details, pack
 from vllm_launchers.launch.earlier_starts import BLOCKS, find_earlier, fixed_cache, gpu_kind
 from vllm_launchers.launch.errors import UsageError
@@ -47,6 +47,8 @@ from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore
 
 REUSE_PORT_UNTIL = (0, 25, 0)
 """The first release of vLLM whose server does not set SO_REUSEPORT (with a single API server)."""
+
+HEADLESS_NO_PROBE = "a headless node has no engine of its own"
 
 Finder = Callable[[Plan, Host | None], Place]
 """Finds the GPUs for a plan that has none yet, on a host."""
@@ -98,20 +100,30 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy)
     model_here: bool = False
     """Whether the model's configuration is on this machine."""
+    model_folder: str = ""
+    """The folder with it; empty if there is none."""
 
-    def spec(self, sidecar: Sequence[str] = (), not_retryable: Sequence[NotRetryable] = ()) -> LaunchSpec:
+    def spec(
+        self,
+        sidecar: Sequence[str] = (),
+        not_retryable: Sequence[NotRetryable] = (),
+        node: NodeSpec | None = None,
+    ) -> LaunchSpec:
         """What the keeper runs: the plan's command with the sidecar.
 
-        ``not_retryable`` are log lines that show that another automatic start would fail the same way.
+        ``not_retryable`` are log lines that show that another automatic start would fail the same way. ``node`` is its
+        part of a server over several machines: node 0 is ready only after a completed request, the others have no port.
         """
-        plan = self.plan
+        plan, headless = self.plan, node is not None and node.headless
+        details = replace(self.details, no_probe=HEADLESS_NO_PROBE) if headless else self.details
+        warm_up = self.details.warm_up or sleeps(plan.flags) or node is not None
         return LaunchSpec(
             argv=plan.argv,
             host=plan.host,
-            port=plan.port,
+            port=0 if headless else plan.port,
             # Without it, tracebacks and prints wait in a buffer, since the output is a file.
             environment={"PYTHONUNBUFFERED": "1", **plan.environment},
-            probe=bool(plan.probe.variables),
+            probe=bool(plan.probe.variables) and not headless,
             secret_names=plan.secrets,
             cwd=str(Path.home()) if os.path.isdir(Path.home()) else "/",  # noqa: PTH112 - False for a name too long too
             restart=values.replace(self.restart, not_retryable=tuple(not_retryable)),
@@ -119,10 +131,11 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             sidecar=tuple(sidecar),
             tls=plan.tls,
             # A server that sleeps needs it: its golden prompts are asked with it.
-            warm_up=_warm_up(plan) if self.details.warm_up or sleeps(plan.flags) else None,
+            warm_up=_warm_up(plan) if warm_up and not headless else None,
             reuse_port=_reuses_port(plan),
-            sleep_mode=sleeps(plan.flags) and plan.environment.get(DEVELOPERS) == "1",
-            details=pack(self.details),
+            sleep_mode=sleeps(plan.flags) and plan.environment.get(DEVELOPERS) == "1" and node is None,
+            node=node,
+            details=pack(details),
         )
 
 
@@ -225,7 +238,8 @@ def resolve(
         inherited=inherited,
     )
     here = inputs.facts is not None and inputs.facts.source in HERE
-    return LaunchPlan(plan, details, request.secrets, request.restart, here)
+    folder = inputs.facts.folder if inputs.facts is not None and here else None
+    return LaunchPlan(plan, details, request.secrets, request.restart, here, folder or "")
 
 
 def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs, budget: _Budget) -> Plan:
