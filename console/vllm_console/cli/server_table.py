@@ -46,8 +46,6 @@ def table(servers: Sequence[ServerView], now: float) -> list[str]:
     lines = [_line([title for title, _ in COLUMNS], widths)]
     for server, row in zip(servers, rows, strict=True):
         lines.append(_line(row, widths))
-        if server.node:
-            lines.append(f"  {plain(server.node)}")
         if server.reason and (not server.state.alive or (server.node and server.pid is None)):
             lines.append(f"  {plain(server.reason)}")
         # That a server of others is read-only follows from its owner; that it is open to everybody does not.
@@ -110,7 +108,6 @@ def describe(server: ServerView, now: float, energy: Energy | None = None) -> li
         "preset": server.preset,
         "model": server.model,
         "engine": server.engine.label if server.engine else "",
-        "node": server.node,
         "address": server.url if server.port else "",
         "pid": str(server.pid or ""),
         "GPUs": ",".join(map(str, server.gpus)),

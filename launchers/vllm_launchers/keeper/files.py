@@ -16,6 +16,8 @@ MOST_UNREAD = 256 << 20
 that, the oldest are dropped."""
 OLD_PIPE = "server.pipe"
 """Servers started by an earlier version of this program have this instead of `OUTPUT`."""
+NODE_MARK = "vllm-console: "
+"""Begins a line that a keeper adds to a server's log: what happened to the other nodes of the same server."""
 SIDECAR_LOG = "sidecar.log"
 SIDECAR_LOGS = (SIDECAR_LOG, "companion.log")
 """The second is the log of a sidecar started by an earlier version."""

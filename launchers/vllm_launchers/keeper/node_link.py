@@ -22,6 +22,7 @@ import contextlib
 import json
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Mapping
@@ -37,7 +38,7 @@ MOST_WAITING = 16
 HELLO_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
 POLL_SECONDS = 0.5
-SEND_SECONDS = 2.0
+SEND_SECONDS = 2
 LONGEST_TEXT = 300
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 HASHED = "sha256:"
@@ -319,8 +320,9 @@ class _Connection:
             self.peer = str(connected.getpeername()[0])
         except OSError:
             self.peer = "an unknown address"
-        connected.settimeout(SEND_SECONDS)
+        connected.settimeout(None)  # with a timeout recv would wait, too
         with contextlib.suppress(OSError):
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _KEEPALIVE:
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -22,7 +22,7 @@ from vllm_launchers.keeper.context import (
     server_command,
 )
 from vllm_launchers.keeper.errors import CannotSleepError, KeeperError, NotPreparingError, UnwrittenError
-from vllm_launchers.keeper.files import LOG
+from vllm_launchers.keeper.files import LOG, NODE_MARK
 from vllm_launchers.keeper.health import Health, Prober, ProbeTarget, WarmUpRun
 from vllm_launchers.keeper.lifecycle import (
     KEPT_GENERATIONS,
@@ -76,8 +76,6 @@ ADOPTED_EXIT = "it was adopted by a new keeper, which is not its parent"
 WARMING_UP = "/health answers; ready after a first completed request"
 JOINED = "all nodes have joined and are equal; ready once node 0 has completed a request"
 LINK_LOST = "its keeper ended, and with it the link to the other nodes"
-NODE_MARK = "vllm-console: "
-"""Begins a line that a keeper adds to a server's log."""
 UNUSABLE = (SleepStep.FAILED, SleepStep.MISMATCH)
 """How a sleep ends after which the server has to be started anew."""
 DRAIN_SECONDS = 30.0

@@ -35,6 +35,7 @@ from vllm_console.diagnosis.failure.rules import (
     GRAPHS_TOO_LARGE,
     INTERNAL_ADDRESS,
     MODEL_RUNS,
+    NODES,
     NOT_THE_TOKENIZER,
     OUT_OF_MEMORY,
     OUT_OF_MEMORY_ELSEWHERE,
@@ -56,6 +57,7 @@ from vllm_console.diagnosis.failure.rules import (
 )
 from vllm_console.diagnosis.finding import Cause
 from vllm_console.logs.vllm_lines import LogLine
+from vllm_launchers.keeper.files import NODE_MARK
 
 SIGKILL_CODES = (-9, 137)
 
@@ -161,6 +163,8 @@ def failure_in(parsed: Sequence[LogLine], exit_code: int | None = None) -> Failu
     log the reason, so then only a line that names a cause by itself counts.
     """
     start, serves, begun = _last_start(parsed)
+    if (other := _other_node(parsed, start)) is not None:
+        return other
     if serves is None:
         window, best = _of_a_start(parsed, start, exit_code)
     else:
@@ -175,6 +179,17 @@ def failure_in(parsed: Sequence[LogLine], exit_code: int | None = None) -> Failu
     explanation = best.rule.explanation if best.rule else None
     also = _also(window, best, serves is not None)
     return FailureLine(line.number, text, best.cause, explanation or None, _confidence(best), also, best.topic)
+
+
+def _other_node(parsed: Sequence[LogLine], start: int) -> FailureLine | None:
+    """What this program wrote about the other nodes in the last start: what follows is the end that it asked for."""
+    for line in reversed(parsed[start:]):
+        if line.message.startswith(NODE_MARK):
+            rule = next((one for one in NODES if one.pattern.search(line.message)), None)
+            if rule is not None:
+                text = line.message.strip()
+                return FailureLine(line.number, text, rule.cause, rule.explanation, rule.confidence, (), rule.topic)
+    return None
 
 
 def _confidence(best: _Candidate) -> float:

@@ -16,6 +16,7 @@ class Topic(StrEnum):
     NONE = ""
     LIBRARY_SYMBOL = "library symbol"
     RENDEZVOUS = "rendezvous"
+    NODE_MISSING = "node missing"
     NODE_ADDRESS = "node address"
     MASTER_PORT = "master port"
     NOT_READY_IN_TIME = "not ready in time"
@@ -517,6 +518,28 @@ STOPS = (
 
 OWN_STOPS = r"\[shutdown\] Process manager: send sigterm|MPClient: engine core exited unexpectedly"
 """vLLM ends its own processes because one of them failed: signals they mention after that came from vLLM itself."""
+
+NODES: tuple[FailureRule, ...] = (
+    _rule(
+        r"\bnode \d+ (?:has (?:another|no) |runs a vllm-console|was started for|has joined already)"
+        r"|, node 0 has |there is no node \d+",
+        Cause.NODES_DIFFER,
+        "The nodes of this server are not equal, which vLLM itself does not notice: it was not launched.",
+    ),
+    _rule(
+        r"did not (?:join|answer)|can't wait for the other nodes",
+        Cause.NCCL,
+        "Not all nodes of this server were started in time, or they do not reach each other: vLLM was not launched.",
+        topic=Topic.NODE_MISSING,
+    ),
+    _rule(
+        r"is gone|link to the other nodes",
+        Cause.ENGINE_DIED,
+        "Another node of this server is gone, and none can go on without it: its own log shows why.",
+        topic=Topic.PEER_GONE,
+    ),
+)
+"""What a keeper wrote into the log about the other nodes (`NODE_MARK`): it ended the server for that reason."""
 
 REFUSED_REQUESTS: tuple[FailureRule, ...] = (
     _rule(

@@ -29,6 +29,7 @@ _REMEDIES: Mapping[Cause, Callable[[Case], tuple[Fix, ...]]] = {
     Cause.GATED: environment.gated,
     Cause.NCCL: environment.nccl,
     Cause.ENGINE_DIED: environment.engine_died,
+    Cause.NODES_DIFFER: environment.nodes_differ,
     Cause.DRIVER: environment.driver,
     Cause.DISK_FULL: environment.disk_full,
     Cause.INTERRUPTED: environment.interrupted,
@@ -40,6 +41,7 @@ _OUT_OF_MEMORY = frozenset({Cause.WEIGHTS_DO_NOT_FIT, Cause.OOM_RUNTIME, Cause.O
 _BY_TOPIC: Mapping[Topic, Callable[[Case], tuple[Fix, ...]]] = {
     Topic.LIBRARY_SYMBOL: environment.library_symbol,
     Topic.RENDEZVOUS: environment.rendezvous,
+    Topic.NODE_MISSING: environment.node_missing,
     Topic.NODE_ADDRESS: environment.node_address,
     Topic.MASTER_PORT: environment.master_port,
     Topic.NOT_READY_IN_TIME: environment.not_ready_in_time,

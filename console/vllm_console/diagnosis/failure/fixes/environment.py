@@ -137,6 +137,25 @@ def rendezvous(case: Case) -> tuple[Fix, ...]:
     return tuple(found)
 
 
+def node_missing(_case: Case) -> tuple[Fix, ...]:
+    """Start all nodes, and open the way between them."""
+    return (
+        _advice("Start every node with the same command and its own --node-rank, within the time they wait."),
+        _advice(
+            "Check from the other nodes that node 0 can be reached at --master-addr, on the master port and the one "
+            "after it: a firewall must allow both and, for vLLM's own connections, all other ports."
+        ),
+    )
+
+
+def nodes_differ(_case: Case) -> tuple[Fix, ...]:
+    """Make them equal."""
+    return (
+        _advice("Use the same vLLM, the same model files and the same flags on every node; give flags with --set."),
+        _advice("Node 0 goes on waiting after it refused a node: correct that one and start it again."),
+    )
+
+
 def peer_gone(_case: Case) -> tuple[Fix, ...]:
     """See the other rank's log."""
     return (
