@@ -16,6 +16,7 @@ from vllm_console.history.timeline import Timeline, newest_points
 from vllm_console.metrics.first_requests import traffic
 from vllm_console.metrics.sample import Series, Window
 from vllm_console.text import plain
+from vllm_launchers.keeper.files import NODE_MARK
 from vllm_launchers.keeper.records import Generation, ServerRecord, WarmUpOutcome
 from vllm_launchers.launch.details import Details, exposed_message, unpack
 from vllm_launchers.probe.environment import PROBE
@@ -385,7 +386,7 @@ class WatchedServer:
     def _reason(self, record: ServerRecord, details: Details) -> str:
         """The keeper's sentence; for a failed server with the log line that shows the cause."""
         found = self._diagnosis(record, details)
-        if found is None or not found.evidence:
+        if found is None or not found.evidence or found.evidence.startswith(NODE_MARK):
             return redact(plain(record.reason))
         from vllm_console.diagnosis.failure.diagnose import UNNAMED
 

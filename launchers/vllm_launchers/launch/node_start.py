@@ -120,7 +120,7 @@ def fingerprint(plan: Plan, folder: Path | None) -> dict[str, str]:
 
 
 def _shown(value: FlagValue) -> str:
-    text = redact("" if value is True else str(value))
+    text = redact(json.dumps(value) if isinstance(value, bool) else str(value))
     return text if len(text) <= 100 else HASHED + hashlib.sha256(text.encode()).hexdigest()
 
 
