@@ -1,4 +1,4 @@
-"""One model over two machines, as planned and exported: two network namespaces, real vLLM in each.
+"""One model over two machines, exported or started: two network namespaces, real vLLM in each.
 
 Both cores are busy for a minute: it runs only where ``VLLMCONSOLE_TEST_SLOW`` is set.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from fakes.keeper_bench import end_servers
 from vllm_console.diagnosis.failure.diagnose import diagnose
 from vllm_console.diagnosis.finding import Cause
+from vllm_launchers.keeper import client
+from vllm_launchers.keeper.records import ServerRecord, State
 
 pytestmark = [
     pytest.mark.real,
@@ -86,14 +90,19 @@ class Node:
 
     def kill_worker(self) -> None:
         """SIGKILL to the process that computes."""
-        listed = subprocess.run(["ps", "-s", str(self.process.pid), "-o", "pid=,args="], capture_output=True, text=True)
-        (pid,) = (int(line.split()[0]) for line in listed.stdout.splitlines() if "VLLM::Worker" in line)
-        os.kill(pid, signal.SIGKILL)
+        kill_worker(self.process.pid)
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def kill_worker(session: int) -> None:
+    """SIGKILL to the process of a session that computes."""
+    listed = subprocess.run(["ps", "-s", str(session), "-o", "pid=,args="], capture_output=True, text=True)
+    (pid,) = (int(line.split()[0]) for line in listed.stdout.splitlines() if "VLLM::Worker" in line)
+    os.kill(pid, signal.SIGKILL)
 
 
 def _one_line(script: str) -> str:
@@ -149,3 +158,106 @@ def test_two_exported_nodes_serve_together_and_one_that_is_lost_ends_the_other(
     finally:
         for node in nodes:
             node.end()
+
+
+# -- started by the program -------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A machine with this program, and the node that it starts."""
+
+    def __init__(self, rank: int, namespace: str, root: Path, vllm: Path, environment: Mapping[str, str]) -> None:
+        self.rank, self.namespace, self.root, self.vllm = rank, namespace, root / f"machine{rank}", vllm
+        self.environment = {**environment, "VLLM_HOST_IP": ADDRESSES[rank], "GLOO_SOCKET_IFNAME": "join"}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-m", "vllm_console", "--state", str(self.root), *words]
+        return subprocess.run(
+            ["ip", "netns", "exec", self.namespace, *program],
+            capture_output=True, text=True, check=False, env=self.environment,
+        )  # fmt: skip
+
+    def start(self, model: Path, *flags: str) -> None:
+        words = ["--vllm", str(self.vllm), "--model", str(model), "--nodes", "2", "--node-rank", str(self.rank)]
+        words += ["--master-addr", ADDRESSES[0], "--port", "8402", "--name", "node"]
+        words += [word for flag in ("served-model-name=tiny", "max-num-seqs=4", *flags) for word in ("--set", flag)]
+        done = self.run("start", "chatbot", *words)
+        assert done.returncode == 0, done.stderr
+
+    def wait(self, state: State) -> ServerRecord:
+        ended = (state, State.FAILED, State.STOPPED)
+        record = client.wait_for(self.root, "node", lambda found: found.state in ended, SECONDS)
+        assert record.state is state, (record.reason, self.log()[-30:])
+        return record
+
+    def log(self) -> list[str]:
+        path = client.folder(self.root, "node") / "server.log"
+        return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+    def completes(self) -> bool:
+        words = ["ip", "netns", "exec", self.namespace, sys.executable, "-c", ASK, "/v1/completions"]
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def started(
+    machines: tuple[str, str], real_vllm: Path, real_env: Mapping[str, str], tmp_path: Path
+) -> Iterator[tuple[Machine, Machine]]:
+    """Two machines that can start nodes."""
+    shared = {**os.environ, **real_env}
+    del shared["VLLM_ENABLE_V1_MULTIPROCESSING"], shared["VLLM_WORKER_MULTIPROC_METHOD"]
+    first, second = (Machine(rank, name, tmp_path, real_vllm, shared) for rank, name in enumerate(machines))
+    try:
+        yield first, second
+    finally:
+        for machine in (first, second):
+            end_servers(machine.root)
+
+
+def test_two_started_nodes_serve_and_end_together(
+    started: tuple[Machine, Machine], tiny_model: Path, cpu_flags: Sequence[str], tmp_path: Path
+) -> None:
+    first, second = started
+    flags = (*cpu_flags, "tensor-parallel-size=2")
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
+    first.start(tiny_model, *flags)
+    second.start(other, *flags)
+    refused = second.wait(State.FAILED)
+    assert refused.reason == "node 1 has another model configuration than node 0"
+    assert refused.current.exit is not None
+    assert diagnose(second.log()).cause is Cause.NODES_DIFFER
+    second.start(tiny_model, *flags)
+    assert first.wait(State.READY).current.warm_up is not None
+    server = second.wait(State.READY).server
+    assert server is not None
+    assert first.completes()
+    kill_worker(server.pid)
+    ended = first.wait(State.FAILED)
+    assert ended.reason.startswith("node 1 is gone: ")
+    assert "node 1 is gone" in diagnose(first.log()).evidence
+    second.wait(State.FAILED)
+
+
+def test_started_pipeline_stages_answer_health_and_are_never_ready(
+    started: tuple[Machine, Machine], tiny_model: Path, cpu_flags: Sequence[str]
+) -> None:
+    for machine in started:
+        machine.start(tiny_model, *cpu_flags, "pipeline-parallel-size=2", "tensor-parallel-size=1")
+    first, second = started
+    failed = first.wait(State.FAILED)
+    assert failed.current.ready_at is None
+    assert "/health answered" in failed.reason
+    assert second.wait(State.FAILED).current.ready_at is None
+
+
+def test_a_started_node_whose_other_is_missing_fails_without_a_launch(
+    started: tuple[Machine, Machine], tiny_model: Path, cpu_flags: Sequence[str]
+) -> None:
+    for machine, text in zip(started, ("node 1 did not join", "node 0 did not answer"), strict=True):
+        machine.start(tiny_model, *cpu_flags, "tensor-parallel-size=2", "distributed-timeout-seconds=5")
+        record = machine.wait(State.FAILED)
+        assert record.reason.startswith(text)
+        assert record.server is None

@@ -521,7 +521,7 @@ OWN_STOPS = r"\[shutdown\] Process manager: send sigterm|MPClient: engine core e
 
 NODES: tuple[FailureRule, ...] = (
     _rule(
-        r"\bnode \d+ (?:has (?:another|no) |runs a vllm-console|was started for|has joined already)"
+        r"\bnode \d+ (?:has (?:another|other|no) |runs a vllm-console|was started for|has joined already)"
         r"|, node 0 has |there is no node \d+",
         Cause.NODES_DIFFER,
         "The nodes of this server are not equal, which vLLM itself does not notice: it was not launched.",
