@@ -136,7 +136,7 @@ class NodeLink(threading.Thread):
             family = socket.getaddrinfo(node.master, node.port, type=socket.SOCK_STREAM)[0][0]
             listener = socket.create_server((node.master, node.port), family=family, backlog=MOST_WAITING)
         except OSError as error:
-            why = os.strerror(error.errno) if (error.errno or 0) > 0 else str(error)
+            why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
             self._news(NodeStep.MISSING, f"can't wait for the other nodes on {node.master} port {node.port}: {why}")
             return False
         deadline, refused = time.monotonic() + node.seconds, ""
