@@ -104,6 +104,8 @@ def _check(name: str, fleet: LocalFleet, *, remote_allowed: bool) -> None:
     if server.attached is not None:
         if not remote_allowed:
             raise RefusedError(f"{plain(name)} is attached from {server.url}: nothing is sent to it without --remote")
+    elif server.headless:
+        raise RefusedError(f"{plain(name)} is {server.node}: it serves no requests; node 0 does")
     elif not server.ours:
         raise RefusedError(f"{plain(name)} was started by {server.owner or 'another user'} outside this console")
 

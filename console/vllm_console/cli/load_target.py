@@ -86,6 +86,8 @@ def find_target(args: argparse.Namespace, flag: str, *, others_allowed: bool, re
         owner = server.owner or "another user"
         without = f" without {flag}" if server.port and flag else ""
         raise RefusedError(f"{server.name} was started by {owner} outside this console: nothing is sent to it{without}")
+    if server.headless:
+        raise RefusedError(f"{server.name} is {server.node}: it serves no requests; node 0 does")
     if server.state not in (State.READY, State.UNRESPONSIVE):
         why = f": {server.reason}" if server.reason else ". Try again when it is."
         raise FleetError(f"{server.name} is {server.state_text}, not ready{why}")

@@ -88,6 +88,8 @@ class ServerAdapters:
     """
 
     def __init__(self, record: ServerRecord) -> None:
+        if record.current.spec.node is not None and record.current.spec.node.headless:
+            raise RefusedError(f"{record.name} is {record.current.spec.node.text}: it serves no requests; node 0 does")
         if record.server is None or record.state is not State.READY:
             raise FleetError(f"{record.name} is {record.state}, not ready: its adapters can't be known now")
         spec = record.current.spec

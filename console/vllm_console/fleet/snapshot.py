@@ -247,6 +247,11 @@ class ServerView(msgspec.Struct, frozen=True):
         return self.engine is not None and self.engine.kind == "simulated"
 
     @property
+    def headless(self) -> bool:
+        """Whether it is a node that serves no HTTP: it has no address and no metrics."""
+        return bool(self.node) and not self.port
+
+    @property
     def recorded(self) -> bool:
         """Whether its history is kept: one of ours, or attached."""
         return self.ours or self.attached is not None

@@ -282,8 +282,17 @@ def _unmeasured(server: ServerView) -> Cell | None:
     return (text, DIM) if text else None
 
 
+def _node_status(server: ServerView) -> Cell | None:
+    """What the row of a node shows that waits for others, or that has no metrics; None for any other."""
+    if server.node and server.state is State.STARTING and server.pid is None:
+        return server.reason, ACCENT
+    return (server.node, DIM) if server.headless and server.state is State.READY else None
+
+
 def _status(server: ServerView, now: float, width: int) -> Cell | None:
     """What a row shows instead of metrics, and its style; None when it shows metrics."""
+    if (status := _node_status(server)) is not None:
+        return status
     if server.moment is not None:
         return None if server.window is not None else ("nothing recorded then", DIM)
     if server.next_attempt_at is not None and server.next_attempt_at > now:
