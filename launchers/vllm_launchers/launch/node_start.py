@@ -81,8 +81,8 @@ def refuse_node(record: ServerRecord) -> None:
     """
     if (node := record.current.spec.node) is not None:
         raise RefusedError(
-            f"{record.name} is {node.text}: a node can't be restarted, changed or put to sleep alone. Stop it, which ends "
-            "the others too, then start every node again with 'start … --nodes'"
+            f"{record.name} is {node.text}: a node can't be restarted, changed or put to sleep alone. Stop it, "
+            "which ends the others too, then start every node again with 'start … --nodes'"
         )
 
 

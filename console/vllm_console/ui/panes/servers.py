@@ -274,8 +274,10 @@ def _name_parts(text: str, selected: bool, marked: bool) -> list[Part]:
 
 
 def _unmeasured(server: ServerView) -> Cell | None:
-    """What is known of an attached endpoint without metrics."""
+    """What is known of an attached endpoint without metrics, or of a node that has none."""
     endpoint = server.attached
+    if server.node and server.moment is None:
+        return _node_status(server)
     if endpoint is None or server.moment is not None or server.window is not None or server.state is State.UNRESPONSIVE:
         return None
     text = endpoint.notice or ("" if server.probed else "not asked yet")
@@ -291,8 +293,6 @@ def _node_status(server: ServerView) -> Cell | None:
 
 def _status(server: ServerView, now: float, width: int) -> Cell | None:
     """What a row shows instead of metrics, and its style; None when it shows metrics."""
-    if (status := _node_status(server)) is not None:
-        return status
     if server.moment is not None:
         return None if server.window is not None else ("nothing recorded then", DIM)
     if server.next_attempt_at is not None and server.next_attempt_at > now:
