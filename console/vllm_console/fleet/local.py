@@ -52,7 +52,6 @@ from vllm_launchers.keeper.errors import BadNameError, KeeperError
 from vllm_launchers.keeper.records import NotRetryable, ServerRecord
 from vllm_launchers.launch.details import Details, Records, unpack
 from vllm_launchers.launch.errors import keeper_errors, read_only_error
-from vllm_launchers.launch.node_start import refuse_node
 from vllm_launchers.launch.request import AS_CONFIGURED, RestartOptions
 from vllm_launchers.listeners import Listener, Owner
 from vllm_launchers.plan.model import Plan
@@ -577,6 +576,8 @@ class LocalFleet:
             RefusedError: this level would give wrong answers or fail, or the machine's memory is too small for it.
             FleetError: it can't go to sleep now, or requests were left after ``drain_seconds``.
         """
+        from vllm_launchers.launch.node_start import refuse_node
+
         record = self._ours(name)
         refuse_node(record)
         return self._launched(self._sleeping.sleep(record, level, drain_seconds, say))

@@ -179,6 +179,7 @@ class NodeLink(threading.Thread):
                 continue
             waiting.remove(one)
             rank, why = self._judged(hello) if hello is not None else (0, "")
+            why = _clean(why)
             if rank and not why:
                 one.send({"do": "wait"})
                 with self._lock:

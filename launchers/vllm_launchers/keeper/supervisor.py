@@ -329,6 +329,8 @@ class Supervisor:
             self._run_process(begun)
             return
         self._ended = True
+        if not begun.spec.node.headless:
+            self._reservation.hold(begun.spec.host, begun.spec.port)
         self._nodes = NodeLink(begun.spec.node, self._epoch, self._post)
         self._nodes.start()
 
@@ -524,6 +526,8 @@ class Supervisor:
                 self.record_writer.change(reason=event.message)
             case NodeStep.JOINED:
                 self.record_writer.change(reason=JOINED)
+                spec = record.current.spec
+                self._reservation.admit(spec.host, spec.port, shared=spec.reuse_port)
                 self._run_process(record.current)
             case NodeStep.READY if record.state is State.STARTING and not waits:
                 self._ready(record.current)
