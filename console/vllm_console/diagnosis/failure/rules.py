@@ -597,7 +597,8 @@ DEATHS: tuple[FailureRule, ...] = (
           r"|(?:Actor|RayActor)DiedError|WorkerCrashedError"
           r"|A worker died or was killed while executing", Cause.ENGINE_DIED,
           "A worker process died without a word of its own.", 0.6),
-    _rule(r"Engine core proc .* died unexpectedly|EngineDeadError|Engine loop (?:has|is) (?:died|dead)",
+    _rule(r"Engine core proc(?:ess)? .*died unexpectedly|Process \S+ \(PID: \d+\) died with exit code"
+          r"|EngineDeadError|Engine loop (?:has|is) (?:died|dead)",
           Cause.ENGINE_DIED, "The engine's process died without a word of its own.", 0.6),
     _rule(r"Fatal Python error|Segmentation fault|Segfault encountered|terminate called|Bus error|core dumped"
           r"|ChildProcessError: worker died",

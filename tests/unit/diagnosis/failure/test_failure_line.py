@@ -485,3 +485,17 @@ def test_a_carried_log_is_diagnosed_as_the_log_itself(carry: str) -> None:
     assert own is not None
     assert (line.cause, line.number, line.text) == (own.cause, own.number, own.text)
     assert line.cause is Cause.WEIGHTS_DO_NOT_FIT
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "RuntimeError: Engine core process EngineCore_DP0 died unexpectedly.",
+        "RuntimeError: Process ApiServer_1 (PID: 9028) died with exit code 1",
+    ],
+)
+def test_a_data_parallel_engine_that_died_is_named(end: str) -> None:
+    lines = ["INFO:     Application startup complete.", *traceback(end, functions=("run_multi_api_server",))]
+    found = failure_line(lines)
+    assert found is not None
+    assert (found.cause, found.text) == (Cause.ENGINE_DIED, end)
