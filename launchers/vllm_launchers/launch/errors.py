@@ -72,3 +72,11 @@ def keeper_errors() -> Iterator[None]:
         raise RefusedError(str(error)) from error
     except KeeperError as error:
         raise FleetError(str(error)) from error
+
+
+def node_alone(name: str, node: str) -> str:
+    """Why one node of several is not restarted or changed, and what to do. ``node``: which one it is."""
+    return (
+        f"{name} is {node}: a node can't be restarted, changed or put to sleep alone. Stop it, which ends the others "
+        "too, then start every node again with 'start … --nodes'"
+    )

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from vllm_launchers.keeper.node_link import HASHED
 from vllm_launchers.keeper.records import NodeSpec, RestartMode, ServerRecord
-from vllm_launchers.launch.errors import RefusedError, UsageError
+from vllm_launchers.launch.errors import RefusedError, UsageError, node_alone
 from vllm_launchers.launch.request import LaunchRequest
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, RANK, NodesRequest
@@ -80,10 +80,7 @@ def refuse_node(record: ServerRecord) -> None:
         RefusedError: the server is such a node.
     """
     if (node := record.current.spec.node) is not None:
-        raise RefusedError(
-            f"{record.name} is {node.text}: a node can't be restarted, changed or put to sleep alone. Stop it, "
-            "which ends the others too, then start every node again with 'start … --nodes'"
-        )
+        raise RefusedError(node_alone(record.name, node.text))
 
 
 def node_spec(launch: LaunchPlan) -> NodeSpec | None:

@@ -107,3 +107,17 @@ def test_no_word_for_commands_reaches_the_console(fakes):
         assert "--gpus" not in row
         assert row.endswith("s stops it, then n launches it under this name on other GPUs.")
     assert refusal_rows(NoPlaceError("no GPUs available: all are full"), "e") == ["no GPUs available: all are full."]
+
+
+async def test_a_node_of_several_is_not_restarted_alone(console, fakes):
+    def node(at):
+        return replace(fakes.chat(at), node="node 1 of 2, headless", port=0)
+
+    async with console(node) as c:
+        foot = c.text.splitlines()[-1]
+        assert "r restart" not in foot
+        for key in ("r", "w"):
+            await c.press(key)
+            await c.sees("node 1 of 2, headless: a node can't be restarted")
+            await c.press("escape")
+        assert c.app.screen is c.app.operations

@@ -110,6 +110,8 @@ def _wanted(now: Situation) -> Sequence[str]:
         return ("restart", "stop", *_OF_OTHERS)
     if not now.server.ours:
         return _OF_OTHERS
+    if now.server.node:  # a node is not restarted or changed alone
+        return ("stop" if now.server.state.alive else "remove", "open_log", "describe", *_ALWAYS)
     if now.staged:
         return (*_STAGED, *_ALWAYS)
     return (*_BY_STATE.get(now.server.state, _RUNNING), *_ALWAYS)

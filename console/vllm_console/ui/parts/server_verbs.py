@@ -22,6 +22,7 @@ from vllm_console.ui.parts.verdict import Verdicts
 from vllm_console.ui.screens.dialogs import Answer, Choose, Confirm
 from vllm_console.ui.theme import BAD, WARN
 from vllm_console.ui.widgets.draw import Part
+from vllm_launchers.launch.errors import node_alone
 from vllm_launchers.launch.request import RestartOptions
 from vllm_launchers.plan.findings import Finding
 from vllm_launchers.plan.flags import SLEEP_MODE
@@ -236,11 +237,18 @@ class ServerVerbs:
             return None
         return mine
 
+    def _alone(self, server: ServerView | None) -> ServerView | None:
+        """The server if it is whole on its machine; says why a node of several is not restarted."""
+        if server is not None and server.node:
+            self._console.say(f"{node_alone(server.name, server.node)}.", WARN)
+            return None
+        return server
+
     # -- verbs -----------------------------------------------------------------------------------------------------
 
     def restart(self, selected: ServerView | None) -> None:
         """Restart with the staged flags; asks first if requests are in flight, or if it is starting anyway."""
-        server = self.idle(selected, elsewhere=True)
+        server = self._alone(self.idle(selected, elsewhere=True))
         if server is None:
             return
         staged = self._staging.of(server.name)
@@ -409,7 +417,7 @@ class ServerVerbs:
 
     def switch(self, selected: ServerView | None) -> None:
         """Start another preset in a server's place, picked from a list."""
-        server = self.idle(selected)
+        server = self._alone(self.idle(selected))
         if server is None:
             return
         name, present = server.name, server.preset
