@@ -538,6 +538,8 @@ class FakeFleet:
         self.at = NOW
         self.step = step
         self.calls: list[tuple[object, ...]] = []
+        self.predicted: list[Changes] = []
+        """What was staged for long enough to be predicted: that takes a moment, so it is apart from the calls."""
         self.looks = 0
         self.error: Exception | None = None
         """Raised by the next verb."""
@@ -709,7 +711,7 @@ class FakeFleet:
         )  # fmt: skip
 
     def predict_staged(self, name: str, changes: Changes) -> PredictedChange | None:
-        self.calls.append(("predict_staged", name, changes))
+        self.predicted.append(changes)
         found = self.predictions.get(tuple(changes.set.values()))
         if isinstance(found, Exception):
             raise found

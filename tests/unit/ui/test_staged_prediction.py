@@ -34,7 +34,7 @@ def fleet(fakes, monkeypatch):
 
 
 def asked(fleet):
-    return [call[2] for call in fleet.calls if call[0] == "predict_staged"]
+    return list(fleet.predicted)
 
 
 def kept(fleet):
