@@ -30,7 +30,7 @@ def run(*words: str) -> None:
 
 def texts() -> Iterator[tuple[Path, str]]:
     """All text files of the project."""
-    files = [path for path in ROOT.iterdir() if path.is_file()]
+    files = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]  # a file in a worktree
     for folder in PROJECT:
         files += [path for path in (ROOT / folder).rglob("*") if path.is_file() and not made_by_a_tool(path)]
     for path in sorted(files):
