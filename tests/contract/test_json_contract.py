@@ -16,9 +16,8 @@ from fakes import made_runs
 from vllm_console.alerts.check import Report, report_document
 from vllm_console.cli.models import model_document
 from vllm_console.cli.predict import prediction_document
-from vllm_console.cli.prefixes_text import prefixes_document
-from vllm_console.cli.server_table import status_document
-from vllm_console.cli.steps_text import step_document
+from vllm_console.cli.requests import prefixes_document, step_document
+from vllm_console.cli.servers import status_document
 from vllm_console.diagnosis.finding import (
     Cause,
     Diagnosis,

@@ -10,7 +10,6 @@ part is current.
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from guides.table import TOPICS
-from vllm_console.cli.main import COMMANDS
+from vllm_console.cli.main import COMMANDS, implementation
 from vllm_console.settings import Config
 from vllm_console.ui.actions import Action, action_named, grouped
 from vllm_console.ui.keymap import PRESETS, key_label
@@ -144,7 +143,7 @@ def command_parser(command: str) -> argparse.ArgumentParser:
     if command not in COMMANDS:
         raise KeyError(command)
     parser = argparse.ArgumentParser(prog=f"vllm-console {command}")
-    importlib.import_module(f"vllm_console.cli.{command}").add_arguments(parser)
+    implementation(command, "add_arguments")(parser)
     return parser
 
 

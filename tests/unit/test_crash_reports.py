@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from vllm_console import crash_report
-from vllm_console.cli import list as list_command
-from vllm_console.cli import main
+from vllm_console.cli import main, servers
 
 SECRET = "hf_" + "Q7" * 17
 
@@ -22,7 +21,7 @@ def failed(monkeypatch, tmp_path, capsys):
     def run(args):
         raise KeyError(f"no such slot {SECRET} \x1b]0;title\x07") from ValueError(f"--api-key {SECRET}")
 
-    monkeypatch.setattr(list_command, "run", run)
+    monkeypatch.setattr(servers, "run_list", run)
     monkeypatch.setenv("HF_TOKEN", SECRET)
     code = main.main(["--state", str(tmp_path / "state"), "list"])
     reports = crash_report.reports(tmp_path / "state")

@@ -1,4 +1,4 @@
-"""``vllm-console attach URL``: add a vLLM endpoint of another machine to the table, recorded and never changed."""
+"""``vllm-console attach URL`` and ``detach NAME``: record a vLLM endpoint of another machine, without changing it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, text_from
 from vllm_console.cli.output import complain, print_json
-from vllm_console.cli.server_table import describe, status_document, table
+from vllm_console.cli.servers import describe, status_document, table
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import plain
 
@@ -81,4 +81,22 @@ def run(args: argparse.Namespace) -> int:
         print_json(status_document(server))
     else:
         print("\n".join(describe(server, snapshot.at)))
+    return 0
+
+
+def add_detach_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name")
+    add_json(parser)
+
+
+def run_detach(args: argparse.Namespace) -> int:
+    """Forget the endpoint or machine; its recorder ends, and its history is kept for replays."""
+    kept = open_fleet(args, observe=False).detach(args.name)
+    if args.json:
+        print_json({"name": args.name, "detached": True, "history_kept": kept})
+    elif kept:
+        print(f"{args.name}: detached; 'vllm-console replay {args.name}' shows its newest run_detach, for 30 days")
+    else:
+        print(f"{args.name}: detached")
     return 0

@@ -1,4 +1,7 @@
-"""``vllm-console board``: which GPUs are claimed, until when, and who runs what."""
+"""``vllm-console board``, ``claim`` and ``release``: GPUs claimed on the shared board, and servers of all users.
+
+Claims are advisory: they lock nothing.
+"""
 
 from __future__ import annotations
 
@@ -81,3 +84,37 @@ def _server_line(one: Announced, now: float) -> str:
         f"{one.name:<15} {who:<11} {one.preset or UNKNOWN:<17} {gpus:<7} {one.port or UNKNOWN:<6} "
         f"{duration(now - one.since):<7} {one.model or UNKNOWN}{seen}"
     )
+
+
+def add_claim_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("gpus", nargs="+", metavar="GPU", help="GPU indices, e.g. 2 or 0,1")
+    parser.add_argument(
+        "--until", required=True, metavar="TIME", help="a time (18:00) or duration (2h, 90m, 1d); at most 14 days"
+    )
+    parser.add_argument("--why", default="", metavar="TEXT", help="reason, shown to others")
+    add_json(parser)
+
+
+def run_claim(args: argparse.Namespace) -> int:
+    """Claim them; refused if another user has."""
+    from vllm_console.fleet.board import parse_gpu_indices, until_from
+
+    fleet = open_fleet(args, observe=False)
+    show(fleet.claim(parse_gpu_indices(args.gpus), until_from(args.until, time.time()), args.why), as_json=args.json)
+    return 0
+
+
+def add_release_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("gpus", nargs="*", metavar="GPU", help="GPU indices, e.g. 2 or 0,1 (default: all your claims)")
+    add_json(parser)
+
+
+def run_release(args: argparse.Namespace) -> int:
+    """Release them."""
+    from vllm_console.fleet.board import parse_gpu_indices
+
+    gpus = parse_gpu_indices(args.gpus) if args.gpus else ()
+    show(open_fleet(args, observe=False).release(gpus), as_json=args.json)
+    return 0

@@ -1,15 +1,25 @@
-"""``vllm-console host``: this machine's GPUs, who holds them, and what is wrong with them."""
+"""``vllm-console host`` and ``topology``: this machine's GPUs, what uses them, their history and their links."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from statistics import fmean
 
-from vllm_console.cli.host_source import add_host, host_from_matrix, load_host
-from vllm_console.cli.options import add_json
-from vllm_console.cli.output import print_json
-from vllm_console.fleet.verbs import UsageError
-from vllm_console.text import plain
+from vllm_console.cli.host_source import add_host, host_from_matrix, load_host, recorded_host
+from vllm_console.cli.options import add_json, count_from
+from vllm_console.cli.output import Document, fields, print_json
+from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts, cards, history_path
+from vllm_console.fleet.verbs import FleetError, UsageError
+from vllm_console.history.gpu_history import FIGURES
+from vllm_console.history.time_view import CHART_RANGES, ChartRange, TimeView
+from vllm_console.text import UNKNOWN, plain
+from vllm_launchers.host.gpu.host import Host
+from vllm_launchers.keeper import client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,12 +58,149 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_history(args: argparse.Namespace) -> int:
-    from vllm_console.cli import gpu_history
-    from vllm_console.cli.host_source import recorded_host
-
-    charts = gpu_history.read_charts(args, gpu_history.range_named(args.history), recorded_host(args))
+    charts = read_charts(args, range_named(args.history), recorded_host(args))
     if args.json:
-        print_json(gpu_history.document(charts))
+        print_json(history_document(charts))
     else:
-        print("\n".join(gpu_history.lines(charts)))
+        print("\n".join(history_lines(charts)))
     return 0
+
+
+def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_json(parser)
+    add_host(parser)
+    parser.add_argument(
+        "--width", type=count_from, metavar="COLUMNS", help="width in columns (default: the terminal's)"
+    )
+
+
+def run_topology(args: argparse.Namespace) -> int:
+    """Draw the matrix, its legend, and problems with links."""
+    from vllm_console.host_text import format_islands, format_links
+    from vllm_launchers.host.gpu.document import encode_host
+    from vllm_launchers.host.gpu.hardware_warnings import hardware_warnings
+    from vllm_launchers.host.gpu.topology import legend, row_text, topology_rows
+
+    host = load_host(args)
+    if args.json:
+        document = encode_host(host)
+        print_json({key: document[key] for key in ("hostname", "links", "islands", "problem")})
+        return 0
+    if host.problem:
+        print(plain(host.problem))
+    width = args.width or shutil.get_terminal_size((80, 24)).columns
+    for row in topology_rows(host, width):
+        print(plain(row_text(row)))
+    if words := legend(host):
+        print("\n" + " · ".join(words))
+    if islands := format_islands(host):
+        print("NVLink islands: " + "  ".join(islands))
+    if ports := format_links(host):
+        print(f"NVLinks: {ports}")
+    for text in hardware_warnings(host):
+        print(plain(f"! {text}"))
+    return 0
+
+
+POLL_SECONDS = 0.05
+
+_FIGURE_TITLES = {
+    "utilization": "utilization %",
+    "memory_utilization": "memory bandwidth %",
+    "used_gib": "memory GiB",
+    "temperature_c": "temperature °C",
+    "power_w": "power W",
+    "clock_mhz": "SM clock MHz",
+    "memory_clock_mhz": "memory clock MHz",
+    "pcie_sent_gbs": "PCIe sent GB/s",
+    "pcie_received_gbs": "PCIe received GB/s",
+    "nvlink_sent_gbs": "NVLink sent GB/s",
+    "nvlink_received_gbs": "NVLink received GB/s",
+}
+
+
+def range_named(name: str) -> ChartRange:
+    """A range of the charts by its name: ``1h``, ``15m``, also ``15 min``.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    wanted = name.replace(" ", "").removesuffix("in")
+    for one in CHART_RANGES:
+        if one.name == wanted:
+            return one
+    known = ", ".join(one.name for one in CHART_RANGES)
+    raise UsageError(f"--history {name}: there is no such range; give one of {known}")
+
+
+def read_charts(args: argparse.Namespace, span: ChartRange, recorded: Host | None) -> list[GpuChart]:
+    """What was recorded of each GPU over the range asked for.
+
+    Raises:
+        FleetError: nothing was recorded, or it cannot be read.
+    """
+    state = args.state or client.default_root()
+    path = history_path(state, recorded)
+    charts = []
+    with closing(GpuCharts(state, recorded, write=False)) as source:
+        now = time.time()
+        for card in cards(path):
+            while (chart := source.read(card, now, TimeView(span, now))).series.loading:
+                time.sleep(POLL_SECONDS)
+            if chart.problem:
+                raise FleetError(chart.problem)
+            charts.append(chart)
+    if not charts:
+        raise FleetError(f"{path}: no GPU was recorded yet; a server on a GPU, or an open console, records them")
+    return charts
+
+
+def history_document(charts: Sequence[GpuChart]) -> Document:
+    """The history as JSON."""
+    return {"gpus": [_gpu_document(chart) for chart in charts]}
+
+
+def _gpu_document(chart: GpuChart) -> Document:
+    card, series = chart.card, chart.series
+    known = {name: column for name, column in series.values.items() if any(value is not None for value in column)}
+    links = [
+        {
+            **fields(link, "number remote switch"),
+            **{name: list(known[key]) for name in ("sent_gbs", "received_gbs") if (key := link.key(name)) in known},
+        }
+        for link in card.links
+    ]
+    return {
+        **fields(card, "index uuid name memory_gib power_limit_w temperature_slowdown_c"),
+        **fields(series, "start end step recorded_from"),
+        "values": {name: list(column) for name, column in known.items() if name in _FIGURE_TITLES},
+        "nvlinks": links,
+    }
+
+
+def history_lines(charts: Sequence[GpuChart]) -> list[str]:
+    """The history in words: the mean and the highest of each figure, and the limits."""
+    found = []
+    for chart in charts:
+        card = chart.card
+        found += ["", f"GPU {card.index} ({plain(card.name)})" if card.name else f"GPU {card.index}"]
+        rows = [row for figure in FIGURES if (row := _figure_line(chart, figure.name))]
+        found += [f"  {'':<22}{'MEAN':>9}{'HIGHEST':>9}{'LIMIT':>9}", *rows] if rows else ["  nothing recorded"]
+    return found[1:]
+
+
+def _figure_line(chart: GpuChart, name: str) -> str:
+    known = [value for value in chart.series.values.get(name, ()) if value is not None]
+    if not known:
+        return ""
+    limits = {
+        "used_gib": chart.card.memory_gib,
+        "power_w": chart.card.power_limit_w,
+        "temperature_c": chart.card.temperature_slowdown_c,
+    }
+    digits = 2 if name.endswith("_gbs") else 0
+    limit = limits.get(name)
+    shown = UNKNOWN if limit is None else f"{limit:.0f}"
+    mean, highest = f"{fmean(known):.{digits}f}", f"{max(known):.{digits}f}"
+    return f"  {_FIGURE_TITLES[name]:<22}{mean:>9}{highest:>9}{shown if name in limits else '':>9}"

@@ -10,87 +10,104 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from vllm_console import __version__
 from vllm_console.cli.output import OutputError, forget, guard
 from vllm_console.cli.picture_options import add_picture_arguments
 
+
+class Command(NamedTuple):
+    """A command: its line of help, and which module of this package implements it.
+
+    A module named like the command has ``add_arguments`` and ``run``. Another one has ``add_NAME_arguments`` and
+    ``run_NAME``, since it has several commands.
+    """
+
+    help: str
+    module: str = ""
+    changes: bool = False
+    """Whether it changes something or sends load: refused entirely in read-only mode."""
+    elsewhere: bool = False
+    """Whether it is about one server: for HOST/NAME it runs on the attached machine HOST."""
+
+
 COMMANDS = {
-    "presets": "list the presets, or one with the reason for each flag",
-    "plan": "plan a launch without starting it: flags, memory, findings",
-    "start": "launch a server from a preset",
-    "list": "list all servers",
-    "status": "show one server, with its metrics",
-    "check": "check a server against its objectives, for scripts",
-    "watch": "report findings as they begin and end: log, terminal, webhook",
-    "export": "export what Prometheus, Grafana or a proxy needs",
-    "attach": "add a vLLM endpoint of another machine: recorded, never changed",
-    "remote": "answer a console on another machine, over ssh",
-    "detach": "forget an attached endpoint or machine; its runs can still be replayed",
-    "restart": "restart a server with changed flags, the previous flags, or another preset",
-    "sleep": "put a server to sleep, so that its GPUs are free for another one",
-    "wake": "wake a server up; the other one of its standby pair goes to sleep first",
-    "stop": "stop a server",
-    "remove": "remove a stopped server; its runs can still be replayed",
-    "leftovers": "list or remove what ended servers left: processes, files in /dev/shm",
-    "logs": "print or follow a server's log",
-    "chat": "talk to a server: an answer to standard input, or a chat on the screen",
-    "load": "send load to a server and measure it",
-    "ramp": "find the highest request rate at which a server's objectives hold",
-    "bench": "run 'vllm bench serve' on a server with its preset's traffic, and keep the result",
-    "requests": "list a server's finished requests, with the time spent in each stage",
-    "predict": "predict what changed flags, or more traffic, would do to a server",
-    "tune": "find better flags for a running server: predict them all, try the best few",
-    "lora": "list, load or unload a running server's LoRA adapters",
-    "runs": "list past and present runs, with flags and figures",
-    "replay": "open the console on a run that has ended, also of a removed server",
-    "compare": "compare two runs: did the change help?",
-    "metrics": "read /metrics from a URL or a file",
-    "diagnose": "name the cause and fixes of a vLLM failure, from its log",
-    "host": "show this machine's GPUs and what uses them",
-    "topology": "draw the GPU topology",
-    "gpus": "print the best set of free GPUs, for scripts",
-    "board": "show claimed GPUs and running servers of all users",
-    "claim": "claim GPUs until a time, for others to see",
-    "release": "release your GPU claims",
-    "doctor": "collect a report for maintainers, and list problems",
-    "models": "list the models on this machine, and which of them fit",
-    "engines": "list vLLM installations",
-    "web": "serve the console to a browser on this machine",
-    "demo": "open the console on two simulated servers under traffic",
+    "presets": Command("list the presets, or one with the reason for each flag"),
+    "plan": Command("plan a launch without starting it: flags, memory, findings"),
+    "start": Command("launch a server from a preset", changes=True, elsewhere=True),
+    "list": Command("list all servers", module="servers"),
+    "status": Command("show one server, with its metrics", module="servers", elsewhere=True),
+    "check": Command("check a server against its objectives, for scripts", elsewhere=True),
+    "watch": Command("report findings as they begin and end: log, terminal, webhook"),
+    "export": Command("export what Prometheus, Grafana or a proxy needs"),
+    "attach": Command("add a vLLM endpoint of another machine: recorded, never changed", changes=True),
+    "remote": Command("answer a console on another machine, over ssh"),
+    "detach": Command(
+        "forget an attached endpoint or machine; its runs can still be replayed", module="attach", changes=True
+    ),
+    "restart": Command(
+        "restart a server with changed flags, the previous flags, or another preset", changes=True, elsewhere=True
+    ),
+    "sleep": Command("put a server to sleep, so that its GPUs are free for another one", changes=True, elsewhere=True),
+    "wake": Command(
+        "wake a server up; the other one of its standby pair goes to sleep first",
+        module="sleep",
+        changes=True,
+        elsewhere=True,
+    ),
+    "stop": Command("stop a server", changes=True, elsewhere=True),
+    "remove": Command(
+        "remove a stopped server; its runs can still be replayed", module="stop", changes=True, elsewhere=True
+    ),
+    "leftovers": Command("list or remove what ended servers left: processes, files in /dev/shm"),
+    "logs": Command("print or follow a server's log", elsewhere=True),
+    "chat": Command("talk to a server: an answer to standard input, or a chat on the screen", changes=True),
+    "load": Command("send load to a server and measure it", changes=True, elsewhere=True),
+    "ramp": Command("find the highest request rate at which a server's objectives hold", changes=True, elsewhere=True),
+    "bench": Command(
+        "run 'vllm bench serve' on a server with its preset's traffic, and keep the result",
+        changes=True,
+        elsewhere=True,
+    ),
+    "requests": Command("list a server's finished requests, with the time spent in each stage", elsewhere=True),
+    "predict": Command("predict what changed flags, or more traffic, would do to a server", elsewhere=True),
+    "tune": Command(
+        "find better flags for a running server: predict them all, try the best few", changes=True, elsewhere=True
+    ),
+    "lora": Command("list, load or unload a running server's LoRA adapters"),
+    "runs": Command("list past and present runs, with flags and figures", elsewhere=True),
+    "replay": Command("open the console on a run that has ended, also of a removed server"),
+    "compare": Command("compare two runs: did the change help?", elsewhere=True),
+    "metrics": Command("read /metrics from a URL or a file"),
+    "diagnose": Command("name the cause and fixes of a vLLM failure, from its log"),
+    "host": Command("show this machine's GPUs and what uses them"),
+    "topology": Command("draw the GPU topology", module="host"),
+    "gpus": Command("print the best set of free GPUs, for scripts"),
+    "board": Command("show claimed GPUs and running servers of all users"),
+    "claim": Command("claim GPUs until a time, for others to see", module="board", changes=True),
+    "release": Command("release your GPU claims", module="board", changes=True),
+    "doctor": Command("collect a report for maintainers, and list problems"),
+    "models": Command("list the models on this machine, and which of them fit"),
+    "engines": Command("list vLLM installations"),
+    "web": Command("serve the console to a browser on this machine"),
+    "demo": Command("open the console on two simulated servers under traffic", changes=True),
 }
-"""Each command with its line of help; the module of that name in this package implements it."""
 
-CHANGING = frozenset(
-    {
-        "start",
-        "restart",
-        "sleep",
-        "wake",
-        "stop",
-        "remove",
-        "load",
-        "ramp",
-        "tune",
-        "bench",
-        "claim",
-        "release",
-        "demo",
-        "attach",
-        "detach",
-        "chat",
-    }
-)
-"""Commands that change something or send load: refused entirely in read-only mode."""
+CHANGING = frozenset(name for name, command in COMMANDS.items() if command.changes)
+"""The commands that are refused in read-only mode."""
 
-ELSEWHERE = frozenset(
-    {"status", "logs", "check", "stop", "start", "restart", "sleep", "wake", "remove", "load", "ramp", "tune", "bench"}
-    | {"requests", "predict", "runs", "compare"}
-)
-"""Commands about one server: those about HOST/NAME run on the attached machine HOST."""
+
+def implementation(command: str, function: str) -> Callable[[Any], Any]:
+    """Import the module of a command; returns its ``add_arguments`` or ``run``."""
+    owner = COMMANDS[command].module if command in COMMANDS else ""
+    module = importlib.import_module(f"vllm_console.cli.{owner or command}")
+    names = {"add_arguments": f"add_{command}_arguments", "run": f"run_{command}"} if owner else {}
+    found: Callable[[Any], Any] = getattr(module, names.get(function, function))
+    return found
+
 
 OBJECTS_BETWEEN_COLLECTIONS = 150_000
 """Python's default of 700 traverses everything that was imported again and again: some 10 ms per command. The console
@@ -143,16 +160,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         args.command = None
         return args
     args.command, *rest = typed
-    summary = COMMANDS.get(args.command)
-    if summary is None:
+    if args.command not in COMMANDS:
         parser.error(f"no command is called {args.command!r}; {_suggestion(args.command)}")
+    summary = COMMANDS[args.command].help
     command = _Parser(
         prog=f"{parser.prog} {args.command}",
         description=f"{summary[0].upper()}{summary[1:].removesuffix('?')}{'?' if summary.endswith('?') else '.'}",
         formatter_class=_Help,
     )
     _import_msgspec()
-    importlib.import_module(f"vllm_console.cli.{args.command}").add_arguments(command)
+    implementation(args.command, "add_arguments")(command)
     return command.parse_args(rest, args)
 
 
@@ -178,7 +195,7 @@ def _global_parser() -> argparse.ArgumentParser:
         prog="vllm-console",
         usage="%(prog)s [options] [COMMAND ...]",
         description="Launch, supervise, monitor and tune local vLLM servers. Without a command it opens the console.",
-        epilog="\n".join(("commands:", *(f"  {name:<12}{summary}" for name, summary in COMMANDS.items()))),
+        epilog="\n".join(("commands:", *(f"  {name:<12}{command.help}" for name, command in COMMANDS.items()))),
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"vllm-console {__version__}")
@@ -254,19 +271,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     """Parse and run; report errors and turn them into the exit code."""
     args = parse(words)
-    module = importlib.import_module(f"vllm_console.cli.{args.command or 'console'}")
+    run = implementation(args.command or "console", "run")
     from vllm_console.fleet.verbs import FleetError
     from vllm_console.text import plain
 
     try:
         if args.command in CHANGING:
             importlib.import_module("vllm_console.cli.fleet_access").refuse_read_only(args)
-        if args.command in ELSEWHERE and any("/" in word for word in words):
+        if args.command and COMMANDS[args.command].elsewhere and any("/" in word for word in words):
             from vllm_console.cli.elsewhere import run_elsewhere
 
             if (code := run_elsewhere(args, words)) is not None:
                 return code
-        return int(module.run(args))
+        return int(run(args))
     except FleetError as error:
         return _say(plain(str(error)), error.exit_code)
     except (OutputError, BrokenPipeError):

@@ -14,8 +14,18 @@ from msgspec.structs import replace
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.host_source import add_host
-from vllm_console.cli.launch_arguments import add_nodes, add_request, gpus_from, nodes_from, pairs_from
-from vllm_console.cli.options import add_changes, add_json, add_probe, changes_from, text_from
+from vllm_console.cli.options import (
+    add_changes,
+    add_json,
+    add_nodes,
+    add_probe,
+    add_request,
+    changes_from,
+    gpus_from,
+    nodes_from,
+    pairs_from,
+    text_from,
+)
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError, NoPlaceError

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import asdict
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import Document, complain, fields, print_json
-from vllm_console.cli.prefixes_text import prefixes_document, prefixes_lines
-from vllm_console.cli.steps_text import step_document, step_lines
 from vllm_console.fleet.verbs import UsageError
-from vllm_console.history.probe_records import FinishedRequest
+from vllm_console.history.prefix_use import PrefixUse, StillCached
+from vllm_console.history.probe_records import FinishedRequest, Step
 from vllm_console.history.time_view import moment_from
 from vllm_console.metrics.quantile import exact_quantile
-from vllm_console.text import UNKNOWN, clock, count, plain, seconds
+from vllm_console.text import UNKNOWN, clock, count, percent, plain, seconds
 
 DEFAULT_LAST = 20
 DEFAULT_STEPS = 1000
@@ -26,7 +27,7 @@ DEFAULT_STEPS = 1000
 QUANTILES = (0.5, 0.9, 0.99)
 LONGEST_ID = 30
 _STAGES = ("queue_seconds", "prefill_seconds", "decode_seconds", "ttft_seconds", "e2e_seconds")
-_COLUMNS = (
+_REQUEST_COLUMNS = (
     ("ARRIVED", 16), ("PROMPT", 8), ("CACHED", 8), ("OUTPUT", 8), ("QUEUE", 8), ("PREFILL", 9), ("DECODE", 8),
     ("TTFT", 8), ("E2E", 8), ("PREEMPT", 9), ("END", 8), ("ID", 0),
 )  # fmt: skip
@@ -121,19 +122,29 @@ def _lines(found: Sequence[FinishedRequest], shown: Sequence[FinishedRequest], n
     """Quantiles over all that were found, and a line for each that is shown."""
     first = clock(min(request.arrived_at for request in found), now, seconds=True)
     lines = [f"{len(found):,} finished requests are recorded since {first}; exact quantiles of these:", ""]
-    lines.append(f"  {'':<10}" + "".join(f"{f'p{q * 100:g}':>9}" for q in QUANTILES) + f"{'MAX':>9}")
-    for name in _STAGES:
-        values = [value for request in found if (value := getattr(request, name)) is not None]
-        if values:
-            cells = [*(exact_quantile(values, q) for q in QUANTILES), max(values)]
-            lines.append(f"  {name.removesuffix('_seconds'):<10}" + "".join(f"{seconds(one):>9}" for one in cells))
-    lines += ["", "".join(f"{title:<{width}}" for title, width in _COLUMNS)]
-    for request in shown:
-        cells_shown = zip(_cells(request, now), _COLUMNS, strict=True)
-        lines.append("".join(f"{cell:<{width}}" for cell, (_, width) in cells_shown).rstrip())
+    stages = [(name, [value for one in found if (value := getattr(one, name)) is not None]) for name in _STAGES]
+    lines += _quantile_lines(10, [(name.removesuffix("_seconds"), values, seconds) for name, values in stages])
+    lines += ["", *_table(_REQUEST_COLUMNS, [_cells(request, now) for request in shown])]
     if len(shown) < len(found):
         lines.append(f"the {len(shown):,} {order}; --last N shows more")
     return lines
+
+
+def _quantile_lines(width: int, rows: Sequence[tuple[str, list[float], Callable[[float], str]]]) -> list[str]:
+    """Exact quantiles of each row's values, under a heading; a row without values is left out."""
+    lines = [f"  {'':<{width}}" + "".join(f"{f'p{q * 100:g}':>9}" for q in QUANTILES) + f"{'MAX':>9}"]
+    for name, values, text in rows:
+        if values:
+            cells = [*(exact_quantile(values, q) for q in QUANTILES), max(values)]
+            lines.append(f"  {name:<{width}}" + "".join(f"{text(one):>9}" for one in cells))
+    return lines
+
+
+def _table(columns: Sequence[tuple[str, int]], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows in columns of given widths, under their titles."""
+    lines = [[title for title, _ in columns], *rows]
+    widths = [width for _, width in columns]
+    return ["".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def _cells(request: FinishedRequest, now: float) -> tuple[str, ...]:
@@ -147,3 +158,110 @@ def _cells(request: FinishedRequest, now: float) -> tuple[str, ...]:
         plain(request.finish_reason) or UNKNOWN,
         plain(request.id, LONGEST_ID) or UNKNOWN,
     )
+
+
+_STEP_COLUMNS = (("AT", 16), ("RUN", 6), ("WAIT", 6), ("KV CACHE", 10), ("PROMPT", 8), ("DECODE", 8), ("STEP TIME", 11),
+            ("PREEMPT", 9), ("LOOKED UP", 11), ("CACHED", 0))  # fmt: skip
+
+
+def step_document(step: Step) -> Document:
+    """One step; null for what vLLM does not report, and for the intervals of a step that ended none."""
+    return {
+        "at": step.at,
+        "engine": step.engine,
+        "requests_running": step.running,
+        "requests_waiting": step.waiting,
+        "kv_cache_usage": step.kv_usage,
+        "prompt_tokens": step.prompt_tokens,
+        "generation_tokens": step.generation_tokens,
+        "prefill_requests": step.context_requests,
+        "prefill_tokens": step.context_tokens,
+        "decode_requests": step.generation_requests,
+        "intervals": step.intervals,
+        "shortest_interval_seconds": step.shortest_interval,
+        "longest_interval_seconds": step.longest_interval,
+        "preemptions": step.preempted,
+        "prefix_cache_queries": step.cache_queries,
+        "prefix_cache_hits": step.cache_hits,
+        "evicted_blocks_sampled": step.evictions,
+    }
+
+
+def step_lines(found: Sequence[Step], shown: Sequence[Step], now: float) -> list[str]:
+    """Quantiles over all that were read, and a line for each that is shown."""
+    first = clock(found[0].at, now, seconds=True)
+    lines = [f"{len(found):,} steps since {first}; exact quantiles of these:", ""]
+    took = [step.shortest_interval for step in found if step.shortest_interval is not None]
+    batches = [float(step.running) for step in found if step.running is not None]
+    lines += _quantile_lines(12, [("step time", took, seconds), ("running", batches, count)])
+    lines += ["", *_table(_STEP_COLUMNS, [_step_cells(step, now) for step in shown])]
+    if len(shown) < len(found):
+        lines.append(f"the {len(shown):,} newest; --last N shows more")
+    return lines
+
+
+def _step_cells(step: Step, now: float) -> tuple[str, ...]:
+    return (
+        clock(step.at, now, seconds=True),
+        count(step.running),
+        count(step.waiting),
+        percent(step.kv_usage),
+        count(step.prompt_tokens if step.context_tokens is None else step.context_tokens),
+        count(step.generation_tokens),
+        seconds(step.shortest_interval),
+        count(step.preempted),
+        count(step.cache_queries),
+        count(step.cache_hits),
+    )
+
+
+_PREFIX_COLUMNS = (
+    ("PROMPT TOKENS", 16),
+    ("REQUESTS", 10),
+    ("WITH HITS", 11),
+    ("TOKENS", 12),
+    ("CACHED", 12),
+    ("HIT RATE", 10),
+)
+
+
+def prefixes_document(use: PrefixUse) -> Document:
+    """It as JSON values."""
+    classes = [{**asdict(one), "hit_rate": one.hit_rate} for one in use.classes]
+    return {
+        "requests": use.requests,
+        "requests_with_hits": use.hits,
+        "requests_unknown": use.unknown,
+        "prompt_tokens": use.prompt_tokens,
+        "cached_tokens": use.cached_tokens,
+        "hit_rate": use.hit_rate,
+        "by_prompt_tokens": [
+            {"from": one.pop("least"), "to": one.pop("most"), "requests_with_hits": one.pop("hits"), **one}
+            for one in classes
+        ],
+        "resumed": asdict(use.resumed) if use.resumed is not None else None,
+    }
+
+
+def prefixes_lines(use: PrefixUse) -> list[str]:
+    """A line for each class of prompt lengths, and what became of cached prefixes."""
+    lines = [f"{percent(use.hit_rate)} of the prompt tokens of {count(use.requests)} requests were cached:", ""]
+    rows = [
+        (f"{count(one.least)}-{count(one.most)}", count(one.requests), count(one.hits), count(one.prompt_tokens),
+         count(one.cached_tokens), percent(one.hit_rate))
+        for one in use.classes
+    ]  # fmt: skip
+    lines += _table(_PREFIX_COLUMNS, rows)
+    lines.append("")
+    if use.unknown:
+        lines.append(f"{count(use.unknown)} more ended before their first token, or their cached tokens are not known")
+    lines.append(f"resumed after a preemption: {resumed_text(use.resumed)}")
+    return lines
+
+
+def resumed_text(resumed: StillCached | None) -> str:
+    """What resumed requests still found."""
+    if resumed is None:
+        return "none known"
+    found = f"{count(resumed.cached_tokens)} of {count(resumed.tokens)} tokens"
+    return f"{count(resumed.requests)} requests found {found} still cached"

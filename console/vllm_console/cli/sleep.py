@@ -1,4 +1,4 @@
-"""``vllm-console sleep NAME``: put a server to sleep, so that another one can use its GPUs."""
+"""``vllm-console sleep NAME`` and ``wake NAME``: free a server's GPUs for the other server of its pair, and back."""
 
 from __future__ import annotations
 
@@ -41,3 +41,16 @@ def run(args: argparse.Namespace) -> int:
 def say(sentence: str) -> None:
     """Print a step to stderr."""
     print(plain(sentence), file=sys.stderr, flush=True)
+
+
+def add_wake_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name")
+    add_sleep(parser)
+    add_json(parser)
+
+
+def run_wake(args: argparse.Namespace) -> int:
+    """Wake it up; returns when it answers as before it slept."""
+    server = open_fleet(args).wake(args.name, level=args.level, drain_seconds=args.drain, say=say)
+    return report_server(args, server, wanted=State.READY)

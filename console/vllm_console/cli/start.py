@@ -6,13 +6,17 @@ import argparse
 import sys
 
 from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.cli.launch_arguments import add_nodes, add_request, gpus_from, nodes_from, pairs_from
 from vllm_console.cli.options import (
     add_changes,
     add_json,
+    add_nodes,
     add_probe,
+    add_request,
     add_warm_up,
     changes_from,
+    gpus_from,
+    nodes_from,
+    pairs_from,
     seconds_from,
     text_from,
 )

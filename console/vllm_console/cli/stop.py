@@ -1,4 +1,4 @@
-"""``vllm-console stop NAME``: stop a server and make sure nothing of it is left."""
+"""``vllm-console stop NAME`` and ``remove NAME``: stop a server and free its memory; delete one that has ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.host_source import watched_gpus
 from vllm_console.cli.options import add_json, seconds_from
+from vllm_console.cli.output import print_json
 from vllm_console.cli.waiting import report_server, wait_until
 from vllm_console.fleet.memory_release import still_held
 from vllm_console.fleet.snapshot import State
@@ -39,3 +40,24 @@ def run(args: argparse.Namespace) -> int:
     # A server that had failed before it was stopped counts as stopped.
     code = report_server(args, server, wanted=None)
     return 0 if server.state is State.FAILED else code
+
+
+def add_remove_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name")
+    parser.add_argument(
+        "--purge", action="store_true", help="delete its history, too, and that of earlier servers with this name"
+    )
+    add_json(parser)
+
+
+def run_remove(args: argparse.Namespace) -> int:
+    """Remove its record and log; keep its history unless it is to be purged."""
+    kept = open_fleet(args).forget(args.name, purge=args.purge)
+    if args.json:
+        print_json({"name": args.name, "removed": True, "history_kept": kept})
+    elif kept:
+        print(f"{args.name}: removed; 'vllm-console replay {args.name}' shows its newest run_remove, for 30 days")
+    else:
+        print(f"{args.name}: removed{', with its history' if args.purge else ''}")
+    return 0

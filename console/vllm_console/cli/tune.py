@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vllm_console.cli.canceling import Canceling, undone_at_end
 from vllm_console.cli.fleet_access import refuse_read_only
 from vllm_console.cli.load import WIPE, waited_for
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
 from vllm_console.cli.ramp import budget_from, confirmed, keep_ramp, only_one, rate_from
-from vllm_console.cli.waiting import did_not_happen, settled, wait_for_restart, wait_until
+from vllm_console.cli.waiting import Canceling, did_not_happen, settled, undone_at_end, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, State
 from vllm_console.fleet.verbs import FleetError, UsageError, flag_difference
 from vllm_console.load.tune_search import (

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vllm_console.cli.canceling import undone_at_end
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import changes_from
 from vllm_console.cli.output import complain, print_json
-from vllm_console.cli.waiting import settled, wait_until
+from vllm_console.cli.waiting import settled, undone_at_end, wait_until
 from vllm_console.fleet.snapshot import Changes, State, Workload
 from vllm_console.fleet.verbs import FleetError, UsageError
 from vllm_console.text import duration, plain

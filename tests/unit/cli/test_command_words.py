@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_console.cli.launch_arguments import pairs_from
 from vllm_console.cli.main import main, parse
+from vllm_console.cli.options import pairs_from
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.time_view import moment_from
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli.server_table import describe, status_document
+from vllm_console.cli.servers import describe, status_document
 from vllm_console.diagnosis.finding import Severity
 from vllm_console.fleet import judge
 from vllm_console.fleet.board import SharedBoard

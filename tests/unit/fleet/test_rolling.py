@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli.rolling import who_serves
+from vllm_console.cli.restart import who_serves
 from vllm_console.fleet import rolling
 from vllm_console.fleet.local import LocalFleet
 from vllm_console.fleet.rolling import AnswerComparison

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.cli.server_table import describe
+from vllm_console.cli.servers import describe
 from vllm_console.fleet.energy import recent_energy
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.history.energy import Energy, Tariff

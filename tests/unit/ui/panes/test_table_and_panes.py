@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from textual.strip import Strip
 
 from tools import generate_docs
-from vllm_console.cli.server_table import describe
+from vllm_console.cli.servers import describe
 from vllm_console.diagnosis.finding import Finding, Severity
 from vllm_console.diagnosis.objectives import agreed
 from vllm_console.fleet.snapshot import Stage, State

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_console.cli.server_table import describe, table
+from vllm_console.cli.servers import describe, table
 from vllm_console.fleet.snapshot import ServerView, State
 
 NOW = 2000.0

@@ -1,11 +1,16 @@
-"""Servers as text: a table of all, a description of one."""
+"""``vllm-console list`` and ``status NAME``: servers as a table, as a description, and as JSON."""
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Sequence
 
-from vllm_console.cli.output import Document, fields
+from vllm_console.cli.fleet_access import open_fleet
+from vllm_console.cli.options import add_json
+from vllm_console.cli.output import Document, complain, fields, print_json
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
+from vllm_console.fleet.verbs import FleetError, NotFoundError
 from vllm_console.history.energy import Energy, energy_lines
 from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
 from vllm_console.metrics.sample import Window
@@ -35,6 +40,55 @@ HOST = 2
 
 LATENCY_NAMES = {"ttft": "TTFT", "itl": "ITL"}
 """Names of latencies for people, where they differ from those in JSON."""
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--ours", action="store_true", help="only servers of your own")
+    add_json(parser)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """List them."""
+    snapshot = open_fleet(args, observe=not args.ours, remote=not args.ours).snapshot()
+    servers = [server for server in snapshot.servers if server.attached is None or not args.ours]
+    for notice in snapshot.notices:
+        complain(notice)
+    if args.json:
+        print_json([status_document(server) for server in servers])
+    elif servers:
+        print("\n".join(table(servers, snapshot.at)))
+    else:
+        print("No servers. Start one with 'vllm-console start chatbot', or try 'vllm-console demo'.")
+    return 0
+
+
+def add_status_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name")
+    add_json(parser)
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """Show it."""
+    fleet = open_fleet(args)
+    snapshot = fleet.snapshot(args.name)
+    server = snapshot.server(args.name)
+    if server is None:
+        # A server whose record cannot be read still exists: report what is wrong with the record.
+        broken = next((notice for notice in snapshot.notices if f"{args.name}{os.sep}record.json" in notice), None)
+        if broken:
+            raise FleetError(broken)
+        raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
+    energy = fleet.energy(server.name) if server.ours and server.attached is None and server.gpus else None
+    if args.json:
+        print_json(status_document(server) | {"energy": energy.document() if energy is not None else None})
+    else:
+        print("\n".join(describe(server, snapshot.at, energy)))
+    return 0
+
+
+# -- as text ----------------------------------------------------------------------------------------------------------
 
 
 def table(servers: Sequence[ServerView], now: float) -> list[str]:
@@ -199,7 +253,7 @@ def _longest_wait(window: Window) -> str:
     return f" ({whom}for ≥ {duration(window.longest_wait)}, not yet counted in TTFT and queue)"
 
 
-# -- a server as a JSON document --------------------------------------------------------------------------------------
+# -- as a JSON document ------------------------------------------------------------------------------------------------
 
 
 def server_document(server: ServerView) -> Document:
