@@ -84,7 +84,8 @@ class HostileFleet(fake_fleet.FakeFleet):
     def _seen(self, view: ServerView) -> ServerView:
         notice = view.notice or "a notice"
         named = poisoned(msgspec.structs.replace(view, notice=notice))
-        return msgspec.structs.replace(named, log_path=str(self.log), series=view.series)
+        node = named.node if view.node else ""  # with any text here the server could be neither restarted nor switched
+        return msgspec.structs.replace(named, log_path=str(self.log), series=view.series, node=node)
 
     def _view(self, name: str) -> ServerView:
         return next(view for view in self.snapshot().servers if view.name == name)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fakes import fake_fleet, hostile, made_runs
 from vllm_console.fleet.leftovers import Leftovers
+from vllm_console.fleet.snapshot import ServerView
 from vllm_console.runs.compare import compare
 from vllm_console.text import plain
 from vllm_console.ui.app import ConsoleApp
@@ -23,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHELLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell"}
 
 
-def calls() -> list[tuple[str, ast.Call]]:
+def calls_in_the_source() -> list[tuple[str, ast.Call]]:
     found = []
     for folder in ("console", "launchers"):
         for path in (ROOT / folder).rglob("*.py"):
@@ -33,7 +36,7 @@ def calls() -> list[tuple[str, ast.Call]]:
 
 
 def test_no_shell_is_ever_used() -> None:
-    found = calls()
+    found = calls_in_the_source()
     assert len(found) > 5000
     for where, call in found:
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
@@ -75,6 +78,13 @@ LEFT = Leftovers(
     ("a process of another user",),
 )
 CLAIMS = (Claim((0,), fake_fleet.NOW - 1, fake_fleet.NOW + 9999, "training", 5, "anna"),)
+
+
+def node_of_several(at: float) -> ServerView:
+    """One of two machines that a model is spread over."""
+    return replace(fake_fleet.chat(at), name="node", node="node 0 of 2")
+
+
 SCREENS = (
     ("1 2 3 4", "OperationsScreen"),
     ("5", "OperationsScreen"),
@@ -99,8 +109,8 @@ SCREENS = (
 """Keys from the operations screen, and where they lead."""
 
 
-class Look:
-    """The console on a hostile fleet, and what stands on its screen."""
+class HostileConsole:
+    """The console on a hostile fleet, and the text on its screen."""
 
     def __init__(self, app: ConsoleApp, pilot: object) -> None:
         self.app, self.pilot = app, pilot
@@ -108,16 +118,17 @@ class Look:
     def segments(self) -> list[str]:
         return [segment.text for strip in self.app.screen._compositor.render_strips() for segment in strip]
 
-    async def until(self, true: object, what: str) -> None:
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition; fails with ``what``, the console's message and its screen."""
         for _ in range(1000):
-            if true():
+            if condition():
                 return
             await self.pilot.pause()
             await asyncio.sleep(0.01)
-        raise AssertionError(f"{what}:\n{''.join(self.segments())}")
+        raise AssertionError(f"{what}; message {self.app.message}:\n{''.join(self.segments())}")
 
-    async def clean(self, *, marked: bool) -> None:
-        """What is to be seen of the names is there, and nothing that a terminal would obey."""
+    async def assert_only_text(self, *, marked: bool) -> None:
+        """Nothing on the screen is an escape code; with ``marked``, part of a hostile name is shown."""
         if marked:
             await self.until(lambda: hostile.MARK in "".join(self.segments()), "never saw the name")
         await self.pilot.pause()
@@ -132,31 +143,32 @@ async def test_every_screen_shows_hostile_names_as_text(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(hostile.WORST.encode(errors="surrogatepass") * 50 + b"\xff\xfe" + b"x" * 100_000 + b"\n")
     found = compare(*made_runs.pair(made_runs.minutes(1), made_runs.minutes(2, slower=1.6)))
-    servers = (fake_fleet.pressed, fake_fleet.diagnosed, fake_fleet.loading, fake_fleet.silent, *fake_fleet.EVERY_STATE)
+    first = (fake_fleet.pressed, fake_fleet.diagnosed, fake_fleet.loading, fake_fleet.silent)
+    servers = (*first, *fake_fleet.EVERY_STATE, node_of_several)
     fleet = hostile.HostileFleet(*servers, log=log, comparison=found)
     fleet.gpus = {"host": read_host(Path("4xa6000")), "host_problem": "a problem"}
     fleet.on_board, fleet.left = Board(Path("/board"), fake_fleet.NOW, CLAIMS, notices=("a notice",)), LEFT
     app = ConsoleApp(fleet, refresh=0.2)
     seen = set()
     async with app.run_test(size=(120, 40)) as pilot:
-        look = Look(app, pilot)
-        await look.until(lambda: app.snapshot is not None, "no look")
-        await look.clean(marked=True)
+        console = HostileConsole(app, pilot)
+        await console.until(lambda: app.snapshot is not None, "no snapshot")
+        await console.assert_only_text(marked=True)
         for keys, name in SCREENS:
             await pilot.press(*keys.split())
-            await look.until(lambda name=name: type(app.screen).__name__ == name, f"{keys} did not lead to {name}")
-            await look.clean(marked=name not in ("HelpScreen", "CommandPalette") and keys != "1 2 3 4")
+            await console.until(lambda name=name: type(app.screen).__name__ == name, f"{keys} did not lead to {name}")
+            await console.assert_only_text(marked=name not in ("HelpScreen", "CommandPalette") and keys != "1 2 3 4")
             seen.add(name)
             while app.screen is not app.operations:
                 await pilot.press("escape")
                 await pilot.pause()
             await pilot.press("g")
         await pilot.press("i")
-        await look.until(lambda: type(app.screen).__name__ == "FindingsScreen", "why")
-        await look.clean(marked=True)
+        await console.until(lambda: type(app.screen).__name__ == "FindingsScreen", "i did not lead to FindingsScreen")
+        await console.assert_only_text(marked=True)
         await pilot.press("escape", "s", "y")
-        await look.until(lambda: app.message is not None and hostile.MARK in app.message[0], "no refusal was said")
-        await look.clean(marked=True)
+        await console.until(lambda: app.message is not None and hostile.MARK in app.message[0], "no refusal was shown")
+        await console.assert_only_text(marked=True)
     assert ("stop", fleet.snapshot().servers[0].name) in fleet.calls
     assert len(seen) == len({name for _, name in SCREENS})
     assert fleet.snapshot().servers[0].name.startswith(hostile.WORST)
