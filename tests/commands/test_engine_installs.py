@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from fakes.wheels import make_wheel
-from vllm_launchers.vllm import engine_plan
-from vllm_launchers.vllm.engine_install import install_engine
-from vllm_launchers.vllm.engine_plan import InstallError
-from vllm_launchers.vllm.managed_engines import managed_engines
+from vllm_launchers.vllm import engine_install
+from vllm_launchers.vllm.engine_install import InstallError, install_engine
+from vllm_launchers.vllm.engines import managed_engines
 
 MACHINE = platform.machine()
 
@@ -51,8 +50,8 @@ def test_the_cpu_build_is_planned_installed_listed_and_removed(
     assert [one["kind"] for one in program.json("engines", env=env)] == ["simulated"]
 
     # A file that is not what the plan saw is not installed; a disk too small is said before anything is downloaded.
-    monkeypatch.setattr(engine_plan, "_free_bytes", lambda _folder: 1)
-    plan = engine_plan.plan_engine(None, "cpu", environ={**program.env, **env})
+    monkeypatch.setattr(engine_install, "_free_bytes", lambda _folder: 1)
+    plan = engine_install.plan_engine(None, "cpu", environ={**program.env, **env})
     assert "free some, or set XDG_DATA_HOME" in plan.problems[0]
     torch = next(wheels.glob("torch-*"))
     real = torch.read_bytes()
@@ -96,7 +95,7 @@ def test_what_this_machine_can_not_run_is_said_before_the_download(program: Any,
 
 
 def test_a_driver_too_old_for_the_wheels_is_named() -> None:
-    from vllm_launchers.vllm.engine_plan import MINIMAL_DRIVERS, _driver_problems
+    from vllm_launchers.vllm.engine_install import MINIMAL_DRIVERS, _driver_problems
 
     assert _driver_problems("13.0", MINIMAL_DRIVERS[13], "580.95.05") == []
     (problem,) = _driver_problems("13.0", MINIMAL_DRIVERS[13], "570.124.06")

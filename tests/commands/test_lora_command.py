@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from vllm_launchers.vllm.adapter_folder import RUNTIME_LORA
+from vllm_launchers.vllm.model_folder import RUNTIME_LORA
 
 ROUTES = ("--env", f"{RUNTIME_LORA}=true")
 

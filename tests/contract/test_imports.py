@@ -48,7 +48,7 @@ FOUNDATION = {
     f"vllm_launchers.{name}"
     for name in (
         *("addresses", "folders", "listeners", "private", "probe", "probe.environment", "procfs", "secrets"),
-        *("tcp_sockets", "values"),
+        *("values",),
     )
 }
 """What stands below all packages and needs the standard library only."""

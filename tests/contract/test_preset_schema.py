@@ -10,8 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from vllm_launchers.presets.check import Problem, check_document
-from vllm_launchers.presets.load import shipped_folder
+from vllm_launchers.presets.load import Problem, check_document, shipped_folder
 from vllm_launchers.presets.schema import main, text
 
 FILES = sorted(shipped_folder().glob("*.toml"))

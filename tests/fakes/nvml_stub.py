@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from vllm_launchers.host.gpu.device import ARCHITECTURES, THROTTLE_REASONS, VERSIONS
 from vllm_launchers.host.gpu.document import decode_host, recorded_hosts
 from vllm_launchers.host.gpu.host import Gpu, Host
-from vllm_launchers.host.gpu.reader import ANCESTORS, P2P_STATUS
+from vllm_launchers.host.gpu.reader import ANCESTORS, ARCHITECTURES, P2P_STATUS, THROTTLE_REASONS, VERSIONS
 
 SOURCE = Path(__file__).with_suffix(".c")
 GIB = 1024**3

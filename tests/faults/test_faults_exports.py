@@ -19,9 +19,9 @@ from fakes import hostile
 from vllm_console.alerts.grafana import dashboard
 from vllm_console.alerts.prometheus import AlertTarget, model_match, rules_document, rules_yaml
 from vllm_launchers.plan.build import make_plan
+from vllm_launchers.plan.command_line import command_line
 from vllm_launchers.plan.export import compose, config_yaml, kubernetes, shell, systemd_unit
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
-from vllm_launchers.plan.secrets import command_line
 from vllm_launchers.presets.load import read_presets
 
 RECORDS = """#!{python} -S

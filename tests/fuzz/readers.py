@@ -28,9 +28,8 @@ from vllm_console.metrics.scrape import ScrapeError, Scraper
 from vllm_console.settings import ConfigError, read_settings
 from vllm_console.text import plain
 from vllm_launchers.host.board import BoardError, parse
-from vllm_launchers.host.gpu.document import decode_host, recorded_hosts
+from vllm_launchers.host.gpu.document import decode_host, host_from_topo, recorded_hosts
 from vllm_launchers.host.gpu.host import HostError
-from vllm_launchers.host.gpu.nvidia_smi_topology import host_from_topo
 from vllm_launchers.host.gpu.topology import links_summary
 from vllm_launchers.host.processes import server_command
 from vllm_launchers.keeper import client, wire

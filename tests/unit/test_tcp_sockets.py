@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from vllm_launchers import procfs, tcp_sockets
-from vllm_launchers.tcp_sockets import TcpSocket, listening_sockets
+from vllm_launchers import listeners, procfs
+from vllm_launchers.listeners import TcpSocket, listening_sockets
 
 
 def refused(*_: object) -> socket.socket:
@@ -17,7 +17,7 @@ def refused(*_: object) -> socket.socket:
 
 
 def by_proc() -> Iterable[TcpSocket]:
-    return (row for row in tcp_sockets.tcp_sockets() if row.listening)
+    return (row for row in listeners.tcp_sockets() if row.listening)
 
 
 @pytest.fixture(params=["sock_diag", "/proc"])
@@ -27,9 +27,9 @@ def found(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
     def ask(port: int) -> list[TcpSocket]:
         with monkeypatch.context() as only:
             if request.param == "/proc":
-                only.setattr(tcp_sockets, "_listening", refused)
+                only.setattr(listeners, "_kernel_listing", refused)
             else:
-                only.setattr(tcp_sockets, "tcp_sockets", refused)
+                only.setattr(listeners, "tcp_sockets", refused)
             return [row for row in listening_sockets() if row.port == port]
 
     return ask

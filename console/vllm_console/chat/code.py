@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from vllm_console.chat.conversation import CHAT, ChatRequest
-from vllm_launchers.plan.shell_quoting import script_word
+from vllm_launchers.plan.command_line import script_word
 from vllm_launchers.secrets import API_KEY
 
 

@@ -15,7 +15,7 @@ from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, Us
 from vllm_console.text import plain, size
 
 if TYPE_CHECKING:
-    from vllm_launchers.vllm.engine_plan import EnginePlan
+    from vllm_launchers.vllm.engine_install import EnginePlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +72,8 @@ def _install(args: argparse.Namespace) -> int:
         FleetError: it can't be installed.
     """
     from vllm_launchers.host.gpu.nvml import driver_version
-    from vllm_launchers.vllm.engine_install import install_engine
-    from vllm_launchers.vllm.engine_plan import InstallError, plan_engine
-    from vllm_launchers.vllm.managed_engines import MARKER
+    from vllm_launchers.vllm.engine_install import InstallError, install_engine, plan_engine
+    from vllm_launchers.vllm.engines import MARKER
 
     if not args.dry_run:
         refuse_read_only(args)
@@ -148,7 +147,7 @@ def _remove(args: argparse.Namespace) -> int:
         FleetError: it can't be removed.
     """
     from vllm_launchers.vllm.engine_install import users_of
-    from vllm_launchers.vllm.managed_engines import managed_engine, managed_engines, remove_engine
+    from vllm_launchers.vllm.engines import managed_engine, managed_engines, remove_engine
 
     refuse_read_only(args)
     if args.version is None:

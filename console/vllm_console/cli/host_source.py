@@ -136,7 +136,7 @@ def host_from_matrix(path: Path, gpu: str | None) -> Host:
         FleetError: the file cannot be read.
         UsageError: it contains no matrix, or the GPU is unknown.
     """
-    from vllm_launchers.host.gpu.nvidia_smi_topology import MOST_BYTES, host_from_topo
+    from vllm_launchers.host.gpu.document import MOST_BYTES, host_from_topo
 
     try:
         if str(path) == "-":

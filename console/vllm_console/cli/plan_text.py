@@ -14,9 +14,8 @@ from vllm_console.text import UNKNOWN, plain, size, sourced
 from vllm_launchers.launch.refusal import format_fix
 from vllm_launchers.plan.checks.check import errors
 from vllm_launchers.plan.choices.layout import format_layout
+from vllm_launchers.plan.command_line import assignments, command_line, line_word
 from vllm_launchers.plan.findings import Level
-from vllm_launchers.plan.secrets import command_line
-from vllm_launchers.plan.shell_quoting import assignments, line_word
 from vllm_launchers.plan.verdict import format_verdict
 from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.units import counted

@@ -14,8 +14,8 @@ from vllm_console.text import plain
 from vllm_launchers.addresses import base_url
 from vllm_launchers.keeper.records import Exit, PreparationStep, SleepStep, State, WarmUpReport
 from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.plan.command_line import assignments, line_word
 from vllm_launchers.plan.model import Changes, Engine, Flags
-from vllm_launchers.plan.shell_quoting import assignments, line_word
 from vllm_launchers.presets.model import Objectives, Preset, Workload
 from vllm_launchers.vllm.flags.changes import FlagValue
 

@@ -32,10 +32,10 @@ from vllm_console.ui.parts.server_verbs import no_server
 from vllm_console.ui.parts.staging import Step
 from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.theme import THEMES
+from vllm_launchers.plan.command_line import line_of
 from vllm_launchers.plan.common_flags import COMMON_FLAGS
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.flags import flag_words
-from vllm_launchers.plan.shell_quoting import line_of
 
 if TYPE_CHECKING:
     from vllm_console.ui.app import ConsoleApp

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from vllm_launchers.addresses import family_of
+from vllm_launchers.listeners import listening_sockets, tcp_sockets
 from vllm_launchers.procfs import open_files, pids
-from vllm_launchers.tcp_sockets import listening_sockets, tcp_sockets
 
 LAST_PORT = 65535
 _GONE = frozenset({4, 5, 6, 8, 9, 11})

@@ -32,7 +32,7 @@ from vllm_launchers.keeper import wire
 from vllm_launchers.keeper.context import KeeperContext, Tuning, server_command
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.lifecycle import Event, LaunchAsked, PreparedStep
-from vllm_launchers.keeper.prepared_process import PreparedProcess
+from vllm_launchers.keeper.preparation import PreparedProcess
 from vllm_launchers.keeper.records import LaunchSpec
 from vllm_launchers.keeper.spawn import SpawnError
 from vllm_launchers.values import Value

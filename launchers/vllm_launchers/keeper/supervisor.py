@@ -42,8 +42,7 @@ from vllm_launchers.keeper.lifecycle import (
 from vllm_launchers.keeper.log_forwarder import LogForwarder
 from vllm_launchers.keeper.node_link import NodeLink
 from vllm_launchers.keeper.output import open_for_server
-from vllm_launchers.keeper.preparation import RestartPreparation
-from vllm_launchers.keeper.prepared_process import PreparedProcess
+from vllm_launchers.keeper.preparation import PreparedProcess, RestartPreparation
 from vllm_launchers.keeper.process_group import ProcessGroup
 from vllm_launchers.keeper.record_writer import Notes, RecordWriter
 from vllm_launchers.keeper.records import (

@@ -35,11 +35,11 @@ from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve, 
 from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
+from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
 from vllm_launchers.plan.probe import ProbeWish
-from vllm_launchers.plan.secrets import inherited_secrets, split_secrets
 from vllm_launchers.presets.load import PresetError, find_preset, read_presets
 from vllm_launchers.presets.model import Preset, Workload
 from vllm_launchers.vllm.engines import EngineError, engine_at, engine_problems, find_engines, simulated_engine

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from vllm_launchers.launch.errors import UnfitError
 from vllm_launchers.plan.checks.check import errors
+from vllm_launchers.plan.command_line import line_word
 from vllm_launchers.plan.findings import Finding
 from vllm_launchers.plan.model import Changes, Plan
-from vllm_launchers.plan.shell_quoting import line_word
 
 if TYPE_CHECKING:
     from vllm_launchers.plan.findings import Finding

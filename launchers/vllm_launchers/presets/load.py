@@ -2,15 +2,305 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from vllm_launchers.presets.check import Problem, check_document, merge, near, shown, to_preset
-from vllm_launchers.presets.model import Preset
+import msgspec
+
+from vllm_launchers.presets.model import EnvironmentSetting, FlagSetting, Objectives, Preset, Workload
+from vllm_launchers.presets.rules import ENVIRONMENT_NAME, FLAG_NAME, FLAG_RULES, refused_flag, refused_value
+from vllm_launchers.secrets import holds_secret, is_secret_name
+from vllm_launchers.typed_decoding import convert
+
+TEXTS = ("title", "summary", "model")
+TABLES = ("flags", "environment", "workload", "objectives")
+KEYS = ("extends", "drop", *TEXTS, *TABLES)
+REQUIRED = (*TEXTS, "flags", "workload", "objectives")
+MAX_TEXT = 2000
+_MAX_INT = 2**63 - 1
+
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+MOST_MISTAKES = 10
+"""Of one file, so many are listed."""
+
+
+class Problem(Exception):  # noqa: N818 - it becomes a PresetError once the file is known
+    """The mistakes in a document, each a sentence: dotted key and what was expected."""
+
+    def __init__(self, *mistakes: str) -> None:
+        more = len(mistakes) - MOST_MISTAKES
+        self.mistakes = (*mistakes[:MOST_MISTAKES], *([f"{more} more mistakes"] if more > 0 else []))
+        super().__init__(self.mistakes[0])
+
+
+@contextlib.contextmanager
+def _noting(found: list[str]) -> Iterator[None]:
+    """Note a mistake and go on: all of them are reported together."""
+    try:
+        yield
+    except Problem as problem:
+        found += problem.mistakes
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """Text from a file, sanitized and short enough for a sentence."""
+    safe = (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+    )
+    return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def near(word: str, known: Iterable[str], otherwise: str) -> str:
+    """``; did you mean 'x'?``, or the known names after the words ``otherwise``."""
+    import difflib  # only needed if something is wrong
+
+    names = list(known)
+    close = difflib.get_close_matches(word[:100].lower(), names, 1)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; {otherwise}{', '.join(names)}" if names else ""
+
+
+def check_document(document: Mapping[str, Any], *, complete: bool) -> None:
+    """Validate the document of one file; with ``complete`` it must have every required key itself.
+
+    Raises:
+        Problem: all mistakes.
+    """
+    found = [f"unknown key '{shown(key)}'{near(key, KEYS, 'known are: ')}" for key in document if key not in KEYS]
+    for key in ("extends", *TEXTS):
+        if key in document:
+            with _noting(found):
+                _check_text(key, document[key])
+    tables = {key: document[key] for key in TABLES if isinstance(document.get(key), dict)}
+    for key in TABLES:
+        if key in document and key not in tables:
+            found.append(f"{key}: expected a table, not {_kind(document[key])}")
+    for check, key in ((_check_flag, "flags"), (_check_variable, "environment")):
+        for name, setting in tables.get(key, {}).items():
+            with _noting(found):
+                check(name, setting)
+    shapes: tuple[tuple[str, type[msgspec.Struct]], ...] = (("workload", Workload), ("objectives", Objectives))
+    for key, shape in shapes:
+        with _noting(found):
+            _check_struct(key, tables.get(key, {}), shape, complete=complete and key in tables)
+    with _noting(found):
+        _check_drop(document)
+    if complete and (missing := [key for key in REQUIRED if key not in document]):
+        wanted = ", ".join(REQUIRED)
+        found.append(f"'{missing[0]}' is missing; a preset needs {wanted}, or 'extends = \"…\"' to take them over")
+    if found:
+        raise Problem(*found)
+
+
+def merge(base: Mapping[str, Any], document: Mapping[str, Any], base_name: str) -> dict[str, Any]:
+    """Lay ``document`` over what it extends: texts replace, tables are merged key by key, ``drop`` removes.
+
+    Raises:
+        Problem: ``drop`` names something that is not inherited.
+    """
+    merged: dict[str, Any] = dict(base)
+    for table in TABLES:
+        merged[table] = {**base.get(table, {}), **document.get(table, {})}
+    for key in TEXTS:
+        if key in document:
+            merged[key] = document[key]
+    for name in document.get("drop", []):
+        holders = [table for table in ("flags", "environment") if name in base.get(table, {})]
+        if not holders:
+            inherited = [*base.get("flags", {}), *base.get("environment", {})]
+            raise Problem(f"drop: '{shown(name)}' is not set by '{base_name}'{near(name, inherited, 'it sets: ')}")
+        for table in holders:
+            if name in document.get(table, {}):
+                raise Problem(f"drop: '{shown(name)}' is both dropped and set here; leave one of them out")
+            del merged[table][name]
+    return merged
+
+
+def to_preset(document: Mapping[str, Any], *, name: str, source: str, shipped: bool) -> Preset:
+    """The preset of a validated and merged document.
+
+    Raises:
+        Problem: something is missing even with inherited keys.
+    """
+    missing = [key for key in REQUIRED if key not in document]
+    if missing:
+        raise Problem(f"'{missing[0]}' is missing")
+    _check_struct("workload", document["workload"], Workload, complete=True)
+    _check_struct("objectives", document["objectives"], Objectives, complete=True)
+    origin = f"set in {name}.toml"
+    return Preset(
+        name=name,
+        title=document["title"],
+        summary=document["summary"],
+        model=document["model"],
+        flags={
+            flag: FlagSetting(**setting) if isinstance(setting, dict) else FlagSetting(setting, origin)
+            for flag, setting in document["flags"].items()
+        },
+        workload=convert(document["workload"], Workload),
+        objectives=convert(document["objectives"], Objectives),
+        environment={
+            key: EnvironmentSetting(**setting) if isinstance(setting, dict) else EnvironmentSetting(setting, origin)
+            for key, setting in document.get("environment", {}).items()
+        },
+        source=source,
+        shipped=shipped,
+    )
+
+
+def _check_flag(name: str, setting: object) -> None:
+    where = f"flags.{shown(name)}"
+    if not FLAG_NAME.fullmatch(name):
+        head, dot, tail = name.partition(".")
+        better = head.strip("-").replace("_", "-").lower() + dot + tail
+        raise Problem(
+            f"{where}: a flag is written without leading dashes, in small letters joined by '-'"
+            + (f": '{shown(better)}'" if FLAG_NAME.fullmatch(better) else "")
+        )
+    if refusal := refused_flag(name):
+        raise Problem(f"{where}: {refusal}")
+    if name.startswith("no-"):
+        raise Problem(f"{where}: write '{shown(name[3:])}' with value = false")
+    value = _setting(where, setting, "flags")
+    _check_flag_value(f"{where}.value" if isinstance(setting, dict) else where, name, value)
+
+
+def _check_flag_value(where: str, name: str, value: object) -> None:
+    if not isinstance(value, bool | int | float | str):
+        raise Problem(f"{where}: expected true, false, a number or text, not {_kind(value)}")
+    if isinstance(value, str):
+        _check_text(where, value)
+        if refusal := refused_value(value):
+            raise Problem(f"{where}: {refusal}")
+    elif (isinstance(value, float) and not math.isfinite(value)) or abs(value) > _MAX_INT:
+        raise Problem(f"{where}: expected a finite number of a sensible size, not {shown(str(value))}")
+    rule = FLAG_RULES.get(name)
+    if rule is not None and not rule.allows(value):
+        given = f"'{shown(value)}'" if isinstance(value, str) else shown(str(value).lower())
+        raise Problem(f"{where}: expected {rule.expected}, not {given}")
+
+
+def _check_variable(name: str, setting: object) -> None:
+    where = f"environment.{shown(name)}"
+    if not ENVIRONMENT_NAME.fullmatch(name):
+        raise Problem(f"{where}: is no name of an environment variable (letters, digits and '_')")
+    if is_secret_name(name):
+        raise Problem(f"{where}: a secret does not belong in a file; export {name} before you launch, or give --env")
+    value = _setting(where, setting, "environment")
+    place = f"{where}.value" if isinstance(setting, dict) else where
+    if not isinstance(value, str):
+        raise Problem(f"{place}: expected text in quotes, not {_kind(value)}")
+    _check_text(place, value, empty=True)
+    if holds_secret(value):
+        raise Problem(f"{place}: it holds a key or a password; export {name} before you launch, or give --env")
+
+
+def _setting(where: str, setting: object, table: str) -> object:
+    """The value of ``name = value`` or ``name = { value = …, why = … }``."""
+    if not isinstance(setting, dict):
+        return setting
+    for key in setting:
+        if key not in ("value", "why"):
+            if "value" not in setting and isinstance(setting[key], dict) and table == "flags":
+                raise Problem(f'{where}: for a flag with a dot put it in quotes: [flags."{where[6:]}.{shown(key)}"]')
+            raise Problem(f"{where}: unknown key '{shown(key)}'{near(key, ('value', 'why'), 'known are: ')}")
+    for key in ("value", "why"):
+        if key not in setting:
+            what = "the reason for it, for people" if key == "why" else "what it is set to"
+            raise Problem(f"{where}: '{key}' is missing ({what})")
+    _check_text(f"{where}.why", setting["why"])
+    return setting["value"]
+
+
+def _check_drop(document: Mapping[str, Any]) -> None:
+    drop = document.get("drop", [])
+    if not isinstance(drop, list) or not all(isinstance(name, str) for name in drop):
+        raise Problem('drop: expected a list of names, such as ["kv-cache-dtype"]')
+    if drop and "extends" not in document:
+        raise Problem("drop: only takes out what is inherited, but this preset has no 'extends'")
+
+
+def _check_text(where: str, value: object, *, empty: bool = False) -> None:
+    if not isinstance(value, str):
+        raise Problem(f"{where}: expected text in quotes, not {_kind(value)}")
+    if not empty and not value.strip():
+        raise Problem(f"{where}: is empty")
+    if len(value) > MAX_TEXT:
+        raise Problem(f"{where}: longer than {MAX_TEXT:,} characters")
+    if not value.isprintable():
+        raise Problem(f"{where}: holds a line break or a control character: '{shown(value)}'")
+
+
+def _check_struct(where: str, table: Mapping[str, Any], shape: type[_Struct], *, complete: bool) -> None:
+    """Check each key against the ranges of the struct's own fields."""
+    fields = _fields(shape)
+    found: list[str] = []
+    for key, value in table.items():
+        if key not in fields:
+            found.append(f"{where}: unknown key '{shown(key)}'{near(key, fields, 'known are: ')}")
+            continue
+        try:
+            convert(value, fields[key])
+        except msgspec.ValidationError as error:
+            found.append(f"{where}.{key}: {_sentence(str(error), value)}")
+            continue
+        if isinstance(value, float) and not math.isfinite(value):
+            found.append(f"{where}.{key}: expected a number, not {value}")
+    with _noting(found):
+        _check_missing(where, table, fields, complete=complete)
+    if found:
+        raise Problem(*found)
+
+
+@cache
+def _fields(shape: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Names and annotated types; cached, since msgspec recomputes them each time."""
+    return {field.name: field.type for field in msgspec.structs.fields(shape)}
+
+
+def _check_missing(where: str, table: Mapping[str, Any], fields: Collection[str], *, complete: bool) -> None:
+    missing = [name for name in fields if name not in table]
+    if complete and missing:
+        raise Problem(f"{where}: '{missing[0]}' is missing; it needs {', '.join(fields)}")
+
+
+_TYPE_NAMES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+
+
+def _sentence(message: str, value: object) -> str:
+    """msgspec's message, rephrased: ``Expected `int` >= 1`` becomes ``expected a whole number >= 1, not 0``."""
+    wanted = re.sub(r"`(\w+)`", lambda match: _TYPE_NAMES.get(match[1], match[1]), message.partition(", got")[0])
+    given = shown(str(value)) if isinstance(value, int | float) and not isinstance(value, bool) else _kind(value)
+    return f"{wanted[:1].lower()}{wanted[1:]}, not {given}"
+
+
+def _kind(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return f"the number {shown(str(value))}"
+        case str():
+            return f"the text '{shown(value)}'"
+        case dict():
+            return "a table"
+        case list():
+            return "a list"
+        case _:
+            return "a date or time"
+
 
 MAX_BYTES = 64 * 1024
 """A larger file is not a preset; shipped ones have 2 KB."""

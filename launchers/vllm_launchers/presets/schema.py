@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_launchers.presets.check import MAX_TEXT, REQUIRED
-from vllm_launchers.presets.load import MAX_DEPTH, shipped_folder
+from vllm_launchers.presets.load import MAX_DEPTH, MAX_TEXT, REQUIRED, shipped_folder
 from vllm_launchers.presets.model import Objectives, Workload
 from vllm_launchers.presets.rules import ENVIRONMENT_NAME_PATTERN, FLAG_NAME_PATTERN, FLAG_RULES, MANAGED_FLAGS
 from vllm_launchers.secrets import SECRET_FLAGS

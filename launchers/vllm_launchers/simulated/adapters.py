@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_launchers.simulated.validation import ApiError, Field, read_body, string
-from vllm_launchers.vllm.adapter_folder import AdapterError, read_adapter
+from vllm_launchers.vllm.model_folder import AdapterError, read_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

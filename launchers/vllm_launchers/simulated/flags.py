@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm_launchers.simulated.settings import SIMULATED_VERSION
-from vllm_launchers.vllm.adapter_folder import RANKS
 from vllm_launchers.vllm.flags.changes import UNITS
+from vllm_launchers.vllm.model_folder import RANKS
 from vllm_launchers.vllm.release_defaults import default_utilization
 
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")

@@ -25,16 +25,15 @@ from vllm_launchers.engine_model.roofline import Roofline
 from vllm_launchers.simulated.adapters import RuntimeAdapters
 from vllm_launchers.simulated.api import Api, ApiOptions
 from vllm_launchers.simulated.completions import Style
-from vllm_launchers.simulated.engine import Engines, SimulatedEngine
+from vllm_launchers.simulated.engine import Engines, SimulatedEngine, probe_of
 from vllm_launchers.simulated.memory import MemoryPlan
 from vllm_launchers.simulated.metrics import Metrics
-from vllm_launchers.simulated.probe import probe_of
 from vllm_launchers.simulated.requests import Served
 from vllm_launchers.simulated.settings import SIMULATED_VERSION, EngineSettings
 from vllm_launchers.simulated.sleep import SleepMode
 from vllm_launchers.simulated.startup import Log
 from vllm_launchers.simulated.vocabulary import Vocabulary
-from vllm_launchers.vllm.adapter_folder import updates_adapters
+from vllm_launchers.vllm.model_folder import updates_adapters
 
 STATS_INTERVAL = 10.0
 """Seconds between two stats lines."""

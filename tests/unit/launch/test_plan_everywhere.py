@@ -10,9 +10,8 @@ import pytest
 
 from vllm_console.cli.plan_text import plan_document, plan_lines
 from vllm_console.fleet.verbs import NoPlaceError
-from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.host.gpu.document import host_from_topo, read_host
 from vllm_launchers.host.gpu.host import Host
-from vllm_launchers.host.gpu.nvidia_smi_topology import host_from_topo
 from vllm_launchers.launch.placement import GpuRequest, find_place
 from vllm_launchers.launch.resolve import ResolvedRequest, resolve
 from vllm_launchers.plan.findings import Level

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from vllm_launchers.plan.command_line import command_line, inherited_secrets, split_secrets
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.secrets import command_line, inherited_secrets, split_secrets
 from vllm_launchers.secrets import is_secret_name, redact, redact_argv, redact_environment
 
 KEY = "hunter2-hunter2"

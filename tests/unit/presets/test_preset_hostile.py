@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_launchers.presets.check import Problem, check_document, to_preset
-from vllm_launchers.presets.load import read_presets
+from vllm_launchers.presets.load import Problem, check_document, read_presets, to_preset
 from vllm_launchers.presets.model import Preset
 
 SCALARS = st.one_of(

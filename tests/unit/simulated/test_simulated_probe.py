@@ -11,8 +11,7 @@ import pytest
 from vllm_console.history.probe_records import ProbeReader
 from vllm_launchers.engine_model.scheduler import Request
 from vllm_launchers.probe.plugin.vllm_console_probe import FOLDER, Probe, Recorder
-from vllm_launchers.simulated.engine import SimulatedEngine
-from vllm_launchers.simulated.probe import probe_of
+from vllm_launchers.simulated.engine import SimulatedEngine, probe_of
 
 
 async def test_steps_and_requests_add_up(lab: Any, tmp_path: Path) -> None:

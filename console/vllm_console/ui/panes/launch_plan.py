@@ -20,10 +20,10 @@ from vllm_console.ui.widgets.draw import Part, fit
 from vllm_console.ui.widgets.memory_bar import budget_line, budget_rows, room_words
 from vllm_launchers.plan.alternatives import Alternative
 from vllm_launchers.plan.budget.budget import MemoryBudget
+from vllm_launchers.plan.command_line import assignments, line_word
 from vllm_launchers.plan.common_flags import flag_text
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.model import Changes, EngineKind, Flags, Plan
-from vllm_launchers.plan.shell_quoting import assignments, line_word
 from vllm_launchers.plan.verdict import Answer, format_verdict
 
 LEVELS: dict[Level, tuple[str, Style | None]] = {

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from vllm_launchers.engine_model.gpus import GpuModel, find_model, near_names
 from vllm_launchers.host.gpu.host import Gpu, Host, HostError, Link, with_claims
-from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, islands_of, level_of
+from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, islands_of, level_of, nvlinks_in
+from vllm_launchers.host.gpu.vendors import vendor_of
 from vllm_launchers.typed_decoding import decode_json
 
 MOST_BYTES = 8 * 1024 * 1024
@@ -160,3 +164,183 @@ def _with_bandwidth(link: Link, gpus: dict[int, Gpu]) -> Link:
     if level_of(link.kind) is LinkLevel.UNKNOWN or link.bandwidth_gbs is not None:
         return link
     return replace(link, bandwidth_gbs=bandwidth(link.kind, gpus[link.a], gpus[link.b]))
+
+
+MOST_TEXT = 1024 * 1024
+MOST_PREFIX = 10
+"""What a log may put before each line: times, ranks, quote marks."""
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
+_MANGLED = re.compile(r"(?:[\ufffd\u241b\u2190?]+|\^\[|#033|\\(?:x1b|u001b|033|e))?\[(?:\d{1,3}(?:;\d{1,3})*)?m")
+"""Escape codes whose first character was replaced, spelled out or lost in a paste."""
+_CELL = re.compile(r"NVB?\d{1,3}|PIX|PXB|PHB|PSB|NODE|SYS|SOC|X")
+_GPU = re.compile(r"GPU(\d{1,3})")
+_DEVICE = re.compile(r"(?:GPU|NIC)\d{1,3}|mlx\d\S*|(?:bnxt|hns|ib|rdma|roce|efa|irdma)\S*\d")
+_RANGES = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
+_TAIL = ("CPU", "NUMA", "Affinity")
+
+
+@dataclass(slots=True)
+class _Matrix:
+    """Column names from the heading, and per GPU its cells and what follows them."""
+
+    columns: list[str]
+    rows: dict[int, list[str]] = field(default_factory=dict)
+    tails: dict[int, list[str]] = field(default_factory=dict)
+
+
+def host_from_topo(text: str, gpu_name: str | None = None, hostname: str = "") -> Host:
+    """The host described by a saved matrix. With ``gpu_name`` its GPUs get that model's facts, all memory free.
+
+    Raises:
+        HostError: the text contains no such matrix, or the GPU's name is unknown; one sentence.
+    """
+    model = _model(gpu_name) if gpu_name else None
+    matrix = _read(text)
+    indices = [int(_GPU.fullmatch(name)[1]) for name in matrix.columns if _GPU.fullmatch(name)]  # type: ignore[index]
+    if len(indices) > MOST_GPUS:
+        raise HostError(f"the matrix has {len(indices)} GPUs; more than {MOST_GPUS} in one machine are not read")
+    if missing := [index for index in indices if index not in matrix.rows]:
+        raise HostError(f"the matrix has no row for GPU{missing[0]}; save the whole output of 'nvidia-smi topo -m'")
+    if len(set(indices)) != len(indices):
+        raise HostError("the heading of the matrix names a GPU twice; save the output of 'nvidia-smi topo -m' again")
+    gpus = tuple(_gpu(index, matrix.tails.get(index, []), model, gpu_name) for index in indices)
+    links = tuple(_links(matrix, indices, {gpu.index: gpu for gpu in gpus}))
+    return Host(hostname=hostname, gpus=gpus, links=links, islands=islands_of(indices, links))
+
+
+def _model(name: str) -> GpuModel:
+    model = find_model(name)
+    if model is None:
+        if (vendor := vendor_of(name)) is not None:
+            raise HostError(f"GPU '{name}': {vendor.sentence}")
+        near = near_names(name)
+        hint = f"did you mean '{near[0]}'?" if near else "give a name such as 'H100' or 'RTX A6000'"
+        raise HostError(f"GPU '{name}' is not among the known models; {hint}")
+    return model
+
+
+def _read(text: str) -> _Matrix:
+    if len(text) > MOST_TEXT:
+        raise HostError(f"the text is larger than {MOST_TEXT // 1024} KiB; that is no topology matrix")
+    matrix: _Matrix | None = None
+    row: list[str] = []
+    for words in _lines(text):
+        start = _heading(words)
+        if start is not None and (matrix is None or not (matrix.rows or row)):
+            matrix, row = _Matrix(_columns(words[start:])), []
+            continue
+        if matrix is None:
+            continue
+        if start is not None or words[:1] == ["Legend:"]:
+            break
+        start = next((i for i, _ in enumerate(words[:MOST_PREFIX]) if _is_row(words[i:])), None)
+        if start is not None or not words:
+            _keep(matrix, row)
+            row = words[start:] if start is not None else []
+        elif row:
+            row += words  # wrapped by the terminal
+        elif not matrix.rows:
+            matrix.columns += _columns(words)
+    if matrix is None:
+        raise HostError("there is no matrix in the text; save the output of 'nvidia-smi topo -m'")
+    _keep(matrix, row)
+    return matrix
+
+
+def _lines(text: str) -> Iterator[list[str]]:
+    """The words of each line, without escape codes and table rules."""
+    for line in _MANGLED.sub("", _ESCAPES.sub("", text)).replace("|", " ").splitlines():
+        yield line.split()
+
+
+def _heading(words: Sequence[str]) -> int | None:
+    """Where the column names begin in a heading (device names, then 'CPU Affinity'); None for any other line."""
+    start = next((i for i, word in enumerate(words[:MOST_PREFIX]) if word == "GPU0"), None)
+    if start is None or start + 1 >= len(words):
+        return None
+    following = words[start + 1]
+    return start if following in _TAIL or _DEVICE.fullmatch(following) else None
+
+
+def _columns(words: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for word in words:
+        if word in _TAIL:
+            break
+        names.append(word)
+    return names
+
+
+def _is_row(words: Sequence[str]) -> bool:
+    return len(words) > 1 and _DEVICE.fullmatch(words[0]) is not None and _cells(words[1]) is not None
+
+
+def _cells(word: str) -> list[str] | None:
+    """The kinds in a word: one, or several if the columns ran together; None for any other word."""
+    found = _CELL.findall(word)
+    return found if found and "".join(found) == word else None
+
+
+def _keep(matrix: _Matrix, row: list[str]) -> None:
+    """Parse a row of the matrix; skips those of network cards."""
+    if not row or not (found := _GPU.fullmatch(row[0])):
+        return
+    cells: list[str] = []
+    words = row[1:]
+    while words and len(cells) < len(matrix.columns) and (read := _cells(words[0])) is not None:
+        cells += read
+        words = words[1:]
+    if len(cells) <= max(place for place, name in enumerate(matrix.columns) if _GPU.fullmatch(name)):
+        shown = f"'{words[0][:20]}'" if words else "the end of the line"
+        raise HostError(f"row {row[0]} of the matrix has {len(cells)} links, then {shown}; expected one per GPU")
+    if row[0] in matrix.columns and cells[matrix.columns.index(row[0])] != "X":
+        raise HostError(f"row {row[0]} of the matrix does not fit its heading: where it meets itself there is no X")
+    matrix.rows.setdefault(int(found[1]), cells)
+    matrix.tails.setdefault(int(found[1]), words)
+
+
+def _gpu(index: int, tail: Sequence[str], model: GpuModel | None, name: str | None) -> Gpu:
+    ranges = [word for word in tail if _RANGES.fullmatch(word)]
+    node = tail[1] if len(tail) > 1 and tail[0] in ranges else None
+    gpu = Gpu(
+        index=index,
+        name=name,
+        cpu_affinity=ranges[0] if ranges else None,
+        numa_node=int(node) if node is not None and node.isdecimal() and len(node) < 6 else None,
+    )
+    if model is None:
+        return gpu
+    return replace(
+        gpu,
+        name=model.name,
+        memory_gib=model.memory_gib,
+        free_gib=model.memory_gib,
+        used_gib=0.0,
+        used_by=(),
+        architecture=model.architecture,
+        compute_capability=model.compute_capability,
+        pcie_generation_max=model.pcie_generation,
+        pcie_width=16,
+        pcie_width_max=16,
+    )
+
+
+def _links(matrix: _Matrix, indices: Sequence[int], gpus: dict[int, Gpu]) -> Iterator[Link]:
+    """Each pair once; if the two halves of the matrix differ, the farther kind wins."""
+    column = {int(found[1]): i for i, name in enumerate(matrix.columns) if (found := _GPU.fullmatch(name))}
+    every_pair = []
+    for position, a in enumerate(indices):
+        for b in indices[position + 1 :]:
+            kinds = (matrix.rows[a][column[b]], matrix.rows[b][column[a]])
+            every_pair.append((a, b, max(kinds, key=_distance)))
+    # Only a switch joins more than four GPUs with the same number of links each; a cube mesh mixes numbers.
+    counts = {nvlinks_in(kind) for _, _, kind in every_pair}
+    switched = len(counts) == 1 and counts != {0} and len(indices) > 4
+    for a, b, kind in every_pair:
+        known = True if switched else (False if nvlinks_in(kind) else None)
+        yield Link(a, b, kind, bandwidth(kind, gpus[a], gpus[b]), switch=known)
+
+
+def _distance(kind: str) -> tuple[LinkLevel, int]:
+    return level_of(kind), -nvlinks_in(kind)

@@ -7,19 +7,454 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pynvml
 from msgspec.structs import replace
 
-from vllm_launchers.host.gpu.device import Device, bus_key
-from vllm_launchers.host.gpu.host import DriverError, Gpu, Holder, Host, Link, with_servers
+from vllm_launchers.host.gpu.host import DriverError, Gpu, Holder, Host, Link, MigInstance, NvLink, with_servers
 from vllm_launchers.host.gpu.nvml import GpuLostError, Nvml
 from vllm_launchers.host.gpu.topology import bandwidth, islands_of
 from vllm_launchers.secrets import redact_argv
 from vllm_launchers.units import GIB
+
+MOST_LINKS = 36
+VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+"""What ``nvmlDeviceGetNvLinkVersion`` numbers mean (``NVML_NVLINK_VERSION_…``)."""
+
+_SPEED = getattr(pynvml, "NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", 90)
+_COUNT = getattr(pynvml, "NVML_FI_DEV_NVLINK_LINK_COUNT", 91)
+_SENT = getattr(pynvml, "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", 138)
+_RECEIVED = getattr(pynvml, "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", 139)
+_SENT_BYTES = getattr(pynvml, "NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES", 202)
+_RECEIVED_BYTES = getattr(pynvml, "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES", 204)
+_COUNTERS = ((_SENT, _RECEIVED, 1), (_SENT_BYTES, _RECEIVED_BYTES, 1024))
+"""Traffic counters and how many of their units make a KiB: NVLink 2 to 4 count KiB, NVLink 5 counts bytes."""
+
+_SLOWDOWN_MARGIN = getattr(pynvml, "NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT", 194)
+PCIE_SECONDS = 4.5
+"""Least time between two measurements of PCIe traffic: the driver takes 20 ms for each direction."""
+
+_ERRORS = (
+    ("replay", pynvml.NVML_NVLINK_ERROR_DL_REPLAY),
+    ("recovery", pynvml.NVML_NVLINK_ERROR_DL_RECOVERY),
+    ("crc", pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
+)
+_KIB_PER_GB = 1e9 / 1024
+
+
+class _Counters(msgspec.Struct, frozen=True):
+    """KiB sent and received by each port, at ``at`` (Unix seconds)."""
+
+    at: float
+    sent: list[int | None]
+    received: list[int | None]
+
+
+class LinkReader:
+    """Keeps what was read last, to make rates of counters."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._links: tuple[NvLink, ...] = ()
+        self._wanted: list[tuple[int, int]] = []
+        self._per_kib = 1
+        self._before: _Counters | None = None
+        self.speed_mbs: float | None = None
+        self.traffic: tuple[float | None, float | None] = (None, None)
+        """GB/s sent and received over all links since the look before."""
+
+    @property
+    def links(self) -> tuple[NvLink, ...]:
+        """Its ports as last read."""
+        return self._links
+
+    def seldom(self, handle: Any, by_bus: dict[str, int]) -> None:
+        """Read state, version, far end and errors of each port."""
+        count, speed = self._nvml.fields(handle, [(_COUNT, 0), (_SPEED, 0)])
+        self.speed_mbs = float(speed) if speed else None
+        numbers = range(min(int(count), MOST_LINKS)) if count is not None else range(MOST_LINKS)
+        links = []
+        for number in numbers:
+            active = self._nvml.call("nvmlDeviceGetNvLinkState", handle, number)
+            version = self._nvml.call("nvmlDeviceGetNvLinkVersion", handle, number)
+            if active is None and version is None and count is None:
+                break
+            links.append(self._link(handle, number, active, version, by_bus))
+        self._links = tuple(links)
+        self._wanted = []
+        for sent, received, per_kib in _COUNTERS if links else ():
+            wanted = [(field, link.number) for link in links for field in (sent, received)]
+            if any(value is not None for value in self._nvml.fields(handle, wanted)):
+                self._wanted, self._per_kib = wanted, per_kib
+                break
+
+    def often(self, handle: Any, at: float) -> None:
+        """Read the traffic counters of all ports, in one call."""
+        if not self._wanted:
+            return
+        read = self._nvml.fields(handle, self._wanted)
+        values = [None if value is None else int(value) // self._per_kib for value in read]
+        sent, received = values[::2], values[1::2]
+        before = self._before
+        if before is None or len(before.sent) != len(sent):
+            before = _Counters(at, sent, received)
+        sent_gbs = _rates(at - before.at, before.sent, sent)
+        received_gbs = _rates(at - before.at, before.received, received)
+        self._links = tuple(
+            replace(link, sent_kib=out, received_kib=into, sent_gbs=out_gbs, received_gbs=into_gbs)
+            for link, out, into, out_gbs, into_gbs in zip(
+                self._links, sent, received, sent_gbs, received_gbs, strict=True
+            )
+        )
+        self.traffic = _sum(sent_gbs), _sum(received_gbs)
+        self._before = _Counters(at, sent, received)
+
+    def _link(
+        self, handle: Any, number: int, active: int | None, version: int | None, by_bus: dict[str, int]
+    ) -> NvLink:
+        call = self._nvml.call
+        known = VERSIONS.get(version) if version else None
+        if active == 0:
+            return NvLink(number, active=False, version=known)
+        pci = call("nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
+        remote = by_bus.get(bus_key(pci.busId)) if pci is not None else None
+        kind = call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
+        # Where the driver does not say what it is: a far end that is none of the GPUs is a switch.
+        unlike = kind is None and pci is not None and remote is None and bool(by_bus)
+        counts = {name: call("nvmlDeviceGetNvLinkErrorCounter", handle, number, code) for name, code in _ERRORS}
+        return NvLink(
+            number,
+            active=None if active is None else True,
+            version=known,
+            remote=remote,
+            switch=True if kind == 2 or unlike else (False if kind == 0 or remote is not None else None),
+            errors={name: count for name, count in counts.items() if count is not None},
+        )
+
+
+def bus_key(bus: str | bytes) -> str:
+    """A PCI bus id to compare by: lower case, domain of four digits."""
+    return (bus.decode("ascii", "replace") if isinstance(bus, bytes) else bus).lower()[-12:]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known), 3) if known else None
+
+
+def _rates(seconds: float, before: Sequence[int | None], now: Sequence[int | None]) -> list[float | None]:
+    """GB/s of each counter. One that fell was set back by a reset of the GPU."""
+    return [
+        None
+        if old is None or new is None or new < old or seconds <= 0
+        else round((new - old) / _KIB_PER_GB / seconds, 3)
+        for old, new in zip(before, now, strict=True)
+    ]
+
+
+AFFINITY_WORDS = 16
+"""64-bit words of a CPU or node mask: 1,024 bits."""
+
+ARCHITECTURES = {
+    2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper",
+    10: "Blackwell", 13: "Rubin",
+}  # fmt: skip
+
+THROTTLE_REASONS = (
+    (0x1, "idle"),
+    (0x2, "clocks set by an application"),
+    (0x4, "power limit"),
+    (0x8, "hardware slowdown"),
+    (0x10, "sync boost"),
+    (0x20, "too hot (driver)"),
+    (0x40, "too hot (hardware)"),
+    (0x80, "power brake"),
+    (0x100, "display clocks"),
+)
+"""Bits of ``nvmlClocksEventReason…`` in words."""
+
+KEPT_OF_A_LOST = (
+    "index", "uuid", "name", "memory_gib", "pci_bus_id", "architecture", "compute_capability", "numa_node",
+    "cpu_affinity", "pcie_generation_max", "pcie_width_max", "temperature_slowdown_c", "xid", "xid_at",
+)  # fmt: skip
+"""What stays true of a GPU that answers no more."""
+
+GONE = "is no longer listed by the driver: it comes back with a reset or a restart"
+
+_PROCESSES = {
+    "compute": ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
+    "graphics": ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
+}
+
+
+class Device:
+    """One GPU and the handle that NVML knows it by. A lost one is asked again by `seldom` only."""
+
+    def __init__(self, nvml: Nvml, index: int) -> None:
+        self._nvml = nvml
+        self.index = index
+        self.handle: Any = None
+        self.listens = False
+        """Whether its Xid errors are heard; a new handle hears nothing yet."""
+        self._gpu = Gpu(index=index)
+        self._links = LinkReader(nvml)
+        self._pcie_at = float("-inf")
+        """When PCIe traffic was last measured (Unix seconds)."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """What is known of it now."""
+        return self._gpu
+
+    def attach(self) -> None:
+        """Find it and read what never changes. A lost one is marked so."""
+        try:
+            if self.handle is None:
+                self.handle = self._find()
+            if self.handle is not None:
+                self._gpu = replace(self._gpu, **self._fixed(), lost="")
+            elif self._gpu.uuid is not None and not self._gpu.lost:
+                self._lose(GONE)
+        except GpuLostError as error:
+            self._lose(str(error))
+
+    def let_go(self) -> None:
+        """Forget its handle, as of a driver that is closed; `seldom` finds it again."""
+        self.handle, self.listens = None, False
+
+    def _find(self) -> Any:
+        """Its handle. One that was known before is found by its bus id: without it others may have moved up."""
+        known = self._gpu
+        if known.pci_bus_id is not None:
+            handle = self._nvml.call("nvmlDeviceGetHandleByPciBusId", known.pci_bus_id)
+            if handle is not None:
+                return handle
+        handle = self._nvml.call("nvmlDeviceGetHandleByIndex", self.index)
+        if handle is None or known.uuid is None:
+            return handle
+        return handle if _text(self._nvml.call("nvmlDeviceGetUUID", handle)) == known.uuid else None
+
+    def seldom(self, by_bus: dict[str, int]) -> None:
+        """Read what changes seldom; also tries whether a lost GPU is back. ``by_bus``: indices by PCI bus id."""
+        if self._gpu.lost or self.handle is None:
+            self.attach()
+        if self.handle is None or self._gpu.lost:
+            return
+        try:
+            self._links.seldom(self.handle, by_bus)
+            self._gpu = replace(self._gpu, **self._slow(), nvlink_speed_mbs=self._links.speed_mbs, lost="")
+        except GpuLostError as error:
+            self._lose(str(error))
+
+    def often(self, at: float) -> None:
+        """Read what changes every second, at ``at`` (Unix seconds)."""
+        if self.handle is None or self._gpu.lost:
+            return
+        try:
+            changing = self._changing() | self._pcie_traffic(at)
+            self._links.often(self.handle, at)
+        except GpuLostError as error:
+            self._lose(str(error))
+            return
+        sent, received = self._links.traffic
+        self._gpu = replace(
+            self._gpu, **changing, nvlinks=self._links.links, nvlink_sent_gbs=sent, nvlink_received_gbs=received
+        )
+
+    def saw_xid(self, xid: int, at: float) -> None:
+        """The driver reported an Xid error on it."""
+        self._gpu = replace(self._gpu, xid=xid, xid_at=at)
+
+    def give_holders(self, holders: tuple[Holder, ...]) -> None:
+        """Its processes with what was found out about them."""
+        self._gpu = replace(self._gpu, used_by=holders)
+
+    def _lose(self, why: str) -> None:
+        """Keep what never changes, forget the rest; after a reset it has another handle."""
+        self._gpu = Gpu(**{name: getattr(self._gpu, name) for name in KEPT_OF_A_LOST}, lost=why)
+        self._links = LinkReader(self._nvml)
+        self.let_go()
+
+    def _fixed(self) -> dict[str, Any]:
+        call, handle = self._nvml.call, self.handle
+        pci = call("nvmlDeviceGetPciInfo", handle)
+        bus = _text(pci.busId) if pci is not None else None
+        capability = call("nvmlDeviceGetCudaComputeCapability", handle)
+        architecture = call("nvmlDeviceGetArchitecture", handle)
+        affinity = call("nvmlDeviceGetCpuAffinity", handle, AFFINITY_WORDS)
+        return {
+            "uuid": _text(call("nvmlDeviceGetUUID", handle)),
+            "name": _text(call("nvmlDeviceGetName", handle)),
+            "pci_bus_id": bus,
+            "architecture": ARCHITECTURES.get(architecture),
+            "compute_capability": f"{capability[0]}.{capability[1]}" if capability else None,
+            "clock_max_mhz": call("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM),
+            "memory_clock_max_mhz": call("nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_MEM),
+            "pcie_generation_max": call("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+            "pcie_width_max": call("nvmlDeviceGetMaxPcieLinkWidth", handle),
+            "cpu_affinity": ranges(bits_of(affinity)) if affinity is not None else None,
+            "numa_node": self._numa_node(bus),
+            "temperature_slowdown_c": self._slowdown(),
+        }
+
+    def _slowdown(self) -> float | None:
+        """The temperature from which on it slows down; newer drivers tell only how far away that is."""
+        call, handle = self._nvml.call, self.handle
+        threshold = call("nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+        if threshold:
+            return float(threshold)
+        margin, temperature = call("nvmlDeviceGetMarginTemperature", handle), self._temperature()
+        (slowdown,) = self._nvml.fields(handle, [(_SLOWDOWN_MARGIN, 0)])
+        if margin is None or temperature is None or slowdown is None:
+            return None
+        # Both are margins to the highest operating temperature, so the slowdown's is negative.
+        return float(temperature + margin - slowdown)
+
+    def _temperature(self) -> int | None:
+        found: int | None = self._nvml.first(("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"), self.handle, 0)
+        return found
+
+    def _pcie_traffic(self, at: float) -> dict[str, Any]:
+        """What PCIe carries, if it is time to measure it; nothing otherwise: what was measured stays."""
+        if 0 <= at - self._pcie_at < PCIE_SECONDS:
+            return {}
+        self._pcie_at = at
+        measure = partial(self._nvml.call, "nvmlDeviceGetPcieThroughput", self.handle)
+        sent, received = measure(pynvml.NVML_PCIE_UTIL_TX_BYTES), measure(pynvml.NVML_PCIE_UTIL_RX_BYTES)
+        return {"pcie_sent_gbs": _kb_as_gb(sent), "pcie_received_gbs": _kb_as_gb(received)}
+
+    def _numa_node(self, bus: str | None) -> int | None:
+        mask = self._nvml.call("nvmlDeviceGetMemoryAffinity", self.handle, AFFINITY_WORDS, 0)
+        nodes = bits_of(mask) if mask is not None else []
+        if len(nodes) == 1:
+            return nodes[0]
+        try:
+            # NVML writes the PCI domain with eight digits, the kernel with four.
+            text = Path(f"/sys/bus/pci/devices/{(bus or '-').lower()[-12:]}/numa_node").read_text(encoding="ascii")
+            return int(text) if int(text) >= 0 else None
+        except (OSError, ValueError):
+            return None
+
+    def _slow(self) -> dict[str, Any]:
+        call, handle = self._nvml.call, self.handle
+        ecc = call("nvmlDeviceGetEccMode", handle)
+        persistence = call("nvmlDeviceGetPersistenceMode", handle)
+        mig_mode = call("nvmlDeviceGetMigMode", handle)
+        limit = call("nvmlDeviceGetEnforcedPowerLimit", handle)
+        return {
+            "ecc": bool(ecc[0]) if ecc else None,
+            "ecc_corrected": call("nvmlDeviceGetTotalEccErrors", handle, 0, 0),
+            "ecc_uncorrected": call("nvmlDeviceGetTotalEccErrors", handle, 1, 0),
+            "persistence": None if persistence is None else bool(persistence),
+            "mig_mode": bool(mig_mode[0]) if mig_mode else None,
+            "power_limit_w": None if limit is None else limit / 1000,
+        }
+
+    def _changing(self) -> dict[str, Any]:
+        call, handle = self._nvml.call, self.handle
+        memory = self._nvml.first(("memory_v2", "nvmlDeviceGetMemoryInfo"), handle)
+        use = call("nvmlDeviceGetUtilizationRates", handle)
+        power = call("nvmlDeviceGetPowerUsage", handle)
+        reasons = self._nvml.first(
+            ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"), handle
+        )
+        return {
+            "memory_gib": gib(memory.total) if memory is not None else None,
+            "used_gib": gib(memory.used) if memory is not None else None,
+            "free_gib": gib(memory.free) if memory is not None else None,
+            "utilization": use.gpu if use is not None else None,
+            "memory_utilization": use.memory if use is not None else None,
+            "temperature_c": self._temperature(),
+            "power_w": None if power is None else power / 1000,
+            "energy_mj": call("nvmlDeviceGetTotalEnergyConsumption", handle),
+            "clock_mhz": call("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": call("nvmlDeviceGetClockInfo", handle, pynvml.NVML_CLOCK_MEM),
+            "throttle": None if reasons is None else tuple(word for bit, word in THROTTLE_REASONS if reasons & bit),
+            "pcie_generation": call("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+            "pcie_width": call("nvmlDeviceGetCurrPcieLinkWidth", handle),
+            "pcie_replays": call("nvmlDeviceGetPcieReplayCounter", handle),
+            "used_by": self._processes(),
+            "mig": self._mig() if self._gpu.mig_mode else (),
+        }
+
+    def _processes(self) -> tuple[Holder, ...] | None:
+        found: dict[int, Holder] = {}
+        reported = False
+        for kind, functions in _PROCESSES.items():
+            processes = self._nvml.first(functions, self.handle)
+            reported = reported or (processes is not None and kind == "compute")
+            for process in processes or ():
+                instance = getattr(process, "gpuInstanceId", None)
+                found.setdefault(
+                    process.pid,
+                    Holder(
+                        pid=process.pid,
+                        gib=gib(process.usedGpuMemory) if process.usedGpuMemory is not None else None,
+                        kind=kind,
+                        instance=None if instance in (None, 0xFFFFFFFF) else instance,
+                    ),
+                )
+        return tuple(found[pid] for pid in sorted(found)) if reported or found else None
+
+    def _mig(self) -> tuple[MigInstance, ...]:
+        count = self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", self.handle) or 0
+        handles = (self._nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", self.handle, i) for i in range(count))
+        return tuple(found for handle in handles if handle is not None and (found := self._instance(handle)))
+
+    def _instance(self, handle: Any) -> MigInstance | None:
+        call = self._nvml.call
+        uuid = _text(call("nvmlDeviceGetUUID", handle))
+        if uuid is None:
+            return None
+        memory = self._nvml.first(("memory_v2", "nvmlDeviceGetMemoryInfo"), handle)
+        _, _, profile = (_text(call("nvmlDeviceGetName", handle)) or "").rpartition(" MIG ")
+        return MigInstance(
+            uuid=uuid,
+            profile=profile or None,
+            memory_gib=gib(memory.total) if memory is not None else None,
+            free_gib=gib(memory.free) if memory is not None else None,
+            gpu_instance=call("nvmlDeviceGetGpuInstanceId", handle),
+            compute_instance=call("nvmlDeviceGetComputeInstanceId", handle),
+        )
+
+
+def _kb_as_gb(rate: int | None) -> float | None:
+    return None if rate is None else round(rate / 1e6, 3)
+
+
+def gib(count: int) -> float:
+    """Bytes as GiB, to a MiB."""
+    return round(count / GIB, 3)
+
+
+def bits_of(words: Any) -> list[int]:
+    """The numbers of the bits that are set in a mask of 64-bit words."""
+    mask = sum(int(word) << (64 * position) for position, word in enumerate(words))
+    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+
+
+def ranges(numbers: list[int]) -> str | None:
+    """``0-3,8`` for 0, 1, 2, 3 and 8; None for none."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts) or None
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    return str(value) if value else None
+
 
 MOST_COMMAND = 300
 
@@ -352,7 +787,3 @@ def _address(handle: Any) -> int | None:
 
 def _cuda(version: int | None) -> str | None:
     return f"{version // 1000}.{version % 1000 // 10}" if version else None
-
-
-def _text(value: Any) -> str | None:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

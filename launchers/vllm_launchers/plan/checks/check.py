@@ -6,15 +6,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from vllm_launchers.plan.checks.adapters import adapter_findings
 from vllm_launchers.plan.checks.environment import engine_findings, machine_findings, network_findings
 from vllm_launchers.plan.checks.flags import flag_findings, value_findings, variable_value_findings
-from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, precision_findings
+from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings, other_tools, precision_findings
 from vllm_launchers.plan.checks.memory import memory_findings
-from vllm_launchers.plan.checks.model import model_findings
-from vllm_launchers.plan.checks.nodes import node_findings
-from vllm_launchers.plan.checks.other_tools import other_tools
-from vllm_launchers.plan.checks.parallel import parallel_findings
+from vllm_launchers.plan.checks.model import adapter_findings, model_findings
+from vllm_launchers.plan.checks.parallel import node_findings, parallel_findings
 from vllm_launchers.plan.checks.request import simulated, variables
 from vllm_launchers.plan.checks.sleep import sleep_findings
 from vllm_launchers.plan.checks.workload import workload_findings

@@ -7,12 +7,12 @@ import math
 from msgspec.structs import replace
 
 from vllm_launchers.plan.choices.nodes import HEADLESS, MASTER_ADDR, MASTER_PORT, NODE_FLAGS, NODES, RANK
+from vllm_launchers.plan.command_line import line_word
 from vllm_launchers.plan.export.container import CACHE, ENTRYPOINT, STARTUP_SECONDS, Container, Mount, container
 from vllm_launchers.plan.export.quoting import Yaml, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import NodesPlan
-from vllm_launchers.plan.shell_quoting import line_word
 
 SHARED_MEMORY = "16Gi"
 LEAST_VOLUME_GIB = 50

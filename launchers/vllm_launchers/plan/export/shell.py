@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from vllm_launchers.plan.command_line import line_word, script_line, script_word
 from vllm_launchers.plan.export.quoting import ExportError, checked, comment, yaml_number_or_text, yaml_text
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.shell_quoting import line_word, script_line, script_word
 from vllm_launchers.secrets import redact_argv, redact_environment
 from vllm_launchers.vllm.engines import EngineKind
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from vllm_launchers.plan.command_line import line_word
 from vllm_launchers.plan.export.quoting import ExportError, checked, comment, label, systemd_assignment, systemd_word
 from vllm_launchers.plan.export.shell import node_comment, split_argv
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.plan.shell_quoting import line_word
 from vllm_launchers.secrets import redact_argv, redact_environment
 
 STOP_SECONDS = 60

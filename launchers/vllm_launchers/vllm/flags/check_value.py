@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 
-from vllm_launchers.vllm.flags.changes import FlagValue, Number, human_int
-from vllm_launchers.vllm.flags.conditions import broken_conditions
+import msgspec
+
+from vllm_launchers.vllm.flags.changes import Flags, FlagValue, Number, human_int
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
+from vllm_launchers.vllm.flags.releases import parse_release
 from vllm_launchers.vllm.flags.search import closest, resolve
 
 __all__ = ["judge", "problem"]
@@ -231,3 +234,381 @@ def _shown(value: object) -> str:
     text = str(value)
     text = "".join(c if c.isprintable() else "?" for c in text[:_SHOWN]) + ("…" if len(text) > _SHOWN else "")
     return f"'{text}'"
+
+
+class Given:
+    """Flags as set, over vLLM's defaults: looked up by full name, whatever alias was used.
+
+    ``resolved`` are values that vLLM derives for unset flags.
+    """
+
+    def __init__(self, table: FlagTable, flags: Flags, resolved: Flags) -> None:
+        self._table = table
+        self._resolved = resolved
+        self._flags: dict[str, FlagValue] = {}
+        self._keys: dict[str, dict[str, FlagValue]] = {}
+        for name, value in flags.items():
+            head, dot, key = name.partition(".")
+            spec, _ = resolve(table, head)
+            if spec is None:
+                continue
+            if dot:
+                self._keys.setdefault(spec.name, {})[key.partition(".")[0]] = value
+            elif spec.opposite and head.replace("_", "-") == spec.opposite:
+                self._flags[spec.name] = not value
+            else:
+                self._flags[spec.name] = value
+
+    def has(self, name: str) -> bool:
+        """Whether a flag is set to something."""
+        return name in self._flags and self._flags[name] not in ("", "None")
+
+    def on(self, name: str) -> bool:
+        """Whether a switch is on, set or by default."""
+        if name in self._flags:
+            return self._flags[name] is True
+        spec = self._table.get(name)
+        return spec is not None and spec.kind is ValueKind.BOOL and spec.default == "true"
+
+    def off(self, name: str) -> bool:
+        """Whether a switch was set to off."""
+        return self._flags.get(name) is False
+
+    def text(self, name: str) -> str:
+        """A value as text, set or by default; empty if there is none."""
+        if name in self._flags:
+            return str(self._flags[name]) if self.has(name) else ""
+        spec = self._table.get(name)
+        return (spec.default or "") if spec is not None else ""
+
+    def count(self, name: str, *, given: bool = False) -> int | None:
+        """A whole number, set or by default; None if there is none, or with ``given`` if it was not set."""
+        if given and not self.has(name):
+            return None
+        return human_int(self.text(name))
+
+    def limit(self, name: str) -> int | None:
+        """A whole number, set or derived by vLLM as far as that is known."""
+        return self.count(name, given=True) if self.has(name) else human_int(str(self._resolved.get(name, "")))
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """The known words of a flag."""
+        spec = self._table.get(name)
+        return spec.words if spec is not None else ()
+
+    def key(self, name: str, key: str) -> object:
+        """A key of a JSON flag, set in either way, or None."""
+        if key in (keys := self._keys.get(name, {})):
+            return keys[key]
+        try:
+            document = json.loads(self.text(name)) if self.has(name) else {}
+        except (ValueError, RecursionError):
+            return None
+        return document.get(key) if isinstance(document, dict) else None
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """One rule. ``flags`` are those involved, the first one is reported; ``broken`` says what is wrong."""
+
+    flags: tuple[str, ...]
+    broken: Callable[[Given], str | None]
+    since: tuple[int, int] = (0, 0)
+
+
+def broken_conditions(table: FlagTable, flags: Flags, resolved: Flags | None = None) -> list[tuple[str, str]]:
+    """Violated conditions between flags: ``(flag, sentence)``. ``resolved`` as for `check_value.judge`."""
+    given = Given(table, flags, resolved or {})
+    release = parse_release(table.version or "")
+    found = []
+    for condition in CONDITIONS:
+        known = all(table.get(name) is not None for name in condition.flags)
+        in_force = known and (release is None or release >= condition.since)
+        if in_force and (sentence := condition.broken(given)) is not None:
+            found.append((condition.flags[0], sentence))
+    return found
+
+
+def _more(small: str, large: str, *, needs: str = "") -> Condition:
+    """``small``, if set, must not exceed ``large``."""
+
+    def broken(given: Given) -> str | None:
+        low, high = given.count(small, given=True), given.limit(large)
+        if low is None or high is None or low <= high or (needs and not given.on(needs)):
+            return None
+        return _too_many(given, small, low, large, high)
+
+    return Condition((small, large), broken)
+
+
+def _too_many(given: Given, small: str, low: int, large: str, high: int) -> str:
+    own = "" if given.has(large) else ", as vLLM works out here"
+    return f"--{small} {low} is more than --{large} {high}{own}, which vLLM refuses"
+
+
+def _active(given: Given) -> str | None:
+    active, running = given.count("max-num-active-seqs", given=True), given.limit("max-num-seqs")
+    if active is None or running is None:
+        return None
+    tokens = given.count("max-num-batched-tokens", given=True)
+    if not given.has("max-num-seqs") and tokens is not None:
+        running = min(running, tokens)  # as vLLM does with values that it derives itself
+    return _too_many(given, "max-num-active-seqs", active, "max-num-seqs", running) if active > running else None
+
+
+def _needs(name: str, other: str, words: str = "", since: tuple[int, int] = (0, 0)) -> Condition:
+    """A switch that is on, or a value that is set, requires another switch or value."""
+
+    def broken(given: Given) -> str | None:
+        if not (given.on(name) or (given.has(name) and not given.off(name))):
+            return None
+        if given.on(other) or (given.has(other) and not given.off(other)):
+            return None
+        return f"--{name} needs --{other}{words}"
+
+    return Condition((name, other), broken, since)
+
+
+def _not_both(name: str, other: str, since: tuple[int, int] = (0, 0)) -> Condition:
+    def broken(given: Given) -> str | None:
+        return f"--{name} and --{other} cannot both be on" if given.on(name) and given.on(other) else None
+
+    return Condition((name, other), broken, since)
+
+
+def _set_twice(name: str, config: str, key: str) -> Condition:
+    """A separate flag for a key of a JSON flag: only one of them may be set."""
+
+    def broken(given: Given) -> str | None:
+        if not given.has(name) or given.key(config, key) is None:
+            return None
+        return f"--{name} and --{config}.{key} are one setting; set only one of them"
+
+    return Condition((name, config), broken)
+
+
+def _unchunked(given: Given) -> str | None:
+    tokens, length = given.count("max-num-batched-tokens", given=True), given.limit("max-model-len")
+    if not given.off("enable-chunked-prefill") or tokens is None or length is None or tokens >= length:
+        return None
+    return (
+        f"--max-num-batched-tokens {tokens} is less than --max-model-len {length}, "
+        f"which vLLM refuses without chunked prefill"
+    )
+
+
+def _context_parallel(given: Given) -> str | None:
+    size, shards = given.count("tensor-parallel-size"), given.count("decode-context-parallel-size")
+    if not size or not shards or (given.count("prefill-context-parallel-size") or 1) != 1 or size % shards == 0:
+        return None
+    return f"--decode-context-parallel-size {shards} must divide --tensor-parallel-size {size}"
+
+
+def _balanced(given: Given) -> str | None:
+    if not given.on("enable-eplb"):
+        return None
+    if not given.on("enable-expert-parallel"):
+        return "--enable-eplb needs --enable-expert-parallel"
+    sizes = ("tensor-parallel-size", "prefill-context-parallel-size", "data-parallel-size")
+    if all((given.count(size) or 1) <= 1 for size in sizes):
+        return "--enable-eplb needs more than one GPU: --tensor-parallel-size or --data-parallel-size above 1"
+    return None
+
+
+def _hybrid(given: Given) -> str | None:
+    if not given.on("data-parallel-hybrid-lb") or given.has("data-parallel-size-local"):
+        return None
+    if given.has("data-parallel-rank") or (given.count("nnodes") or 1) > 1:
+        return None
+    return "--data-parallel-hybrid-lb needs --data-parallel-size-local, the number of ranks on this machine"
+
+
+def _external(given: Given) -> str | None:
+    rank = given.has("data-parallel-rank")
+    if not (rank or given.on("data-parallel-external-lb")) or (given.count("data-parallel-size") or 1) > 1:
+        return None
+    return f"--data-parallel-{'rank' if rank else 'external-lb'} needs --data-parallel-size above 1"
+
+
+def _local_ranks(given: Given) -> str | None:
+    local, size = given.count("data-parallel-size-local", given=True), given.count("data-parallel-size") or 1
+    if local is None or local <= size:
+        return None
+    return f"--data-parallel-size-local {local} must not be more than --data-parallel-size {size}"
+
+
+def _supervised(given: Given) -> str | None:
+    name = "--data-parallel-multi-port-external-lb"
+    if not given.on(name.lstrip("-")):
+        return None
+    size, local = given.count("data-parallel-size") or 1, given.count("data-parallel-size-local") or 0
+    if size < 2 or local < 2:
+        return f"{name} needs --data-parallel-size and --data-parallel-size-local of 2 or more"
+    if size % local:
+        return f"{name} needs a --data-parallel-size that --data-parallel-size-local divides"
+    if given.has("data-parallel-rank"):
+        return f"{name} sets --data-parallel-rank itself: leave it out"
+    return None
+
+
+def _tolerant(given: Given) -> str | None:
+    external = given.on("data-parallel-external-lb") or given.has("data-parallel-rank")
+    if not given.on("enable-fault-tolerance") or external:
+        return None
+    return "--enable-fault-tolerance needs --data-parallel-external-lb or --data-parallel-rank"
+
+
+def _speculates(given: Given) -> bool:
+    return any(given.has(name) for name in ("speculative-config", "spec-method", "spec-model"))
+
+
+def _counted(given: Given) -> str | None:
+    if not given.has("spec-tokens") or _speculates(given):
+        return None
+    return "--spec-tokens needs --spec-model or --spec-method"
+
+
+def _draft_metrics(given: Given) -> str | None:
+    if given.text("per-request-spec-decode-metrics") in ("", "none") or _speculates(given):
+        return None
+    return "--per-request-spec-decode-metrics needs speculative decoding: --speculative-config"
+
+
+def _executor(given: Given) -> str | None:
+    text = given.text("distributed-executor-backend")
+    if not text or text in ("ray", "mp", "uni", "external_launcher") or "." in text:
+        return None
+    return f"--distributed-executor-backend '{text}' is neither ray, mp, uni, external_launcher nor a mod.Class"
+
+
+def _adapters(given: Given) -> str | None:
+    text = given.text("lora-modules")
+    if not text or ("=" in text and "," not in text) or text.lstrip().startswith("{"):
+        return None
+    return "--lora-modules takes NAME=PATH or a JSON object with name and path"
+
+
+def _parser_name(name: str, plugin: str, switch: str = "") -> Condition:
+    """A name from one of vLLM's registries, unless a plugin may add its own."""
+
+    def broken(given: Given) -> str | None:
+        text, known = given.text(name), given.words(name)
+        if not text or not known or text in known or given.has(plugin) or (switch and not given.on(switch)):
+            return None
+        close = get_close_matches(text, known, n=2, cutoff=0.6)
+        hint = f"; did you mean {' or '.join(close)}?" if close else f": {', '.join(known[:8])} or others"
+        return f"--{name} has no '{text}'{hint}"
+
+    return Condition((name, plugin), broken)
+
+
+def _rank(given: Given) -> str | None:
+    rank, size = given.count("data-parallel-rank", given=True), given.count("data-parallel-size")
+    if rank is None or size is None or size <= 1 or 0 <= rank < size:
+        return None
+    return f"--data-parallel-rank {rank} must be from 0 to {size - 1}"
+
+
+def _node(given: Given) -> str | None:
+    nodes, rank = given.count("nnodes") or 1, given.count("node-rank") or 0
+    if nodes <= 1 or 0 <= rank < nodes:
+        return None
+    return f"--node-rank {rank} must be from 0 to {nodes - 1}, as --nnodes is {nodes}"
+
+
+def _nodes_divide(given: Given) -> str | None:
+    nodes, total = given.count("nnodes") or 1, 1
+    for axis in ("pipeline", "tensor", "prefill-context", "data"):
+        total *= given.count(f"{axis}-parallel-size") or 1
+    return f"--nnodes {nodes} must divide the {total} GPUs that the parallel sizes ask for" if total % nodes else None
+
+
+def _nodes_backend(given: Given) -> str | None:
+    if (given.count("nnodes") or 1) <= 1 or given.text("data-parallel-backend") in ("mp", ""):
+        return None
+    return "--nnodes above 1 needs --data-parallel-backend mp"
+
+
+def _grouped(given: Given) -> str | None:
+    group, inside = given.count("offload-group-size") or 0, given.count("offload-num-in-group") or 0
+    if group <= 0 and given.text("offload-backend") != "prefetch":
+        return None
+    if inside > group:
+        return f"--offload-num-in-group {inside} must not be more than --offload-group-size {group}"
+    step = given.count("offload-prefetch-step")
+    return "--offload-prefetch-step must be 1 or more" if step is not None and step < 1 else None
+
+
+def _ssu(given: Given) -> str | None:
+    if not given.has("mamba-ssu-algorithm") or given.text("mamba-backend").lower() == "flashinfer":
+        return None
+    return "--mamba-ssu-algorithm needs --mamba-backend flashinfer"
+
+
+def _nsight(given: Given) -> str | None:
+    if not given.on("ray-workers-use-nsight") or given.text("distributed-executor-backend") == "ray":
+        return None
+    return "--ray-workers-use-nsight needs --distributed-executor-backend ray"
+
+
+def _headless(given: Given) -> str | None:
+    if not given.on("headless") or (given.count("api-server-count", given=True) or 0) <= 0:
+        return None
+    return "--api-server-count must not be set with --headless"
+
+
+def _quiet(given: Given) -> str | None:
+    if not given.on("enable-per-request-metrics") or not given.on("disable-log-stats"):
+        return None
+    return "--enable-per-request-metrics needs statistics: leave --disable-log-stats out"
+
+
+def _keep_alive(given: Given) -> str | None:
+    seconds = given.count("sse-keep-alive-interval", given=True)
+    return "--sse-keep-alive-interval must be 0 or more" if seconds is not None and seconds < 0 else None
+
+
+def _numa(name: str) -> Condition:
+    return _needs(name, "numa-bind")
+
+
+CONDITIONS: tuple[Condition, ...] = (
+    _more("max-num-seqs", "max-num-batched-tokens"),
+    Condition(("max-num-batched-tokens", "max-model-len", "enable-chunked-prefill"), _unchunked),
+    Condition(("max-num-active-seqs", "max-num-seqs"), _active),
+    _more("long-prefill-token-threshold", "max-model-len"),
+    _more("max-loras", "max-cpu-loras", needs="enable-lora"),
+    Condition(("data-parallel-size-local", "data-parallel-size"), _local_ranks),
+    _needs("enable-auto-tool-choice", "tool-call-parser", ", the name of the model's format"),
+    _needs("enable-log-outputs", "enable-log-requests", since=(0, 13)),
+    Condition(("enable-per-request-metrics", "disable-log-stats"), _quiet),
+    Condition(("sse-keep-alive-interval",), _keep_alive),
+    Condition(("decode-context-parallel-size", "tensor-parallel-size"), _context_parallel),
+    Condition(("enable-eplb", "enable-expert-parallel"), _balanced),
+    Condition(("data-parallel-rank", "data-parallel-size"), _external),
+    Condition(("data-parallel-multi-port-external-lb",), _supervised),
+    Condition(("enable-fault-tolerance",), _tolerant),
+    Condition(("spec-tokens", "spec-model"), _counted),
+    Condition(("per-request-spec-decode-metrics",), _draft_metrics),
+    Condition(("distributed-executor-backend",), _executor),
+    Condition(("lora-modules",), _adapters),
+    _parser_name("reasoning-parser", "reasoning-parser-plugin"),
+    _parser_name("tool-call-parser", "tool-parser-plugin", "enable-auto-tool-choice"),
+    Condition(("data-parallel-rank",), _rank),
+    _not_both("data-parallel-hybrid-lb", "data-parallel-external-lb", (0, 13)),
+    Condition(("data-parallel-hybrid-lb", "data-parallel-size-local"), _hybrid, (0, 13)),
+    Condition(("node-rank", "nnodes"), _node),
+    Condition(("nnodes",), _nodes_divide),
+    Condition(("nnodes", "data-parallel-backend"), _nodes_backend),
+    Condition(("api-server-count", "headless"), _headless, (0, 20)),
+    _needs("enable-elastic-ep", "enable-eplb"),
+    _numa("numa-bind-nodes"),
+    _numa("numa-bind-cpus"),
+    _needs("collect-detailed-traces", "otlp-traces-endpoint", since=(0, 13)),
+    Condition(("ray-workers-use-nsight",), _nsight),
+    Condition(("offload-num-in-group", "offload-group-size"), _grouped),
+    Condition(("mamba-ssu-algorithm", "mamba-backend"), _ssu),
+    _set_twice("attention-backend", "attention-config", "backend"),
+    _set_twice("enable-flashinfer-autotune", "kernel-config", "enable_flashinfer_autotune"),
+    _set_twice("cudagraph-capture-sizes", "compilation-config", "cudagraph_capture_sizes"),
+    _set_twice("max-cudagraph-capture-size", "compilation-config", "max_cudagraph_capture_size"),
+)

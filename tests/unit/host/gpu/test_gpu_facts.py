@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 import vllm_launchers.host.gpu
-from vllm_launchers.host.gpu.device import bits_of, ranges
 from vllm_launchers.host.gpu.hardware_warnings import hardware_warnings
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host, HostError, Link, NvLink
+from vllm_launchers.host.gpu.reader import bits_of, ranges
 from vllm_launchers.host.gpu.sharing import GpuShare, available_gib, holdings, is_held, parse_share
 from vllm_launchers.host.gpu.topology import LinkLevel, bandwidth, level_of, nvlinks_in
 

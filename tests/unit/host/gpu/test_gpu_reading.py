@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from vllm_launchers.host.gpu.device import LinkReader
 from vllm_launchers.host.gpu.document import decode_host, encode_host, recorded_hosts
 from vllm_launchers.host.gpu.host import Holder, Host, NvLink
 from vllm_launchers.host.gpu.nvml import Nvml
+from vllm_launchers.host.gpu.reader import LinkReader
 
 NOT_SUPPORTED, NO_PERMISSION, LOST, UNKNOWN = 3, 4, 15, 999
 ESSENTIAL = {"nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetHandleByIndex_v2"}

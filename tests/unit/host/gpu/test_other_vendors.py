@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from vllm_launchers.host.environment import HostEnvironment
+from vllm_launchers.host.gpu.document import host_from_topo
 from vllm_launchers.host.gpu.host import NO_DRIVER, Gpu, Host, HostError
-from vllm_launchers.host.gpu.nvidia_smi_topology import host_from_topo
 from vllm_launchers.host.gpu.vendors import no_driver, vendor_of, vendor_of_build, vendors_here
 from vllm_launchers.plan.checks.hardware import hardware_findings
 from vllm_launchers.plan.inputs import PlanInputs

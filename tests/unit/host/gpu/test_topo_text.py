@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_launchers.host.gpu.document import host_from_topo
 from vllm_launchers.host.gpu.host import Gpu, Host, HostError
-from vllm_launchers.host.gpu.nvidia_smi_topology import host_from_topo
 
 LEGEND = """
 Legend:

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_launchers.plan.budget.budget import GpuShape
+from vllm_launchers.plan.budget.estimate import activations, encoder_bytes, patch_bytes
 from vllm_launchers.plan.budget.memory_flags import EffectiveFlags, read_settings
-from vllm_launchers.plan.budget.overhead import activations, encoder_bytes, patch_bytes
 from vllm_launchers.plan.model import Flags
 from vllm_launchers.vllm.modelfacts.encoder import encoder_of
 from vllm_launchers.vllm.modelfacts.facts import Encoder, ModelFacts

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from vllm_launchers.host.environment import HostEnvironment
-from vllm_launchers.plan.checks.adapters import LORA, adapter_findings
+from vllm_launchers.plan.checks.model import LORA, adapter_findings
 from vllm_launchers.plan.findings import Level
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY
-from vllm_launchers.vllm.adapter_folder import RUNTIME_LORA
+from vllm_launchers.vllm.model_folder import RUNTIME_LORA
 
 ON = {RUNTIME_LORA: "True"}
 

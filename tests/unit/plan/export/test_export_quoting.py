@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_launchers.plan.command_line import line_word
 from vllm_launchers.plan.export import ExportError, compose, config_yaml, kubernetes, shell, systemd_unit
 from vllm_launchers.plan.export.quoting import (
     label,
@@ -24,7 +25,6 @@ from vllm_launchers.plan.export.quoting import (
 )
 from vllm_launchers.plan.flags import flag_words
 from vllm_launchers.plan.model import Engine, EngineKind, Plan
-from vllm_launchers.plan.shell_quoting import line_word
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30) | st.sampled_from(
     ["$HOME", "${A}", "$(rm -rf x)", "%h", "%%", "a b", 'say "x"', "it's", "\\n", "\\", "a\\", "#x", ";", "---", "- a",

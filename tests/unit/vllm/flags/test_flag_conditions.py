@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_launchers.vllm.flags.changes import FlagValue
-from vllm_launchers.vllm.flags.conditions import CONDITIONS, broken_conditions
+from vllm_launchers.vllm.flags.check_value import CONDITIONS, broken_conditions
 from vllm_launchers.vllm.flags.flag_table import FlagSpec, FlagTable, ValueKind
 
 NUMBERS = {
