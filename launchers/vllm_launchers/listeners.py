@@ -1,9 +1,10 @@
-"""Connects to one process and no other, although another user may listen on the same port number.
+"""TCP sockets of this network namespace, and connections to one process and no other.
 
-A name such as ``localhost`` has several addresses, and another user can bind the one that our server left free. So the
-address comes from the kernel, not from the name: it is where a socket of the server's own processes
-listens. The socket is looked up before connecting, and again afterwards. If it still listens then, it did all the time,
-and Linux lets no other user bind its address meanwhile. Nothing is sent before that.
+Another user may listen on the same port number: a name such as ``localhost`` has several addresses, and another user
+can bind the one that our server left free. So the address comes from the kernel, not from the name: it is where a
+socket of the server's own processes listens. The socket is looked up before connecting, and again afterwards. If it
+still listens then, it did all the time, and Linux lets no other user bind its address meanwhile. Nothing is sent before
+that.
 
 Standard library only: every package may use it.
 """

@@ -1,4 +1,14 @@
-"""A restart that is prepared while the server serves: its process and what the record says of it."""
+"""A server's next process, prepared while the present one still serves: most of a start, without its downtime.
+
+The process is started with a socket as descriptor 3 (`spawn.CONTROL_FD`) and reports its progress there, one JSON
+object per line: ``{"step": "imported"}``, ``"accepted"``, ``"refused"`` (with ``"message"``) or ``"unprepared"`` (it
+can't be prepared, or a file that it loaded was replaced since; ``"message"`` says why). Once accepted, it waits.
+`PreparedProcess.go` sends it the server's output file: it writes there from then on, reports ``"started"`` and
+continues as the server.
+
+Until then it belongs to this keeper alone: the kernel kills it when the keeper ends, and its output goes to a file in
+memory, which has no name and disappears with it.
+"""
 
 from __future__ import annotations
 

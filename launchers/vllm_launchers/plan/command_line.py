@@ -1,4 +1,4 @@
-"""Shell quoting without terminal escapes. Pure.
+"""Command lines to show and copy: quoted without terminal escapes, and without secrets. Pure.
 
 A quoted escape code still affects the terminal that shows the command, or the one that it is pasted into.
 """

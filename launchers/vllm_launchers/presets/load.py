@@ -1,4 +1,7 @@
-"""Reads presets: shipped ones and the user's own, which may extend others. An invalid file affects no other."""
+"""Reads presets: shipped ones and the user's own, which may extend others.
+
+Each mistake in a file is reported as one sentence, and all of them at once. An invalid file affects no other.
+"""
 
 from __future__ import annotations
 

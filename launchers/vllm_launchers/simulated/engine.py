@@ -1,4 +1,7 @@
-"""The engine in real time: paces the iterations of a `Core` and delivers tokens to waiting streams."""
+"""The engine in real time: paces the iterations of a `Core` and delivers tokens to waiting streams.
+
+Each step and request is also recorded by the probe's plugin, under vLLM's names.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Finds the engines that can be launched: installed vLLMs, identified by their files alone, and the simulated one.
 
 ``vllm --version`` takes more than seven seconds, so version and build are read from the metadata of the
-environment that the command's first line names.
+environment that the command's first line names. Engines that this program installed are virtual environments, one per
+version, in the user's data folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks a model's folder before a launch: vLLM's own error for a wrong one takes 7 s and misleads."""
+"""Checks folders of models and LoRA adapters before a launch: vLLM's own error takes 7 s and misleads."""
 
 from __future__ import annotations
 

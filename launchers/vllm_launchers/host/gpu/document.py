@@ -1,4 +1,4 @@
-"""Host documents as JSON: written for scripts and for planning elsewhere, read with full validation."""
+"""Hosts from files: JSON documents, and the text of ``nvidia-smi topo -m``. Both are fully validated."""
 
 from __future__ import annotations
 
@@ -166,7 +166,10 @@ def _with_bandwidth(link: Link, gpus: dict[int, Gpu]) -> Link:
     return replace(link, bandwidth_gbs=bandwidth(link.kind, gpus[link.a], gpus[link.b]))
 
 
-MOST_TEXT = 1024 * 1024
+# -- the text of nvidia-smi topo -m: colors, network cards, wrapped lines and merged cells -----------------------------
+
+
+MOST_MATRIX = 1024 * 1024
 MOST_PREFIX = 10
 """What a log may put before each line: times, ranks, quote marks."""
 
@@ -221,8 +224,8 @@ def _model(name: str) -> GpuModel:
 
 
 def _read(text: str) -> _Matrix:
-    if len(text) > MOST_TEXT:
-        raise HostError(f"the text is larger than {MOST_TEXT // 1024} KiB; that is no topology matrix")
+    if len(text) > MOST_MATRIX:
+        raise HostError(f"the text is larger than {MOST_MATRIX // 1024} KiB; that is no topology matrix")
     matrix: _Matrix | None = None
     row: list[str] = []
     for words in _lines(text):

@@ -1,4 +1,4 @@
-"""Reads the host document from the driver, once or repeatedly. Blocks as long as the driver does."""
+"""Reads GPUs from NVML and their holders from the driver, once or repeatedly. Blocks as long as the driver does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model: whether it exists, is accessible, and matches the flags. Pure."""
+"""The model and its adapters: whether they exist, are accessible, and match the flags. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model is split: over how many GPUs, along which dimension, over which links. Pure."""
+"""How a model is split: over how many GPUs and machines, along which dimension, over which links. Pure."""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 A value is judged in its argv form: ``True`` as ``--flag``, ``False`` as ``--no-flag``, all else as one word after it.
 What depends on a model, a GPU or a file is not judged here. No complaint guarantees nothing; a complaint is certain.
+
+Conditions on combinations of flags are from vLLM 0.32, and were checked in 0.10.2, 0.13, 0.20 and 0.25: ``since`` is
+the first of these that has it, if its flags are older. A condition applies only if the installation has all its flags.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Learns the flags of an installed vLLM from its source: nothing is run or imported, no dependency is needed.
 
 Configuration classes, ``add_cli_args`` and ``make_arg_parser`` are read as text and followed as far as they register
-flags. Takes well under a second of CPU time; `cache` keeps what was learned.
+flags. That takes well under a second of CPU time. The result is kept on disk, in a file per package folder, which is
+valid for the installation's version and the modification times and sizes of the files that define flags. Several
+processes may write at once: the last one wins.
 """
 
 from __future__ import annotations
