@@ -132,7 +132,7 @@ def test_the_command_line_itself_is_light() -> None:
     assert loaded & (SCREEN | WEB | {"asyncio", "msgspec", "psutil", "pynvml"}) == set()
 
 
-@pytest.mark.parametrize("module", ["fleet.gpus", "fleet.local", "fleet.memory_release", "ui.app"])
+@pytest.mark.parametrize("module", ["fleet.gpus", "fleet.local", "ui.app"])
 def test_the_console_opens_before_what_reads_gpus_is_loaded(module: str) -> None:
     """A thread loads it, where there is a driver: its libraries take 30 ms."""
     assert tops(modules_of(f"vllm_console.{module}")) & {"psutil", "pynvml"} == set()

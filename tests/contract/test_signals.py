@@ -17,10 +17,8 @@ DOOR = "launchers/vllm_launchers/keeper/processes.py"
 SENDS = {"kill", "killpg", "pidfd_send_signal", "tgkill", "sigqueue", "pthread_kill", "send_signal"}
 """Functions and methods that signal whatever has a number; ``kill`` and ``terminate`` are methods of children too."""
 OWN_CHILDREN = {
-    "console/vllm_console/fleet/loads.py": {"terminate", "kill"},
-    "console/vllm_console/fleet/ramps.py": {"terminate", "kill"},
+    "console/vllm_console/fleet/background_commands.py": {"terminate", "kill"},
     "console/vllm_console/fleet/remote_hosts.py": {"terminate", "kill"},
-    "console/vllm_console/fleet/staged_predictions.py": {"kill"},
     "console/vllm_console/cli/demo.py": {"terminate"},
     "console/vllm_console/web/server.py": {"terminate", "kill"},
     "launchers/vllm_launchers/vllm/engine_install.py": {"terminate"},

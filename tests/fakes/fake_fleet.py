@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import Cause, Diagnosis, Finding, Fix, Measure, Severity
 from vllm_console.diagnosis.objectives import judge_window
 from vllm_console.fleet.adapters import Adapters, Loaded
+from vllm_console.fleet.background_commands import RampView
 from vllm_console.fleet.gpu_charts import GpuChart
 from vllm_console.fleet.leftovers import Leftovers, Removed
 from vllm_console.fleet.markers import Marker, MarkerKind
 from vllm_console.fleet.probe import ProbeView, RequestsSeen, listed
-from vllm_console.fleet.ramps import RampView
 from vllm_console.fleet.rolling import AnswerComparison
 from vllm_console.fleet.snapshot import (
     Changes,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_console.fleet.ramps import RampView
+from vllm_console.fleet.background_commands import RampView
 from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.ui.screens.ramp import RampScreen
 

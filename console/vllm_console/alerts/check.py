@@ -16,7 +16,7 @@ from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.history.exact import BOUNDARY_SECONDS
 from vllm_console.history.probe_records import SETTLED_SECONDS
 from vllm_console.history.store import HISTORY, TIERS, Entry, HistoryError, HistoryMissingError, Reader
-from vllm_console.metrics.first_requests import traffic
+from vllm_console.metrics.window import traffic
 from vllm_console.text import duration
 from vllm_launchers.probe.environment import PROBE
 

@@ -1,4 +1,4 @@
-"""One streamed answer: its parts as they arrive, and what is measured of it. Pure."""
+"""One streamed answer: its parts as they arrive, and its figures. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from vllm_console.text import count, rate, seconds
 from vllm_launchers.typed_decoding import json_decoder
 
 LARGEST_EVENT = 1 << 20
@@ -238,3 +239,22 @@ class AnswerReader:
         else:
             self._longest = max(self._longest or 0.0, at - self._last)
         self._last = at
+
+
+def figures_text(answer: Answer) -> str:
+    """TTFT, ITL, tokens per second and counts of tokens; empty while no token has come."""
+    found = answer.figures
+    if found.ttft_seconds is None:
+        return ""
+    itl = f"ITL {seconds(found.itl_seconds)}"
+    if found.itl_longest_seconds is not None:
+        itl += f" (longest {seconds(found.itl_longest_seconds)})"
+    speed = rate(found.tokens_per_second, "tok")
+    tokens = f"{count(found.prompt_tokens)} + {count(found.output_tokens)} tokens"
+    return " · ".join((f"TTFT {seconds(found.ttft_seconds)}", itl, speed, tokens, *_ended(answer)))
+
+
+def _ended(answer: Answer) -> list[str]:
+    if answer.stopped:
+        return ["stopped"]
+    return ["ended by max tokens"] if answer.finish_reason == "length" else []

@@ -236,7 +236,7 @@ class _Printer:
 
     def finish(self, answer: Answer) -> None:
         """All that is left of it, and its figures."""
-        from vllm_console.chat.figures import figures_text
+        from vllm_console.chat.answer import figures_text
 
         self.show(answer, end=True)
         print(flush=True)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from types import TracebackType
 
-from vllm_console.download_text import DownloadText
+from vllm_console.fleet.downloads import DownloadText
 from vllm_console.fleet.verbs import RefusedError
 from vllm_console.text import plain
 

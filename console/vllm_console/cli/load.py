@@ -15,8 +15,8 @@ from vllm_console.text import duration, plain
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.load.recorded import RecordedTraffic
     from vllm_console.load.run import LoadProgress
+    from vllm_console.load.shape import RecordedTraffic
 
 MOST_SECONDS = 86_400
 """A load ends after a day."""
@@ -88,7 +88,7 @@ def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | 
               args.output_p95, args.prefix_reuse)  # fmt: skip
     if any(one is not None for one in others):
         raise UsageError("--from-requests has its own arrivals and lengths; only --concurrency goes with it")
-    from vllm_console.load.recorded import RecordedRequest, RecordedTraffic
+    from vllm_console.load.shape import RecordedRequest, RecordedTraffic
 
     found = [
         RecordedRequest(one.arrived_at, one.prompt_tokens, one.output_tokens, one.cached_tokens)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from vllm_console.adapter_text import limits_text, request_states
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import print_json
+from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import count, plain, size
 

@@ -10,7 +10,7 @@ from vllm_console.cli.host_source import watched_gpus
 from vllm_console.cli.options import add_json, seconds_from
 from vllm_console.cli.output import print_json
 from vllm_console.cli.waiting import report_server, wait_until
-from vllm_console.fleet.memory_release import still_held
+from vllm_console.fleet.gpus import still_held
 from vllm_console.fleet.snapshot import State
 from vllm_console.text import plain
 

@@ -20,7 +20,7 @@ from vllm_console.text import seconds as latency
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.load.recorded import RecordedTraffic
+    from vllm_console.load.shape import RecordedTraffic
     from vllm_console.load.upgrade import Turn, UpgradeComparison
     from vllm_launchers.plan.model import Engine
 
@@ -137,8 +137,7 @@ def _sides(fleet: LocalFleet, args: argparse.Namespace) -> tuple[tuple[_Side, _S
 
 def _traffic(fleet: LocalFleet, args: argparse.Namespace) -> _Traffic:
     """The newest recorded requests of the server, else its preset's traffic."""
-    from vllm_console.load.recorded import RecordedRequest, RecordedTraffic
-    from vllm_console.load.shape import suggested_rate
+    from vllm_console.load.shape import RecordedRequest, RecordedTraffic, suggested_rate
 
     server = fleet.snapshot().server(args.before)
     workload = (server.workload if server is not None else None) or Workload(1000, 200, 0.0, 8)

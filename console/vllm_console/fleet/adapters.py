@@ -1,4 +1,4 @@
-"""LoRA adapters of a running server: which it serves, and loading and unloading them through vLLM's runtime routes."""
+"""LoRA adapters of a running server: those it serves, and loading and unloading them through vLLM's runtime routes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
-from vllm_console.metrics.lora import adapters_with_requests
 from vllm_console.metrics.parse import NotMetricsError, parse
-from vllm_console.text import size
+from vllm_console.text import UNKNOWN, count, size
 from vllm_launchers.host.environment import memory_available_gib
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.keeper.server_client import Response, ServerClient
@@ -266,3 +265,44 @@ def _some(name: str, used: frozenset[str] | None, these: float | None, others: f
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+LORA_INFO = "vllm:lora_requests_info"
+_LINE = re.compile(rf"^{LORA_INFO}\{{(.*)\}} ([0-9.eE+]+)\s*$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def adapters_with_requests(body: str) -> frozenset[str] | None:
+    """The adapters that had requests at the newest step; None if the server reports none.
+
+    The gauge's value is when it was written (Unix seconds), and each set of names is a series of its own: the newest
+    counts. vLLM 0.32 names an adapter in both labels, running and waiting, as soon as it has either, so the labels do
+    not tell them apart.
+    """
+    found = max(((float(value), labels) for labels, value in _LINE.findall(body) if _is_number(value)), default=None)
+    if found is None:
+        return None
+    labels = dict(_LABEL.findall(found[1]))
+    names = ",".join(labels.get(f"{state}_lora_adapters", "") for state in ("running", "waiting"))
+    return frozenset(re.sub(r"\\(.)", r"\1", name) for name in names.split(",") if name)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def request_states(adapter: Adapter) -> str:
+    """Which requests an adapter has: ``running``, ``waiting``, both, ``none``, or unknown."""
+    if adapter.running is None and adapter.waiting is None:
+        return UNKNOWN
+    states = [word for word, has in (("running", adapter.running), ("waiting", adapter.waiting)) if has]
+    return ", ".join(states) or "none"
+
+
+def limits_text(found: Adapters) -> str:
+    """What a server's flags allow."""
+    return f"{count(found.max_loras)} in a batch, {count(found.max_cpu_loras)} in memory, rank {found.max_lora_rank}"

@@ -145,7 +145,7 @@ class AttachedServers:
         endpoint = endpoint_of(record)
         if endpoint is None:
             return view
-        from vllm_console.diagnosis.live.unknown_flags import without_flags
+        from vllm_console.diagnosis.live.engine import without_flags
 
         is_recorded = self._is_recorded(record.name)
         notices = (endpoint.notice, "" if is_recorded else NOT_RECORDED)

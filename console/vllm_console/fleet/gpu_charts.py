@@ -20,11 +20,11 @@ from vllm_console.history.gpu_history import (
     GpuEntry,
     GpuHistoryReader,
     GpuHistoryWriter,
+    GpuTimeline,
     card_of,
     last_cards,
 )
 from vllm_console.history.gpu_samples import GPU_SAMPLES
-from vllm_console.history.gpu_timeline import GpuTimeline
 from vllm_console.history.store import HistoryError, HistoryMissingError
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import newest_points

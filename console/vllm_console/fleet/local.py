@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from vllm_console.fleet.attached import AllRecords, AttachedServers
+from vllm_console.fleet.background_commands import Loads, Ramps, RampView, StagedPredictions
 from vllm_console.fleet.board import NO_BOARD, SharedBoard, gpu_claims
 from vllm_console.fleet.leftovers import LeftoversWatch, find_leftovers, remove_leftovers
-from vllm_console.fleet.loads import Loads
 from vllm_console.fleet.other_servers import FIRST_ANSWER_SECONDS, ONLY_ANSWER_SECONDS, Observer
 from vllm_console.fleet.own_server import JudgeContext, WatchedServer
-from vllm_console.fleet.ramps import Ramps, RampView
 from vllm_console.fleet.runs import RunHistory, RunRecorder
 from vllm_console.fleet.snapshot import (
     Changes,
@@ -33,7 +32,6 @@ from vllm_console.fleet.snapshot import (
     Workload,
     paired,
 )
-from vllm_console.fleet.staged_predictions import StagedPredictions, options_of
 from vllm_console.fleet.verbs import (
     DRAIN_SECONDS,
     FleetError,
@@ -61,12 +59,11 @@ from vllm_launchers.secrets import API_KEY
 if TYPE_CHECKING:
     from vllm_console.chat.client import ChatServer
     from vllm_console.fleet.adapters import Adapters, Loaded
+    from vllm_console.fleet.downloads import ModelDownload
+    from vllm_console.fleet.failure import LaunchVerdicts
     from vllm_console.fleet.gpu_charts import GpuChart, GpuCharts
-    from vllm_console.fleet.gpus import GpuSource
-    from vllm_console.fleet.launch_verdicts import LaunchVerdicts
+    from vllm_console.fleet.gpus import GpuSource, Releases
     from vllm_console.fleet.leftovers import Leftovers, Removed
-    from vllm_console.fleet.memory_release import Releases
-    from vllm_console.fleet.model_download import ModelDownload
     from vllm_console.fleet.predictions import PredictedChange
     from vllm_console.fleet.remote_hosts import Connection, RemoteHost, RemoteHosts
     from vllm_console.fleet.removed import RemovedServers
@@ -164,8 +161,8 @@ class LocalFleet:
         self._recorder = RunRecorder(self._state, 0.0 if interactive else time.time(), read_only=read_only)
         self._history = RunHistory(self._recorder, self._all_records, self.snapshot)
         self._loads, self._ramps = Loads(), Ramps()
+        self._staged_predictions = StagedPredictions(self._state, host_file)
         self._download: ModelDownload | None = None
-        self._staged_predictions = StagedPredictions(options_of(self._state, host_file))
         patience = FIRST_ANSWER_SECONDS if interactive else ONLY_ANSWER_SECONDS
         self._observer = Observer(patience=patience) if observe else None
         self._board = SharedBoard(Path(board), watched=interactive, read_only=read_only) if board else None
@@ -371,7 +368,7 @@ class LocalFleet:
 
         self._gpus = GpuSource(self._host_file)
         if self._interactive:
-            from vllm_console.fleet.memory_release import Releases
+            from vllm_console.fleet.gpus import Releases
 
             self._gpus.start()
             # A recorded host's memory is never freed.
@@ -410,7 +407,7 @@ class LocalFleet:
             FleetError: it can't be downloaded; the console is read-only.
         """
         self._refuse_read_only()
-        from vllm_console.fleet.model_download import ModelDownload
+        from vllm_console.fleet.downloads import ModelDownload
 
         self._download = ModelDownload(model, self._vllm_paths)
         return self._download
@@ -444,7 +441,7 @@ class LocalFleet:
         """
         self._refuse_read_only()
         if self._verdicts is None:
-            from vllm_console.fleet.launch_verdicts import LaunchVerdicts
+            from vllm_console.fleet.failure import LaunchVerdicts
 
             self._verdicts = LaunchVerdicts()
         launch = self._launcher.plan(request)
@@ -485,7 +482,7 @@ class LocalFleet:
 
     def seen_workload(self, name: str) -> SeenWorkload | None:
         """The traffic of one of our servers in the last hour, as a workload; None for others' servers."""
-        from vllm_console.fleet.traffic import seen_traffic
+        from vllm_console.fleet.probe import seen_traffic
 
         if name not in client.names(self._state):
             return None
@@ -703,7 +700,7 @@ class LocalFleet:
 
     def energy(self, name: str) -> Energy | None:
         """What the GPUs of one of our servers took in the last half hour; None where that is not known."""
-        from vllm_console.fleet.energy import recent_energy
+        from vllm_console.fleet.gpus import recent_energy
 
         with keeper_errors():
             record = client.read(self._state, name)
@@ -963,7 +960,7 @@ class LocalFleet:
             FleetError: it has no probe, or its records cannot be read.
             NotFoundError, RefusedError: there is no such server, or it is somebody else's.
         """
-        from vllm_console.fleet.traffic import finished_requests
+        from vllm_console.fleet.probe import finished_requests
 
         record = self._recorded(name)
         with keeper_errors():
@@ -971,7 +968,7 @@ class LocalFleet:
 
     def steps(self, name: str, since: float | None = None, most: int = 1000) -> Sequence[Step]:
         """The newest ``most`` engine steps as its probe recorded them, oldest first; else as `requests`."""
-        from vllm_console.fleet.traffic import engine_steps
+        from vllm_console.fleet.probe import engine_steps
 
         record = self._recorded(name)
         with keeper_errors():
@@ -979,7 +976,7 @@ class LocalFleet:
 
     def cached_prefixes(self, name: str, since: float | None = None) -> PrefixUse:
         """What a server's prefix cache did for the requests that its probe recorded; else as `requests`."""
-        from vllm_console.fleet.traffic import cached_prefixes
+        from vllm_console.fleet.probe import cached_prefixes
 
         record = self._recorded(name)
         with keeper_errors():
@@ -1214,10 +1211,18 @@ class LocalFleet:
 
     def close(self) -> None:
         """Let go of loads, open files and observers. Servers go on."""
-        self._staged_predictions.close()
         if self._download is not None:
             self._download.cancel()
-        owned = (self._verdicts, self._loads, self._ramps, self._gpus, self._gpu_charts, self._releases, self._board)
+        owned = (
+            self._staged_predictions,
+            self._verdicts,
+            self._loads,
+            self._ramps,
+            self._gpus,
+            self._gpu_charts,
+            self._releases,
+            self._board,
+        )
         for one in (*owned, self._replays, self._leftovers_watch, self._observer):
             if one is not None:
                 one.close()

@@ -21,8 +21,8 @@ from vllm_console.fleet.probe import exact_window
 from vllm_console.fleet.snapshot import StateThen
 from vllm_console.history.store import TIERS, Reader
 from vllm_console.history.timeline import Timeline
-from vllm_console.metrics.first_requests import traffic
 from vllm_console.metrics.sample import Window
+from vllm_console.metrics.window import traffic
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
 from vllm_launchers.values import replace as replaced

@@ -13,8 +13,8 @@ from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView, 
 from vllm_console.history.store import HISTORY, Entry, HistoryError, HistoryMissingError, Reader
 from vllm_console.history.time_view import TimeView, points_shown, range_for
 from vllm_console.history.timeline import Timeline, newest_points
-from vllm_console.metrics.first_requests import traffic
 from vllm_console.metrics.sample import Series, Window
+from vllm_console.metrics.window import traffic
 from vllm_console.text import plain
 from vllm_launchers.keeper.files import NODE_MARK
 from vllm_launchers.keeper.records import Generation, ServerRecord, WarmUpOutcome

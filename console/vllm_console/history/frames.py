@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from vllm_console.metrics.first_requests import FirstRequests
 from vllm_console.metrics.sample import ACCEPTED, LATENCIES, LENGTHS, EngineSample, Histogram, Sample
-from vllm_console.metrics.window import combine, growths, highest, merge
+from vllm_console.metrics.window import FirstRequests, combine, growths, highest, merge
 
 STEP_SECONDS = 10.0
 FRAMES = 180

@@ -94,10 +94,10 @@ def _running(frame: Frame) -> float:
     return (frame.running_max or 0.0) / frame.engines
 
 
-WINDOW_SECONDS = 3600.0
+SEEN_SECONDS = 3600.0
 """How much history to use: an hour of traffic."""
 
-MOST_FRAMES = int(WINDOW_SECONDS / STEP_SECONDS)
+MOST_FRAMES = int(SEEN_SECONDS / STEP_SECONDS)
 
 FEWEST = 50
 """Minimum requests: below this, a 95th percentile rests on one or two of them."""

@@ -29,9 +29,8 @@ from vllm_console.load.client import (
     own_access,
     wait,
 )
-from vllm_console.load.recorded import RecordedTraffic
 from vllm_console.load.report import LoadReport, Tally, Times
-from vllm_console.load.shape import Exact, TrafficShape, request_count
+from vllm_console.load.shape import Exact, RecordedTraffic, TrafficShape, request_count
 from vllm_console.text import rate as rate_text
 from vllm_console.text import took
 from vllm_launchers.presets.model import Workload

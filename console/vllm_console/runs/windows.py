@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from vllm_console.history import energy
-from vllm_console.metrics.first_requests import FirstRequests
 from vllm_console.metrics.quantile import PARTS, Quantile, Quantiles, agreeing, interpolated
 from vllm_console.metrics.sample import LENGTHS, EngineSample, Histogram, Sample
-from vllm_console.metrics.window import combine, growths, preemptions_per_request, quantiles, rate, share
+from vllm_console.metrics.window import FirstRequests, combine, growths, preemptions_per_request, quantiles, rate, share
 
 WINDOW_SECONDS = 60.0
 

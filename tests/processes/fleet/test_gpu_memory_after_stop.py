@@ -14,8 +14,8 @@ FLEET = """
 import functools, json, os, subprocess, sys, threading, time
 from pathlib import Path
 import psutil
-from vllm_console.fleet import memory_release
-memory_release.Releases = functools.partial(memory_release.Releases, timeout=float(sys.argv[2]))
+from vllm_console.fleet import gpus
+gpus.Releases = functools.partial(gpus.Releases, timeout=float(sys.argv[2]))
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.local import LocalFleet
 
@@ -112,8 +112,8 @@ start = program("start", "chatbot", "--engine", "simulated", "--name", "chat", "
 pid = json.loads(subprocess.check_output(start))["pid"]
 other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
 say(f"holds 0 {pid} 20480", f"holds 0 {other.pid} 1024")
-code = "import functools, sys; from vllm_console.fleet import memory_release\\n"
-code += "memory_release.still_held = functools.partial(memory_release.still_held, timeout=float(sys.argv.pop(1)))\\n"
+code = "import functools, sys; from vllm_console.fleet import gpus\\n"
+code += "gpus.still_held = functools.partial(gpus.still_held, timeout=float(sys.argv.pop(1)))\\n"
 code += "from vllm_console.cli.main import main; sys.exit(main())"
 words = [sys.executable, "-c", code, sys.argv[2], *program()[3:], "stop", "chat", "--json"]
 stop = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_console.fleet.loads import Loads
+from vllm_console.fleet.background_commands import Loads
 
 REPORT = {"sent": 1035, "completed": 11, "failed": 1000, "ttft_seconds": {"p99": 0.5}, "itl_seconds": {"p99": 0.024}}
 
@@ -64,7 +64,7 @@ def test_the_result_is_told_for_a_while_only(
     loads = Loads()
     loads.start("chat", tmp_path, 5, 10)
     ended(loads, "chat")
-    monkeypatch.setattr("vllm_console.fleet.loads.RESULT_SECONDS", 0.0)
+    monkeypatch.setattr("vllm_console.fleet.background_commands.RESULT_SECONDS", 0.0)
     assert (loads.describe("chat"), loads.result("chat")) == ("", "")
     assert len(loads.spans("chat")) == 1
     loads.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vllm_console.fleet.ramps import Ramps, RampView
+from vllm_console.fleet.background_commands import Ramps, RampView
 from vllm_console.fleet.verbs import RefusedError
 
 STEP: dict[str, Any] = {"rate": 2.0, "ok": True, "ttft_seconds": {"p99": 0.2}}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.memory_release import Releases
+from vllm_console.fleet.gpus import Releases
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 

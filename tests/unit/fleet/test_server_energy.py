@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.cli.servers import describe
-from vllm_console.fleet.energy import recent_energy
+from vllm_console.fleet.gpus import recent_energy
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.history.energy import Energy, Tariff
 from vllm_console.history.gpu_samples import GPU_SAMPLES

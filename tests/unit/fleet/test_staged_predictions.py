@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from vllm_console.fleet.background_commands import StagedPredictions
 from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.fleet.snapshot import Changes
-from vllm_console.fleet.staged_predictions import StagedPredictions
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.prediction.predict import Estimates, Prediction
 from vllm_console.prediction.score import TrackRecord
@@ -41,7 +41,7 @@ def test_it_runs_the_command_and_keeps_nothing(pretend: Callable[[str], Path], t
     answer = tmp_path / "answer"
     answer.write_bytes(msgspec.json.encode(FOUND))
     words = pretend(f"cat {answer}; exit 1")
-    assert StagedPredictions(["--state", "/s"]).ask("chat", CHANGES) == FOUND
+    assert StagedPredictions(Path("/s")).ask("chat", CHANGES) == FOUND
     changes = "--set max-num-seqs=64 --set enable-prefix-caching=false --unset kv-cache-dtype"
     assert words.read_text().endswith(f" -m vllm_console --state /s predict chat --draft {changes}\n")
 
@@ -49,18 +49,18 @@ def test_it_runs_the_command_and_keeps_nothing(pretend: Callable[[str], Path], t
 def test_its_error_is_the_commands(pretend: Callable[[str], Path]) -> None:
     pretend("echo 'vllm-console: chat: a prediction needs more' >&2; exit 1")
     with pytest.raises(FleetError, match=r"^chat: a prediction needs more$"):
-        StagedPredictions(()).ask("chat", CHANGES)
+        StagedPredictions(Path("/s")).ask("chat", CHANGES)
 
 
 def test_it_is_given_up_after_its_deadline(pretend: Callable[[str], Path]) -> None:
     pretend("exec sleep 60")
     with pytest.raises(FleetError, match="no prediction within"):
-        StagedPredictions((), deadline=0.2).ask("chat", CHANGES)
+        StagedPredictions(Path("/s"), deadline=0.2).ask("chat", CHANGES)
 
 
 @pytest.mark.parametrize("end", [StagedPredictions.cancel, StagedPredictions.close])
 def test_it_is_ended(pretend: Callable[[str], Path], end: Callable[[StagedPredictions], None]) -> None:
-    words, asked, answers = pretend("exec sleep 60"), StagedPredictions(()), list[object]()
+    words, asked, answers = pretend("exec sleep 60"), StagedPredictions(Path("/s")), list[object]()
     thread = threading.Thread(target=lambda: answers.append(asked.ask("chat", CHANGES)))
     thread.start()
     deadline = time.monotonic() + 20

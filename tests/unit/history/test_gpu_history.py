@@ -19,10 +19,10 @@ from vllm_console.history.gpu_history import (
     GpuEntry,
     GpuHistoryReader,
     GpuHistoryWriter,
+    GpuTimeline,
     card_of,
     last_cards,
 )
-from vllm_console.history.gpu_timeline import GpuTimeline
 from vllm_console.history.store import HistoryForeignError, HistoryMissingError, Stretch
 from vllm_launchers.host.gpu.host import Gpu, Host, NvLink
 

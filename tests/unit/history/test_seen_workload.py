@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.live.fixes import fewer_sequences, more_sequences
 from vllm_console.diagnosis.live.rule import Evidence
-from vllm_console.fleet.traffic import seen_traffic
+from vllm_console.fleet.probe import seen_traffic
 from vllm_console.history.frames import Frame, Frames
 from vllm_console.history.store import HISTORY, Reader, Writer
 from vllm_console.history.workload import FEWEST, SeenWorkload, seen_room, seen_workload

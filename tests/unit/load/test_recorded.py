@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from vllm_console.load.recorded import RecordedRequest, RecordedTraffic
+from vllm_console.load.shape import RecordedRequest, RecordedTraffic
 
 
 def shared(one, other):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_console.metrics.lora import adapters_with_requests
+from vllm_console.fleet.adapters import adapters_with_requests
 
 HEAD = "# TYPE vllm:lora_requests_info gauge\n"
 

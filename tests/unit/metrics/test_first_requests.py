@@ -11,8 +11,8 @@ from vllm_console.diagnosis.finding import Severity
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.rule import Evidence
 from vllm_console.history.frames import Frames
-from vllm_console.metrics.first_requests import MOST_SECONDS, FirstRequests, traffic
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
+from vllm_console.metrics.window import MOST_SECONDS, FirstRequests, traffic
 from vllm_console.runs.windows import Windows
 
 BOUNDS = (1.0, 10.0, 100.0, math.inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from vllm_console.fleet.ramps import RampView
+from vllm_console.fleet.background_commands import RampView
 from vllm_console.fleet.snapshot import State
 from vllm_console.load.ramp import RampProgress
 from vllm_console.runs.measurement import RAMP, Measurement

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.screen import Screen
 from textual.timer import Timer
 
-from vllm_console.download_text import DownloadText
+from vllm_console.fleet.downloads import DownloadText
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.text import plain, size
 from vllm_console.ui.keymap import key_of
@@ -20,8 +20,8 @@ from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_launchers.units import counted
 
 if TYPE_CHECKING:
+    from vllm_console.fleet.downloads import ModelDownload
     from vllm_console.fleet.local import LocalFleet
-    from vllm_console.fleet.model_download import ModelDownload
 
 REDRAW_SECONDS = 0.5
 

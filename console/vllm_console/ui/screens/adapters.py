@@ -11,7 +11,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from vllm_console.adapter_text import limits_text, request_states
+from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import count, plain, size
 from vllm_console.ui.screens.dialogs import answer_parts

@@ -19,10 +19,9 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.widgets import Input
 
-from vllm_console.chat.answer import Answer, PartKind
+from vllm_console.chat.answer import Answer, PartKind, figures_text
 from vllm_console.chat.code import Language, code_for
 from vllm_console.chat.conversation import ChatOptions, Turn, request_for
-from vllm_console.chat.figures import figures_text
 from vllm_console.fleet.snapshot import ServerView, State
 from vllm_console.metrics.window import combine
 from vllm_console.text import count, percent, plain, printed

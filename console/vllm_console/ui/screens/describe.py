@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.strip import Strip
 
-from vllm_console.adapter_text import limits_text, request_states
+from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.fleet.snapshot import FlagValue, ServerView, State
 from vllm_console.fleet.verbs import FleetError
 from vllm_console.metrics.window import in_order

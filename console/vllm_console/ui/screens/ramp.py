@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.strip import Strip
 
-from vllm_console.fleet.ramps import RampView
+from vllm_console.fleet.background_commands import RampView
 from vllm_console.text import count, duration, percent, plain, rate, seconds
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line

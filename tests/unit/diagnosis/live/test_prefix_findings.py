@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding, Severity
+from vllm_console.diagnosis.live.engine import without_flags
 from vllm_console.diagnosis.live.findings import findings
 from vllm_console.diagnosis.live.prefix_cache import at_most, kept_seconds
 from vllm_console.diagnosis.live.rule import Evidence
-from vllm_console.diagnosis.live.unknown_flags import without_flags
 from vllm_console.history.frames import Frame, Frames
 from vllm_console.history.prefix_use import StillCached
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fakes.hub import FakeHub
-from vllm_console.fleet.model_download import ModelDownload
+from vllm_console.fleet.downloads import ModelDownload
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.screens.launch import LaunchScreen
 from vllm_launchers.vllm.modelfacts.local import local_models

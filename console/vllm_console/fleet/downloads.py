@@ -1,11 +1,38 @@
-"""The download of a model from the Hugging Face hub: what it would be, and the download itself."""
+"""Downloads: of a model from the Hugging Face hub, and the progress of any as text."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from vllm_console.fleet.verbs import FleetError
+from vllm_console.text import duration, plain, size
 from vllm_launchers.vllm.hub import Hub, HubError
+
+WINDOW = 10.0
+"""The speed is that of this many seconds."""
+
+
+class DownloadText:
+    """Bytes, speed and time left of a download of so many bytes."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._points: deque[tuple[float, int]] = deque()
+
+    def of(self, step: str, done: int) -> str:
+        """``downloading: 3.2 GiB of 15 GiB, 110 MiB/s, 1m50s left``; ``done`` of the bytes are here now."""
+        now = time.monotonic()
+        self._points.append((now, done))
+        while now - self._points[0][0] > WINDOW:
+            self._points.popleft()
+        since, before = self._points[0]
+        speed = (done - before) / (now - since) if now > since else 0.0
+        text = f"{plain(step, 40)}: {size(min(done, self._total))} of {size(self._total)}"
+        if speed > 0 and done < self._total:
+            text += f", {size(speed)}/s, {duration((self._total - done) / speed)} left"
+        return text
 
 
 class ModelDownload:

@@ -1,0 +1,399 @@
+"""Commands that a console runs in processes of their own, ended with it: loads, ramps, predictions of staged changes.
+
+A separate process keeps their work off the screen's, and the times that they measure exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from vllm_console.fleet.snapshot import Changes, FlagValue
+from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_console.runs.measurement import RAMP, Measurement
+from vllm_console.text import duration
+from vllm_console.text import rate as rate_text
+from vllm_console.text import seconds as latency
+from vllm_launchers.typed_decoding import decode_json
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from vllm_console.fleet.predictions import PredictedChange
+    from vllm_console.load.ramp import RampProgress
+    from vllm_console.load.spans import LoadSpan
+
+
+RESULT_SECONDS = 60.0
+"""How long the result of a load is shown."""
+
+MOST_SPANS = 20
+"""How many loads per server have their times kept."""
+
+
+class _Load(msgspec.Struct):
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    errors: IO[bytes]
+    rate: float
+    until: float
+    began_at: float
+    result: str = ""
+    ended_at: float = 0.0
+
+
+class Loads:
+    """Starts, watches and ends loads, one per server.
+
+    Several threads may use it: snapshots describe a load while a verb ends it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loads: dict[str, _Load] = {}
+        self._past: dict[str, list[LoadSpan]] = {}
+
+    def start(self, name: str, state: Path, rate: float, seconds: float, concurrency: int | None = None) -> None:
+        """Send the preset's workload at ``rate`` requests per second for ``seconds``; replaces a running load.
+
+        At most ``concurrency`` requests are in flight; None leaves that to the command.
+        """
+        import subprocess  # most commands and consoles send no load
+        import tempfile
+
+        self.stop(name)
+        output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - live as long as the load
+        words = [sys.executable, "-m", "vllm_console", "--state", str(state), "load", name, "--json"]
+        words += ["--rate", f"{rate:g}", "--duration", f"{seconds:g}"]
+        words += ["--concurrency", str(concurrency)] if concurrency else []
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)
+        with self._lock:
+            self._loads[name] = _Load(process, output, errors, rate, time.monotonic() + seconds, time.time())
+
+    def describe(self, name: str) -> str:
+        """What is being sent, in a few words; empty if nothing is."""
+        with self._lock:
+            load = self._loads.get(name)
+            if load is None or load.process.poll() is not None:
+                return ""
+            left = max(0, round(load.until - time.monotonic()))
+            sending = f"load {rate_text(load.rate, 'req')}, {duration(left)} left"
+            return sending if left else "load: waiting for the last answers"
+
+    def result(self, name: str) -> str:
+        """How a load that has just ended went, in a few words; empty while it runs, and later than a minute after."""
+        with self._lock:
+            load = self._loads.get(name)
+            if load is None or load.process.poll() is None:
+                return ""
+            if not load.result:
+                self._remember(name, load)
+                load.result, load.ended_at = _summary(_read(load.output), _read(load.errors)), time.monotonic()
+                load.output.close()
+                load.errors.close()
+            return load.result if time.monotonic() - load.ended_at < RESULT_SECONDS else ""
+
+    def spans(self, name: str) -> tuple[LoadSpan, ...]:
+        """When this console sent load to a server, oldest first."""
+        with self._lock:
+            load, past = self._loads.get(name), tuple(self._past.get(name, ()))
+        if load is None or load.result:
+            return past
+        from vllm_console.load.spans import LoadSpan  # most consoles send no load
+
+        return (*past, LoadSpan(load.began_at, None, load.rate))
+
+    def _remember(self, name: str, load: _Load) -> None:
+        from vllm_console.load.spans import LoadSpan
+
+        past = self._past.setdefault(name, [])
+        past.append(LoadSpan(load.began_at, time.time(), load.rate))
+        del past[:-MOST_SPANS]
+
+    def stop(self, name: str) -> None:
+        """End the load on a server, if there is one."""
+        with self._lock:
+            load = self._loads.pop(name, None)
+            if load is None:
+                return
+            if not load.result:
+                self._remember(name, load)
+        if load.process.poll() is None:
+            import subprocess
+
+            load.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                load.process.wait(5)
+            if load.process.poll() is None:
+                load.process.kill()
+                load.process.wait()
+        load.output.close()
+        load.errors.close()
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            names = list(self._loads)
+        for name in names:
+            self.stop(name)
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(64 * 1024).decode(errors="replace")
+
+
+def _summary(output: str, errors: str) -> str:
+    try:
+        report = json.loads(output)
+        ttft, itl = _p99(report["ttft_seconds"]), _p99(report["itl_seconds"])
+        sent, completed, failed = report["sent"], report["completed"], report.get("failed", 0)
+        others = {"failed": failed, "unfinished when it ended": sent - completed - failed}
+        rest = "".join(f", {number} {what}" for what, number in others.items() if number)
+        return f"load done: {completed} of {sent} answered{rest}, TTFT p99 {ttft}, ITL p99 {itl}"
+    except (ValueError, KeyError, TypeError):
+        lines = [line for line in errors.splitlines() if line.strip()]
+        return f"load failed: {lines[-1].removeprefix('vllm-console: ')}" if lines else "load ended without a report"
+
+
+def _p99(document: dict[str, float | None]) -> str:
+    """The 99th percentile in a latency document; ``>60s`` if so many are unfinished that only a bound is known."""
+    above = document.get("p99_above")
+    return latency(document["p99"]) if above is None else f">{latency(above)}"
+
+
+BUDGET_SECONDS = 600.0
+"""How long a ramp takes at most."""
+
+ENDING_SECONDS = 5.0
+"""How long a canceled one may take to report what it has."""
+
+
+class RampView(msgspec.Struct, frozen=True):
+    """A ramp as far as it has come. ``steps`` are as ``ramp --json`` prints them; ``limits`` are the objectives."""
+
+    steps: tuple[Mapping[str, Any], ...] = ()
+    limits: Mapping[str, float] = msgspec.field(default_factory=dict)
+    progress: RampProgress | None = None
+    budget_seconds: float = BUDGET_SECONDS
+    running: bool = True
+    canceled: bool = False
+    others: str = ""
+    """Why the server is taken to serve others, where it was not begun because of that."""
+    result: Measurement | None = None
+    problem: str = ""
+    """Why it could not begin or ended without a result, or why its result is not kept."""
+
+    @property
+    def measured(self) -> Measurement:
+        """The result, or what there is of it by now."""
+        return self.result or Measurement(RAMP, 0.0, self.steps, limits=self.limits)
+
+
+class _Ramp:
+    """One process, and a thread that reads what it prints."""
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+        self.process, self._errors = process, errors
+        self._lock = threading.Lock()
+        self._view = RampView()
+        self.reader = threading.Thread(target=self._read, name="ramp", daemon=True)
+        self.reader.start()
+
+    @property
+    def view(self) -> RampView:
+        with self._lock:
+            return self._view
+
+    def _change(self, **changes: Any) -> None:
+        with self._lock:
+            self._view = replace(self._view, **changes)
+
+    def cancel(self) -> None:
+        """Have it end with what it has."""
+        if self.view.running:
+            self._change(canceled=True)
+            self.process.terminate()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # a line of something else
+                    self._take(json.loads(line))
+        self.process.wait()
+        self._errors.seek(0)
+        said = [text for text in self._errors.read(64 * 1024).decode(errors="replace").splitlines() if text.strip()]
+        self._errors.close()
+        problem = said[-1].removeprefix("vllm-console: ") if said else ""
+        view = self.view
+        if view.others or (view.canceled and view.result is None):
+            problem = ""
+        elif view.result is None:
+            problem = problem or "the ramp ended without a result"
+        self._change(running=False, progress=None, problem=problem)
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        """One line of ``ramp --events``."""
+        view = self.view
+        if "progress" in event:
+            from vllm_console.load.ramp import RampProgress  # most consoles run no ramp
+
+            self._change(progress=msgspec.convert(event["progress"], RampProgress))
+        elif "step" in event:
+            self._change(steps=(*view.steps, event["step"]))
+        elif "others" in event:
+            self._change(others=event["others"])
+        elif "begin" in event:
+            begin = event["begin"]
+            self._change(limits=begin["objectives"], budget_seconds=begin["budget_seconds"])
+        elif "result" in event:
+            found = event["result"]
+            steps = tuple(found["steps"])
+            figures = (found["ceiling_requests_per_second"], found["goodput"], found["limited_by"], found["sentence"])
+            self._change(steps=steps, result=Measurement(RAMP, time.time(), steps, *figures, view.limits))
+
+
+class Ramps:
+    """Starts, watches and ends ramps, one per server."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ramps: dict[str, _Ramp] = {}
+
+    def start(self, name: str, state: Path, *, others_allowed: bool) -> None:
+        """Begin one; with ``others_allowed`` also on a server that serves others.
+
+        Raises:
+            RefusedError: this console runs one on that server already.
+        """
+        import subprocess  # most consoles run no ramp
+        import tempfile
+
+        words = [sys.executable, "-m", "vllm_console", "--state", str(state), "ramp", name, "--events"]
+        words += ["--budget", f"{BUDGET_SECONDS:g}", *(["--yes"] if others_allowed else [])]
+        with self._lock:
+            before = self._ramps.get(name)
+            if before is not None and before.view.running:
+                raise RefusedError(f"a ramp runs on {name} already")
+            errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the ramp
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+            self._ramps[name] = _Ramp(process, errors)
+
+    def view(self, name: str) -> RampView | None:
+        """How far the newest one on a server has come; None if there was none."""
+        with self._lock:
+            ramp = self._ramps.get(name)
+        return ramp.view if ramp is not None else None
+
+    def cancel(self, name: str) -> None:
+        """Have the one on a server end; it reports and keeps what it has."""
+        with self._lock:
+            ramp = self._ramps.get(name)
+        if ramp is not None:
+            ramp.cancel()
+
+    def stop(self, name: str) -> None:
+        """End the one on a server, and wait until it has."""
+        with self._lock:
+            ramp = self._ramps.pop(name, None)
+        if ramp is not None:
+            _end(ramp)
+
+    def close(self) -> None:
+        """End all of them."""
+        with self._lock:
+            ramps = list(self._ramps.values())
+            self._ramps.clear()
+        for ramp in ramps:
+            ramp.cancel()
+        for ramp in ramps:
+            _end(ramp)
+
+
+def _end(ramp: _Ramp) -> None:
+    ramp.cancel()
+    ramp.reader.join(ENDING_SECONDS)
+    if ramp.reader.is_alive():
+        ramp.process.kill()
+        ramp.reader.join()
+
+
+DEADLINE = 30.0
+"""Seconds after which a prediction is given up."""
+
+
+class StagedPredictions:
+    """Runs the command `predict` for one change at a time; a later question ends the earlier one's process."""
+
+    def __init__(self, state: Path, host_file: Path | None = None, deadline: float = DEADLINE) -> None:
+        host = ("--host", str(host_file)) if host_file is not None else ()
+        self._options, self._deadline = ("--state", str(state), *host), deadline
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def ask(self, name: str, changes: Changes) -> PredictedChange | None:
+        """Predict a change; nothing is kept. Blocks for seconds. None if it was ended by another question or `close`.
+
+        Raises:
+            FleetError: nothing can be predicted, or it took too long.
+        """
+        import subprocess  # most consoles predict nothing
+
+        from vllm_console.fleet.predictions import PredictedChange
+
+        words = [sys.executable, "-m", "vllm_console", *self._options, "predict", name, "--draft"]
+        words += [word for flag, value in changes.set.items() for word in ("--set", f"{flag}={_value(value)}")]
+        words += [word for flag in changes.unset for word in ("--unset", flag)]
+        with self._lock:
+            self._end()
+            if self._closed:
+                return None
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
+            self._process = process
+        try:
+            output, errors = process.communicate(timeout=self._deadline)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            process.communicate()
+            raise FleetError(f"no prediction within {self._deadline:g} seconds") from error
+        with self._lock:
+            if self._process is not process:
+                return None
+            self._process = None
+        with contextlib.suppress(ValueError):
+            return decode_json(output, PredictedChange)
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise FleetError(lines[-1].removeprefix("vllm-console: ") if lines else "the prediction gave no result")
+
+    def cancel(self) -> None:
+        """End what is being computed."""
+        with self._lock:
+            self._end()
+
+    def close(self) -> None:
+        """End what is being computed, for good."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()  # whoever waits for it reaps it
+
+
+def _value(value: FlagValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
