@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from vllm_console.diagnosis.finding import Finding
 from vllm_console.diagnosis.live.engine import HUNG_AFTER_SECONDS, in_part, suspected_hang
-from vllm_console.diagnosis.live.findings import findings
+from vllm_console.diagnosis.live.findings import OF_TRAFFIC, findings
 from vllm_console.diagnosis.live.prefix_cache import hit_rate
 from vllm_console.diagnosis.live.rule import Evidence, GpuMoment
+from vllm_console.diagnosis.live.tried import with_experience
 from vllm_console.history.frames import FRAMES, STEP_SECONDS, Frame, Frames, total
 from vllm_console.history.prefix_use import still_cached
 from vllm_console.history.timeline import IDLE_SECONDS
@@ -43,6 +44,7 @@ from vllm_launchers.vllm.release_defaults import Release, default_utilization
 if TYPE_CHECKING:
     from vllm_console.fleet.own_server import JudgeContext
     from vllm_console.history.probe_records import Resumed
+    from vllm_console.runs.store import PastRun
 
 
 DEADLINE_SECONDS = 20.0
@@ -156,8 +158,12 @@ ENOUGH_LOOKED_UP = 5_000
 class Judge:
     """Judges one server. Its findings are recomputed once per frame, not at every sample."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, earlier_runs: Callable[[ServerRecord], Sequence[PastRun]] = lambda _: ()) -> None:
+        """``earlier_runs``: what ran before the record's current run, newest first. Called only where a finding has a
+        fix that changes flags.
+        """
         self._name = name
+        self._earlier_runs = earlier_runs
         self._frames = Frames()
         self._latest: Sample | None = None
         self._busy_at: float | None = None
@@ -213,7 +219,11 @@ class Judge:
         key = (generation, record.state, newest, hung, idle, int(now // STEP_SECONDS))
         if self._found is None or self._found[0] != key:
             evidence = self._evidence(record, details, context, frames, now)
-            self._found = (key, findings(replace(evidence, unasked=unasked)))
+            found = findings(replace(evidence, unasked=unasked))
+            if any(not fix.changes.empty for finding in found for fix in finding.fixes):
+                earlier = self._earlier_runs(record)
+                found = tuple(with_experience(one, details.flags, earlier, OF_TRAFFIC) for one in found)
+            self._found = (key, found)
         return self._found[1]
 
     def _ask_if_hanging(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vllm_console.fleet.startup_progress import StartupProgress
     from vllm_console.load.spans import LoadSpan
     from vllm_console.logs.startup import Startup
+    from vllm_console.runs.store import PastRun
     from vllm_launchers.host.gpu.host import Host
     from vllm_launchers.host.gpu.sharing import GpuShare
 
@@ -94,6 +95,8 @@ class WatchedServer:
         self._past_of = 0
         self._restart: LastRestart | None = None
         self._probe: ServerProbe | None = None
+        self._earlier: tuple[int, Sequence[PastRun]] = (0, ())
+        """The runs before a generation."""
         self._window: Window | None = None
         """The last minute, as of the newest snapshot."""
 
@@ -114,7 +117,7 @@ class WatchedServer:
         spec = record.current.spec
         details = self._read_details(spec.details)
         if self._judge is None and context is not None and (selected or self._interactive):
-            self._judge, self._sequence = _judge(record.name), None
+            self._judge, self._sequence = _judge(record.name, self._earlier_runs), None
             if details.gpus and (context.gpus is None or not context.gpus.recorded):
                 self._recall(self._judge, details.gpus, context, now)
         history_problem = self._read_history(now)
@@ -383,6 +386,20 @@ class WatchedServer:
         # A command takes one snapshot, and waits for the test request to a server that seems to hang.
         return self._judge.findings(record, details, context, now, wait=not self._interactive)
 
+    def _earlier_runs(self, record: ServerRecord) -> Sequence[PastRun]:
+        """This server's runs before the current one, newest first, read once per generation."""
+        from vllm_console.runs.store import FILE_NAME, RunStore, RunStoreError
+
+        number = record.current.number
+        if self._earlier[0] != number:
+            try:
+                runs = RunStore(self._folder.parents[1] / FILE_NAME, read_only=True).past(record.name)
+            except RunStoreError:
+                runs = []  # the fleet reports the problem when it enters a run
+            before = [run for run in runs if run.generation < number and run.started_at >= record.created_at]
+            self._earlier = (number, before)
+        return self._earlier[1]
+
     def _reason(self, record: ServerRecord, details: Details) -> str:
         """The keeper's sentence; for a failed server with the log line that shows the cause."""
         found = self._diagnosis(record, details)
@@ -476,10 +493,10 @@ def _with_notice(view: ServerView, error: HistoryError) -> ServerView:
     return replace(view, notice="; ".join(dict.fromkeys(filter(None, (view.notice, str(error))))))
 
 
-def _judge(name: str) -> Judge:
+def _judge(name: str, earlier_runs: Callable[[ServerRecord], Sequence[PastRun]]) -> Judge:
     from vllm_console.fleet.judge import Judge
 
-    return Judge(name)
+    return Judge(name, earlier_runs)
 
 
 def _notice(record: ServerRecord) -> str:

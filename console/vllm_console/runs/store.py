@@ -117,7 +117,7 @@ Flags = Mapping[str, Any]
 
 
 class PastRun(msgspec.Struct, frozen=True):
-    """A run's events for a time axis: its start, the flags that changed, and the stretches in which findings were open.
+    """A run without figures: its start, flags, those that changed, and the stretches in which findings were open.
 
     ``changed`` is name, value before and after; ``findings`` code, since and until (Unix seconds).
     """
@@ -126,6 +126,7 @@ class PastRun(msgspec.Struct, frozen=True):
     started_at: float
     changed: tuple[tuple[str, Any, Any], ...] = ()
     findings: tuple[tuple[str, float, float], ...] = ()
+    flags: Flags = msgspec.field(default_factory=dict)
 
 
 class RunStoreError(Exception):
@@ -336,7 +337,7 @@ class RunStore:
                 run = _run(connection.execute(query, (number,)).fetchone())
                 changed = tuple((one.flag, one.before, one.after) for one in run.changed)
                 stretches = tuple(connection.execute(held, (number,)).fetchall())
-                found.append(PastRun(run.generation, run.started_at, changed, stretches))
+                found.append(PastRun(run.generation, run.started_at, changed, stretches, run.flags))
             return found
 
         return self._ask(ask, [])

@@ -236,6 +236,12 @@ class SlowTokens:
         running = max((frame.running_max or 0.0 for frame in frames), default=0.0)
         measures.append(evidence.running(running))
         running /= evidence.engines
+        if not self._slower_with_load(frames, self.goal(evidence)):
+            cause = (
+                "Most steps are fast enough, a few are far slower. Neither their sequences nor prompts nor preemptions "
+                f"explain that: another process may take time from this {evidence.hardware}."
+            )
+            return cause, ()
         sequences = "1 sequence" if round(running) == 1 else f"{running:.0f} sequences"
         cause = f"Steps with {sequences} take too long on this {evidence.hardware}."
         if queue_delays(evidence):
@@ -243,6 +249,23 @@ class SlowTokens:
             return cause, present((quantize(evidence, FOR_SPEED), share_prefixes(evidence), more_capacity(evidence)))
         fewer = shorter_steps(evidence) if running >= 8 else None
         return cause, present((quantize(evidence, FOR_SPEED), fewer, elsewhere(evidence)))
+
+    @staticmethod
+    def _slower_with_load(frames: Sequence[Frame], goal: float) -> bool:
+        """Whether steps are slow because of the sequences in them: the usual ones are, or those of busier frames.
+
+        A step with n sequences counts as n gaps, so the median gap is one of a busy step.
+        """
+        usual = p50(merged(frames, "itl"))
+        if usual is None or not usual.within(goal / 2):
+            return True
+        slow: list[float] = []
+        fast: list[float] = []
+        for frame in frames:
+            if (itl := frame.histogram("itl")) is not None and itl.count:
+                over = count_above(itl, goal) > 0.01 * itl.count
+                (slow if over else fast).append(frame.running_max or 0.0)
+        return bool(slow and fast) and sum(slow) / len(slow) > 1.25 * sum(fast) / len(fast)
 
 
 class SlowFirstToken(SlowTokens):
