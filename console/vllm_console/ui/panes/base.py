@@ -14,10 +14,11 @@ from vllm_console.metrics.sample import Window
 from vllm_console.metrics.window import load_ended
 from vllm_console.text import UNKNOWN, clock, count, duration, plain
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.terminal.lines import LineView, clickable_line, line
+from vllm_console.ui.terminal.lines import clickable_line, line
 from vllm_console.ui.theme import BAD, DIM, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
-from vllm_console.ui.widgets.draw import Part
+from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.widgets.framed import FramedView
 
 STALE_SECONDS = 5.0
 """Numbers older than this are shown with their age."""
@@ -28,7 +29,7 @@ Draw = Callable[[ServerView, float, int, int, ChartView], Sequence[Strip]]
 Pure."""
 
 
-class Pane(LineView):
+class Pane(FramedView):
     """A part of the screen that shows the selected server as lines. ``number`` is its key, if it has one."""
 
     DEFAULT_CSS = "Pane { height: 1fr; width: 1fr; }"
@@ -42,19 +43,19 @@ class Pane(LineView):
         """Show this server as it was at ``now`` (Unix seconds); a hidden pane only remembers it."""
         self._shown = (server, now, view)
         if self.is_on_screen and self.size.width:
-            self._show(server, now, view, *self.size)
+            self._show(server, now, view, *self.room)
 
     def on_resize(self, event: events.Resize) -> None:
         """Draw for the new size."""
         if self._shown and event.size.width:
-            self._show(*self._shown, *event.size)
+            self._show(*self._shown, *self.room)
 
     def _show(self, server: ServerView, now: float, view: ChartView, width: int, height: int) -> None:
         """Draw it; a click on the title shows the pane large, and once more: the layout."""
         lines = list(self._draw(server, now, width, height, view))
         if lines and self._number:
             lines[0] = clickable_line(lines[0], f"screen.pane({self._number})")
-        self.show(lines)
+        self.show_lines(lines)
 
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""
@@ -62,9 +63,9 @@ class Pane(LineView):
             self.show_server(*self._shown)
 
 
-def title_of(number: int, name: str, _server: ServerView) -> str:
+def title_line(number: int, name: str, width: int, right: Sequence[Part] = ()) -> Strip:
     """A pane's title, its key first. The table and the header say which server it shows, and that it is simulated."""
-    return f"{key_of(f'pane_{number}')} {name}"
+    return rule(name, width, right, key=key_of(f"pane_{number}"))
 
 
 def age_note(server: ServerView, now: float) -> tuple[Part, ...]:

@@ -68,7 +68,7 @@ def distribution_lines(figures: Sequence[Figure], width: int) -> list[Strip]:
     for one in found:
         low, high = _ends(one)
         for at, (when, values) in enumerate((("before", one.before), ("after", one.after))):
-            drawn = _drawn(values, low, high, axis)
+            drawn = quantile_bar(values, low, high, axis)
             texts = "".join(fit(text, _VALUE, ">") for text in one.texts[at])
             style = ACCENT if at else DIM
             name = fit(f"  {'' if at else one.name}", 2 + _NAME)
@@ -93,7 +93,8 @@ def _at(value: float, low: float, high: float, axis: int) -> int:
     return min(axis - 1, max(0, round((math.log(value) - low) / (high - low) * (axis - 1))))
 
 
-def _drawn(values: Sequence[float], low: float, high: float, axis: int) -> str:
+def quantile_bar(values: Sequence[float], low: float, high: float, axis: int) -> str:
+    """``├──┼─┤`` on an axis of so many cells: the median, p90 and p99, in seconds. The ends are powers of e."""
     places = [_at(value, low, high, axis) for value in values]
     cells = ["─" if places[0] <= cell <= places[-1] else " " for cell in range(axis)]
     for place, mark in zip(places, MARKS, strict=True):

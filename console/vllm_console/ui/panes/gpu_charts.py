@@ -173,12 +173,12 @@ def _title(snapshot: FleetSnapshot, page: str, width: int) -> Strip:
     chart = snapshot.gpu_chart
     card = chart.card if chart is not None else None
     name = plain(card.name or "").removeprefix("NVIDIA ") if card is not None else ""
-    words = f"6 GPUs · GPU {card.index} {name}".rstrip() if card is not None else "6 GPUs"
+    words = f"GPUs · GPU {card.index} {name}".rstrip() if card is not None else "GPUs"
     marks: list[Part] = [("recorded host", SIMULATED), (" · ", DIM)] if snapshot.host_recorded else []
     marks += [(f"{page} ", DIM)] if page else []
     marks += [(key_of("gpu_charts_next"), clickable("screen.gpu_charts(1)", KEY)), (" next ", DIM)]
     marks += [(key_of("gpu_history"), clickable("screen.gpu_history", KEY)), (" now", DIM)]
-    return rule(words, width, marks, clickable("screen.pane(6)", STRONG))
+    return rule(words, width, marks, clickable("screen.pane(6)", STRONG), key_of("pane_6"))
 
 
 def _chart(plot: Plot, chart: GpuChart, view: GpuHistoryView, width: int, height: int) -> list[Strip]:

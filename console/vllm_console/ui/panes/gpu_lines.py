@@ -15,7 +15,7 @@ from vllm_console.text import UNKNOWN, clock, duration, plain
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import clickable, clickable_line, line
 from vllm_console.ui.theme import BAD, DIM, KEY, PAST, SIMULATED, STRONG, WARN
-from vllm_console.ui.widgets.draw import Part, fit, rule
+from vllm_console.ui.widgets.draw import Part, fit, rule, side_by_side
 from vllm_launchers.host.gpu.hardware_warnings import HOT, hardware_warnings
 from vllm_launchers.host.gpu.host import Gpu, Holder, Host
 from vllm_launchers.host.gpu.sharing import format_share, holdings
@@ -46,19 +46,23 @@ PROCESS_ROOM = 5
 _GPU, _PID, _WHO, _GIB, _FOR = 4, 9, 14, 7, 8
 _WHO_WIDE, _BESIDE_WHO = 24, 60
 YOURS = " (yours)"
+
+TWO_COLUMNS = 150
+"""From this width on processes are listed beside the GPUs."""
 _ROLES = {"head": STRONG, "lost": BAD, "nvlink": None, "switch": None, "fact": None}
 
 
-def wanted_height(host: Host) -> int:
-    """Lines that say all there is to say of a machine."""
+def wanted_height(host: Host, width: int) -> int:
+    """Lines that say all there is to say of a machine on a screen of this width."""
     listed = process_count(host)
-    return (
+    about = (
         (len(host.gpus) + 1 if links_summary(host) is not None else len(matrix_rows(host)))
         + sum(len(gpu.mig) + len(gpu.claims) for gpu in host.gpus)
         + len(hardware_warnings(host))
         + 5
-        + (listed + 1 if listed else 0)
     )
+    processes = listed + 1 if listed else 0
+    return max(about, processes + 1) if width >= TWO_COLUMNS else about + processes
 
 
 def gpus_lines(snapshot: FleetSnapshot, width: int, height: int, moment: float | None = None) -> list[Strip]:
@@ -72,16 +76,29 @@ def gpus_lines(snapshot: FleetSnapshot, width: int, height: int, moment: float |
     host = snapshot.host
     title = _title(snapshot.at, moment)
     marks = _title_marks(snapshot, width, title)
-    lines = [clickable_line(rule(title, width, marks, STRONG if moment is None else PAST), "screen.pane(6)")]
+    lines = [clickable_line(_title_line(title, width, marks, moment), "screen.pane(6)")]
     if snapshot.host_problem:
         lines += _wrapped(snapshot.host_problem, width, WARN if host and host.gpus else DIM)
     if host is None or not host.gpus:
         return (lines if snapshot.host_problem else [*lines, line((" looking for GPUs…", DIM))])[:height]
+    room, named = height - len(lines), _in_title(host, width, title)
+    if width < TWO_COLUMNS or not process_count(host):
+        return [*lines, *_about(host, snapshot, width, room, named, listed=True)][:height]
+    column = (width - 1) // 2
+    left = _about(host, snapshot, column, room, named, listed=False)
+    right = process_lines(host, snapshot.at, column, room, colors_of(snapshot))
+    return [*lines, *side_by_side((left, right), column, min(room, max(len(left), len(right))))]
+
+
+def _about(host: Host, snapshot: FleetSnapshot, width: int, room: int, named: bool, *, listed: bool) -> list[Strip]:
+    """Everything below the title, in at most ``room`` lines.
+
+    ``named``: the title says how the GPUs are linked. ``listed``: processes are listed here.
+    """
     colors = colors_of(snapshot)
     rows = _rows(host, snapshot, width, colors)
-    wrong, links, more = _wrong(host, snapshot, width), _links(host, width, title), _traffic(host, width)
+    wrong, links, more = _wrong(host, snapshot, width), _links(host, width, named), _traffic(host, width)
     words = _wrapped(" · ".join(legend(host)), width, DIM)
-    room = height - len(lines)
     if len(rows) + len(wrong) + len(links) > room:
         links = []
     if len(rows) + len(wrong) > room:
@@ -89,20 +106,24 @@ def gpus_lines(snapshot: FleetSnapshot, width: int, height: int, moment: float |
     if 0 < room - len(rows) < len(wrong):
         wrong = [*wrong[: room - len(rows) - 1], line((f" ! more problems: {key_of('describe_gpus')} shows all", WARN))]
     left = room - len(rows) - len(wrong) - len(links)
-    wanted = min(process_count(host) + 1, PROCESS_ROOM) if process_count(host) else 0
+    wanted = min(process_count(host) + 1, PROCESS_ROOM) if listed and process_count(host) else 0
     for lesser in (words, more):
         if left - len(words) - len(more) < wanted:
             lesser.clear()
     more = [*links, *wrong, *more]
-    listed = process_lines(host, snapshot.at, width, room - len(rows) - len(more) - len(words), colors)
+    left = room - len(rows) - len(more) - len(words)
+    processes = process_lines(host, snapshot.at, width, left, colors) if listed else []
     if len(rows) > room:
         rows = [*rows[: max(0, room - 1)], line((f" {len(rows) - room + 1} more lines: needs a taller window", DIM))]
-    return [*lines, *rows, *more, *listed, *words][:height]
+    return [*rows, *more, *processes, *words][:room]
 
 
 def _title(now: float, moment: float | None) -> str:
-    title = f"{key_of('pane_6')} GPUs"
-    return title if moment is None else f"{title} now, not at {clock(moment, now, seconds=True)}"
+    return "GPUs" if moment is None else f"GPUs now, not at {clock(moment, now, seconds=True)}"
+
+
+def _title_line(title: str, width: int, marks: Sequence[Part], moment: float | None) -> Strip:
+    return rule(title, width, marks, STRONG if moment is None else PAST, key_of("pane_6"))
 
 
 def _title_marks(snapshot: FleetSnapshot, width: int, title: str) -> list[Part]:
@@ -114,7 +135,7 @@ def _title_marks(snapshot: FleetSnapshot, width: int, title: str) -> list[Part]:
     marks: list[Part] = [part for word in words for part in (word, (" · ", DIM))]
     length = sum(cell_len(text) + 3 for text, _ in words)
     key = key_of("gpu_history")
-    if host is not None and host.gpus and length + len(f"{key} charts") + 8 < width - len(title):
+    if host is not None and host.gpus and length + len(f"{key} charts") + 8 < width - len(title) - 2:
         return [*marks, (key, clickable("screen.gpu_history", KEY)), (" charts", DIM)]
     return marks[:-1]
 
@@ -122,7 +143,7 @@ def _title_marks(snapshot: FleetSnapshot, width: int, title: str) -> list[Part]:
 def _in_title(host: Host, width: int, title: str) -> bool:
     """Whether the title says how the GPUs are linked, beside the mark of a recorded host."""
     summary = links_summary(host)
-    return bool(summary) and len(summary or "") + len(" · recorded host") + 8 < width - len(title)
+    return bool(summary) and len(summary or "") + len(" · recorded host") + 8 < width - len(title) - 2
 
 
 def _rows(host: Host, snapshot: FleetSnapshot, width: int, colors: Mapping[str, Style]) -> list[Strip]:
@@ -285,12 +306,11 @@ def _traffic(host: Host, width: int) -> list[Strip]:
     return lines
 
 
-def _links(host: Host, width: int, title: str) -> list[Strip]:
+def _links(host: Host, width: int, named: bool) -> list[Strip]:
     """How the GPUs are linked, where neither a matrix nor the title shows it."""
     summary = links_summary(host)
     if summary is not None:
-        elsewhere = not summary or _in_title(host, width, title)
-        return [] if elsewhere else _wrapped(f"Links        {plain(summary)}", width, None)
+        return [] if named or not summary else _wrapped(f"Links        {plain(summary)}", width, None)
     if max(map(row_width, matrix_rows(host))) + 2 + LEAST_BESIDE > width:
         return [line((f" {fit(plain(row_text(row)), width - 1)}", None)) for row in list_rows(host)]
     return []

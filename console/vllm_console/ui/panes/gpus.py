@@ -8,14 +8,14 @@ from textual import events
 
 from vllm_console.fleet.snapshot import FleetSnapshot
 from vllm_console.text import plain
-from vllm_console.ui.terminal.lines import LineView
+from vllm_console.ui.widgets.framed import FramedView
 
 if TYPE_CHECKING:
     from vllm_console.ui.panes.gpu_charts import GpuHistoryView
     from vllm_launchers.host.gpu.host import Gpu
 
 
-class GpusPane(LineView):
+class GpusPane(FramedView):
     """The machine's GPUs as the newest snapshot has them, or the charts of one of them."""
 
     DEFAULT_CSS = "GpusPane { height: 1fr; width: 1fr; }"
@@ -33,12 +33,12 @@ class GpusPane(LineView):
         """
         self._snapshot, self._history, self._moment = snapshot, history, moment
         if self.is_on_screen and self.size.width:
-            self._draw(*self.size)
+            self._draw(*self.room)
 
     def on_resize(self, event: events.Resize) -> None:
         """Draw for the new size."""
         if self._snapshot and event.size.width:
-            self._draw(*event.size)
+            self._draw(*self.room)
 
     def on_show(self) -> None:
         """Draw what came while the pane was hidden."""
@@ -52,16 +52,16 @@ class GpusPane(LineView):
             return 1
         from vllm_console.ui.panes.gpu_charts import page_count
 
-        return page_count(self._snapshot.gpu_chart, *self.size)
+        return page_count(self._snapshot.gpu_chart, *self.room)
 
     @staticmethod
-    def wanted_height(snapshot: FleetSnapshot | None) -> int:
-        """Lines that say all there is to say."""
+    def wanted_height(snapshot: FleetSnapshot | None, width: int) -> int:
+        """Lines that say all there is to say on a screen of this width."""
         if snapshot is None or snapshot.host is None:
             return 2
         from vllm_console.ui.panes.gpu_lines import wanted_height
 
-        return wanted_height(snapshot.host)
+        return wanted_height(snapshot.host, width)
 
     def _draw(self, width: int, height: int) -> None:
         # Most of what it takes to draw GPUs is imported when there are some to draw: it costs at start.
@@ -70,11 +70,11 @@ class GpusPane(LineView):
         if self._history is not None:
             from vllm_console.ui.panes.gpu_charts import gpu_chart_lines
 
-            self.show(gpu_chart_lines(self._snapshot, self._history, width, height))
+            self.show_lines(gpu_chart_lines(self._snapshot, self._history, width, height))
             return
         from vllm_console.ui.panes.gpu_lines import gpus_lines
 
-        self.show(gpus_lines(self._snapshot, width, height, self._moment))
+        self.show_lines(gpus_lines(self._snapshot, width, height, self._moment))
 
 
 def format_host(snapshot: FleetSnapshot) -> list[str]:

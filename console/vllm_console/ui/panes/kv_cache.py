@@ -7,11 +7,11 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import UNKNOWN, count, percent
-from vllm_console.ui.panes.base import age_note, marked, over, title_of, usage_missed
+from vllm_console.ui.panes.base import age_note, marked, over, title_line, usage_missed
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.widgets.draw import Part
 
 USAGE = Curve("kv_cache_usage")
 
@@ -40,7 +40,7 @@ def kv_cache_lines(server: ServerView, now: float, width: int, height: int, view
         view=replace(view, log=False),
         markers=server.markers,
     )
-    return [rule(title_of(1, "KV cache", server), width, right), *chart, *figures][:height]
+    return [title_line(1, "KV cache", width, right), *chart, *figures][:height]
 
 
 def _sustained(server: ServerView, now: float | None) -> tuple[Part, ...]:

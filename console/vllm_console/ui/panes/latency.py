@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import msgspec
+from msgspec.structs import replace
+from rich.cells import cell_len
 from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
@@ -10,11 +15,12 @@ from vllm_console.metrics.quantile import Quantiles, contradicting, text_of
 from vllm_console.metrics.sample import Series
 from vllm_console.text import seconds
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.base import age_note, format_waiting, latencies_of, past_load, title_of, window_note
+from vllm_console.ui.panes.base import age_note, format_waiting, latencies_of, past_load, title_line, window_note
+from vllm_console.ui.panes.distributions import MARKS, quantile_bar
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, STRONG, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part, fit, rule
+from vllm_console.ui.widgets.draw import Part, fit
 
 LABELS = {
     "ttft": "TTFT",
@@ -30,13 +36,18 @@ CHARTS = tuple(
 )
 """The latencies that are drawn, in the order in which they get room."""
 
-SMALLEST_CHART = 4
+SMALLEST_CHART = 5
 
-NARROW = 60
-"""Narrower panes stand beside others: key 3 shows them large."""
+SPREAD = 100
+"""From this width on the table has each latency's quantiles on a common axis."""
 
-TABLE, LEAST_BESIDE = 52, 24
-"""Columns of the table where charts stand beside it, and the fewest that charts need there."""
+LONGEST_SPREAD = 120
+
+TOO_FAR = 10
+"""A chart whose top is so many times its p50 is drawn on a logarithmic scale."""
+
+TABLE, LEAST_BESIDE, LEAST_BESIDE_ROWS = 52, 24, 8
+"""Columns of the table where charts stand beside it; the fewest that charts need there, and more rows than these."""
 
 BRIEF = ("ttft", "itl", "e2e")
 """The rows of such a pane that would have no room for a chart otherwise, as many as there is room for; two at least."""
@@ -48,18 +59,18 @@ def latency_lines(server: ServerView, now: float, width: int, height: int, view:
     exact = _exact(server)
     whole = ", exact" if exact and exact == _known(server) else ""
     note = age_note(server, now) or ((f"{window_note(server, now)}{whole}{ended}", DIM),)
-    title = rule(title_of(3, "Latency", server), width, note)
-    most = 2 + len(LABELS) + SMALLEST_CHART
-    brief = width < NARROW and most - len(LABELS) + 2 <= height < most
-    rows = BRIEF[: height - 2 - SMALLEST_CHART] if brief else tuple(LABELS)
-    notes = [] if brief else _notes(server, width)
+    title = title_line(3, "Latency", width, note)
+    beside = width >= TABLE + LEAST_BESIDE
+    brief = not beside and 4 + SMALLEST_CHART <= height < 2 + len(LABELS) + 2 * SMALLEST_CHART
+    rows = BRIEF[: max(2, height - 2 - SMALLEST_CHART)] if brief else tuple(LABELS)
+    notes = _waiting(server, width) if brief else _notes(server, width)
     above = 2 + len(rows) + len(notes)
-    if width >= TABLE + LEAST_BESIDE and 2 * SMALLEST_CHART < height < above + SMALLEST_CHART:
+    if beside and LEAST_BESIDE_ROWS < height < above + SMALLEST_CHART:
         table = [*_table(server, rows, TABLE), *_notes(server, TABLE)]
         table += [line()] * (height - 1 - len(table))
         charts = _charts(server, width - TABLE, height - 1, view)
-        beside = [Strip.join([one.adjust_cell_length(TABLE), other]) for one, other in zip(table, charts, strict=False)]
-        return [title, *beside][:height]
+        joined = (Strip.join([one.adjust_cell_length(TABLE), two]) for one, two in zip(table, charts, strict=False))
+        return [title, *joined][:height]
     lines = [title, *_table(server, rows, width)]
     if (hidden := len(lines) - height) > 0:
         text = f" {hidden + 1} more rows: {key_of('pane_3')} enlarges"
@@ -73,8 +84,10 @@ def _table(server: ServerView, rows: tuple[str, ...], width: int) -> list[Strip]
     """The heading, and a row for each of these latencies."""
     columns, objectives = _Columns.of(width), objectives_of(server)
     heads = "".join(fit(head, columns.width, ">") for head in ("mean", *columns.parts))
-    heading = line((fit("", columns.label) + heads + fit("obj.", columns.objective, ">"), DIM))
-    return [heading, *(_row(server, latency, objectives.get(latency), columns) for latency in rows)]
+    heading = fit("", columns.label) + heads + fit("obj.", columns.objective, ">")
+    axis = _Axis.of(server, rows, min(LONGEST_SPREAD, width - cell_len(heading) - 6)) if width >= SPREAD else None
+    lines = [line((heading, DIM), (f"    {axis.heading}" if axis is not None else "", DIM))]
+    return [*lines, *(_row(server, latency, objectives.get(latency), columns, axis) for latency in rows)]
 
 
 def _charts(server: ServerView, width: int, room: int, view: ChartView, note: str = "") -> list[Strip]:
@@ -83,21 +96,41 @@ def _charts(server: ServerView, width: int, room: int, view: ChartView, note: st
     fitting = min(len(CHARTS), room // SMALLEST_CHART)
     for index, (latency, curves) in enumerate(CHARTS[:fitting]):
         share = room // fitting + (1 if index < room % fitting else 0)
-        notes = note or (", log scale" if view.log else "")
-        notes += _point_words(server.series, latency)
+        log, objective = on_log_scale(server, latency, view), objectives.get(latency)
+        notes = (", log scale" if log else "") + (note or _point_words(server.series, latency))
         lines.append(line((fit(f" {LABELS[latency]} p50, p99{notes}", width).rstrip(), DIM)))
-        objective = objectives.get(latency)
         lines += chart_of(
-            server.series, curves, width, share - 1, seconds, objective=objective, view=view, markers=server.markers
+            server.series,
+            curves,
+            width,
+            share - 1,
+            seconds,
+            objective=objective,
+            view=replace(view, log=log),
+            markers=server.markers,
         )
     return lines
 
 
+def on_log_scale(server: ServerView, latency: str, view: ChartView) -> bool:
+    """Whether this latency's chart has a logarithmic scale: as chosen, else where p50 would lie at its bottom."""
+    if view.log is not None:
+        return view.log
+    objective = objectives_of(server).get(latency, 0.0)
+    values = server.series.values if server.series is not None else {}
+    return _far_apart(tuple(values.get(f"{latency}_p50", ())), tuple(values.get(f"{latency}_p99", ())), objective)
+
+
+@lru_cache(maxsize=8)
+def _far_apart(p50: tuple[float | None, ...], p99: tuple[float | None, ...], objective: float) -> bool:
+    known = sorted(value for value in p50 if value)
+    top = max((value for value in p99 if value is not None), default=0.0)
+    return bool(known) and max(top, objective) > TOO_FAR * known[len(known) // 2]
+
+
 def _notes(server: ServerView, width: int) -> list[Strip]:
     """What the table leaves out or mixes: requests that still wait, and figures of different requests."""
-    notes: list[Strip] = []
-    if waiting := format_waiting(server.window):
-        notes.append(line((fit(f" {waiting}: not in TTFT", width).rstrip(), WARN)))
+    notes = _waiting(server, width)
     if (exact := _exact(server)) and exact != _known(server):
         text = f" exact: {', '.join(LABELS[latency] for latency in exact)}"
         notes.append(line((fit(text, width).rstrip(), DIM)))
@@ -105,6 +138,12 @@ def _notes(server: ServerView, width: int) -> list[Strip]:
         text = " queue to e2e: finished requests only"
         notes.append(line((fit(text, width).rstrip(), DIM)))
     return notes
+
+
+def _waiting(server: ServerView, width: int) -> list[Strip]:
+    """The requests that still wait, if there are any."""
+    waiting = format_waiting(server.window)
+    return [line((fit(f" {waiting}: not in TTFT", width).rstrip(), WARN))] if waiting else []
 
 
 def _known(server: ServerView) -> list[str]:
@@ -148,7 +187,42 @@ class _Columns(msgspec.Struct, frozen=True):
         return cls(("p50", "p99"), 9, 7, 6)
 
 
-def _row(server: ServerView, latency: str, objective: float | None, columns: _Columns) -> Strip:
+class _Axis(msgspec.Struct, frozen=True):
+    """A logarithmic axis of ``cells`` for quantiles; its ends are powers of e."""
+
+    low: float
+    high: float
+    cells: int
+
+    @classmethod
+    def of(cls, server: ServerView, latencies: tuple[str, ...], cells: int) -> _Axis | None:
+        """From 1, 2 or 5 of a power of ten below all quantiles that are known to one above; None without any."""
+        values = [value for latency in latencies for value in _values(latencies_of(server.window, latency))]
+        if not values:
+            return None
+        low = 10.0 ** math.floor(math.log10(min(values)))
+        high = 10.0 ** math.ceil(math.log10(max(values)))
+        return cls(math.log(low), math.log(max(high, 10 * low)), cells)
+
+    @property
+    def heading(self) -> str:
+        """Its ends, and what the marks are."""
+        first, last = seconds(math.exp(self.low)), seconds(math.exp(self.high))
+        legend = " ├ p50 ┼ p90 ┤ p99 "
+        room = self.cells - len(first) - len(last) - len(legend)
+        return f"{first} {'·' * (room // 2 - 1)}{legend}{'·' * (room - room // 2 - 1)} {last}"
+
+
+def _values(found: Quantiles | None) -> list[float]:
+    """The median, p90 and p99; none where one of them is only a bound."""
+    parts = (found.p50, found.p90, found.p99) if found is not None else ()
+    values = [part.value for part in parts if part is not None and part.value]
+    return values if len(values) == len(MARKS) else []
+
+
+def _row(
+    server: ServerView, latency: str, objective: float | None, columns: _Columns, axis: _Axis | None = None
+) -> Strip:
     found = latencies_of(server.window, latency) or Quantiles(0.0, None)
     missed = objective is not None and found.p99 is not None and server.missed(f"{latency}_p99_seconds")
     past = DIM if past_load(server) else None
@@ -158,6 +232,9 @@ def _row(server: ServerView, latency: str, objective: float | None, columns: _Co
         style = (BAD if missed else past or STRONG) if part == "p99" else past
         parts.append((fit(text_of(getattr(found, part)), columns.width, ">"), style))
     parts.append((fit(seconds(objective) if objective is not None else "", columns.objective, ">"), DIM))
-    if missed:
-        parts.append((" !", BAD))
+    if missed or axis is not None:
+        parts.append((" !  " if missed else " " * 4, BAD))
+    if axis is not None and (values := _values(found)):
+        style = BAD if missed else past or ACCENT
+        parts.append((quantile_bar(values, axis.low, axis.high, axis.cells), style))
     return line(*parts)

@@ -4,49 +4,63 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.geometry import Region
+from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.ui.keymap import key_of
 from vllm_console.ui.terminal.lines import LineView, clickable, clickable_line, line
-from vllm_console.ui.theme import DIM, KEY
-from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.theme import ACCENT, DIM, KEY
+from vllm_console.ui.widgets.draw import Part, frame, rule
+from vllm_console.ui.widgets.placed_area import PlacedArea
 
 if TYPE_CHECKING:
     from vllm_console.ui.widgets.log_view import LogView
 
 
-class LogPane(Vertical):
+class LogPane(PlacedArea):
     """A title and the log's tail, which follows by itself."""
 
     DEFAULT_CSS = """
-    LogPane { background: ansi_default; }
-    LogPane #log-title, LogPane #log-none { height: 1; }
-    LogPane LogView { height: 1fr; }
+    LogPane { width: 1fr; }
+    LogPane > LineView { height: 1fr; }
     """
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    framed = False
+    """Whether it has a frame, from the next `show_server` on."""
+    focused_frame = False
+    """Whether its frame is drawn in the accent color."""
+
+    def __init__(self, *, id: str) -> None:
         self._path: str | None = None
         self._removed = False
         self._moment: float | None = None
         self._shown_server: ServerView | None = None
         self._title = LineView(id="log-title")
         self._none = LineView(id="log-none")
+        self._edges = LineView(id="log-left"), LineView(id="log-right"), LineView(id="log-bottom")
         self._view: LogView | None = None
         self._sized = False
         """Whether the view has its height, and has got what it shows."""
-
-    def compose(self) -> ComposeResult:
-        """Title, and the log once there is one."""
-        yield self._title
-        yield self._none
+        super().__init__(self._title, self._none, *self._edges, id=id)
 
     def on_resize(self) -> None:
         """Draw for the new size."""
+        self._place()
         if self._shown_server is not None:
             self.show_server(self._shown_server)
+
+    def _place(self) -> None:
+        """The title, below it the log or why there is none; the edges of the frame, if there is one."""
+        width, height = self.size
+        side, end = int(self.framed), height - 1 - int(self.framed)
+        body = "log-view" if self._path else "log-none"
+        regions = {"log-title": Region(0, 0, width, 1), body: Region(side, 1, width - 2 * side, max(0, end))}
+        if self.framed:
+            regions["log-left"] = Region(0, 1, 1, end)
+            regions["log-right"] = Region(width - 1, 1, 1, end)
+            regions["log-bottom"] = Region(0, height - 1, width, 1)
+        self.place(regions)
 
     def show_server(self, server: ServerView) -> None:
         """Show this server's log; opens a file only when it is another one."""
@@ -60,8 +74,7 @@ class LogPane(Vertical):
             keys = ()
         elif server.moment is not None:
             keys = (("up to the moment shown", DIM),)
-        title = rule(f"{key_of('pane_5')} Log · {server.marked_name}", width, keys)
-        self._title.show([clickable_line(title, "screen.pane(5)")])
+        self._draw_frame(rule("Log", width - 2 * self.framed, keys, key=key_of("pane_5")))
         if server.log_path != self._path or (not server.log_path and server.removed != self._removed):
             self._path, self._removed = server.log_path, server.removed
             self._open(server.log_path)
@@ -69,6 +82,17 @@ class LogPane(Vertical):
             self._go_to(self._view, server.moment)
         elif self._view is not None:
             self._view.poll()
+
+    def _draw_frame(self, title: Strip) -> None:
+        """The title, and where it is framed the edges."""
+        width, height = self.size
+        lines = frame([title], width, height, ACCENT if self.focused_frame else DIM) if self.framed else [title]
+        self._title.show([clickable_line(lines[0], "screen.pane(5)")])
+        if self.framed:
+            left, right, bottom = self._edges
+            left.show([strip.crop(0, 1) for strip in lines[1:-1]])
+            right.show([strip.crop(width - 1) for strip in lines[1:-1]])
+            bottom.show(lines[-1:])
 
     def _go_to(self, view: LogView, moment: float | None) -> None:
         """Show the log up to a moment (Unix seconds), or follow it again."""
@@ -79,7 +103,7 @@ class LogPane(Vertical):
             view.show_moment(moment)
 
     def _open(self, path: str) -> None:
-        self._none.display = not path
+        self._place()
         removed = self._shown_server is not None and self._shown_server.removed
         why = "no log: it was deleted with its server" if removed else "no log: started outside this console"
         self._none.show([line((f" {why}", DIM))])

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 from textual.strip import Strip
 
+from vllm_console.diagnosis.finding import MOST_PREEMPTIONS
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import UNKNOWN, count
-from vllm_console.ui.panes.base import age_note, marked, title_of, window_note
+from vllm_console.ui.panes.base import age_note, marked, title_line, window_note
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import DIM, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.widgets.draw import Part
 
 WIDE = 56
 """From this width on the rate's window is written in full."""
@@ -23,7 +24,7 @@ NEEDED = 26
 
 
 def preemption_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
-    """Title with the rate now, preemptions per request against the objective, timeline."""
+    """Title with the rate now, timeline, preemptions per request against the objective."""
     window = server.window
     share = window.preemption_share if window else None
     objective = server.objectives.preemption_rate if server.objectives else None
@@ -44,11 +45,13 @@ def preemption_lines(server: ServerView, now: float, width: int, height: int, vi
         width,
         height - 2,
         count,
+        objective=MOST_PREEMPTIONS,
+        area=True,
         whole=True,
         view=replace(view, log=False),
         markers=server.markers,
     )
-    return [rule(title_of(2, "Preemptions", server), width, right), line(*parts), *chart][:height]
+    return [title_line(2, "Preemptions", width, right), *chart, line(*parts)][:height]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,12 +11,12 @@ from vllm_console.fleet.snapshot import ServerView
 from vllm_console.history.probe_records import FinishedRequest, Step
 from vllm_console.text import UNKNOWN, clock, count, plain, round_duration, seconds
 from vllm_console.ui.keymap import key_of
-from vllm_console.ui.panes.base import nothing_recorded, title_of
+from vllm_console.ui.panes.base import nothing_recorded, title_line
 from vllm_console.ui.panes.prefixes import prefix_lines
 from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, DIM, KEY, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView
-from vllm_console.ui.widgets.draw import Part, beside, fit, parts_length, rule
+from vllm_console.ui.widgets.draw import Part, beside, fit, parts_length
 from vllm_console.ui.widgets.scatter import scatter
 
 SCATTER_WIDTH, SCATTER_HEIGHT = 40, 9
@@ -66,7 +66,7 @@ _NOTHING = {
 def requests_lines(server: ServerView, now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
     """Title, what runs, a legend, and a line for each request; beside or below it the plot, where there is room."""
     seen = server.probe.requests if server.probe is not None else None
-    title = rule(title_of(7, "Requests", server), width, _title_note(server, seen, view, now))
+    title = title_line(7, "Requests", width, _title_note(server, seen, view, now))
     if seen is None:
         return [title, *nothing_recorded(server, width)][:height]
     lines = [title, _figures(server, seen, now, width)]
@@ -197,7 +197,7 @@ def _bar(one: FinishedRequest, longest: float, width: int) -> list[Part]:
 
 def _plot(seen: RequestsSeen, width: int, height: int, view: ChartView) -> list[Strip]:
     heading = line((fit(" TTFT over prompt tokens" + (", log scale" if view.log else ""), width).rstrip(), DIM))
-    return [heading, *scatter(seen.dots, width, height - 1, count, seconds, log=view.log)]
+    return [heading, *scatter(seen.dots, width, height - 1, count, seconds, log=bool(view.log))]
 
 
 def order_after(order: str) -> str:

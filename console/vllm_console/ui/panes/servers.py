@@ -20,9 +20,10 @@ from vllm_console.text import UNKNOWN, amount, count, duration, percent, plain
 from vllm_console.ui.findings import worst_sign
 from vllm_console.ui.panes.base import STALE_SECONDS, latencies_of, past_load, usage_missed
 from vllm_console.ui.panes.state import format_left
-from vllm_console.ui.terminal.lines import LineView, clickable, line
+from vllm_console.ui.terminal.lines import clickable, line
 from vllm_console.ui.theme import ACCENT, BAD, CURSOR, DIM, OK, SIMULATED, STRONG, WARN
 from vllm_console.ui.widgets.draw import Part, bar, fit, progress, rule
+from vllm_console.ui.widgets.framed import FramedView
 
 STATE_STYLE = {
     State.READY: OK,
@@ -34,9 +35,12 @@ STATE_STYLE = {
     State.STOPPED: DIM,
 }
 
-WITH_MODEL = 120
+WITH_MODEL = 118
 """From this width on there is a column of models. On a narrow screen the name stands for model and preset: it is the
 preset's, unless a person chose another."""
+
+_FIGURE = 6
+"""Cells of the usage behind the bar of the KV cache."""
 
 YOUNG_SECONDS = 5.0
 """A server that has been ready for less was polled at most once."""
@@ -237,6 +241,8 @@ def row(
         text = fit(text, column.width, column.align)
         if column.title == "NAME" and not dim:
             parts += _name_parts(text, selected, marked)
+        elif column.title == "KV CACHE" and style is BAD:  # the bar stays calm
+            parts += [(text[:-_FIGURE], OK), (text[-_FIGURE:], BAD)]
         else:
             parts.append((text, style))
     return line(*parts)
@@ -415,7 +421,7 @@ def _port_cell(server: ServerView, _now: float, _width: int) -> Cell:
 
 def _kv_cell(server: ServerView, _now: float, width: int) -> Cell:
     usage, missed = _value(server, "kv_cache_usage"), usage_missed(server)
-    text = f"{bar(usage, width - 6)} {fit(percent(usage), 4, '>')}" + ("!" if missed else " ")
+    text = f"{bar(usage, width - _FIGURE)} {fit(percent(usage), 4, '>')}" + ("!" if missed else " ")
     return text, BAD if missed else (OK if usage is not None else None)
 
 
@@ -461,7 +467,7 @@ class TableState(msgspec.Struct, frozen=True):
     """Whether the screen shows an earlier moment."""
 
 
-class ServersTable(LineView):
+class ServersTable(FramedView):
     """All servers, one line each, with a cursor; scrolls so that the cursor stays visible."""
 
     DEFAULT_CSS = "ServersTable { height: 6; width: 1fr; }"
@@ -487,11 +493,11 @@ class ServersTable(LineView):
     def show_servers(self, servers: Sequence[ServerView], now: float, state: TableState) -> None:
         """Show these servers, which are in the order of ``state`` already."""
         self._arguments = (servers, now, state)
-        self._draw(*self.size)
+        self._draw(*self.room)
 
-    def on_resize(self, event: events.Resize) -> None:
+    def on_resize(self) -> None:
         """Draw for the new size."""
-        self._draw(*event.size)
+        self._draw(*self.room)
 
     def _draw(self, width: int, height: int) -> None:
         if not width or self._arguments is None:
@@ -513,13 +519,13 @@ class ServersTable(LineView):
             row(server, columns, now, width, server.name == state.selected, server.name in state.marked, state.past)
             for server in self._shown
         ]
-        self.show(lines)
+        self.show_lines(lines)
 
     async def on_click(self, event: events.Click) -> None:
         """Move the cursor to the clicked line; in front of the name, or with ctrl: mark it."""
         index = event.y - 2
         if 0 <= index < len(self._shown):
-            mark = event.ctrl or event.x < 2
+            mark = event.ctrl or event.x < 2 + self.framed
             self.post_message(self.Picked(self._shown[index].name, event.chain, mark))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:

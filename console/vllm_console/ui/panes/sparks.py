@@ -28,7 +28,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 class Spark(msgspec.Struct, frozen=True):
     """What a pane's line shows: a series, the end of its scale if that is fixed, its figure now, its objectives.
 
-    ``limit`` is above which value a point is red; None where there is no limit.
+    Up to ``limit`` points are dim; None where there is no limit.
     """
 
     number: int
@@ -94,7 +94,7 @@ def _spark_line(server: ServerView, spark: Spark, width: int) -> Strip:
     limit = spark.limit(server)
     cells = spark_cells(series, spark.key, room, spark.top)
     drawn = [
-        ("".join(text for text, _ in group), BAD if over else ACCENT)
+        ("".join(text for text, _ in group), ACCENT if over or limit is None else ACCENT + DIM)
         for over, group in groupby(cells, key=lambda cell: limit is not None and cell[1] > limit)
     ]
     return line(

@@ -11,11 +11,11 @@ from textual.strip import Strip
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.metrics.sample import Series
 from vllm_console.text import UNKNOWN, amount, clock, seconds
-from vllm_console.ui.panes.base import nothing_recorded, title_of
+from vllm_console.ui.panes.base import nothing_recorded, title_line
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of, value_at
-from vllm_console.ui.widgets.draw import Part, rule, side_by_side
+from vllm_console.ui.widgets.draw import Part, side_by_side
 
 COLUMN = 44
 """The least width of a chart beside another."""
@@ -57,16 +57,15 @@ PLOTS = (
 def step_lines(server: ServerView, _now: float, width: int, height: int, view: ChartView = PLAIN) -> list[Strip]:
     """Title, and the charts that fit, each with its present figures; why there are none where nothing is recorded."""
     probe = server.probe
-    title = title_of(8, "Steps", server)
     if probe is None or probe.steps is None:
-        return [rule(title, width), *nothing_recorded(server, width)][:height]
+        return [title_line(8, "Steps", width), *nothing_recorded(server, width)][:height]
     series = probe.steps
     columns = min(len(PLOTS), max(1, width // COLUMN))
     room = height - 1
     fitting = min(len(PLOTS), columns * max(1, room // SMALLEST_CHART))
     rows = -(-fitting // columns)
     note = " · ".join(filter(None, (_begins(series), "" if fitting == len(PLOTS) else "a larger pane shows more")))
-    lines = [rule(title, width, ((note, DIM),) if note else ())]
+    lines = [title_line(8, "Steps", width, ((note, DIM),) if note else ())]
     for row in range(rows):
         tall = room // rows + (1 if row < room % rows else 0)
         shown = PLOTS[row * columns : min(fitting, (row + 1) * columns)]
@@ -87,7 +86,7 @@ def _begins(series: Series) -> str:
 
 
 def _chart(plot: _Plot, series: Series, server: ServerView, view: ChartView, width: int, height: int) -> list[Strip]:
-    log = view.log and plot.label is seconds
+    log = bool(view.log) and plot.label is seconds
     chart = chart_of(
         series,
         plot.curves,

@@ -10,11 +10,11 @@ from textual.strip import Strip
 
 from vllm_console.fleet.snapshot import ServerView
 from vllm_console.text import amount, count, duration, plain, rate
-from vllm_console.ui.panes.base import age_note, longest_wait, title_of, window_note
+from vllm_console.ui.panes.base import age_note, longest_wait, title_line, window_note
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, WARN
 from vllm_console.ui.widgets.chart import PLAIN, ChartView, Curve, chart_of
-from vllm_console.ui.widgets.draw import Part, rule
+from vllm_console.ui.widgets.draw import Part
 
 CHARTS = (
     ("tokens/s out", (Curve("generation_tokens_per_second", "out", ACCENT),)),
@@ -54,7 +54,7 @@ def throughput_lines(server: ServerView, now: float, width: int, height: int, vi
     if waiting and window is not None and (wait := longest_wait(window)) is not None:
         load.append((f", longest ≥ {duration(wait)}", WARN))
     note = age_note(server, now) or ((window_note(server, now), DIM),)
-    lines = [rule(title_of(4, "Throughput", server), width, note), line(*figures), line(*load)]
+    lines = [title_line(4, "Throughput", width, note), line(*figures), line(*load)]
     if about := server.load or server.load_result:
         sent: list[Part] = [(plain(about), ACCENT)]
         beside = lines[-1].cell_length + 3 + cell_len(about) <= width

@@ -68,7 +68,8 @@ class TimeCursor:
         self._range = DEFAULT_RANGE
         self._at = at
         self._end = min(time.time(), at + DEFAULT_RANGE.seconds / 2) if at is not None else None
-        self._log = False
+        self._log: bool | None = None
+        """The scale that a person chose."""
         self._marker_message = ""
         """The message about the marker under the cursor."""
         if replay is not None:
@@ -127,9 +128,9 @@ class TimeCursor:
         self._leave_marker()
         self._changed()
 
-    def toggle_log(self) -> None:
-        """Latencies on a logarithmic scale, or a linear one."""
-        self._log = not self._log
+    def toggle_log(self, shown: bool) -> None:
+        """Latencies on the other scale than the one ``shown`` where none was chosen: logarithmic, or linear."""
+        self._log = not (shown if self._log is None else self._log)
         self._changed()
 
     def choose(self, wanted: str) -> None:

@@ -32,7 +32,7 @@ from vllm_console.ui.panes.base import Pane
 from vllm_console.ui.panes.finding import StagedState, event_line, finding_lines, finding_rows, preparing, restart_line
 from vllm_console.ui.panes.gpus import GpusPane
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
-from vllm_console.ui.panes.latency import latency_lines
+from vllm_console.ui.panes.latency import latency_lines, on_log_scale
 from vllm_console.ui.panes.log import LogPane
 from vllm_console.ui.panes.pane_bar import pane_bar, problem_panes
 from vllm_console.ui.panes.preemptions import preemption_lines
@@ -49,7 +49,6 @@ from vllm_console.ui.parts.gpu_history import GpuHistoryChoice
 from vllm_console.ui.parts.hints import Hints
 from vllm_console.ui.parts.pane_layout import (
     GPUS,
-    GRID_HEIGHT,
     PANES,
     REQUESTS,
     SPARKS,
@@ -75,6 +74,7 @@ from vllm_console.ui.terminal.lines import LineView, clickable, line
 from vllm_console.ui.terminal.repaint import PartialRepaintScreen
 from vllm_console.ui.theme import DIM, KEY, STRONG, WARN
 from vllm_console.ui.widgets.chart import ChartView
+from vllm_console.ui.widgets.framed import frames_fit
 from vllm_console.ui.widgets.placed_area import PlacedArea, set_display, set_height
 from vllm_launchers.units import counted
 
@@ -90,6 +90,9 @@ MEASURED = (State.READY, State.UNRESPONSIVE)
 
 CHART_ROWS = 16
 """Rows that the charts of a GPU want."""
+
+TWO_MESSAGE_ROWS = 50
+"""From this height of the screen on messages have two rows."""
 
 SHORT = 20
 """Below this height rows are scarce."""
@@ -514,7 +517,8 @@ class OperationsScreen(PartialRepaintScreen):
         finding, foot = finding_rows(screen.height), message_rows(screen.height) + 2
         every = len(snapshot.servers) + (self.time.replay is not None) if snapshot is not None else 0
         most = max(3, screen.height // 4) if screen.height < SHORT else max(4, screen.height // 3)
-        self._table_rows = min(most, max(self._table_rows, max(1, every) + 2))
+        framed = frames_fit(screen)
+        self._table_rows = min(most, max(self._table_rows, max(1, every) + 2 + framed))
         measured = server is not None and (server.state in MEASURED or server.moment is not None or server.replayed)
         alone = bool(self.panes.zoomed) and measured and screen.height < SHORT
         table = 0 if alone else self._table_rows
@@ -528,11 +532,13 @@ class OperationsScreen(PartialRepaintScreen):
         self._arrange_foot()
         area = Size(screen.width, max(1, screen.height - 1 - table - finding - 1 - foot))
         known = snapshot is not None and snapshot.host is not None and bool(snapshot.host.gpus)
-        gpu_rows = self._gpus.wanted_height(snapshot) if known else 0
+        gpu_rows = self._gpus.wanted_height(snapshot, screen.width) + framed if known else 0
         if known and self.gpu_history.shown:
             gpu_rows = max(gpu_rows, CHART_ROWS)
         shown = Shown(server is not None, measured, gpu_rows)
         self._arrangement = self.panes.arrangement(screen, area, shown)
+        for pane in (self._table, self._state, self._gpus, self._log, *self._panes):
+            pane.framed, pane.focused_frame = framed, bool(pane.id) and pane.id == self.panes.zoomed
         self._area.place(self._arrangement.regions)
 
     def _arrange_foot(self) -> None:
@@ -681,7 +687,8 @@ class OperationsScreen(PartialRepaintScreen):
 
     def action_log_scale(self) -> None:
         """Latencies on a logarithmic or linear scale."""
-        self.time.toggle_log()
+        server = self.selected
+        self.time.toggle_log(server is not None and on_log_scale(server, "ttft", self.time.charts))
 
     # -- cursor and filter -----------------------------------------------------------------------------------------
 
@@ -1210,7 +1217,7 @@ def _order_note(order: Order, title: str) -> str:
 
 def message_rows(height: int) -> int:
     """How many rows messages have on a screen, whatever there is to say."""
-    return 1 if height < GRID_HEIGHT else 2
+    return 1 if height < TWO_MESSAGE_ROWS else 2
 
 
 def _welcome(snapshot: FleetSnapshot, wanted: str, read_only: bool) -> list[Strip]:

@@ -47,6 +47,9 @@ FRESH_POINTS = 3
 NAMES_WIDTH = 24
 """From so many columns on, lines have their names at their right end."""
 
+NAMES = 5
+"""Cells that names take at least, with a blank before them: charts above each other have the same columns."""
+
 _TICK_SECONDS = (5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800)
 _DAY = 86_400
 
@@ -77,10 +80,10 @@ class Curve(msgspec.Struct, frozen=True):
 
 class ChartView(msgspec.Struct, frozen=True):
     """How a person looks at charts: the scale of latencies, the moment under the cursor (Unix seconds), and the order
-    in which requests are listed.
+    in which requests are listed. Without a choice of ``log`` each chart of latencies has the scale that suits it.
     """
 
-    log: bool = False
+    log: bool | None = None
     cursor: float | None = None
     order: str = "slowest"
 
@@ -226,8 +229,8 @@ def chart_of(
     Without ``hi`` the axis ends at the next round number above the largest value and the objective. ``whole`` is for
     numbers of things. What lies above the objective is drawn in another color, and the objective's line is labeled.
     """
-    names = max((cell_len(curve.name) for curve in curves), default=0) if len(curves) > 1 else 0
-    names = names + 1 if names and width - AXIS - names - 1 >= NAMES_WIDTH else 0
+    longest = max((cell_len(curve.name) for curve in curves), default=0)
+    names = max(NAMES, longest + 1) if longest and width - AXIS - longest - 1 >= NAMES_WIDTH else 0
     columns = width - AXIS - names
     rows = plot_rows(height)
     if columns < 4 or rows < 1:
@@ -238,7 +241,7 @@ def chart_of(
         # Nobody has read it yet, or there is nothing to read.
         loading = series is None or series.loading
         return _empty(columns, rows, height, "loading" if loading else "nothing reported yet")
-    scale = _scale(known, rows, hi, objective, log=view.log, whole=whole)
+    scale = _scale(known, rows, hi, objective, log=bool(view.log), whole=whole)
     scale = replace(scale, full=area and hi is not None and rows >= FULL_ROWS)
     cursor = _cell_of(series, count, columns, view.cursor)
     marks = _marks(series, count, columns, markers)
@@ -320,7 +323,8 @@ def _plot(
         for cell, kind in reversed(marks):
             cells[cell] = ("┊", _MARKER_STYLES[kind])
         for curve, style, values in zip(dots, styles, known, strict=True):
-            _draw(cells, curve[row], _styles_of_row(row, objective_row, objective, values, style))
+            style_of = _area_styles if area else _line_styles
+            _draw(cells, curve[row], style_of(row, scale, objective, values, style))
         if cursor is not None:
             cells[cursor] = (cells[cursor][0], (cells[cursor][1] or Style()) + CURSOR)
         left = fit(ticks.get(row, ""), AXIS - 1, ">") + "┤"
@@ -328,17 +332,30 @@ def _plot(
     return tuple(strips)
 
 
-def _styles_of_row(
-    row: int, objective_row: int | None, objective: float | None, values: Sequence[float | None], style: Style
+def _line_styles(
+    row: int, scale: Scale, objective: float | None, values: Sequence[float | None], style: Style
 ) -> Sequence[Style]:
-    """The style of each cell of a curve in one row; ``values`` are two to a cell."""
-    cells = len(values) // 2
+    """The style of each cell of a line in one row; ``values`` are two to a cell."""
+    cells, objective_row = len(values) // 2, scale.row(objective)
     if objective_row is None or objective is None or row > objective_row:
         return [style] * cells
     if row < objective_row:
         return [BAD] * cells
     over = [value is not None and value > objective for value in values]
     return [BAD if over[2 * cell] or over[2 * cell + 1] else style for cell in range(cells)]
+
+
+def _area_styles(
+    row: int, scale: Scale, objective: float | None, values: Sequence[float | None], style: Style
+) -> Sequence[Style]:
+    """The style of each cell of an area in one row: dim below its upper edge, which is red above the objective."""
+    styles = []
+    for cell in range(len(values) // 2):
+        highest = max((value for value in values[2 * cell : 2 * cell + 2] if value is not None), default=scale.lo)
+        edge = scale.rows - 1 - scale.level(highest) // 4
+        over = objective is not None and highest > objective
+        styles.append(style + DIM if row > edge else BAD if over else style)
+    return styles
 
 
 def _draw(cells: Cells, dots: Sequence[int], styles: Sequence[Style]) -> None:

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from vllm_console.ui.terminal.lines import clickable, line
-from vllm_console.ui.theme import ACCENT, DIM, STRONG
+from vllm_console.ui.theme import ACCENT, DIM, KEY, STRONG
 
 Part = str | tuple[str, Style | None]
 
@@ -32,16 +32,32 @@ def parts_length(parts: Sequence[Part]) -> int:
     return sum(cell_len(part if isinstance(part, str) else part[0]) for part in parts)
 
 
-def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRONG) -> Strip:
-    """A pane's top line: ``── title ─────── right ──``. What is at the right gives way to the title."""
+def rule(title: str, width: int, right: Sequence[Part] = (), style: Style = STRONG, key: str = "") -> Strip:
+    """A pane's top line: ``── key title ─────── right ──``. What is at the right gives way to the title."""
     length = parts_length(right)
-    title = fit(title, max(0, min(cell_len(title), width - 4)))
-    room = width - cell_len(title) - 5
+    key += " " if key else ""
+    title = fit(title, max(0, min(cell_len(title), width - 4 - len(key))))
+    room = width - cell_len(title) - len(key) - 5
     tail: list[Part] = []
     if right and length + 3 < room:
         tail = [" ", *right, " ", ("─", DIM)]
         room -= length + 3
-    return line(("─ ", DIM), (title, style), (" " + "─" * max(0, room + 2), DIM), *tail)
+    return line(("─ ", DIM), (key, KEY), (title, style), (" " + "─" * max(0, room + 2), DIM), *tail)
+
+
+def frame(lines: Sequence[Strip], width: int, height: int, style: Style = DIM) -> list[Strip]:
+    """Lines in a frame of ``width`` by ``height`` cells; the first of them, a `rule`, becomes its top."""
+    if width < 2 or height < 2:
+        return list(lines[:height])
+    title = lines[0] if lines else rule("", width - 2)
+    top = [Segment(text, style) if at == DIM and text.strip(" ─") == "" else Segment(text, at) for text, at, _ in title]
+    side = Segment("│", style)
+    blank = Strip([side, Segment(" " * (width - 2)), side])
+    framed = [Strip([Segment("╭", style), *Strip(top).adjust_cell_length(width - 2), Segment("╮", style)])]
+    for strip in lines[1 : height - 1]:
+        framed.append(Strip([side, *strip.adjust_cell_length(width - 2), side]))
+    framed += [blank] * (height - 1 - len(framed))
+    return [*framed, Strip([Segment(f"╰{'─' * (width - 2)}╯", style)])]
 
 
 def bar(share: float | None, width: int) -> str:

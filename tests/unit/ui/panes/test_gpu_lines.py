@@ -60,10 +60,10 @@ def test_it_fits_whatever_room_there_is(name: str) -> None:
 
 def test_processes_take_only_the_room_that_the_rest_leaves_and_say_how_many_are_left_out() -> None:
     host = crowded(9)
-    whole = shown(host, 100, wanted_height(host))
+    whole = shown(host, 100, wanted_height(host, 100))
     assert sum("anna" in text and "job" in text for text in whole) == 9
     assert not any("more process" in text for text in whole)
-    few = shown(host, 100, wanted_height(host) - 5)
+    few = shown(host, 100, wanted_height(host, 100) - 5)
     assert next(text for text in few if "job" in text).split()[1] == "108"
     assert sum("job" in text for text in few) + int(next(t for t in few if "more process" in t).split()[0]) == 9
     assert any(text.startswith(" NV#") for text in few)

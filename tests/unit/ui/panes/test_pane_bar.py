@@ -10,7 +10,7 @@ from vllm_console.diagnosis.live.findings import RULES
 from vllm_console.metrics.sample import Series
 from vllm_console.ui.panes import pane_bar as bar
 from vllm_console.ui.panes.sparks import SPARKS, spark_cells, spark_lines
-from vllm_console.ui.theme import ACCENT, BAD, to_ascii
+from vllm_console.ui.theme import ACCENT, DIM, to_ascii
 
 
 def found(code, severity=Severity.WARNING):
@@ -67,13 +67,13 @@ def drawn(*arguments):
     return "".join(text for text, _ in spark_cells(*arguments))
 
 
-def test_each_cell_is_red_by_its_own_value(fakes):
+def test_each_cell_is_bright_by_its_own_value(fakes):
     server = fakes.judged(fakes.chat(fakes.NOW))
     values = tuple(0.3 if number < 90 else 0.95 for number in range(180))
     series = Series(end=fakes.NOW, step=5.0, values={"kv_cache_usage": values})
     (strip,) = spark_lines(replace(server, series=series), ["kv-cache"], 80)
-    low = "".join(part.text for part in strip if "▃" in part.text and part.style == ACCENT)
-    high = "".join(part.text for part in strip if "█" in part.text and part.style == BAD)
+    low = "".join(part.text for part in strip if "▃" in part.text and part.style == ACCENT + DIM)
+    high = "".join(part.text for part in strip if "█" in part.text and part.style == ACCENT)
     assert set(low) == {"▃"}
     assert set(high) == {"█"}
     assert abs(len(low) - len(high)) <= 2

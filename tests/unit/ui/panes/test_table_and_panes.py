@@ -166,7 +166,7 @@ def test_latencies_stand_beside_their_goals(fakes):
 def test_a_narrow_pane_leaves_the_p90_out_and_runs_nothing_together(fakes):
     shown = text(latency_lines(fakes.chat(fakes.NOW), fakes.NOW, 38, 12)).splitlines()
     assert shown[1].split() == ["mean", "p50", "p99", "obj."]
-    assert shown[4].split() == ["queue", "150ms", "<300ms", "~558ms"]
+    assert shown[4].split()[0] == "e2e", "the other rows give way to a chart"
     assert all(len(line) <= 38 for line in shown)
 
 

@@ -65,12 +65,12 @@ def test_values_have_rows():
     assert [scale.row(value) for value in (1.0, 0.0, 2.0, None)] == [0, 9, None, None]
 
 
-def test_only_what_lies_above_the_objective_is_red():
-    strips = chart_of(made(kv_cache_usage=0.99), (USAGE,), 40, 11, percent, hi=1.0, objective=0.5, area=True)
-    styles = [dict(cells_of(strip)[8:9]) for strip in strips]
-    red = [row for row, cell in enumerate(styles) if BAD in cell.values()]
-    assert "50%┤" in strips[max(red)].text
-    assert red == list(range(max(red) + 1))
+def test_only_the_upper_edge_of_an_area_is_red_and_only_above_the_objective():
+    values = (0.3,) * 90 + (0.99,) * 90
+    strips = chart_of(made(kv_cache_usage=values), (USAGE,), 40, 11, percent, hi=1.0, objective=0.5, area=True)
+    low, high = ([dict([cells_of(strip)[at]]) for strip in strips[:9]] for at in (8, 38))
+    assert [row for row, cell in enumerate(high) if BAD in cell.values()] == [0]
+    assert not any(BAD in cell.values() for cell in low)
 
 
 @pytest.mark.parametrize("height", [4, 5, 9, 20])

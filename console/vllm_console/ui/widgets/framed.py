@@ -1,0 +1,41 @@
+"""A view with a title, in a frame where the screen has room for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.geometry import Size
+from textual.strip import Strip
+
+from vllm_console.ui.terminal.lines import LineView
+from vllm_console.ui.theme import ACCENT, DIM
+from vllm_console.ui.widgets.draw import frame
+
+LEAST_WIDTH, LEAST_HEIGHT = 120, 32
+"""From this size of the screen on views have frames. On a smaller one the line of the title alone separates them."""
+
+
+def frames_fit(screen: Size) -> bool:
+    """Whether a screen of this size has room for frames."""
+    return screen.width >= LEAST_WIDTH and screen.height >= LEAST_HEIGHT
+
+
+class FramedView(LineView):
+    """Shows lines, the title first. ``framed`` puts them into a frame; ``focused_frame`` draws it in the accent color.
+
+    Both take effect with the next `show_lines`.
+    """
+
+    framed = False
+    focused_frame = False
+
+    @property
+    def room(self) -> Size:
+        """The cells that the title and the lines below it may take."""
+        width, height = self.size
+        return Size(max(0, width - 2), max(0, height - 1)) if self.framed else self.size
+
+    def show_lines(self, lines: Sequence[Strip]) -> None:
+        """Show the title and the lines below it, in the frame if there is one."""
+        style = ACCENT if self.focused_frame else DIM
+        self.show(frame(lines, *self.size, style) if self.framed else lines)
