@@ -18,8 +18,8 @@ from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.keeper.server_client import Response, ServerClient
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.listeners import Owner
-from vllm_launchers.plan.checks.model import LORA
 from vllm_launchers.plan.checks.request import ranks
+from vllm_launchers.plan.flags import LORA
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import whole_number

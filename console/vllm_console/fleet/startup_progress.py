@@ -26,7 +26,8 @@ from vllm_console.metrics.sample import Stage
 from vllm_console.text import percent, size
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.launch.details import Details, unpack
-from vllm_launchers.launch.earlier_starts import BLOCKS, START_LOG_BYTES, launch_settings, start_of_log
+from vllm_launchers.launch.earlier_starts import START_LOG_BYTES, launch_settings, start_of_log
+from vllm_launchers.plan.flags import BLOCKS
 from vllm_launchers.plan.model import Engine, EngineKind
 from vllm_launchers.private import open_regular
 from vllm_launchers.units import GIB

@@ -14,6 +14,7 @@ from vllm_launchers.keeper.records import ServerRecord
 from vllm_launchers.launch.details import unpack
 from vllm_launchers.plan.budget.engine_report import learned_from, read_report, report_figures
 from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.flags import BLOCKS, BYTES
 from vllm_launchers.plan.inputs import Learned
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
 from vllm_launchers.private import open_regular
@@ -23,7 +24,6 @@ from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore, 
 START_LOG_BYTES = 4 << 20
 """How much of a generation's log is searched for its startup."""
 
-BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
 CPU = "cpu"
 """Stands in for the GPU's name with builds that use none."""
 

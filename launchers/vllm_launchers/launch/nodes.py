@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Sequence
 
-from vllm_launchers.plan.choices.inputs import DATA, PARALLEL_FLAGS, Choice
+from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NODES, NodesRequest
 from vllm_launchers.plan.findings import PlanError
+from vllm_launchers.plan.flags import DATA
 from vllm_launchers.plan.model import Changes, Engine, EngineKind
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.vllm.flags.changes import whole_number

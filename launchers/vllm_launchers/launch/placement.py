@@ -17,15 +17,13 @@ from vllm_launchers.host.gpu.topology import spans
 from vllm_launchers.launch.errors import NoPlaceError, UsageError
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.checks.request import local_ranks
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import BYTES, VISIBLE, token_count
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
 from vllm_launchers.plan.placement import Need, Placement, format_needs, rank_placements, takes_uuids
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.release_defaults import default_utilization
 
-BYTES = "kv-cache-memory-bytes"
 AUTO, OFFERED, NONE = "auto", "offered", "none"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 PRETENDS = "SIMULATED_GPU"
 """The variable that names the GPU whose timing a simulated server uses."""
 

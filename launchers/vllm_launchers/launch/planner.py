@@ -23,7 +23,6 @@ from vllm_launchers.launch.placement import (
     NONE,
     OFFERED,
     PRETENDS,
-    VISIBLE,
     GpuRequest,
     Place,
     find_place,
@@ -37,6 +36,7 @@ from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
 from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
 from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.flags import VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Plan
 from vllm_launchers.plan.probe import ProbeWish

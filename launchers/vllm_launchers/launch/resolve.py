@@ -15,10 +15,10 @@ from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import available_gib, best_slice, on_slice
 from vllm_launchers.keeper.records import LaunchSpec, NodeSpec, NotRetryable, RestartPolicy, WarmUp
 from vllm_launchers.launch.details import Details, pack
-from vllm_launchers.launch.earlier_starts import BLOCKS, find_earlier, fixed_cache, gpu_kind
+from vllm_launchers.launch.earlier_starts import find_earlier, fixed_cache, gpu_kind
 from vllm_launchers.launch.errors import UsageError
 from vllm_launchers.launch.nodes import check_layout, check_nodes
-from vllm_launchers.launch.placement import PRETENDS, VISIBLE, Place, kept_slice
+from vllm_launchers.launch.placement import PRETENDS, Place, kept_slice
 from vllm_launchers.plan.alternatives import alternatives_of
 from vllm_launchers.plan.attention import BACKEND_VARIABLE
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
@@ -35,6 +35,7 @@ from vllm_launchers.plan.choices.layout import all_layouts, fixed_layout, held_a
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NodesRequest, node_choices
 from vllm_launchers.plan.choices.pool import pool_of
 from vllm_launchers.plan.findings import Finding, Level, PlanError
+from vllm_launchers.plan.flags import BLOCKS, VISIBLE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Changes, Engine, EngineKind, Flags, Plan
 from vllm_launchers.plan.nodes import nodes_plan

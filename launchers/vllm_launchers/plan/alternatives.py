@@ -12,16 +12,7 @@ import msgspec
 
 from vllm_launchers.plan.attention import is_fp8
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.choices.inputs import (
-    DATA,
-    EXPERTS,
-    KV_DTYPE,
-    PARALLEL_FLAGS,
-    PIPELINE,
-    QUANTIZATION,
-    TENSOR,
-    ChoiceInputs,
-)
+from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, ChoiceInputs
 from vllm_launchers.plan.choices.layout import (
     LONG_AT_ONCE,
     NEARLY,
@@ -37,6 +28,7 @@ from vllm_launchers.plan.choices.layout import (
     whole_experts,
 )
 from vllm_launchers.plan.choices.pool import Layout, Pool
+from vllm_launchers.plan.flags import DATA, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
 from vllm_launchers.plan.pace import Paces
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue

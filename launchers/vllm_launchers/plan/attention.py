@@ -21,7 +21,6 @@ import msgspec
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue
 from vllm_launchers.vllm.release_defaults import Release
 
-KV_DTYPE = "kv-cache-dtype"
 BACKEND_FLAG = "attention-backend"
 BACKEND_CONFIG = "attention-config"
 BACKEND_VARIABLE = "VLLM_ATTENTION_BACKEND"

@@ -7,12 +7,28 @@ import re
 from collections.abc import Mapping
 
 from vllm_launchers.plan.findings import FlagError
-from vllm_launchers.presets.rules import FLAG_NAME, LENGTH, refused_flag, refused_value
+from vllm_launchers.presets.rules import FLAG_NAME, refused_flag, refused_value
+from vllm_launchers.presets.rules import LENGTH as LENGTH_TEXT
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, human_int
 
 __all__ = ["FlagError", "flag_words", "normalise", "normalise_setting", "parse_set", "parse_value", "token_count"]
 
+LENGTH = "max-model-len"
+SEQUENCES = "max-num-seqs"
+BATCHED = "max-num-batched-tokens"
+PREFIX = "enable-prefix-caching"
+CHUNKED = "enable-chunked-prefill"
+KV_DTYPE = "kv-cache-dtype"
+QUANTIZATION = "quantization"
+TENSOR, PIPELINE, DATA = "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"
+EXPERTS = "enable-expert-parallel"
+SPECULATION = "speculative-config"
+UTILIZATION = "gpu-memory-utilization"
+BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
+LORA = "enable-lora"
 SLEEP_MODE = "enable-sleep-mode"
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 SHORT_NAMES: Mapping[str, str] = {
     "q": "quantization",
@@ -154,7 +170,7 @@ def token_count(value: object) -> int | None:
         return None
     if isinstance(value, int):
         return value if value > 0 else None
-    if not isinstance(value, str) or value in ("auto", "-1") or not LENGTH.fullmatch(value):
+    if not isinstance(value, str) or value in ("auto", "-1") or not LENGTH_TEXT.fullmatch(value):
         return None
     return human_int(value)
 

@@ -19,7 +19,7 @@ from vllm_launchers.launch.standby import (
     refuse_awake,
     refuse_beside_partner,
 )
-from vllm_launchers.plan.checks.sleep import SLEEP_MODE
+from vllm_launchers.plan.flags import SLEEP_MODE
 
 
 def record(

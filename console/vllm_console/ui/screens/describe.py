@@ -31,7 +31,7 @@ from vllm_console.ui.threads import answer_for, begin_worker
 from vllm_console.ui.widgets.draw import fit
 from vllm_console.ui.widgets.reader import Reader, scroll_hint
 from vllm_console.ui.widgets.table import Column, Value, heading, table
-from vllm_launchers.plan.checks.model import LORA
+from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.model import same_value
 
 if TYPE_CHECKING:

@@ -13,9 +13,19 @@ from difflib import SequenceMatcher, get_close_matches
 import msgspec
 from msgspec.structs import replace
 
-from vllm_launchers.plan.checks.request import BLOCKS, BYTES, LENGTH, UTILIZATION, simulated, utilization
+from vllm_launchers.plan.checks.request import simulated, utilization
 from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.flags import TRUE_ONLY, flag_words, token_count
+from vllm_launchers.plan.flags import (
+    BATCHED,
+    BLOCKS,
+    BYTES,
+    CHUNKED,
+    LENGTH,
+    TRUE_ONLY,
+    UTILIZATION,
+    flag_words,
+    token_count,
+)
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.rules import FLAG_RULES
@@ -335,8 +345,6 @@ HIGH_UTILIZATION = 0.95
 """The largest share without a warning. Besides weights, KV cache and the activations of a full step, vLLM allocates
 what it has not measured: buffers of communication and of kernels, and fragments."""
 
-BATCHED = "max-num-batched-tokens"
-CHUNKED = "enable-chunked-prefill"
 OFF_SINCE = (0, 11, 1)
 """From here on vLLM accepts ``--no-enable-chunked-prefill``."""
 

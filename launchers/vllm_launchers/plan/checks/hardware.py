@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.vendors import vendor_of, vendor_of_build
 from vllm_launchers.plan.attention import is_fp8
-from vllm_launchers.plan.checks.request import KV_DTYPE, capability, fp8_cache_of, gpus_of, names, ranks, simulated
+from vllm_launchers.plan.checks.request import capability, fp8_cache_of, gpus_of, names, ranks, simulated
 from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import KV_DTYPE, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Workload

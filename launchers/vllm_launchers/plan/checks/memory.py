@@ -12,23 +12,10 @@ from vllm_launchers.host.gpu.host import Gpu
 from vllm_launchers.host.gpu.sharing import available_gib, format_share, is_held_by_others
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.checks.model import longest_supported
-from vllm_launchers.plan.checks.request import (
-    BYTES,
-    DATA,
-    KV_DTYPE,
-    LENGTH,
-    PIPELINE,
-    TENSOR,
-    UTILIZATION,
-    fixed_size,
-    fp8_cache_of,
-    gpus_of,
-    ranks,
-    utilization,
-    without_fixed_size,
-)
+from vllm_launchers.plan.checks.request import fixed_size, fp8_cache_of, gpus_of, ranks, utilization, without_fixed_size
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.flags import BYTES, DATA, KV_DTYPE, LENGTH, PIPELINE, TENSOR, UTILIZATION
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.placement import UUID_SINCE, format_held, takes_uuids

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_launchers.addresses import is_loopback
-from vllm_launchers.plan.checks.request import LENGTH, on, simulated, variables
+from vllm_launchers.plan.checks.request import on, simulated, variables
 from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import LENGTH, LORA, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY
@@ -147,9 +147,6 @@ def _context(plan: Plan, inputs: PlanInputs, facts: ModelFacts) -> Iterator[Find
         return
     text = f"--{LENGTH} {asked:,} exceeds the {most:,} tokens that {facts.model} supports; vLLM will refuse it"
     yield Finding("context_over_model", Level.ERROR, text, Changes(set={LENGTH: most}), surely=_sure(facts))
-
-
-LORA = "enable-lora"
 
 
 def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:

@@ -8,11 +8,12 @@ from itertools import combinations
 from vllm_launchers.engine_model.gpus import find_model
 from vllm_launchers.host.gpu.host import Gpu, Host, connected
 from vllm_launchers.host.gpu.topology import LinkLevel, level_of, pcie_groups, spans
-from vllm_launchers.plan.checks.request import DATA, EXPERTS, PIPELINE, TENSOR, gpus_of, local_ranks, simulated, spread
+from vllm_launchers.plan.checks.request import gpus_of, local_ranks, simulated, spread
 from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS
 from vllm_launchers.plan.findings import Finding, Level
 from vllm_launchers.plan.findings import Level as Weight
+from vllm_launchers.plan.flags import DATA, EXPERTS, PIPELINE, TENSOR
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.plan.nodes import NodesPlan

@@ -9,20 +9,13 @@ from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import slice_gpu
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache
 from vllm_launchers.plan.budget.memory_flags import decimal
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import BLOCKS, BYTES, DATA, LENGTH, PIPELINE, TENSOR, UTILIZATION, VISIBLE, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.engines import EngineKind
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.release_defaults import default_utilization
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-UTILIZATION = "gpu-memory-utilization"
-BLOCKS, BYTES = "num-gpu-blocks-override", "kv-cache-memory-bytes"
-LENGTH = "max-model-len"
-TENSOR, PIPELINE, DATA = "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"
-EXPERTS = "enable-expert-parallel"
-KV_DTYPE = "kv-cache-dtype"
 FAR = ("nnodes", "node-rank", "data-parallel-address", "data-parallel-size-local", "data-parallel-hybrid-lb",
        "data-parallel-external-lb")  # fmt: skip
 """Flags of a server with ranks on other machines."""

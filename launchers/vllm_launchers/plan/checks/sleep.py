@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vllm_launchers.addresses import is_loopback
-from vllm_launchers.plan.checks.request import KV_DTYPE, local_ranks, simulated, uses_gpus
+from vllm_launchers.plan.checks.request import local_ranks, simulated, uses_gpus
 from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.flags import SLEEP_MODE
+from vllm_launchers.plan.flags import KV_DTYPE, LORA, SLEEP_MODE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Flags, Plan
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
 
-LORA = "enable-lora"
 DEVELOPERS = "VLLM_SERVER_DEV_MODE"
 """The variable that gives a server its routes for developers, ``/sleep`` among them."""
 

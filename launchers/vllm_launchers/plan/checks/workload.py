@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from vllm_launchers.plan.alternatives import Alternative, thrift
 from vllm_launchers.plan.attention import is_fp8
-from vllm_launchers.plan.checks.request import BLOCKS, DATA, KV_DTYPE, LENGTH, fixed_size, without_fixed_size
-from vllm_launchers.plan.choices.inputs import SEQUENCES, BudgetFor
+from vllm_launchers.plan.checks.request import fixed_size, without_fixed_size
+from vllm_launchers.plan.choices.inputs import BudgetFor
 from vllm_launchers.plan.choices.layout import LONG_AT_ONCE, UNASKED, format_layout, held_at_p95
 from vllm_launchers.plan.choices.lengths import rounded_up
 from vllm_launchers.plan.findings import Finding, Level
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import BLOCKS, DATA, KV_DTYPE, LENGTH, SEQUENCES, token_count
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.presets.model import Workload

@@ -12,17 +12,7 @@ from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.choices.inputs import (
-    BATCHED,
-    CHUNKED,
-    EXPERTS,
-    KV_DTYPE,
-    LENGTH,
     PARALLEL_FLAGS,
-    PIPELINE,
-    PREFIX,
-    QUANTIZATION,
-    SEQUENCES,
-    TENSOR,
     WORKLOAD_FLAGS,
     BudgetFor,
     Choice,
@@ -51,7 +41,20 @@ from vllm_launchers.plan.choices.lengths import (
 )
 from vllm_launchers.plan.choices.nodes import layout_on_cpu, layout_over_nodes
 from vllm_launchers.plan.choices.pool import Pool, pool_of
-from vllm_launchers.plan.flags import spellings, token_count
+from vllm_launchers.plan.flags import (
+    BATCHED,
+    CHUNKED,
+    EXPERTS,
+    KV_DTYPE,
+    LENGTH,
+    PIPELINE,
+    PREFIX,
+    QUANTIZATION,
+    SEQUENCES,
+    TENSOR,
+    spellings,
+    token_count,
+)
 from vllm_launchers.presets.model import FlagSetting, Workload
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts

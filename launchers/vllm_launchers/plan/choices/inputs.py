@@ -14,7 +14,18 @@ from vllm_launchers.engine_model.gpus import Interconnect
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.flags import normalise_setting, spellings
+from vllm_launchers.plan.flags import (
+    BATCHED,
+    CHUNKED,
+    DATA,
+    LENGTH,
+    PIPELINE,
+    PREFIX,
+    SEQUENCES,
+    TENSOR,
+    normalise_setting,
+    spellings,
+)
 from vllm_launchers.presets.model import FlagSetting, Workload
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
@@ -70,19 +81,6 @@ def overlay(
             found[name] = Choice(name, value, YOU_SET_IT, Source.YOU)
     return found
 
-
-LENGTH = "max-model-len"
-SEQUENCES = "max-num-seqs"
-BATCHED = "max-num-batched-tokens"
-PREFIX = "enable-prefix-caching"
-CHUNKED = "enable-chunked-prefill"
-KV_DTYPE = "kv-cache-dtype"
-QUANTIZATION = "quantization"
-TENSOR = "tensor-parallel-size"
-PIPELINE = "pipeline-parallel-size"
-DATA = "data-parallel-size"
-EXPERTS = "enable-expert-parallel"
-SPECULATION = "speculative-config"
 
 WORKLOAD_FLAGS = (LENGTH, SEQUENCES, BATCHED, PREFIX, CHUNKED)
 """Flags that follow only from traffic: those that measured traffic may change."""

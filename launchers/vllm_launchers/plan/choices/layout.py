@@ -16,20 +16,9 @@ import msgspec
 from vllm_launchers.plan.attention import fp8_cache, is_fp8
 from vllm_launchers.plan.budget.budget import GpuShape, MemoryBudget
 from vllm_launchers.plan.budget.estimate import estimate
-from vllm_launchers.plan.choices.inputs import (
-    DATA,
-    EXPERTS,
-    KV_DTYPE,
-    PARALLEL_FLAGS,
-    PIPELINE,
-    QUANTIZATION,
-    TENSOR,
-    BudgetFor,
-    Choice,
-    ChoiceInputs,
-    Source,
-)
+from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, BudgetFor, Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.pool import Layout, Pool
+from vllm_launchers.plan.flags import DATA, EXPERTS, KV_DTYPE, PIPELINE, QUANTIZATION, TENSOR
 from vllm_launchers.plan.pace import Paces, timing_of
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, FlagValue, whole_number

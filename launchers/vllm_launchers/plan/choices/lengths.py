@@ -5,20 +5,9 @@ from __future__ import annotations
 import math
 
 from vllm_launchers.plan.budget.budget import MemoryBudget
-from vllm_launchers.plan.choices.inputs import (
-    BATCHED,
-    CHUNKED,
-    DATA,
-    LENGTH,
-    PREFIX,
-    SEQUENCES,
-    SPECULATION,
-    Choice,
-    ChoiceInputs,
-    Source,
-)
+from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import held_at_p95
-from vllm_launchers.plan.flags import token_count
+from vllm_launchers.plan.flags import BATCHED, CHUNKED, DATA, LENGTH, PREFIX, SEQUENCES, SPECULATION, token_count
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.modelfacts.facts import LayerKind

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import msgspec
 
 from vllm_launchers.engine_model.gpus import Interconnect
-from vllm_launchers.plan.choices.inputs import PIPELINE, TENSOR, Choice, ChoiceInputs, Source
+from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.choices.layout import Fit
 from vllm_launchers.plan.choices.pool import Pool
+from vllm_launchers.plan.flags import PIPELINE, TENSOR
 from vllm_launchers.units import counted
 from vllm_launchers.vllm.flags.changes import FlagValue
 

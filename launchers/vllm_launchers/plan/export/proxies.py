@@ -11,13 +11,12 @@ import msgspec
 
 from vllm_launchers.plan.export.container import STARTUP_SECONDS
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, checked, comment, label, yaml_document
-from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.plan.flags import VISIBLE, flag_words
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY, redact_argv, redact_environment
 
 NGINX_ADDRESS = "127.0.0.1:8080"
 """Where nginx is to listen, unless the file is edited."""
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _NGINX_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 

@@ -24,9 +24,9 @@ from vllm_launchers.plan.export.kubernetes import (
 )
 from vllm_launchers.plan.export.quoting import ExportError, Yaml, comment, label, yaml_document
 from vllm_launchers.plan.export.systemd import stop_seconds
-from vllm_launchers.plan.flags import flag_words
+from vllm_launchers.plan.flags import PREFIX, TENSOR, flag_words
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.secrets import redact_argv
+from vllm_launchers.secrets import API_KEY, redact_argv
 from vllm_launchers.vllm.flags.changes import whole_number
 
 CHECKED: Mapping[str, str] = {
@@ -35,8 +35,7 @@ CHECKED: Mapping[str, str] = {
     "production-stack": "chart vllm-stack 0.1.12",
 }
 
-HF_TOKEN, API_KEY = "HF_TOKEN", "VLLM_API_KEY"
-_PREFIX, _TENSOR = "enable-prefix-caching", "tensor-parallel-size"
+HF_TOKEN = "HF_TOKEN"
 _OWN_CACHE = "HF_HOME"
 """Both charts set it, to a volume of their own."""
 
@@ -116,7 +115,7 @@ def llm_d(plan: Plan, *, name: str = "") -> str:
             "strategy": {"type": "Recreate"},
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": stop_seconds(plan),
-            "parallelism": {"tensor": whole_number(plan.flags, _TENSOR), "data": 1, "dataLocal": 1, "workers": 1},
+            "parallelism": {"tensor": whole_number(plan.flags, TENSOR), "data": 1, "dataLocal": 1, "workers": 1},
             "containers": [first],
             "volumes": volumes,
         },
@@ -140,7 +139,7 @@ def production_stack(plan: Plan, *, name: str = "") -> str:
         ExportError: several nodes, HTTPS, or what no container can be.
     """
     inside, app = _single(plan, "production-stack"), label(name or plan.preset)
-    rest = {flag: value for flag, value in plan.flags.items() if flag not in (_PREFIX, _TENSOR)}
+    rest = {flag: value for flag, value in plan.flags.items() if flag not in (PREFIX, TENSOR)}
     repository, _, tag = inside.image.partition(":")
     own = {key: value for key, value in inside.environment.items() if key != _OWN_CACHE}
     environment: list[Yaml] = [{"name": key, "value": literal(value)} for key, value in own.items()]
@@ -160,8 +159,8 @@ def production_stack(plan: Plan, *, name: str = "") -> str:
         "shmSize": SHARED_MEMORY,
         "vllmConfig": {
             # The chart turns prefix caching off where this is missing, and mounts /dev/shm only with the next one.
-            "enablePrefixCaching": plan.flags.get(_PREFIX, True) is not False,
-            "tensorParallelSize": whole_number(plan.flags, _TENSOR),
+            "enablePrefixCaching": plan.flags.get(PREFIX, True) is not False,
+            "tensorParallelSize": whole_number(plan.flags, TENSOR),
             "extraArgs": [literal(word) for word in redact_argv(tuple(flag_words(rest)))],
         },
         "env": environment,

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from vllm_launchers.host.environment import HostEnvironment
-from vllm_launchers.plan.checks.model import LORA, adapter_findings
+from vllm_launchers.plan.checks.model import adapter_findings
 from vllm_launchers.plan.findings import Level
+from vllm_launchers.plan.flags import LORA
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.secrets import API_KEY

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from vllm_launchers.host.environment import HostEnvironment
-from vllm_launchers.plan.checks.sleep import DEVELOPERS, SLEEP_MODE, level_2_doubt, level_2_problem, sleep_findings
+from vllm_launchers.plan.checks.sleep import DEVELOPERS, level_2_doubt, level_2_problem, sleep_findings
 from vllm_launchers.plan.findings import Level
+from vllm_launchers.plan.flags import SLEEP_MODE
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, Quantization
