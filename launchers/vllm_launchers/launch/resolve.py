@@ -305,18 +305,11 @@ def suggestions(request: ResolvedRequest, inputs: PlanInputs, seen: SeenRoom | N
         return ()
     flags = {name: setting.value for name, setting in request.preset.flags.items()}
     try:
-        return suggest(
-            flags,
-            request.workload,
-            inputs.facts,
-            inputs.host,
-            request.engine.release,
-            request.engine.build,
-            budget=_Budget(request, inputs),
-            gpus=request.gpus,
-            shares=inputs.shares,
-            seen=seen,
-        )
+        choice_inputs = ChoiceInputs(
+            request.workload, inputs.facts, inputs.host, request.engine.release, request.engine.build, request.gpus,
+            inputs.shares, _Budget(request, inputs), seen=seen,
+        )  # fmt: skip
+        return suggest(flags, choice_inputs)
     except PlanError as error:
         raise UsageError(str(error)) from error
 
@@ -328,22 +321,21 @@ def _choices(
     if request.sources is not None:
         return tuple(overlay(request.preset.flags, request.changes, request.sources).values())
     devices = (request.environment if environment is None else environment).get(VISIBLE)
-    chosen = choose(
-        request.preset.flags,
-        request.changes,
+    choice_inputs = ChoiceInputs(
         request.workload or request.preset.workload,
         inputs.facts,
         on_slice(inputs.host, devices, inputs.shares),
         request.engine.release,
         request.engine.build,
-        over_preset=request.workload is not None,
-        budget=budget,
-        gpus=request.gpus,
-        shares=inputs.shares,
+        request.gpus,
+        inputs.shares,
+        budget,
         environment={**inputs.environment.variables, **request.environment},
         nodes=request.nodes.count if request.nodes is not None else 1,
         network=request.nodes.link if request.nodes is not None else None,
     )
+    over_preset = request.workload is not None
+    chosen = choose(request.preset.flags, request.changes, choice_inputs, over_preset=over_preset)
     if request.nodes is None:
         return chosen
     return tuple(sorted((*chosen, *node_choices(request.nodes)), key=lambda choice: choice.value is None))

@@ -5,11 +5,8 @@ A user's settings take precedence, then the preset's; the rest follows from traf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from vllm_launchers.engine_model.gpus import Interconnect
-from vllm_launchers.host.gpu.host import Host
-from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.plan.budget.budget import MemoryBudget
 from vllm_launchers.plan.choices.inputs import (
     PARALLEL_FLAGS,
@@ -17,7 +14,6 @@ from vllm_launchers.plan.choices.inputs import (
     BudgetFor,
     Choice,
     ChoiceInputs,
-    SeenRoom,
     Source,
     overlay,
 )
@@ -55,10 +51,8 @@ from vllm_launchers.plan.flags import (
     spellings,
     token_count,
 )
-from vllm_launchers.presets.model import FlagSetting, Workload
+from vllm_launchers.presets.model import FlagSetting
 from vllm_launchers.vllm.flags.changes import Changes, Flags, FlagValue, same_value
-from vllm_launchers.vllm.modelfacts.facts import ModelFacts
-from vllm_launchers.vllm.release_defaults import Release
 
 _Maker = Callable[[], Choice | None]
 
@@ -70,35 +64,15 @@ CLOSE = 1 / 8
 
 
 def choose(
-    preset_flags: Mapping[str, FlagSetting],
-    changes: Changes,
-    workload: Workload,
-    facts: ModelFacts | None,
-    host: Host | None,
-    release: Release | None,
-    build: str | None,
-    *,
-    over_preset: bool = False,
-    budget: BudgetFor | None = None,
-    gpus: Sequence[int] = (),
-    shares: Sequence[GpuShare] = (),
-    environment: Mapping[str, str] | None = None,
-    seen: SeenRoom | None = None,
-    nodes: int = 1,
-    network: Interconnect | None = None,
+    preset_flags: Mapping[str, FlagSetting], changes: Changes, inputs: ChoiceInputs, *, over_preset: bool = False
 ) -> tuple[Choice, ...]:
     """Every flag of a launch, in argv order; includes those left to vLLM (value None), with a reason.
 
     ``over_preset`` recomputes what follows from traffic, overriding the preset's own values, for measured traffic.
-    ``budget`` tells what fits; the default is an estimate for GPUs of this kind. ``gpus`` are those given by a user.
-    ``seen`` is what the server's KV cache was observed to have room for. ``nodes`` equal machines share one copy,
-    joined by ``network``.
 
     Raises:
         FlagError: a change names an invalid flag, a secret, or a setting chosen elsewhere.
     """
-    inputs = ChoiceInputs(workload, facts, host, release, build, tuple(gpus), shares, budget, environment or {}, seen,
-                          nodes, network)  # fmt: skip
     given = _given(preset_flags, changes)
     before = {name: choice for name, choice in given.items() if choice.source is Source.PRESET}
     if over_preset:
@@ -112,19 +86,7 @@ def choose(
     return tuple(sorted(listed, key=lambda choice: choice.value is None))
 
 
-def suggest(
-    running: Flags,
-    workload: Workload,
-    facts: ModelFacts | None,
-    host: Host | None,
-    release: Release | None,
-    build: str | None,
-    *,
-    budget: BudgetFor | None = None,
-    gpus: Sequence[int] = (),
-    shares: Sequence[GpuShare] = (),
-    seen: SeenRoom | None = None,
-) -> tuple[Choice, ...]:
+def suggest(running: Flags, inputs: ChoiceInputs) -> tuple[Choice, ...]:
     """The changes to the running flags that measured traffic calls for: only choices that differ, none left to vLLM.
 
     The server keeps its GPUs and layout. Lengths and counts within an eighth of the running values are left alone.
@@ -132,10 +94,7 @@ def suggest(
     kept = {name: FlagSetting(value=value, why=RUNS_NOW) for name, value in running.items()}
     for name in PARALLEL_FLAGS:
         kept.setdefault(name, FlagSetting(value=1, why=RUNS_NOW))
-    wanted = choose(
-        kept, Changes(), workload, facts, host, release, build,
-        over_preset=True, budget=budget, gpus=gpus, shares=shares, seen=seen,
-    )  # fmt: skip
+    wanted = choose(kept, Changes(), inputs, over_preset=True)
     return tuple(
         choice
         for choice in wanted

@@ -11,7 +11,7 @@ import pytest
 from vllm_launchers.host.gpu.document import read_host
 from vllm_launchers.host.gpu.host import Gpu, Host, Link
 from vllm_launchers.plan.choices.choose import choose
-from vllm_launchers.plan.choices.inputs import Choice
+from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import Workload
 from vllm_launchers.vllm.modelfacts.facts import LayerKind, ModelFacts, Quantization
@@ -104,6 +104,8 @@ def chosen() -> Callable[..., Chosen]:
         build = other.pop("build", "cuda")
         facts = other.pop("facts", None) or (MODELS[model] if model else None)
         machine = HOSTS[host]() if isinstance(host, str) else host
-        return by_flag(choose(preset, changes, workload, facts, machine, release, build, **other))
+        over_preset = other.pop("over_preset", False)
+        inputs = ChoiceInputs(workload, facts, machine, release, build, **other)
+        return by_flag(choose(preset, changes, inputs, over_preset=over_preset))
 
     return chosen

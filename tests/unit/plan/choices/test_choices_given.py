@@ -8,7 +8,7 @@ import pytest
 
 from vllm_launchers.host.gpu.host import Host
 from vllm_launchers.plan.choices.choose import choose, suggest
-from vllm_launchers.plan.choices.inputs import Choice, Source
+from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs, Source
 from vllm_launchers.plan.findings import FlagError
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.load import read_presets
@@ -44,7 +44,7 @@ def test_what_is_left_out_is_left_to_vllm(chosen: Chosen) -> None:
 
 def test_order_is_the_presets_and_what_is_left_to_vllm_comes_last(models: dict[str, ModelFacts]) -> None:
     preset = read_presets()[0]["chatbot"]
-    choices = choose(preset.flags, Changes({"seed": 1}), CHAT, models["8b"], None, (0, 33, 0), "cuda")
+    choices = choose(preset.flags, Changes({"seed": 1}), ChoiceInputs(CHAT, models["8b"], None, (0, 33, 0), "cuda"))
     names = [choice.flag for choice in choices]
     assert names[: len(preset.flags)] == list(preset.flags)
     assert names[len(preset.flags)] == "seed"
@@ -55,7 +55,7 @@ def test_order_is_the_presets_and_what_is_left_to_vllm_comes_last(models: dict[s
 @pytest.mark.parametrize("name", ["chatbot", "code-generation", "long-document", "batch"])
 def test_shipped_presets_stay_as_they_are(name: str, models: dict[str, ModelFacts]) -> None:
     preset = read_presets()[0][name]
-    choices = choose(preset.flags, Changes(), preset.workload, models["8b"], None, (0, 33, 0), "cuda")
+    choices = choose(preset.flags, Changes(), ChoiceInputs(preset.workload, models["8b"], None, (0, 33, 0), "cuda"))
     set_flags = {choice.flag: choice.value for choice in choices if choice.value is not None}
     assert set_flags == {flag: setting.value for flag, setting in preset.flags.items()}
     assert all(choice.reason for choice in choices)
@@ -73,7 +73,7 @@ RUNS: Mapping[str, FlagValue] = {
 
 
 def seen(models: dict[str, ModelFacts], host: Host | None, runs: Mapping[str, FlagValue]) -> dict[str, Choice]:
-    return {c.flag: c for c in suggest(runs, CHAT, models["8b"], host, (0, 33, 0), "cuda")}
+    return {c.flag: c for c in suggest(runs, ChoiceInputs(CHAT, models["8b"], host, (0, 33, 0), "cuda"))}
 
 
 def test_a_suggestion_is_only_what_differs(models: dict[str, ModelFacts], hosts: dict[str, Callable[[], Host]]) -> None:
@@ -97,7 +97,7 @@ def test_a_step_that_does_for_the_traffic_stays(models: dict[str, ModelFacts]) -
     assert seen(models, None, runs) == {}  # 64 streams and their prompts take 192 tokens a step
     assert set(seen(models, None, {**runs, "max-num-batched-tokens": 256})) == {"max-num-batched-tokens"}
     long = Workload(input_tokens_p95=60_000, output_tokens_p95=4000, prefix_reuse=0.5, concurrency=64)
-    found = suggest(runs, long, models["8b"], None, (0, 33, 0), "cuda")
+    found = suggest(runs, ChoiceInputs(long, models["8b"], None, (0, 33, 0), "cuda"))
     assert {choice.flag: choice.value for choice in found}["max-num-batched-tokens"] == 8192
 
 
@@ -105,7 +105,7 @@ def test_a_suggestion_leaves_the_gpus_alone(
     models: dict[str, ModelFacts], hosts: dict[str, Callable[[], Host]]
 ) -> None:
     crowd = Workload(input_tokens_p95=3072, output_tokens_p95=768, prefix_reuse=0.5, concurrency=500)
-    found = suggest(RUNS, crowd, models["8b"], hosts["8xh100"](), (0, 33, 0), "cuda")
+    found = suggest(RUNS, ChoiceInputs(crowd, models["8b"], hosts["8xh100"](), (0, 33, 0), "cuda"))
     names = {choice.flag for choice in found}
     assert names.isdisjoint({"data-parallel-size", "tensor-parallel-size", "pipeline-parallel-size"})
     assert "kv-cache-dtype" not in names  # a decision about answers, which is a person's

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vllm_launchers.host.gpu.host import Gpu, Host, Link
 from vllm_launchers.plan.choices.choose import choose, suggest
-from vllm_launchers.plan.choices.inputs import Choice
+from vllm_launchers.plan.choices.inputs import Choice, ChoiceInputs
 from vllm_launchers.plan.model import Changes
 from vllm_launchers.presets.model import FlagSetting, Workload
 from vllm_launchers.presets.rules import FLAG_RULES
@@ -113,7 +113,7 @@ def accepted(found: dict[str, Choice], facts: ModelFacts | None, host: Host | No
 def test_choices_are_what_vllm_accepts(
     facts: ModelFacts | None, host: Host | None, workload: Workload, release: Any, build: str | None
 ) -> None:
-    choices = choose({}, Changes(), workload, facts, host, release, build)
+    choices = choose({}, Changes(), ChoiceInputs(workload, facts, host, release, build))
     found = {choice.flag: choice for choice in choices}
     assert len(found) == len(choices)
     accepted(found, facts, host if build != "cpu" else None, workload)
@@ -140,7 +140,7 @@ def test_choices_fit_to_what_is_set(
 ) -> None:
     asked = {"max-num-seqs": sequences, "max-num-batched-tokens": batched, "max-model-len": length}
     mine = {name: value for name, value in {**asked, "enable-chunked-prefill": chunked}.items() if value is not None}
-    found = {c.flag: c for c in choose({}, Changes(mine), workload, facts, host, (0, 33, 0), "cuda")}
+    found = {c.flag: c for c in choose({}, Changes(mine), ChoiceInputs(workload, facts, host, (0, 33, 0), "cuda"))}
     for name, value in mine.items():
         assert found[name].value == value
     if sequences is None or batched is None:
@@ -154,9 +154,9 @@ def test_choices_fit_to_what_is_set(
 def test_what_is_suggested_is_not_suggested_again(facts: ModelFacts, host: Host | None, workload: Workload) -> None:
     running: dict[str, Any] = {"max-model-len": 100, "max-num-seqs": 3, "max-num-batched-tokens": 512}
     for _ in range(2):
-        changes = suggest(running, workload, facts, host, (0, 33, 0), "cuda")
+        changes = suggest(running, ChoiceInputs(workload, facts, host, (0, 33, 0), "cuda"))
         running |= {choice.flag: choice.value for choice in changes}
-    assert suggest(running, workload, facts, host, (0, 33, 0), "cuda") == ()
+    assert suggest(running, ChoiceInputs(workload, facts, host, (0, 33, 0), "cuda")) == ()
     assert running["max-num-batched-tokens"] >= running["max-num-seqs"]
 
 
@@ -166,7 +166,11 @@ def test_more_traffic_never_asks_for_a_shorter_context(facts: ModelFacts, worklo
     longer = Workload(workload.input_tokens_p95 * more, workload.output_tokens_p95, workload.prefix_reuse, 1)
     preset = {"seed": FlagSetting(value=1, why="always")}
     lengths = [
-        next(c.value for c in choose(preset, Changes(), one, facts, None, None, None) if c.flag == "max-model-len")
+        next(
+            c.value
+            for c in choose(preset, Changes(), ChoiceInputs(one, facts, None, None, None))
+            if c.flag == "max-model-len"
+        )
         for one in (workload, longer)
     ]
     assert isinstance(lengths[0], int)
