@@ -11,13 +11,11 @@ new keeper's own environment, and only if the launch had one of that name.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from vllm_launchers.keeper.errors import SecretMissingError
 from vllm_launchers.keeper.records import Inherited, LaunchSpec, ServerRecord
-from vllm_launchers.keeper.spawn import Command
-from vllm_launchers.probe.environment import with_probe
 from vllm_launchers.secrets import holds_secret, is_secret_name
 from vllm_launchers.values import Value
 
@@ -88,16 +86,6 @@ def complete_secrets(spec: LaunchSpec, given: Mapping[str, str], environment: Ma
     if missing := [name for name in spec.secret_names if name not in found]:
         raise SecretMissingError(f"secret {', '.join(missing)} missing: set it in the environment and try again")
     return found
-
-
-def server_command(
-    context: KeeperContext, spec: LaunchSpec, argv: Sequence[str], given: Mapping[str, str], output: int = -1
-) -> Command:
-    """A command with the environment of the server. Raises `SecretMissingError`."""
-    environment = {**context.environment, **spec.environment, **complete_secrets(spec, given, context.environment)}
-    if spec.probe:
-        environment = with_probe(environment, context.folder.resolve())
-    return Command(argv, environment, spec.cwd, output, context.umask)
 
 
 def secrets_of_process(record: ServerRecord, proc: Path = Path("/proc")) -> dict[str, str]:

@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from vllm_launchers.keeper import wire
-from vllm_launchers.keeper.context import KeeperContext, Tuning, server_command
+from vllm_launchers.keeper.context import KeeperContext, Tuning
 from vllm_launchers.keeper.errors import KeeperError
 from vllm_launchers.keeper.lifecycle import Event, LaunchAsked, PreparedStep
 from vllm_launchers.keeper.preparation import PreparedProcess
 from vllm_launchers.keeper.records import LaunchSpec
-from vllm_launchers.keeper.spawn import SpawnError
+from vllm_launchers.keeper.spawn import SpawnError, server_command
 from vllm_launchers.values import Value
 
 PREPARE = "--prepare"

@@ -17,8 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vllm_launchers.keeper import process_group, processes
+from vllm_launchers.keeper.context import KeeperContext, complete_secrets
 from vllm_launchers.keeper.files import SIDECAR_LOGS
-from vllm_launchers.keeper.records import ProcessIdentity
+from vllm_launchers.keeper.records import LaunchSpec, ProcessIdentity
+from vllm_launchers.probe.environment import with_probe
 from vllm_launchers.values import Value
 
 _RESET = (
@@ -72,6 +74,16 @@ class Command(Value):
     umask: int = 0o022
     control_fd: int = -1
     dies_with_parent: bool = False
+
+
+def server_command(
+    context: KeeperContext, spec: LaunchSpec, argv: Sequence[str], given: Mapping[str, str], output: int = -1
+) -> Command:
+    """A command with the environment of the server. Raises `SecretMissingError`."""
+    environment = {**context.environment, **spec.environment, **complete_secrets(spec, given, context.environment)}
+    if spec.probe:
+        environment = with_probe(environment, context.folder.resolve())
+    return Command(argv, environment, spec.cwd, output, context.umask)
 
 
 def start(command: Command, before: Callable[[ProcessIdentity], None]) -> ProcessIdentity:

@@ -14,13 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_launchers.keeper import location, processes, spawn
-from vllm_launchers.keeper.context import (
-    KeeperContext,
-    complete_secrets,
-    known_secrets,
-    secrets_of_process,
-    server_command,
-)
+from vllm_launchers.keeper.context import KeeperContext, complete_secrets, known_secrets, secrets_of_process
 from vllm_launchers.keeper.errors import CannotSleepError, KeeperError, NotPreparingError, UnwrittenError
 from vllm_launchers.keeper.files import LOG, NODE_MARK
 from vllm_launchers.keeper.health import Health, Prober, ProbeTarget, WarmUpRun
@@ -64,7 +58,7 @@ from vllm_launchers.keeper.records import (
 from vllm_launchers.keeper.reservation import Reservation
 from vllm_launchers.keeper.retry import decide, remaining, retry_delay
 from vllm_launchers.keeper.sleeper import Sleeper, SleepOrder
-from vllm_launchers.keeper.spawn import Sidecar, SidecarCommand, fill
+from vllm_launchers.keeper.spawn import Sidecar, SidecarCommand, fill, server_command
 from vllm_launchers.keeper.stop_sequence import Stop, StopSequence
 from vllm_launchers.listeners import Owner
 from vllm_launchers.values import Value, replace

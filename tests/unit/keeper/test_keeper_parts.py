@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_launchers.keeper import health, processes, wire
+from vllm_launchers.keeper.__main__ import Keeper
 from vllm_launchers.keeper.context import StopTimeouts, Tuning
 from vllm_launchers.keeper.errors import SilentError
-from vllm_launchers.keeper.keeper import Keeper
 from vllm_launchers.keeper.lifecycle import TRANSITIONS, Asked, HelperFailed, Probed, Transition, exit_of, next_state
 from vllm_launchers.keeper.records import RestartMode, RestartPolicy, State
 from vllm_launchers.keeper.retry import retry_delay
