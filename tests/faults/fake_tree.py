@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import mmap
 import os
 import signal
 import socket
@@ -46,13 +47,49 @@ def fork(run: object, *words: object) -> int:
     return pid
 
 
-def engine(pids: Path, apart: bool, count: int) -> None:
-    title("VLLM::EngineCore")
-    workers = [fork(worker, number, apart) for number in range(count)]
+def mapped(queue: Path) -> mmap.mmap:
+    """A message queue, which is made if it is not there."""
+    fd = os.open(queue, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(fd, 4096)
+        return mmap.mmap(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def actor(queue: Path, stubborn: bool) -> None:
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    title("ray::RayWorkerProc")
+    kept = mapped(queue)
+    rest()
+    kept.close()
+
+
+def raylet(pids: Path, queues: list[Path]) -> None:
+    """A raylet with a worker for each queue; nobody's child, and it ends none of them."""
+    title("raylet")
+    workers = [fork(actor, queue, True) for queue in queues]
+    written(pids, workers)
+    rest()
+
+
+def written(pids: Path, found: list[int]) -> None:
     partial = pids.with_suffix(".new")
-    partial.write_text(" ".join(map(str, (os.getpid(), *workers))))
+    partial.write_text(" ".join(map(str, found)))
     partial.replace(pids)
-    os.wait()
+
+
+def engine(pids: Path, apart: bool, count: int, queue: Path | None) -> None:
+    title("VLLM::EngineCore")
+    kept = mapped(queue) if queue is not None else None
+    workers = [fork(worker, number, apart) for number in range(count)]
+    written(pids, [os.getpid(), *workers])
+    if workers:
+        os.wait()
+    else:
+        rest()
+    del kept
 
 
 def health(port: int) -> None:
@@ -66,14 +103,18 @@ def health(port: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int)
     parser.add_argument("--pids", type=Path, required=True)
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--stubborn", action="store_true")
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--queue", type=Path, help="shared memory that the engine maps")
+    parser.add_argument("--raylet", type=Path, nargs="+", help="be a raylet: the queue of each worker")
     given = parser.parse_args()
-    core = fork(engine, given.pids, given.apart, given.workers)
+    if given.raylet:
+        raylet(given.pids, given.raylet)
+    core = fork(engine, given.pids, given.apart, given.workers, given.queue)
     if given.stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not given.never_ready:

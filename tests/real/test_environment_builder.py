@@ -33,7 +33,7 @@ def installs(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Path]
     monkeypatch.setattr(builder, "NEEDED_BYTES", 0)
     monkeypatch.setattr(builder, "_interpreter", lambda: sys.executable)
     monkeypatch.setattr(builder, "_install", lambda interpreter, root, log: done.append(root))
-    monkeypatch.setattr(builder, "_run", lambda command, log, what: None)
+    monkeypatch.setattr(builder, "run", lambda command, log, what: None)
     return done
 
 
@@ -100,7 +100,7 @@ def test_a_full_disk_is_told(
 def test_a_step_that_fails_gives_its_own_reason(builder: ModuleType, tmp_path: Path) -> None:
     code = "print('ERROR: No matching distribution found for torch'); print('a hint'); raise SystemExit(1)"
     with pytest.raises(builder.CannotBeHadError, match="the packages could not be made: ERROR: No matching"):
-        builder._run([sys.executable, "-c", code], tmp_path / "log", "the packages")
+        builder.run([sys.executable, "-c", code], tmp_path / "log", "the packages")
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 error")])

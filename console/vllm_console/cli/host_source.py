@@ -122,11 +122,12 @@ def server_pids(args: argparse.Namespace) -> Mapping[int, str]:
     from vllm_launchers.keeper import client
     from vllm_launchers.keeper.errors import KeeperError
 
+    state = args.state or client.default_root()
     try:
-        records, _ = client.list_records(args.state or client.default_root())
+        records, _ = client.list_records(state)
     except (KeeperError, OSError):
         return {}
-    return roots(records)
+    return roots(records, state)
 
 
 def host_from_matrix(path: Path, gpu: str | None) -> Host:

@@ -18,7 +18,8 @@ from vllm_console.history.gpu_samples import GPU_SAMPLES, KEPT_SECONDS, read_gpu
 from vllm_console.history.store import HISTORY, HistoryError, Reader
 from vllm_launchers.host.gpu.host import Gpu, GpuClaim, Holder, Host, HostError, with_claims, with_servers
 from vllm_launchers.host.gpu.vendors import no_driver
-from vllm_launchers.keeper import client
+from vllm_launchers.keeper import client, processes
+from vllm_launchers.keeper.process_group import recorded
 from vllm_launchers.keeper.records import ServerRecord, State
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.flags.changes import whole_number
@@ -41,10 +42,11 @@ class Seen(msgspec.Struct, frozen=True):
 class GpuSource:
     """Where the fleet's GPUs come from. `latest` never blocks.
 
-    ``file`` names a recorded host that stands in place of this machine.
+    ``file`` names a recorded host that stands in place of this machine; ``state`` is the folder of our servers.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None, state: Path) -> None:
+        self._state = state
         self._recorded = _read(file) if file is not None else None
         self._servers: Mapping[int, str] = {}
         self.claims: Mapping[int, tuple[GpuClaim, ...]] = {}
@@ -83,7 +85,7 @@ class GpuSource:
 
     def update(self, records: Iterable[ServerRecord], views: Iterable[ServerView]) -> None:
         """Take in which processes are whose, and which simulated servers would hold GPUs of a recorded host."""
-        self._servers = roots(records)
+        self._servers = roots(records, self._state)
         if self._recorded is not None:
             self._occupants = [view for view in views if view.ours and view.simulated and view.state.alive]
 
@@ -143,7 +145,7 @@ def earlier_samples(state: Path, since: float, board: Board | None) -> list[Host
     from vllm_launchers.launch.details import Records
 
     hosts = read_gpu_samples(state / GPU_SAMPLES, since)
-    servers = roots(Records(state).read()[0]) if hosts else {}
+    servers = roots(Records(state).read()[0], state) if hosts else {}
     found = [with_servers(host, servers) for host in hosts]
     if board is None or not board.claims:
         return found
@@ -154,11 +156,17 @@ def earlier_samples(state: Path, since: float, board: Board | None) -> list[Host
     return [with_claims(host, claims(host.at or 0.0)) for host in found]
 
 
-def roots(records: Iterable[ServerRecord]) -> dict[int, str]:
-    """Pids of servers that run and of their keepers, each with its server's name."""
+def roots(records: Iterable[ServerRecord], state: Path) -> dict[int, str]:
+    """Pids of servers that run and of their keepers, each with its server's name; and of workers that Ray runs, which
+    descend from neither."""
     alive = [record for record in records if record.state.alive]
     owned = [(identity, record.name) for record in alive for identity in (record.server, record.keeper)]
-    return {identity.pid: name for identity, name in owned if identity is not None}
+    found = {identity.pid: name for identity, name in owned if identity is not None}
+    for record in alive:
+        if record.current.spec.ray:
+            members = recorded(client.folder(state, record.name)).members
+            found |= {member.pid: record.name for member in members if processes.alive(member)}
+    return found
 
 
 def occupied(host: Host, servers: Collection[ServerView]) -> Host:

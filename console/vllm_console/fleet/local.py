@@ -366,7 +366,7 @@ class LocalFleet:
         """Have GPUs available; a console watches them, a command that launches reads them once."""
         from vllm_console.fleet.gpus import GpuSource
 
-        self._gpus = GpuSource(self._host_file)
+        self._gpus = GpuSource(self._host_file, self._state)
         if self._interactive:
             from vllm_console.fleet.gpus import Releases
 

@@ -1,6 +1,6 @@
 """A server's process group: which processes belong to a server, and how that is known.
 
-Four criteria, none of them an environment variable (vLLM's process titles wipe ``/proc/PID/environ``):
+Five criteria, none of them an environment variable (vLLM's process titles wipe ``/proc/PID/environ``):
 
 - *Descent.* Every descendant of the server. A keeper is a sub-reaper, so what its server orphans descends from the
   keeper: everything below the keeper except the sidecar and a prepared process is the server's.
@@ -11,8 +11,12 @@ Four criteria, none of them an environment variable (vLLM's process titles wipe 
   themselves: records are copied, restored from backups and edited. It is also checked once the leader is gone: then the
   number of its session alone proves little.
 - *The recorded group.* ``members.json``: the processes at the last poll and their shared memory, written down for the
-  next keeper. It covers a process with a session and an output of its own (Ray has such) whose keeper and parent died
-  together. It counts only for the very server and output file that it was written for, so a copied folder names no one.
+  next keeper. It covers a process with a session and an output of its own whose keeper and parent died together. It
+  counts only for the very server and output file that it was written for, so a copied folder names no one.
+- *The message queue*, for a server whose workers Ray runs. They are children of the raylet, as are the workers of other
+  jobs. One is the server's if it belongs to this user and has mapped a queue (``/dev/shm/psm_…``) that a process below
+  the server has mapped: vLLM's executor gives the random name to its own workers only. A worker has it from before
+  it loads weights. It is found while both live, then the recorded group covers it.
 """
 
 from __future__ import annotations
@@ -42,6 +46,10 @@ SHARED_MEMORY_POLL = 5
 """Every fifth poll also reads which shared memory they have mapped: that takes longer."""
 DELETED = " (deleted)"
 """The suffix that the kernel adds to the name of an open file that has been removed."""
+RAYLET = "raylet"
+"""The process name of Ray's own process on each machine, the parent of its workers."""
+QUEUE = "psm_"
+"""How the shared memory of Python's ``multiprocessing``, which vLLM's message queues are, is called."""
 _OUTPUT_KEY = "pipe"
 """The key of the output's identity in `FILE`. It was a pipe once; the key stays, so that older files can be read."""
 
@@ -58,7 +66,7 @@ class ProcessGroup:
     """The processes of one server, as its keeper knows them.
 
     ``keeper_pid`` is set if this keeper started the server: then its orphans are re-parented to the keeper.
-    ``shared_memory``: the files there that its processes had mapped, name and inode.
+    ``shared_memory``: the files there that its processes had mapped, name and inode. ``ray``: Ray runs its workers.
     """
 
     def __init__(
@@ -68,12 +76,15 @@ class ProcessGroup:
         keeper_pid: int | None = None,
         known: Iterable[ProcessIdentity] = (),
         shared_memory: Mapping[str, int] = NOTHING,
+        *,
+        ray: bool = False,
     ) -> None:
         self.output = output
         self.server = server
         self.keeper_pid = keeper_pid
         self.known = set(known)
         self.shared_memory = dict(shared_memory)
+        self._ray = ray
         self._has_output: dict[ProcessIdentity, bool] = {}
         """Which processes have the output open. Cached: a process can't get it later."""
         self._polls = 0
@@ -91,13 +102,13 @@ class ProcessGroup:
         return processes.alive(self.server) and self.proven
 
     @classmethod
-    def born(cls, folder: Path, server: ProcessIdentity) -> ProcessGroup:
+    def born(cls, folder: Path, server: ProcessIdentity, *, ray: bool = False) -> ProcessGroup:
         """The group of a server that this keeper has just started."""
         shared = dict(recorded(folder).shared_memory)
-        return cls(folder.resolve() / OUTPUT, server, os.getpid(), shared_memory=shared)
+        return cls(folder.resolve() / OUTPUT, server, os.getpid(), shared_memory=shared, ray=ray)
 
     @classmethod
-    def adopted(cls, folder: Path, server: ProcessIdentity | None) -> ProcessGroup | None:
+    def adopted(cls, folder: Path, server: ProcessIdentity | None, *, ray: bool = False) -> ProcessGroup | None:
         """The group of a server that another keeper started, with what that one recorded; None if it never started."""
         if server is None:
             return None
@@ -105,7 +116,7 @@ class ProcessGroup:
             torn.unlink(missing_ok=True)
         before, output = recorded(folder), output_path(folder.resolve())
         known = set(before.members) if before.server == server else set()
-        return cls(output, server, known=known, shared_memory=dict(before.shared_memory))
+        return cls(output, server, known=known, shared_memory=dict(before.shared_memory), ray=ray)
 
     @property
     def foreign(self) -> bool:
@@ -142,6 +153,8 @@ class ProcessGroup:
             return []
         table = processes.table()
         found = self._by_descent(table, apart) | self._by_session(table, apart)
+        if self._ray:
+            found |= self._by_queue(table, found)
         found |= {member.pid for member in self.known if self._is(table, member)}
         members = [processes.identity_of(table[pid]) for pid in sorted(found) if table[pid].running]
         if not self.known.issuperset(members):
@@ -174,6 +187,15 @@ class ProcessGroup:
         if leader is not None:
             found |= {process.pid for process in candidates if self._in_session(process)}
         return found
+
+    def _by_queue(self, table: Table, found: set[int]) -> set[int]:
+        """Workers that Ray runs for the server; ``found`` are the processes known by other criteria."""
+        parents = {one.parent for one in table.values()}
+        below = processes.descendants(table, [pid for pid in parents if processes.title(pid) == RAYLET])
+        known = {member.pid for member in self.known if self._is(table, member)}
+        new = [pid for pid in below - found - known if processes.owner(pid) == os.getuid()]
+        own = {inode for pid in found - below for inode in _queues(pid)} if new else set()
+        return {pid for pid in new if not own.isdisjoint(_queues(pid))}
 
     def _in_session(self, process: ProcessStat) -> bool:
         return process.session == self.server.pid and processes.owner(process.pid) == os.getuid()
@@ -209,6 +231,11 @@ def shared_memory(pid: int) -> dict[str, int]:
     with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
         return {entry.name: entry.inode() for entry in entries if entry.inode() in inodes}
     return {}
+
+
+def _queues(pid: int) -> list[int]:
+    """The inodes of the message queues that a process has mapped."""
+    return [inode for name, inode in shared_memory(pid).items() if name.startswith(QUEUE)]
 
 
 def recorded(folder: Path) -> RecordedGroup:

@@ -189,6 +189,8 @@ class LaunchSpec(Value):
     """Whether it can sleep: vLLM's sleep mode, with its routes for developers."""
     node: NodeSpec | None = None
     """Its part of a server over several machines; None for a server of its own. A headless one has port 0."""
+    ray: bool = False
+    """Whether Ray runs its workers: they are children of Ray's own process on each machine (the raylet), not of it."""
     details: Mapping[str, Any] = NOTHING
 
 

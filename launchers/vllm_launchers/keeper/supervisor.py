@@ -229,7 +229,7 @@ class Supervisor:
         self._epoch += 1
         # The pids of another boot or container mean nothing here.
         gone = location.ended_with(record)
-        self._group = None if gone else ProcessGroup.adopted(self._context.folder, server)
+        self._group = None if gone else ProcessGroup.adopted(self._context.folder, server, ray=record.current.spec.ray)
         if server is None or record.current.exit is not None or self._group is None or not self._group.server_lives:
             self._adopt_dead()
             return
@@ -338,7 +338,7 @@ class Supervisor:
         self._ended = False
         if self.record.start_pending:
             self.record_writer.change(start_pending=False)
-        self._group = ProcessGroup.born(self._context.folder, server)
+        self._group = ProcessGroup.born(self._context.folder, server, ray=begun.spec.ray)
         self._aim()
         self._sidecar.want(self._sidecar_command())
 
@@ -471,8 +471,10 @@ class Supervisor:
         self._warm_up = None
         report = event.report
         generation = replace(self.record.current, warm_up=report, golden=event.golden)
-        unproven = self._nodes is not None and report.outcome is WarmUpOutcome.REFUSED
-        if unproven:  # over several nodes /health answers although no request can be computed
+        spread = self._nodes is not None or self.record.current.spec.ray
+        if (
+            spread and report.outcome is WarmUpOutcome.REFUSED
+        ):  # over several nodes /health answers although no request can be computed
             report = replace(report, outcome=WarmUpOutcome.FAILED)
             generation = replace(generation, warm_up=report)
         if report.outcome is not WarmUpOutcome.FAILED:

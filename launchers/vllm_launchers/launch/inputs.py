@@ -19,15 +19,18 @@ from vllm_launchers.host.hub_folders import cache_folder as hub_cache
 from vllm_launchers.launch.errors import UsageError
 from vllm_launchers.launch.placement import AUTO
 from vllm_launchers.plan.budget.memory_flags import draft_model
+from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.choices.inputs import overlay
 from vllm_launchers.plan.findings import PlanError
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
+from vllm_launchers.prepared.command import prepared_command
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
 from vllm_launchers.vllm.flags.learn import FlagCache
 from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import model_facts
+from vllm_launchers.vllm.ray_cluster import RayCluster, RayClusters
 
 if TYPE_CHECKING:
     from vllm_launchers.launch.resolve import ResolvedRequest
@@ -80,6 +83,7 @@ class PlanInputsReader:
         self._gpus, self._shares = gpus, tuple(shares)
         self._cache = FlagCache()
         self._patient = patient
+        self._ray = RayClusters()
         self._learning: set[str] = set()
         self._lock = threading.Lock()
         self._models: dict[tuple[str, ...], tuple[Stamp, Model]] = {}
@@ -119,7 +123,15 @@ class PlanInputsReader:
             environment=about,
             draft=self._draft(flags, environment, from_hub=from_hub, token=token),
             model_problem=model.problem if real else "",
+            ray=self._cluster(request.engine, flags, environment),
         )
+
+    def _cluster(self, engine: Engine, flags: Flags, environment: Mapping[str, str]) -> RayCluster | None:
+        """The Ray cluster of a vLLM on this machine, if Ray runs its workers and its Python is known."""
+        if not on_ray(engine, flags) or not engine.path or (self._gpus is not None and self._gpus.recorded):
+            return None
+        words = prepared_command((*engine.command, "serve"), environment)
+        return self._ray.read(words[0], environment) if words is not None else None
 
     def _host(self, request: ResolvedRequest, place: str) -> Host | None:
         """The machine's GPUs. They are read if that is cheap, or if the launch needs them."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice
 from vllm_launchers.plan.choices.nodes import NODE_FLAGS, NODES, NodesRequest
 from vllm_launchers.plan.findings import PlanError
-from vllm_launchers.plan.flags import DATA
+from vllm_launchers.plan.flags import BACKEND, DATA
 from vllm_launchers.plan.model import Changes, Engine, EngineKind
 from vllm_launchers.presets.model import Preset
 from vllm_launchers.vllm.flags.changes import whole_number
@@ -36,6 +36,9 @@ def check_nodes(nodes: NodesRequest, engine: Engine, preset: Preset, changes: Ch
         since = f", which came with {first}" if (first := first_release(NODES)) else ""
         name = f"vLLM {engine.public_version}"
         raise PlanError(f"{name} can't run on several nodes without Ray: it has no --{NODES}{since}")
+    backend = changes.set.get(BACKEND, preset.flags[BACKEND].value if BACKEND in preset.flags else None)
+    if backend == "ray":
+        raise PlanError(f"--nodes starts vLLM on each machine itself; on a Ray cluster --{BACKEND} ray does without it")
     given = {*preset.flags, *changes.set} - set(changes.unset)
     if both := sorted(given.intersection(NODE_FLAGS)):
         raise PlanError(f"--{both[0]} follows from --nodes: leave it out")

@@ -112,6 +112,17 @@ def find_place(
     return _asked_for(wanted, host, gpus, sets, shares)
 
 
+def place_on_ray(place: str, gpus: Sequence[int]) -> Place:
+    """The GPUs of this machine that a server on a Ray cluster is given: none, since Ray chooses.
+
+    Raises:
+        UsageError: GPUs, or a slice of one, are named.
+    """
+    if gpus or place not in ("", AUTO, OFFERED):
+        raise UsageError("Ray chooses the GPUs of its workers: leave --gpus out")
+    return Place()
+
+
 def find_place_again(
     wanted: GpuRequest, host: Host | None, gpus: Sequence[int], *, chosen: bool, shares: Sequence[GpuShare] = ()
 ) -> Place:

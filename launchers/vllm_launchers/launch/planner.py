@@ -28,10 +28,12 @@ from vllm_launchers.launch.placement import (
     find_place,
     find_place_again,
     kept_slice,
+    place_on_ray,
 )
 from vllm_launchers.launch.request import LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve, suggestions, without_server
 from vllm_launchers.plan.checks.environment import OTHER_PORT, engine_missing
+from vllm_launchers.plan.checks.request import on_ray
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.inputs import Choice, SeenRoom
 from vllm_launchers.plan.command_line import inherited_secrets, split_secrets
@@ -327,7 +329,10 @@ class Planner:
     def _restart_inputs(self, name: str, request: ResolvedRequest, starting: Sequence[str]) -> PlanInputs:
         """A restart's plan inputs: what the server holds now counts as free."""
         inputs = self.inputs.gather(request, None, [other for other in starting if other != name])
-        return replace(inputs, host=without_server(inputs.host, name))
+        ray = inputs.ray
+        if ray is not None:  # what it has reserved there can't be told from what others have
+            ray = replace(ray, nodes=tuple(replace(node, free=None) for node in ray.nodes))
+        return replace(inputs, host=without_server(inputs.host, name), ray=ray)
 
     def _engine(self, request: LaunchRequest, found: list[Finding]) -> Engine:
         """The engine to launch, or a stand-in for a vLLM that is not installed here."""
@@ -345,10 +350,14 @@ class Planner:
             return Engine(EngineKind.VLLM, (request.vllm or "vllm",), None, None, "")
 
     def _find_place(self, plan: Plan, host: Host | None, *, place: str, gpus: tuple[int, ...]) -> Place:
+        if on_ray(plan.engine, plan.flags):
+            return place_on_ray(place, gpus)
         found = find_place(GpuRequest(plan.flags, plan.engine, plan.memory), host, place, gpus, self._shares)
         return self._as_there(plan, host, found, pretends=plan.environment.get(PRETENDS, ""))
 
     def _find_place_again(self, plan: Plan, host: Host | None, *, gpus: tuple[int, ...], chosen: bool) -> Place:
+        if on_ray(plan.engine, plan.flags):
+            return place_on_ray("", ())
         wanted = GpuRequest(plan.flags, plan.engine, plan.memory)
         found = find_place_again(wanted, host, gpus, chosen=chosen, shares=self._shares)
         return self._as_there(plan, host, found, pretends="")  # what it simulated so far follows from its placement

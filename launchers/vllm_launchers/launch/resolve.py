@@ -27,7 +27,7 @@ from vllm_launchers.plan.budget.estimate import estimate
 from vllm_launchers.plan.build import make_plan
 from vllm_launchers.plan.checks.check import check
 from vllm_launchers.plan.checks.model import HERE
-from vllm_launchers.plan.checks.request import gpus_of
+from vllm_launchers.plan.checks.request import gpus_of, on_ray
 from vllm_launchers.plan.checks.sleep import DEVELOPERS, sleeps
 from vllm_launchers.plan.choices.choose import choose, suggest
 from vllm_launchers.plan.choices.inputs import PARALLEL_FLAGS, Choice, ChoiceInputs, SeenRoom, overlay
@@ -44,6 +44,7 @@ from vllm_launchers.plan.probe import ProbeWish, plan_probe
 from vllm_launchers.presets.model import Preset, Workload
 from vllm_launchers.secrets import API_KEY
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.ray_cluster import ADDRESS
 from vllm_launchers.vllm.startup_reports import Remembered, StartupReportStore
 
 REUSE_PORT_UNTIL = (0, 25, 0)
@@ -113,11 +114,13 @@ class LaunchPlan(msgspec.Struct, frozen=True):
         """What the keeper runs: the plan's command with the sidecar.
 
         ``not_retryable`` are log lines that show that another automatic start would fail the same way. ``node`` is its
-        part of a server over several machines: node 0 is ready only after a completed request, the others have no port.
+        part of a server over several machines: node 0 is ready only after a completed request, as is one with workers
+        on a Ray cluster; the other nodes have no port.
         """
         plan, headless = self.plan, node is not None and node.headless
         details = replace(self.details, no_probe=HEADLESS_NO_PROBE) if headless else self.details
-        warm_up = self.details.warm_up or sleeps(plan.flags) or node is not None
+        ray = on_ray(plan.engine, plan.flags)
+        warm_up = self.details.warm_up or sleeps(plan.flags) or node is not None or ray
         return LaunchSpec(
             argv=plan.argv,
             host=plan.host,
@@ -136,6 +139,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             reuse_port=_reuses_port(plan),
             sleep_mode=sleeps(plan.flags) and plan.environment.get(DEVELOPERS) == "1" and node is None,
             node=node,
+            ray=ray,
             details=pack(details),
         )
 
@@ -174,6 +178,7 @@ def resolve(
         UsageError: a change names an invalid flag, or a setting chosen elsewhere; the model's name is unusable.
         FleetError: no GPUs are available.
     """
+    request = _on_cluster(request, inputs)
     budget = _Budget(request, inputs)
     chosen = False
     try:
@@ -241,6 +246,13 @@ def resolve(
     here = inputs.facts is not None and inputs.facts.source in HERE
     folder = inputs.facts.folder if inputs.facts is not None and here else None
     return LaunchPlan(plan, details, request.secrets, request.restart, here, folder or "")
+
+
+def _on_cluster(request: ResolvedRequest, inputs: PlanInputs) -> ResolvedRequest:
+    """The request with the address of the Ray cluster that was checked, which is also that of later restarts."""
+    if inputs.ray is None or not inputs.ray.address:
+        return request
+    return replace(request, environment={**request.environment, ADDRESS: inputs.ray.address})
 
 
 def _with_alternatives(plan: Plan, request: ResolvedRequest, inputs: PlanInputs, budget: _Budget) -> Plan:

@@ -10,6 +10,7 @@ from vllm_launchers.host.gpu.sharing import GpuShare
 from vllm_launchers.plan.budget.budget import EngineReport
 from vllm_launchers.vllm.flags.flag_table import FlagTable
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts
+from vllm_launchers.vllm.ray_cluster import RayCluster
 
 __all__ = ["HostEnvironment", "Learned", "PlanInputs"]
 
@@ -45,3 +46,5 @@ class PlanInputs(msgspec.Struct, frozen=True):
     """The speculative model for this one, if the flags name a known one."""
     model_problem: str = ""
     """Why there is no such model, in one sentence; empty if there may be one."""
+    ray: RayCluster | None = None
+    """The Ray cluster that runs its workers; None without Ray, or if that can't be asked."""

@@ -63,7 +63,7 @@ def build(cache: Path) -> dict[str, str]:
         return paths
     interpreter = _interpreter()
     cache.mkdir(parents=True, exist_ok=True)
-    with _locked(cache / f"{root.name}.lock"):
+    with locked(cache / f"{root.name}.lock"):
         if complete.exists():
             return paths
         _check_disk(cache)
@@ -72,7 +72,7 @@ def build(cache: Path) -> dict[str, str]:
         log = cache / f"{root.name}.log"
         log.unlink(missing_ok=True)
         _install(interpreter, root, log)
-        _run([paths["python"], str(HERE / "make_tiny_model.py"), paths["model"]], log, "the tiny model")
+        run([paths["python"], str(HERE / "make_tiny_model.py"), paths["model"]], log, "the tiny model")
         complete.touch()
     return paths
 
@@ -101,16 +101,16 @@ def _check_disk(cache: Path) -> None:
 def _install(interpreter: str, root: Path, log: Path) -> None:
     python = str(root / "venv/bin/python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    _run([interpreter, "-m", "venv", str(root / "venv")], log, "a virtual environment")
-    _run([*pip, "-r", str(HERE / "requirements.txt")], log, "the packages")
+    run([interpreter, "-m", "venv", str(root / "venv")], log, "a virtual environment")
+    run([*pip, "-r", str(HERE / "requirements.txt")], log, "the packages")
     with tempfile.TemporaryDirectory() as scratch:  # a build leaves files beside its source
         alias = shutil.copytree(HERE / "vllm-alias", Path(scratch) / "vllm-alias")
-        _run([*pip, "--no-build-isolation", str(alias)], log, "the package that lends vLLM its name")
+        run([*pip, "--no-build-isolation", str(alias)], log, "the package that lends vLLM its name")
     packages = root / f"venv/lib/python{PYTHON[0]}.{PYTHON[1]}/site-packages"
     shutil.copy(HERE / "sitecustomize.py", packages)
 
 
-def _run(command: Sequence[str], log: Path, what: str) -> None:
+def run(command: Sequence[str], log: Path, what: str) -> None:
     """Run one step; its words go to the log, from which the reason of a failure is taken."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | OFFLINE
     with log.open("ab") as file:
@@ -124,7 +124,7 @@ def _run(command: Sequence[str], log: Path, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Only one builder at a time; the second waits and then finds the work done."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -189,7 +189,7 @@ def test_the_reserve_comes_from_the_settings() -> None:
 
 
 def test_nothing_is_concluded_from_the_gpus_of_a_recorded_host() -> None:
-    source = GpuSource(Path("4xa6000"))
+    source = GpuSource(Path("4xa6000"), Path())
     assert source.host() is not None
     assert JudgeContext(source).host is None
 
@@ -228,7 +228,7 @@ def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_look_on(served: 
     told = found(*hot_since(NOW - 300), "", '{"at":', "no json")
     assert abs(told["gpu_throttled"] - (NOW - 300)) <= 10, "since when, though nobody else was there to see"
     assert "gpu_throttled" not in found(*hot_since(NOW - 300, until=NOW - 60)), "nobody has looked for a minute"
-    assert "gpu_throttled" not in found(*hot_since(NOW - 300), gpus=GpuSource(Path("4xa6000")))
+    assert "gpu_throttled" not in found(*hot_since(NOW - 300), gpus=GpuSource(Path("4xa6000"), Path()))
     board = SharedBoard(served, watched=False, read_only=True)
     claim = Claim((0,), NOW - 200, time.time() + 3600, "training", uid=os.getuid() + 1, user="anna")
     board.latest = lambda: Board(served, NOW, (claim,))  # type: ignore[method-assign]

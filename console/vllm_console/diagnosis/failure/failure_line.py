@@ -261,7 +261,7 @@ def _of_a_start(
         window = list(_candidates(parsed, first))
         best = _best(window, exit_code)
         if best is None or best.rank <= _Rank.DEATH:
-            _, stopped = _ending(parsed, first)
+            _, stopped = _ending(parsed, first, exit_code)
             if stopped is not None and (best is None or stopped < best.index):
                 best = _stop(parsed, stopped)
         if best is not None and (best.rank >= _Rank.EXCEPTION or first == 0):
@@ -273,7 +273,7 @@ def _of_a_service(
     parsed: Sequence[LogLine], serves: int, exit_code: int | None
 ) -> tuple[list[_Candidate], _Candidate | None]:
     """What ended a serving server; if no line reports an end, what it keeps rejecting, if anything."""
-    dying, stopped = _ending(parsed, serves)
+    dying, stopped = _ending(parsed, serves, exit_code)
     if stopped is not None:
         return [], _stop(parsed, stopped)
     if dying is None:
@@ -299,16 +299,21 @@ def _may_be(earlier: _Candidate | None, best: _Candidate) -> bool:
     return earlier is not None and best.cause in (earlier.cause, Cause.NCCL)
 
 
-def _ending(parsed: Sequence[LogLine], first: int) -> tuple[int | None, int | None]:
-    """Where the first report of a death stands, or an external stop before anything failed."""
-    own = False
+def _ending(parsed: Sequence[LogLine], first: int, exit_code: int | None) -> tuple[int | None, int | None]:
+    """Where the first report of a death stands, or an external stop before anything failed.
+
+    With Ray an engine reports each SIGTERM in these words, also the one by which the keeper ends it after its API
+    server was killed.
+    """
+    own, killed = False, exit_code in SIGKILL_CODES
     for index in range(first, len(parsed)):
         message = parsed[index].message
         dying, by_itself, stop = _ENDINGS.of(message)
         if dying is not None:
             return index, None
         own = own or by_itself is not None
-        if stop is not None and not (own and "EngineCore: trigger" in message):
+        aside = (own and "EngineCore: trigger" in message) or (killed and "*** SIGTERM received" in message)
+        if stop is not None and not aside:
             return None, index
     return None, None
 

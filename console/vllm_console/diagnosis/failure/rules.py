@@ -28,6 +28,10 @@ class Topic(StrEnum):
     KERNEL_CRASH = "kernel crash"
     NCCL_WARNING = "NCCL warning"
     MAIN_MEMORY = "main memory"
+    RAY_MISSING = "Ray missing"
+    RAY_CLUSTER = "Ray cluster"
+    RAY_GPUS = "Ray GPUs"
+    RAYLET_GONE = "raylet gone"
 
 
 class FailureRule(msgspec.Struct, frozen=True):
@@ -233,6 +237,47 @@ RULES: tuple[FailureRule, ...] = (
         "environment are incompatible. The GPU driver is not the cause.",
         0.9,
         topic=Topic.LIBRARY_SYMBOL,
+    ),
+    # Ray
+    _rule(
+        r"Failed to import Ray: |Using Ray backend requires installation of ray|Ray is not installed",
+        Cause.OTHER,
+        "vLLM was to run its workers with Ray, which is not installed in its environment.",
+        topic=Topic.RAY_MISSING,
+    ),
+    _rule(
+        r"current platform \S+ does not support ray",
+        Cause.OTHER,
+        "vLLM can't run workers with Ray on this platform.",
+        topic=Topic.RAY_MISSING,
+    ),
+    _rule(
+        r"Version mismatch: The cluster was started with",
+        Cause.OTHER,
+        "The Ray cluster runs another version of Ray or Python than this vLLM's environment.",
+        topic=Topic.RAY_CLUSTER,
+    ),
+    _rule(
+        r"Failed to connect to GCS\b|Failed to get cluster ID from GCS|Could not find any running Ray instance"
+        r"|waiting for GCS to become available",
+        Cause.OTHER,
+        "The Ray cluster does not answer at the address that vLLM was given.",
+        0.85,
+        topic=Topic.RAY_CLUSTER,
+    ),
+    _rule(
+        r"Cannot provide a placement group ",
+        Cause.OTHER,
+        "The Ray cluster had not as many free GPUs as the server has workers, and vLLM stopped waiting for them.",
+        topic=Topic.RAY_GPUS,
+    ),
+    _rule(
+        r"Raylet is terminated\. Termination is unexpected|\bNodeDiedError\b|raylet (?:has )?died\b"
+        r"|The node .* died|node has been marked dead because the detector",
+        Cause.ENGINE_DIED,
+        "Ray's own process on a node (the raylet) ended, and with it every worker there.",
+        0.9,
+        topic=Topic.RAYLET_GONE,
     ),
     # the machine
     _rule(

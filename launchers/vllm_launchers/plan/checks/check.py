@@ -12,6 +12,7 @@ from vllm_launchers.plan.checks.hardware import cpu_findings, hardware_findings,
 from vllm_launchers.plan.checks.memory import memory_findings
 from vllm_launchers.plan.checks.model import adapter_findings, model_findings
 from vllm_launchers.plan.checks.parallel import node_findings, parallel_findings
+from vllm_launchers.plan.checks.ray import ray_findings
 from vllm_launchers.plan.checks.request import simulated, variables
 from vllm_launchers.plan.checks.sleep import sleep_findings
 from vllm_launchers.plan.checks.workload import workload_findings
@@ -31,7 +32,8 @@ its memory, though: weights and a KV cache that do not fit end it too."""
 
 THIS_MACHINE = frozenset(
     {"engine_missing", "model_missing", "model_incomplete", "model_gated", "disk_for_download", "port_taken", "no_gpus",
-     "memory_held", "gpu_lost", "gpu_in_mig_mode", "variable_inherited"}
+     "memory_held", "gpu_lost", "gpu_in_mig_mode", "variable_inherited", "ray_missing", "ray_not_here",
+     "ray_unreachable"}
 )  # fmt: skip
 """Errors of this machine's present state: another one may have the model, the network, the port and the memory."""
 
@@ -63,6 +65,7 @@ def _all(plan: Plan, inputs: PlanInputs, workload: Workload | None, budget: Budg
     yield from model_findings(plan, inputs)
     yield from parallel_findings(plan, inputs)
     yield from node_findings(plan, inputs, budget)
+    yield from ray_findings(plan, inputs)
     yield from precision_findings(plan, inputs)
     yield from memory_findings(plan, inputs, workload, budget)
     yield from workload_findings(plan, inputs, workload, budget)

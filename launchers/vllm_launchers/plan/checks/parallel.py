@@ -53,7 +53,7 @@ def _count(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     """Ranks against GPUs: the chosen ones, else all available."""
     wanted = local_ranks(plan.flags)
     there = len(plan.gpus) or (len(inputs.host.gpus) if inputs.host is not None else 0)
-    if not there or plan.engine.build == "cpu":
+    if not there or plan.engine.build == "cpu" or inputs.ray is not None:
         return
     if wanted > there:
         what = f"was given {there}" if plan.gpus else f"there {'is' if there == 1 else 'are'} {there} here"

@@ -9,10 +9,21 @@ from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.host.gpu.sharing import slice_gpu
 from vllm_launchers.plan.attention import Fp8Cache, fp8_cache
 from vllm_launchers.plan.budget.memory_flags import decimal
-from vllm_launchers.plan.flags import BLOCKS, BYTES, DATA, LENGTH, PIPELINE, TENSOR, UTILIZATION, VISIBLE, token_count
+from vllm_launchers.plan.flags import (
+    BACKEND,
+    BLOCKS,
+    BYTES,
+    DATA,
+    LENGTH,
+    PIPELINE,
+    TENSOR,
+    UTILIZATION,
+    VISIBLE,
+    token_count,
+)
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Plan
-from vllm_launchers.vllm.engines import EngineKind
+from vllm_launchers.vllm.engines import Engine, EngineKind
 from vllm_launchers.vllm.flags.changes import Flags, whole_number
 from vllm_launchers.vllm.release_defaults import default_utilization
 
@@ -33,7 +44,12 @@ def local_ranks(flags: Flags) -> int:
 
 def spread(flags: Flags) -> bool:
     """Whether some of its ranks may run on other machines."""
-    return any(name in flags for name in FAR) or flags.get("distributed-executor-backend") == "ray"
+    return any(name in flags for name in FAR) or flags.get(BACKEND) == "ray"
+
+
+def on_ray(engine: Engine, flags: Flags) -> bool:
+    """Whether Ray runs its workers, on the GPUs that Ray chooses."""
+    return engine.kind is EngineKind.VLLM and flags.get(BACKEND) == "ray"
 
 
 def utilization(plan: Plan) -> float:
@@ -79,6 +95,8 @@ def gpus_of(plan: Plan, inputs: PlanInputs) -> tuple[Gpu, ...]:
     host = inputs.host
     if host is None or not uses_gpus(plan):
         return ()
+    if inputs.ray is not None and len([node for node in inputs.ray.nodes if node.gpus]) > 1:
+        return ()  # Ray may choose those of other nodes
     devices = variables(plan, inputs).get(VISIBLE)
     known = {gpu.index: gpu for gpu in host.gpus}
     if plan.gpus and not (devices or "").startswith("MIG-"):

@@ -499,3 +499,15 @@ def test_a_data_parallel_engine_that_died_is_named(end: str) -> None:
     found = failure_line(lines)
     assert found is not None
     assert (found.cause, found.text) == (Cause.ENGINE_DIED, end)
+
+
+def test_a_sigterm_that_rays_handler_reports_does_not_explain_a_sigkill() -> None:
+    lines = [
+        "(APIServer pid=70) INFO:     Application startup complete.",
+        "*** SIGTERM received at time=1795320211 on cpu 0 ***",
+        "(EngineCore pid=77) INFO 11-22 04:03:31 [core.py:1499] [shutdown] EngineCore: exiting busy loop",
+    ]
+    assert failure_line(lines, -9) is None
+    stopped = failure_line(lines, 0)
+    assert stopped is not None
+    assert stopped.cause is Cause.INTERRUPTED

@@ -164,6 +164,43 @@ def peer_gone(_case: Case) -> tuple[Fix, ...]:
     )
 
 
+def ray_missing(case: Case) -> tuple[Fix, ...]:
+    """Run without Ray, or install it."""
+    without = "On one machine vLLM runs its workers itself, without Ray."
+    found = [Fix(Changes(unset=("distributed-executor-backend",)), without)]
+    if "does not support" not in case.text:
+        found.append(
+            _advice("Install Ray into the environment of this vLLM, in the cluster's version: pip install ray.")
+        )
+    return tuple(found)
+
+
+def ray_cluster(_case: Case) -> tuple[Fix, ...]:
+    """Reach a cluster of the same version."""
+    return (
+        _advice("Check the cluster with 'ray status' from this vLLM's environment; RAY_ADDRESS names another one."),
+        _advice("All nodes and this vLLM need the same Ray and the same Python, down to the patch version."),
+    )
+
+
+def ray_gpus(_case: Case) -> tuple[Fix, ...]:
+    """Free GPUs of the cluster, or use fewer."""
+    return (
+        _advice("Check with 'ray status' which GPUs are reserved: end the jobs that hold them, or add a node."),
+        _advice("Or use fewer workers: tensor × pipeline parallel is the number of GPUs that Ray has to have free."),
+    )
+
+
+def raylet_gone(_case: Case) -> tuple[Fix, ...]:
+    """Start Ray again, then the server."""
+    return (
+        _advice("Start Ray again on that node (ray start), check it with 'ray status', then restart this server."),
+        _advice(
+            "Check 'dmesg | grep -i kill' there, and raylet.out in /tmp/ray/session_latest/logs, for why it ended."
+        ),
+    )
+
+
 def library_symbol(case: Case) -> tuple[Fix, ...]:
     """Install packages built for each other."""
     version = f"=={case.version.partition('+')[0]}" if case.version else ""

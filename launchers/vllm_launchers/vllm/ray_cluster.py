@@ -1,0 +1,93 @@
+"""The Ray cluster that a vLLM would run its workers on, as Ray itself reports it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from vllm_launchers.vllm import ray_query
+
+ADDRESS = "RAY_ADDRESS"
+"""The variable that names the cluster; without it Ray looks for one that was started on this machine."""
+SECONDS = 30.0
+"""How long an answer may take: importing Ray takes two seconds."""
+KEPT_SECONDS = 15.0
+"""How long an answer is used: the launch screen plans at every key."""
+
+
+class RayNode(msgspec.Struct, frozen=True):
+    """A living node: ``gpus`` in total, and ``free`` ones that no job of Ray has reserved; None if unknown.
+
+    ``kinds`` are the accelerator types that Ray names, such as ``A100``. ``here`` is whether it is this machine.
+    """
+
+    address: str
+    gpus: float
+    free: float | None = None
+    kinds: tuple[str, ...] = ()
+    here: bool = False
+
+
+class RayCluster(msgspec.Struct, frozen=True):
+    """What is known of Ray and of the cluster.
+
+    ``missing`` says why Ray can't be imported, ``problem`` why the cluster can't be asked; both are empty otherwise.
+    ``address`` is empty if no cluster was named and none runs on this machine: then vLLM starts Ray here, alone.
+    ``versions`` are the cluster's, by ``ray_version`` and ``python_version``.
+    """
+
+    ray: str = ""
+    python: str = ""
+    address: str = ""
+    nodes: tuple[RayNode, ...] = ()
+    versions: Mapping[str, str | None] = msgspec.field(default_factory=dict)
+    missing: str = ""
+    problem: str = ""
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs that Ray manages."""
+        return int(sum(node.gpus for node in self.nodes))
+
+    @property
+    def free(self) -> int | None:
+        """How many of them are reserved by nobody; None if unknown."""
+        found = [node.free for node in self.nodes]
+        return int(sum(free for free in found if free is not None)) if None not in found else None
+
+
+class RayClusters:
+    """Asks clusters, and keeps answers for some seconds."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[float, RayCluster]] = {}
+
+    def read(self, python: str, environ: Mapping[str, str]) -> RayCluster:
+        """The cluster that a vLLM in this Python would use; takes some seconds."""
+        key, now = (python, environ.get(ADDRESS, "")), time.monotonic()
+        known = self._known.get(key)
+        if known is None or now - known[0] > KEPT_SECONDS:
+            known = self._known[key] = (now, _asked(python, environ))
+        return known[1]
+
+
+def _asked(python: str, environ: Mapping[str, str]) -> RayCluster:
+    # As text: the script's own folder must not be where Ray's imports are searched.
+    program = Path(ray_query.__file__).read_text(encoding="utf-8")
+    try:
+        done = subprocess.run(
+            [python, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            cwd="/", env=dict(environ), timeout=SECONDS, check=False,
+        )  # fmt: skip
+        return msgspec.json.decode(done.stdout.splitlines()[-1] if done.stdout else b"", type=RayCluster)
+    except subprocess.TimeoutExpired:
+        return RayCluster(problem=f"no answer within {SECONDS:g}s", address=environ.get(ADDRESS, ""))
+    except OSError as error:
+        return RayCluster(problem=f"{python}: {os.strerror(error.errno or 0)}")
+    except msgspec.MsgspecError as error:
+        return RayCluster(problem=f"its answer can't be read: {error}", address=environ.get(ADDRESS, ""))

@@ -1,0 +1,78 @@
+"""Prints what a Ray cluster reports, as one JSON object. Run by `ray_cluster` in a vLLM's own Python.
+
+It asks the cluster's control store (GCS) and does not join the cluster: for a driver, Ray would start workers.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from typing import Any
+
+SECONDS = 5.0
+"""How long the control store may take to accept a connection."""
+
+
+def main() -> None:
+    """Print the answer, or what is missing."""
+    try:
+        import ray
+        from ray._private import services  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        print(json.dumps({"missing": str(error)}))
+        return
+    found: dict[str, Any] = {"ray": ray.__version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    try:
+        address = services.canonicalize_bootstrap_address(None)  # RAY_ADDRESS, else the cluster of this machine
+        if address is not None:
+            found["address"] = address
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
+            found |= _cluster(address)
+    except Exception as error:  # noqa: BLE001 - the process's boundary: reported
+        found["problem"] = (str(error).strip() or type(error).__name__).splitlines()[0]
+    print(json.dumps(found))
+
+
+def _cluster(address: str) -> dict[str, Any]:
+    """The cluster's versions and nodes."""
+    from ray._private.state import GlobalState  # type: ignore[import-not-found,unused-ignore]
+    from ray._raylet import GcsClient, GcsClientOptions  # type: ignore[import-not-found,unused-ignore]
+
+    versions = GcsClient(address=address).internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster")
+    state = GlobalState()
+    state._initialize_global_state(
+        GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=True)
+    )
+    free = state.available_resources_per_node()
+    nodes = []
+    for node in state.node_table():
+        resources = node.get("Resources", {})
+        if node.get("Alive"):
+            kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+            nodes.append(
+                {
+                    "address": node["NodeManagerAddress"],
+                    "gpus": resources.get("GPU", 0.0),
+                    "free": free.get(node["NodeID"], {}).get("GPU", 0.0),
+                    "kinds": kinds,
+                    "here": _here(node["NodeManagerAddress"]),
+                }
+            )
+    known = json.loads(versions) if versions else {}
+    return {"nodes": nodes, "versions": {name: known.get(name) for name in ("ray_version", "python_version")}}
+
+
+def _here(address: str) -> bool:
+    """Whether an address is this machine's: only then can a socket be bound to it."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as one:
+            one.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

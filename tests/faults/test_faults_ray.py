@@ -1,0 +1,113 @@
+"""Workers that Ray runs: children of a raylet that is nobody's child, beside those of other jobs of this user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes.keeper_bench import Bench, until
+from vllm_console.fleet.gpus import roots
+from vllm_launchers.keeper import client, process_group, processes
+from vllm_launchers.keeper.records import ProcessIdentity, ServerRecord, State
+
+TREE = Path(__file__).with_name("fake_tree.py")
+SHARED = Path("/dev/shm")
+
+
+class Ray:
+    """A raylet with a worker of our server and one of another job. Both ignore SIGTERM, and the raylet ends neither."""
+
+    def __init__(self, root: Path) -> None:
+        self.ours, self.theirs = SHARED / f"psm_{os.getpid()}_ours", SHARED / f"psm_{os.getpid()}_theirs"
+        pids = root / "ray-pids"
+        words = [sys.executable, "-S", str(TREE), "--pids", str(pids), "--raylet", str(self.ours), str(self.theirs)]
+        self.raylet = subprocess.Popen(words, start_new_session=True)
+        until(pids.exists, "the workers of Ray")
+        self.worker, self.other = (_identity(int(pid)) for pid in pids.read_text().split())
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.raylet.pid, signal.SIGKILL)
+        self.raylet.wait()
+        for queue in (self.ours, self.theirs):
+            queue.unlink(missing_ok=True)
+
+
+def _identity(pid: int) -> ProcessIdentity:
+    found = processes.identity(pid)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def ray(bench: Bench) -> Iterator[Ray]:
+    one = Ray(bench.root)
+    yield one
+    one.end()
+
+
+def started(bench: Bench, ray: Ray, *, on_ray: bool = True) -> ServerRecord:
+    """A server whose engine has the queue of one of the raylet's workers, and whose keeper has polled its group."""
+    spec = bench.spec(ray=on_ray)
+    words = ("--port", str(spec.port), "--pids", str(bench.root / "pids"), "--workers", "0", "--queue", str(ray.ours))
+    bench.launch(type(spec)(**{**vars(spec), "argv": (sys.executable, "-S", str(TREE), *words)}))
+    record = bench.wait(State.READY)
+    until(lambda: len(members(bench)) == 2 + on_ray, "the keeper's poll")
+    return record
+
+
+def members(bench: Bench) -> frozenset[ProcessIdentity]:
+    return process_group.recorded(bench.file("")).members
+
+
+def test_a_worker_of_the_server_is_found_through_its_queue_and_no_other(bench: Bench, ray: Ray) -> None:
+    record = started(bench, ray)
+    assert ray.worker in members(bench)
+    assert ray.other not in members(bench)
+    assert roots([record], bench.root)[ray.worker.pid] == "one"
+    bench.stopped()
+    assert not processes.alive(ray.worker)
+    assert processes.alive(ray.other)
+    assert ray.raylet.poll() is None
+
+
+@pytest.mark.parametrize("gone", ["engine", "raylet", "server"])
+def test_a_worker_that_ray_does_not_end_is_ended_with_the_server(bench: Bench, ray: Ray, gone: str) -> None:
+    record = started(bench, ray)
+    (engine,) = members(bench) - {record.server, ray.worker}
+    if gone == "raylet":
+        ray.raylet.kill()
+        ray.raylet.wait()
+    assert record.server is not None
+    processes.send(record.server if gone == "server" else engine, signal.SIGKILL)
+    bench.wait(State.FAILED)
+    assert not processes.alive(ray.worker)
+    assert processes.alive(ray.other)
+    assert f"sent SIGKILL (9) to pid {ray.worker.pid}" in bench.file("keeper.log").read_text()
+
+
+def test_the_next_keeper_knows_the_worker_when_keeper_and_server_were_killed(bench: Bench, ray: Ray) -> None:
+    record = started(bench, ray)
+    group = members(bench) - {ray.worker}
+    bench.orphaned(record)
+    for one in group:
+        processes.send(one, signal.SIGKILL)
+    bench.adopt()
+    bench.until(lambda found: not found.state.alive)
+    assert not processes.alive(ray.worker)
+    assert processes.alive(ray.other)
+
+
+def test_without_ray_the_workers_of_a_raylet_are_nobodys(bench: Bench, ray: Ray) -> None:
+    started(bench, ray, on_ray=False)
+    bench.stopped()
+    assert processes.alive(ray.worker)
+    assert processes.alive(ray.other)
+    assert client.exists(bench.root, "one")

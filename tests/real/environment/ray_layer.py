@@ -1,0 +1,78 @@
+"""Put Ray on top of the environment that `build` makes: ``ray_layer.py [CACHE]``.
+
+Prints one JSON line like ``build.py``, with ``ray`` in addition. The layer is a virtual environment whose packages are
+links to those of the other one, which stays as it is, plus Ray and a plugin that lets vLLM use it on the CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import build
+
+PACKAGES = ("ray==2.60.0", "msgpack==1.2.4")
+PLUGIN = build.HERE / "ray_on_cpu"
+NEEDED_BYTES = 5 * 10**8
+
+
+def layer(cache: Path) -> dict[str, str]:
+    """The paths; built first if this recipe was never built to its end.
+
+    Raises:
+        CannotBeHadError: with the reason.
+    """
+    below = build.build(cache)
+    key = hashlib.sha256(repr((PACKAGES, Path(__file__).read_bytes())).encode())
+    for path in sorted(path for path in PLUGIN.rglob("*") if path.is_file() and path.parent.name != "__pycache__"):
+        key.update(path.read_bytes())
+    root = cache / "ray" / f"{build.recipe_key()}-{key.hexdigest()[:8]}"
+    root.parent.mkdir(exist_ok=True)
+    programs = root / "venv/bin"
+    paths = {**below, **{name: str(programs / name) for name in ("vllm", "python", "ray")}}
+    complete = root / "complete"
+    with build.locked(root.with_suffix(".lock")):
+        if not complete.exists():
+            if (free := shutil.disk_usage(cache).free) < NEEDED_BYTES:
+                raise build.CannotBeHadError(f"{cache} has {free / 1e9:.1f} GB free; Ray needs 0.5 GB")
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir()
+            _install(Path(below["python"]), root, root.with_suffix(".log"))
+            complete.touch()
+    return paths
+
+
+def _install(below: Path, root: Path, log: Path) -> None:
+    log.unlink(missing_ok=True)
+    build.run([str(below), "-m", "venv", "--without-pip", str(root / "venv")], log, "a virtual environment")
+    version = f"python{build.PYTHON[0]}.{build.PYTHON[1]}"
+    packages = root / "venv/lib" / version / "site-packages"
+    for path in (below.parent.parent / "lib" / version / "site-packages").iterdir():
+        if path.name != "__pycache__":
+            (packages / path.name).symlink_to(path)
+    for path in PLUGIN.iterdir():
+        (packages / path.name).symlink_to(path)
+    python = root / "venv/bin/python"
+    pip = [str(below), "-m", "pip", "--python", str(python), "install", "--quiet", "--disable-pip-version-check"]
+    build.run([*pip, "--no-deps", *PACKAGES], log, "Ray")
+    command = below.with_name("vllm").read_text(encoding="utf-8").replace(str(below), str(python))
+    (root / "venv/bin/vllm").write_text(command, encoding="utf-8")
+    (root / "venv/bin/vllm").chmod(0o755)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build, and print where."""
+    try:
+        print(json.dumps(layer(Path(arguments[0]) if arguments else build.default_cache())))
+    except (build.CannotBeHadError, OSError) as error:
+        print(error, file=sys.stderr)
+        return build.CANNOT_BE_HAD
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

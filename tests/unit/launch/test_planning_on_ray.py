@@ -1,0 +1,198 @@
+"""A launch whose workers a Ray cluster runs: what the cluster lacks, its address, and the GPUs that Ray chooses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from vllm_launchers.host.gpu.document import read_host
+from vllm_launchers.keeper.records import LaunchSpec
+from vllm_launchers.launch.errors import UsageError
+from vllm_launchers.launch.inputs import PlanInputsReader
+from vllm_launchers.launch.placement import AUTO, OFFERED, Place, place_on_ray
+from vllm_launchers.launch.planner import Planner
+from vllm_launchers.launch.request import LaunchRequest
+from vllm_launchers.launch.resolve import LaunchPlan, ResolvedRequest, resolve
+from vllm_launchers.plan.choices.nodes import NodesRequest
+from vllm_launchers.plan.findings import Finding, Level
+from vllm_launchers.plan.flags import VISIBLE
+from vllm_launchers.plan.inputs import PlanInputs
+from vllm_launchers.plan.model import Changes, Engine, EngineKind
+from vllm_launchers.presets.load import read_presets
+from vllm_launchers.vllm.flags.releases import release_table
+from vllm_launchers.vllm.modelfacts.known import known_facts
+from vllm_launchers.vllm.ray_cluster import RayCluster, RayClusters, RayNode
+
+RAY = {"distributed-executor-backend": "ray"}
+HERE = RayNode("10.0.0.1", 4, 4, ("H100",), here=True)
+THERE = RayNode("10.0.0.2", 4, 4, ("H100",))
+CLUSTER = RayCluster("2.60.0", "3.11.7", "10.0.0.1:6379", (HERE,))
+SAME = {"ray_version": "2.60.0", "python_version": "3.11.7"}
+
+
+def launch(
+    cluster: RayCluster | None = CLUSTER, flags: Mapping[str, Any] | None = None, *, build: str = "cuda",
+    nodes: NodesRequest | None = None, preset: str = "chatbot",
+) -> LaunchPlan:  # fmt: skip
+    engine = Engine(EngineKind.VLLM, ("/opt/vllm",), "0.33.0", build, "/opt/vllm")
+    changes = Changes({**RAY, "tensor-parallel-size": 2, **(flags or {})})
+    request = ResolvedRequest(
+        read_presets(None)[0][preset], engine, changes, "meta-llama/Llama-3.1-8B-Instruct", "127.0.0.1", 8000, {},
+        find=lambda plan, host: place_on_ray(OFFERED, ()), nodes=nodes,
+    )  # fmt: skip
+    facts = known_facts("meta-llama/Llama-3.1-8B-Instruct")
+    inputs = PlanInputs(facts, release_table("0.33.0"), read_host(Path("8xh100")), ray=cluster)
+    return resolve(request, inputs)
+
+
+def finding(found: LaunchPlan) -> Finding:
+    """The one finding about Ray."""
+    (one,) = [one for one in found.plan.findings if one.code.startswith("ray_")]
+    return one
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code", "level", "words"),
+    [
+        (RayCluster(missing="No module named 'ray'"), "ray_missing", Level.ERROR, "(/opt/vllm): No module named 'ray'"),
+        (
+            replace(CLUSTER, nodes=(), problem="Connection refused"), "ray_unreachable", Level.ERROR,
+            "no Ray cluster answers at 10.0.0.1:6379: Connection refused",
+        ),
+        (RayCluster("2.60.0", "3.11.7"), "ray_not_running", Level.WARNING, "RAY_ADDRESS is not set"),
+        (
+            replace(CLUSTER, versions={**SAME, "python_version": "3.12.1"}), "ray_version_differs", Level.ERROR,
+            "runs Ray 2.60.0 on Python 3.12.1, this vLLM has Ray 2.60.0 on Python 3.11.7",
+        ),
+        (replace(CLUSTER, nodes=(THERE,)), "ray_not_here", Level.ERROR, "this machine is not a node"),
+        (
+            replace(CLUSTER, nodes=(replace(HERE, free=1),)), "ray_gpus_busy", Level.WARNING,
+            "has 4 GPUs (10.0.0.1 4 H100), of which 1 are free and 2 are needed",
+        ),
+        (replace(CLUSTER, versions=SAME), "ray_cluster", Level.ADVICE, "4 GPUs (10.0.0.1 4 H100), 4 free"),
+        (replace(CLUSTER, nodes=(HERE, THERE)), "ray_cluster", Level.ADVICE, "this machine's GPUs, on each node"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("ray_") else "",
+)  # fmt: skip
+def test_a_sentence_says_what_the_cluster_is_or_lacks(cluster: RayCluster, code: str, level: Level, words: str) -> None:
+    found = [one for one in launch(cluster).plan.findings if one.code == code]
+    assert [one.level for one in found] == [level]
+    assert words in found[0].message
+
+
+def test_too_few_gpus_are_refused_with_a_size_that_fits() -> None:
+    found = finding(launch(flags={"tensor-parallel-size": 8}))
+    assert (found.code, found.level, found.surely) == ("ray_gpus_too_few", Level.ERROR, False)
+    assert "it needs 8 GPUs" in found.message
+    assert found.fix == Changes({"tensor-parallel-size": 4})
+
+
+def test_tensor_parallelism_over_nodes_has_stages_as_its_fix() -> None:
+    plan = launch(replace(CLUSTER, nodes=(HERE, THERE)), {"tensor-parallel-size": 8}).plan
+    (found,) = [one for one in plan.findings if one.code == "ray_tp_over_nodes"]
+    assert found.fix == Changes({"tensor-parallel-size": 4, "pipeline-parallel-size": 2})
+
+
+def test_the_cpu_build_is_refused_unless_forced() -> None:
+    found = [one for one in launch(build="cpu").plan.findings if one.code == "ray_on_cpu"]
+    assert [(one.level, one.surely) for one in found] == [(Level.ERROR, False)]
+
+
+def test_the_server_gets_the_address_that_was_checked_and_no_gpus() -> None:
+    found = launch()
+    assert found.plan.environment["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert VISIBLE not in found.plan.environment
+    assert found.plan.gpus == ()
+    assert found.details.environment["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert RAY.items() <= found.plan.flags.items()
+
+
+def test_its_keeper_knows_and_it_is_ready_only_after_a_request() -> None:
+    on_ray, alone = launch().spec(), launch(None, {"distributed-executor-backend": "mp"}).spec()
+    assert isinstance(on_ray, LaunchSpec)
+    assert (on_ray.ray, alone.ray) == (True, False)
+    unwarmed = launch()
+    assert replace(unwarmed, details=replace(unwarmed.details, warm_up=False)).spec().warm_up is not None
+
+
+def test_gpus_of_this_machine_decide_nothing_where_ray_has_several_nodes() -> None:
+    codes = {one.code for one in launch(replace(CLUSTER, nodes=(HERE, THERE))).plan.findings}
+    assert not codes & {"memory_held", "gpus_too_few", "tp_over_pcie"}
+
+
+@pytest.mark.parametrize(("place", "gpus"), [("", (0,)), ("MIG-1", ()), ("", (0, 1))])
+def test_named_gpus_are_refused_since_ray_chooses(place: str, gpus: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="Ray chooses the GPUs"):
+        place_on_ray(place, gpus)
+    assert place_on_ray(AUTO, ()) == Place()
+
+
+def test_nodes_of_vllm_and_ray_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="on a Ray cluster --distributed-executor-backend ray does without it"):
+        launch(nodes=NodesRequest(2, master_addr="10.0.0.1"))
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+def fake_python(folder: Path, answer: Mapping[str, Any]) -> str:
+    """A Python that answers for `ray_query`, and notes how often."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\necho noise\necho '{json.dumps(answer)}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_cluster_is_asked_once_for_a_while(tmp_path: Path) -> None:
+    answer = {
+        "ray": "2.60.0", "python": "3.11.7", "address": "10.0.0.1:6379", "versions": SAME,
+        "nodes": [{"address": "10.0.0.1", "gpus": 4.0, "free": 2.0, "kinds": ["H100"], "here": True}],
+    }  # fmt: skip
+    clusters, python = RayClusters(), fake_python(tmp_path, answer)
+    found = clusters.read(python, {"PATH": "/usr/bin:/bin"})
+    assert (found.gpus, found.free, found.versions) == (4, 2, SAME)
+    assert clusters.read(python, {"PATH": "/usr/bin:/bin"}) is found
+    assert (tmp_path / "asked").read_text() == "asked\n"
+    clusters.read(python, {"PATH": "/usr/bin:/bin", "RAY_ADDRESS": "10.0.0.9:6379"})
+    assert (tmp_path / "asked").read_text() == "asked\nasked\n"
+
+
+def test_a_python_without_ray_or_without_an_answer_is_said_to_be_so(tmp_path: Path) -> None:
+    found = RayClusters().read(sys.executable, {"PATH": "/usr/bin:/bin"})
+    assert "No module named 'ray'" in found.missing
+    assert "No such file" in RayClusters().read(str(tmp_path / "nothing"), {}).problem
+    assert "can't be read" in RayClusters().read(fake_python(tmp_path, {"nodes": 3}), {}).problem
+    assert "can't be read" in RayClusters().read("/bin/true", {}).problem
+
+
+def test_only_a_launch_on_ray_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def read(_: RayClusters, python: str, environ: Mapping[str, str]) -> RayCluster:
+        asked.append(environ.get("RAY_ADDRESS", ""))
+        return CLUSTER
+
+    monkeypatch.setattr(RayClusters, "read", read)
+    vllm = tmp_path / "vllm"
+    vllm.write_text(
+        f"#!{sys.executable}\nimport sys\nfrom vllm.entrypoints.cli.main import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+    vllm.chmod(0o755)
+    planner = Planner(tmp_path, PlanInputsReader(), reports=None)  # type: ignore[arg-type]
+    engine = Engine(EngineKind.VLLM, (str(vllm),), "0.33.0", "cuda", str(vllm))
+    monkeypatch.setattr(planner, "engine", lambda kind, path: engine)
+    request = LaunchRequest("chatbot", changes=Changes(RAY), environment={"RAY_ADDRESS": "10.0.0.1:6379"}, port=8123)
+    plan = planner.plan(request, ()).plan
+    assert asked == ["10.0.0.1:6379"]
+    assert any(one.code == "ray_cluster" for one in plan.findings)
+    planner.plan(replace(request, changes=Changes()), ())
+    assert len(asked) == 1
+    with pytest.raises(UsageError, match="leave --gpus out"):
+        planner.plan(replace(request, gpus=(0,)), ())
