@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fakes.hub import COMMIT, FakeHub
+from fakes.hub import COMMIT, FakeHub, sha256
 
 CONFIG = json.dumps({
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
@@ -100,6 +100,18 @@ def test_an_interrupted_download_keeps_what_is_complete(program: Any) -> None:
         # The first run looked into it and downloaded it; the second found it in the cache.
         assert hub.got.count("config.json") == 2
         assert not list(blobs.glob("*incomplete"))
+
+
+def test_parts_that_killed_downloads_left_are_deleted_once_their_file_is_complete(program: Any) -> None:
+    with FakeHub({"org/tiny": FILES}) as hub:
+        blobs = program.home / "hf/hub/models--org--tiny/blobs"
+        blobs.mkdir(parents=True)
+        ours = blobs / f"{sha256(FILES['model.safetensors'])}.c285aba4.incomplete"
+        other = blobs / f"{'0' * 64}.c285aba4.incomplete"
+        for part in (ours, other):
+            part.write_bytes(b"a part")
+        assert program("models", "get", "org/tiny", "--yes", env=hub_env(program, hub)).returncode == 0
+        assert (ours.exists(), other.exists()) == (False, True)
 
 
 @pytest.mark.parametrize(

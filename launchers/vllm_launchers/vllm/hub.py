@@ -6,7 +6,9 @@ has it too. Its cache, token and settings apply. What is complete stays when a d
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import glob
 import hashlib
 import importlib.util
 import json
@@ -182,7 +184,19 @@ class Hub:
             progress("verifying", checked)
             self._verify(found.model, one, paths.get(one.name))
             checked += one.bytes or 0
+        self._drop_unfinished(blobs, found)
         return snapshot
+
+    @staticmethod
+    def _drop_unfinished(blobs: Path, found: HubModel) -> None:
+        """Delete the parts that killed downloads left of these files, which ``huggingface_hub`` never continues.
+
+        Nobody writes them: it downloads a blob under a lock, and only if it is not there.
+        """
+        for one in found.files:
+            for part in blobs.glob(f"{glob.escape(one.sha256 or one.blob or '-')}.*.incomplete"):
+                with contextlib.suppress(OSError):
+                    part.unlink()
 
     def search(self, words: str) -> tuple[FoundModel, ...]:
         """Models by words, those with the most downloads first.
