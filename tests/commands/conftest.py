@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.commands import run_command, with_own_port
 from fakes.keeper_bench import end_servers
 
 
@@ -34,15 +34,7 @@ class Program:
     def __call__(
         self, *words: str, env: dict[str, str] | None = None, typed: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "vllm_console", *words],
-            env={**self.env, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-            input=typed,
-        )
+        return run_command(with_own_port(words), {**self.env, **(env or {})}, typed)
 
     def json(self, *words: str, env: dict[str, str] | None = None) -> Any:
         """The answer as JSON; the command must have ended well."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fakes import made_runs
+from fakes.commands import run_command
 from vllm_console.alerts.check import Report, report_document
 from vllm_console.cli.models import model_document
 from vllm_console.cli.predict import prediction_document
@@ -94,11 +93,8 @@ def test_commands(words: list[str], tmp_path: Path) -> None:
     board.chmod(0o1777)
     (tmp_path / "config.toml").write_text(f'board = "{board}"\n')
     place = ["--config", str(tmp_path / "config.toml"), "--state", str(tmp_path / "state")]
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_console", *place, *words, "--json"],
-        env={**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    env = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = run_command([*place, *words, "--json"], env)
     assert not undescribed(json.loads(done.stdout)), done.stderr
 
 

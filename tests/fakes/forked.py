@@ -1,4 +1,4 @@
-"""Short runs of vLLM in forks of one process that has imported it (``real/environment/forks.py``)."""
+"""Short programs in forks of one process that has imported what they need (`fork_server`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-SERVER = Path(__file__).parents[1] / "real/environment/forks.py"
+SERVER = Path(__file__).with_name("fork_server.py")
 
 
 class Forked:
-    """A process that is no child of this one, with what is used of `subprocess.Popen`."""
+    """A process that is no child of this one; has those methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -26,7 +26,7 @@ class Forked:
         self._ended = threading.Event()
 
     def ended(self, code: int) -> None:
-        """Its parent says so."""
+        """Its parent reports its exit code."""
         self.returncode = code
         self._ended.set()
 
@@ -51,16 +51,24 @@ class Forked:
         """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
 
 class Forks:
-    """The process that has imported vLLM, in an environment that its forks share but for single variables."""
+    """A process that has imported some modules, and runs programs in forks of itself."""
 
-    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
-        self._environment = dict(environment)
+    def __init__(self, python: str, environment: Mapping[str, str], imported: Sequence[str]) -> None:
+        self.environment = dict(environment)
+        """Of the process itself; a fork gets its own."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         number = theirs.fileno()
         self._process = subprocess.Popen(
-            [python, str(SERVER), str(number)], env=self._environment, pass_fds=[number], stdin=subprocess.DEVNULL
+            [python, str(SERVER), str(number), *imported],
+            env=self.environment,
+            pass_fds=[number],
+            stdin=subprocess.DEVNULL,
         )
         theirs.close()
         self._starting = threading.Lock()
@@ -70,29 +78,29 @@ class Forks:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *streams: IO[bytes] | int) -> Forked:
-        """Run ``python ARGV`` with these variables on top, and these standard streams; from any thread."""
-        request = json.dumps({"argv": list(argv), "env": {**self._environment, **env}}).encode()
+        """Run ``python ARGV`` with this environment and these standard streams; may be called from any thread."""
+        request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}).encode()
         files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
         with self._starting:
             socket.send_fds(self._socket, [request], files)
             with self._answered:
                 while not self._started:
-                    assert self._answered.wait(600), "vLLM was not imported in time"
+                    assert self._answered.wait(600), "the fork server did not answer: did its imports fail?"
                 return self._started.pop()
 
     def run(self, argv: Sequence[str], given: str, env: Mapping[str, str] | None = None) -> str:
-        """Run ``python ARGV`` with this input to its end; returns its output."""
+        """Run ``python ARGV`` with this input to its end, with these variables added; returns its output."""
         with TemporaryFile() as read, TemporaryFile() as written, TemporaryFile() as errors:
             read.write(given.encode())
             read.seek(0)
-            code = self.start(argv, env or {}, read, written, errors).wait(600)
+            code = self.start(argv, {**self.environment, **(env or {})}, read, written, errors).wait(600)
             for file in (written, errors):
                 file.seek(0)
             assert code == 0, errors.read().decode(errors="replace")[-3000:]
             return written.read().decode()
 
     def close(self) -> None:
-        """End it. Its forks are ended by who started them."""
+        """End it. Whoever started a fork ends that."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -110,4 +118,4 @@ class Forks:
                         self._answered.notify_all()
         with self._answered:
             for forked in self._running.values():
-                forked.ended(-signal.SIGKILL)  # nobody will say
+                forked.ended(-signal.SIGKILL)  # their exit codes are not known any more

@@ -31,6 +31,17 @@ ENVIRONMENT = dict(os.environ)
 CANNOT_BE_HAD = 3
 """The builder's exit code when the machine is the reason."""
 
+IMPORTED = (
+    "vllm.entrypoints.cli.main",
+    "vllm.entrypoints.cli.serve",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.model_executor.models.llama",
+)
+"""What `forks` imports: all that a server on the CPU needs."""
+
 BUILD_SECONDS = 1800
 READY_SECONDS = 600
 """On a machine that is far too busy; one that dies is noticed at once."""
@@ -151,7 +162,7 @@ StartServer = Callable[..., RealServer]
 @pytest.fixture(scope="session")
 def forks(real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> Iterator[Forks]:
     """Runs programs in real vLLM's Python, which has imported it once for all."""
-    forks = Forks(real_environment["python"], {**os.environ, **real_env})
+    forks = Forks(real_environment["python"], {**os.environ, **real_env}, IMPORTED)
     yield forks
     forks.close()
 
@@ -192,7 +203,7 @@ def start_for(
             process: subprocess.Popen[bytes] | Forked
             with log.open("wb") as output, Path(os.devnull).open("rb") as nothing:
                 if forks is not None and not titled:
-                    process = forks.start(argv, env or {}, nothing, output, output)
+                    process = forks.start(argv, {**forks.environment, **(env or {})}, nothing, output, output)
                 else:
                     process = subprocess.Popen(
                         argv,

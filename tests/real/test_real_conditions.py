@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from fakes.commands import run_command
+
 pytestmark = pytest.mark.real
 
 LOOK_SECONDS = 150.0
@@ -61,10 +63,7 @@ def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags, free_port
     loads: list[subprocess.Popen[bytes]] = []
 
     def run(*more: str) -> Any:
-        answer = subprocess.run(
-            [*console, *more, "--json"], env=env, capture_output=True, text=True, timeout=300, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        answer = run_command([*more, "--json"], env, timeout=300)
         assert answer.returncode == 0, f"{more}: {answer.stderr}\n{answer.stdout}"
         return json.loads(answer.stdout)
 

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from fakes.commands import run_command
 from fakes.keeper_bench import end_servers
 from vllm_launchers.keeper import client
 from vllm_launchers.keeper.records import State
@@ -37,8 +37,7 @@ class Program:
         self.state, self.environment = state, environment
 
     def __call__(self, *words: str) -> Any:
-        command = [sys.executable, "-m", "vllm_console", "--state", str(self.state), *words, "--json"]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        done = run_command(["--state", str(self.state), *words, "--json"], self.environment, timeout=SECONDS)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

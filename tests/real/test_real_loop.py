@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from fakes.commands import run_command
 
 pytestmark = pytest.mark.real
 
@@ -31,10 +32,7 @@ def program_at(home: Path, real_env, real_vllm, tiny_model, cpu_flags) -> Iterat
     }
 
     def run(*words: str, check: bool = True):
-        answer = subprocess.run(
-            [sys.executable, "-m", "vllm_console", *words, "--json"],
-            env=env, capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        answer = run_command([*words, "--json"], env, timeout=300)
         if not check:
             return answer
         assert answer.returncode == 0, f"{words}: {answer.stderr}\n{answer.stdout}"

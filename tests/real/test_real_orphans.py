@@ -60,7 +60,7 @@ def wait(condition, what, seconds=SECONDS):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not come within {seconds:g} s"
-        time.sleep(0.05)
+        time.sleep(0.25)  # four of these read the process table at once, beside what they wait for
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fakes.commands import run_command, with_own_port
 from fakes.keeper_bench import end_servers
 
 
@@ -47,15 +48,7 @@ def command(home: dict[str, str]) -> Iterator[Callable[..., subprocess.Completed
     """Runs ``vllm-console`` with some words; every server that it started ends with the test."""
 
     def run(*words: str, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "vllm_console", *words],
-            env={**os.environ, **home, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        return run_command(with_own_port(words), {**os.environ, **home, **(env or {})})
 
     yield run
     end_servers(Path(home["XDG_STATE_HOME"]) / "vllm-console")

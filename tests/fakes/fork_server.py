@@ -1,0 +1,98 @@
+"""Imports modules once and then runs each program in a fork: the imports are most of what a short program costs.
+
+    PYTHON fork_server.py DESCRIPTOR MODULE...
+
+DESCRIPTOR is a Unix socket of packets. A request is ``{"argv": […], "env": {…}, "cwd": …}`` with the descriptors of its
+standard input, output and error; ``argv`` is what would follow ``python``: ``-c CODE …``, ``-m MODULE …`` or
+``SCRIPT …``. There are two answers: ``{"pid": …}`` at once, and ``{"pid": …, "code": …}`` when it has ended, with the
+code as in `subprocess`. The server ends when the other end of the socket is closed.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+
+MOST_BYTES = 1 << 20
+
+
+def become(request, descriptors):
+    """In a fork: run the requested program to its end."""
+    os.setsid()
+    for target, source in enumerate(descriptors):
+        os.dup2(source, target)
+        os.close(source)
+    for name in set(os.environ) - set(request["env"]):
+        del os.environ[name]
+    os.environ.update(request["env"])
+    time.tzset()
+    os.chdir(request["cwd"])
+    open_streams()
+    first, *rest = request["argv"]
+    if first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif first == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *rest]
+        runpy.run_path(first, run_name="__main__")
+
+
+def open_streams():
+    """Open the standard streams as Python does when it starts: a terminal's are line-buffered."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        before = getattr(sys, f"__{name}__")
+        mode, buffering = ("r" if name == "stdin" else "w"), (1 if name == "stderr" else -1)
+        stream = open(descriptor, mode, buffering, before.encoding, before.errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def main():
+    """Serve requests; a fork returns from here, and ends as the program that it ran."""
+    server = socket.socket(fileno=int(sys.argv[1]))
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    gc.freeze()  # a fork's collections would copy the pages of all that was imported
+    ready = select.poll()
+    ready.register(server, select.POLLIN)
+    running = {}  # pid by its pidfd
+    while True:
+        for descriptor, _ in ready.poll():
+            if descriptor != server.fileno():
+                ready.unregister(descriptor)
+                pid = running.pop(descriptor)
+                os.close(descriptor)
+                _, status = os.waitpid(pid, 0)
+                with contextlib.suppress(BrokenPipeError):
+                    server.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
+                continue
+            data, descriptors, _, _ = socket.recv_fds(server, MOST_BYTES, 3)
+            if not data:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                server.close()
+                for each in running:
+                    os.close(each)
+                become(json.loads(data), descriptors)
+                return
+            for each in descriptors:
+                os.close(each)
+            running[pidfd := os.pidfd_open(pid)] = pid
+            ready.register(pidfd, select.POLLIN)
+            server.send(json.dumps({"pid": pid}).encode())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main()
