@@ -22,13 +22,13 @@ async def test_restarts_leave_nothing(console, fakes):
         flags = {**server.flags, "max-num-seqs": 64 + now["generation"] % 7}
         return replace(server, generation=now["generation"], flags=flags, pid=1000 + now["generation"])
 
-    async with console(chat, refresh=0.01) as c:
+    async with console(chat) as c:
         held = []
         tracemalloc.start()
         try:
             for generation in range(2, WARM_UP + 2 * RESTARTS + 1):
                 now["generation"] = generation
-                await c.until(lambda g=generation: c.app.snapshot.server("chat").generation == g, "a look")
+                await c.until(lambda g=generation: c.app.snapshot.server("chat").generation == g, "a snapshot of it")
                 if generation >= WARM_UP and (generation - WARM_UP) % RESTARTS == 0:
                     gc.collect()
                     held.append(tracemalloc.get_traced_memory()[0])
