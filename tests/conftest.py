@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import signal
+import ssl
 import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import httpx._transports.default as httpx_transport
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -91,6 +94,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_tls_context() -> Iterator[None]:
+    """Clients share the context that httpx makes by default: reading its certificates takes 24 ms per client."""
+    make = httpx_transport.create_ssl_context
+    default = cache(make)
+
+    def create(verify: object = True, cert: object = None, trust_env: bool = True) -> ssl.SSLContext:
+        own = verify is not True or cert is not None or {"SSL_CERT_FILE", "SSL_CERT_DIR"} & os.environ.keys()
+        return make(verify, cert, trust_env) if own else default(trust_env=trust_env)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx_transport, "create_ssl_context", create)
+        yield
 
 
 @pytest.fixture(scope="session")
