@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from operator import itemgetter
 from statistics import NormalDist
 
 import msgspec
@@ -98,9 +99,9 @@ def worth(*series: Sequence[float]) -> float:
 
 
 def standard_error(values: Sequence[float], seed: int) -> float:
-    """The standard error of the median of independent values."""
+    """The standard error of the median of independent values, at least two."""
     count = len(values)
-    medians = [median([values[index] for index in picked]) for picked in _draws(count, seed)]
+    medians = [median(resample(values)) for resample in _resamples(count, seed)]
     mean = math.fsum(medians) / len(medians)
     variance = math.fsum((value - mean) ** 2 for value in medians) / (len(medians) - 1)
     # A sample's spread underestimates its population's by this factor.
@@ -108,8 +109,8 @@ def standard_error(values: Sequence[float], seed: int) -> float:
 
 
 @cache
-def _draws(count: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """The windows of each resample. A linear congruential generator (Knuth's MMIX): the same at every call."""
+def _resamples(count: int, seed: int) -> tuple[itemgetter[tuple[float, ...]], ...]:
+    """Each takes a resample of that many values. A linear congruential generator (Knuth's MMIX): always the same."""
     state = seed * 0x9E3779B97F4A7C15 & _MASK
     found = []
     for _ in range(RESAMPLES):
@@ -117,7 +118,7 @@ def _draws(count: int, seed: int) -> tuple[tuple[int, ...], ...]:
         for _ in range(count):
             state = (state * _MULTIPLIER + _INCREMENT) & _MASK
             picked.append((state >> 33) % count)
-        found.append(tuple(picked))
+        found.append(itemgetter(*picked))
     return tuple(found)
 
 
