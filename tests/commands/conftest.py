@@ -32,9 +32,11 @@ class Program:
         self.env.pop("HF_TOKEN", None)
 
     def __call__(
-        self, *words: str, env: dict[str, str] | None = None, typed: str = ""
+        self, *words: str, env: dict[str, str] | None = None, typed: str = "", own_port: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        return run_command(with_own_port(words), {**self.env, **(env or {})}, typed)
+        """Run it; a server that it starts gets a port of its own, which is chosen here rather than by the command."""
+        words = with_own_port(words) if own_port else words
+        return run_command(words, {**self.env, **(env or {})}, typed)
 
     def json(self, *words: str, env: dict[str, str] | None = None) -> Any:
         """The answer as JSON; the command must have ended well."""

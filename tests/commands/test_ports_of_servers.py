@@ -11,7 +11,7 @@ from fakes import ports
 
 def test_servers_started_at_once_get_ports_of_their_own(program):
     def begin(name):
-        return program("start", "batch", "--engine", "simulated", "--name", name, "--wait", "--json")
+        return program("start", "batch", "--engine", "simulated", "--name", name, "--wait", "--json", own_port=False)
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(begin, ("a", "b", "c", "d")))

@@ -52,12 +52,11 @@ def run_command(
             os.close(descriptor)
 
 
-def with_own_port(words: Sequence[str]) -> list[str]:
-    """A command line whose ``start`` names a port that no server of another test gets."""
-    if "start" not in words or "--port" in words:
-        return list(words)
-    after = words.index("start") + 1
-    return [*words[:after], "--port", str(free_port()), *words[after:]]
+def with_own_port(words: tuple[str, ...]) -> tuple[str, ...]:
+    """``start …`` with a port that no server of another test gets; other command lines as they are."""
+    if words[:1] != ("start",) or "--port" in words:
+        return words
+    return ("start", "--port", str(free_port()), *words[1:])
 
 
 @cache
