@@ -1,4 +1,4 @@
-"""For all tests: a person's own folders are never touched, and fakes are had as fixtures."""
+"""For all tests: the user's own folders are never touched; fakes are fixtures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if settings.get_current_profile_name() == "default":  # with CI=true it is anoth
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """For the soak in `faults`: how long it goes on, and what it is drawn from."""
+    """Options of the soak in `faults`: its length and its seed."""
     parser.addoption("--soak-minutes", type=float, default=1.0, help="how long the soak acts (default 1)")
     parser.addoption("--soak-seed", type=int, default=6, help="what its actions are drawn from (default 6)")
 
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
-"""Python's default of 700 has it go through what tests have imported again and again: a tenth of their time."""
+"""Python's default of 700 has collections traverse all imported modules again and again: a tenth of the tests' time."""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

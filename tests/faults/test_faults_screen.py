@@ -74,7 +74,7 @@ def test_every_key_is_answered_beside_every_fault(scene, compiler, tmp_path):
     assert most < keys.FROZEN_SECONDS, "this machine is too busy to tell"
 
 
-def test_a_server_is_stopped_while_a_look_hangs_on_another(bench, monkeypatch):
+def test_a_server_is_stopped_while_a_poll_hangs_on_another(bench, monkeypatch):
     """The disk stalls under one server's history; the key that stops another must not wait for that."""
     for name in ("one", "two"):
         bench.ready(bench.spec(), name)
@@ -89,34 +89,34 @@ def test_a_server_is_stopped_while_a_look_hangs_on_another(bench, monkeypatch):
         return connected(reader)
 
     monkeypatch.setattr(store.HistoryFile, "_connected", stall)
-    look = threading.Thread(target=fleet.snapshot)
-    look.start()
+    polling = threading.Thread(target=fleet.snapshot)
+    polling.start()
     try:
         assert met.wait(20)
         assert fleet.stop("one").state in (State.STOPPING, State.STOPPED)
         bench.wait(State.STOPPED)
-        assert look.is_alive(), "the look hung all the while"
+        assert polling.is_alive(), "the poll hung all the while"
     finally:
         let_go.set()
-        look.join(20)
+        polling.join(20)
         fleet.close()
 
 
-def test_verbs_and_looks_in_several_threads_get_in_each_others_way_nowhere(bench):
+def test_verbs_and_polls_in_several_threads_get_in_each_others_way_nowhere(bench):
     for name in ("one", "two"):
         bench.ready(bench.spec(), name)
     fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
     over, faults = threading.Event(), []
 
-    def look():
+    def poll():
         try:
             while not over.wait(0.02):
                 fleet.snapshot("one")
-        except Exception as error:  # noqa: BLE001 - all that may go wrong is looked for
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong is a failure of the test
             faults.append(error)
 
-    looks = [threading.Thread(target=look) for _ in range(3)]
-    for thread in looks:
+    threads = [threading.Thread(target=poll) for _ in range(3)]
+    for thread in threads:
         thread.start()
     try:
         for name in ("one", "two"):
@@ -125,7 +125,7 @@ def test_verbs_and_looks_in_several_threads_get_in_each_others_way_nowhere(bench
             fleet.forget(name)
     finally:
         over.set()
-        for thread in looks:
+        for thread in threads:
             thread.join(20)
         fleet.close()
     assert faults == []
@@ -144,10 +144,10 @@ def test_a_pipe_in_place_of_a_file_holds_nobody_up(bench, file):
     os.mkfifo(path, 0o600)
     fleet = LocalFleet(bench.root, observe=False, interactive=True, gpus=False)
     found = []
-    look = threading.Thread(target=lambda: found.append(fleet.snapshot("two")), daemon=True)
-    look.start()
-    look.join(20)
-    assert found, "the look hangs"
+    polling = threading.Thread(target=lambda: found.append(fleet.snapshot("two")), daemon=True)
+    polling.start()
+    polling.join(20)
+    assert found, "the poll hangs"
     server = found[0].server("one")
     assert server is not None
     assert server.state is State.FAILED

@@ -1,6 +1,6 @@
 """Real vLLM on the CPU: its environment, built once, a tiny model, and servers that are surely gone after a test.
 
-Where it cannot be had the tests skip and say why; with ``CI=true`` in the environment they fail instead.
+Where it is not available the tests skip with the reason; with ``CI=true`` in the environment they fail instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUILDER = Path(__file__).with_name("environment") / "build.py"
 ENVIRONMENT = dict(os.environ)
 """As it was before any test had folders of its own: the cache is shared by all runs of the tests."""
 
-CANNOT_BE_HAD = 3
+UNAVAILABLE = 3
 """The builder's exit code when the machine is the reason."""
 
 IMPORTED = (
@@ -60,8 +60,8 @@ def real_environment() -> Mapping[str, str]:
         env=ENVIRONMENT,
     )
     if done.returncode:
-        reason = f"real vLLM cannot be had here: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}"
-        if done.returncode != CANNOT_BE_HAD or os.environ.get("CI", "").lower() == "true":
+        reason = f"real vLLM is not available here: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}"
+        if done.returncode != UNAVAILABLE or os.environ.get("CI", "").lower() == "true":
             pytest.fail(reason)
         pytest.skip(reason)
     paths: dict[str, str] = json.loads(done.stdout)

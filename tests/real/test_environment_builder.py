@@ -1,4 +1,4 @@
-"""The builder of the real environment: once only, anew when its recipe changes, and a reason where it cannot be had."""
+"""The builder of the real environment: it builds once, and anew when its recipe changes; it says why it cannot."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_another_machine_is_told_why(
     builder: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert builder.main([str(tmp_path)]) == builder.CANNOT_BE_HAD
+    assert builder.main([str(tmp_path)]) == builder.UNAVAILABLE
     assert "Linux x86-64" in capsys.readouterr().err
 
 
@@ -92,14 +92,14 @@ def test_a_full_disk_is_told(
     builder: ModuleType, installs: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(builder, "NEEDED_BYTES", 10**18)
-    with pytest.raises(builder.CannotBeHadError, match="GB free"):
+    with pytest.raises(builder.UnavailableError, match="GB free"):
         builder.build(tmp_path)
     assert installs == []
 
 
 def test_a_step_that_fails_gives_its_own_reason(builder: ModuleType, tmp_path: Path) -> None:
     code = "print('ERROR: No matching distribution found for torch'); print('a hint'); raise SystemExit(1)"
-    with pytest.raises(builder.CannotBeHadError, match="the packages could not be made: ERROR: No matching"):
+    with pytest.raises(builder.UnavailableError, match="the packages could not be made: ERROR: No matching"):
         builder.run([sys.executable, "-c", code], tmp_path / "log", "the packages")
 
 
@@ -116,4 +116,4 @@ def test_where_it_cannot_be_had_tests_skip_but_fail_in_ci(ci: str, outcome: str)
         check=False,
     )
     assert outcome in done.stdout
-    assert "real vLLM cannot be had here" in done.stdout
+    assert "real vLLM is not available here" in done.stdout

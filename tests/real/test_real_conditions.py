@@ -20,8 +20,8 @@ from fakes.commands import run_command
 
 pytestmark = pytest.mark.real
 
-LOOK_SECONDS = 150.0
-"""A finding takes 30 to 50 s of bad frames, and a busy machine takes its time for each look."""
+FINDING_SECONDS = 150.0
+"""A finding takes 30 to 50 s of bad frames; a busy machine needs longer."""
 
 PACED = Path(__file__).parent / "environment" / "paced"
 """A plugin of vLLM's that gives its engine the pace of a larger model: these tests load it for minutes."""
@@ -124,7 +124,7 @@ def stopped_at_work(program: Any, engine: psutil.Process) -> bool:
 
 def until(check: Callable[[], Any], what: str) -> Any:
     """Ask until the answer is true."""
-    deadline = time.monotonic() + LOOK_SECONDS
+    deadline = time.monotonic() + FINDING_SECONDS
     while not (answer := check()):
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(3)

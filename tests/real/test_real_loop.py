@@ -100,7 +100,7 @@ def press_until_preempting(program, name: str) -> float:
         "load", name, "--rate", "12", "--duration", "2", "--input-p95", "40", "--output-p95", "1500",
         "--prefix-reuse", "0", "--seed", "3",
     )  # fmt: skip
-    # The recorder looks once a second: the last look must be younger than the load.
+    # The recorder samples once a second: the last sample must be younger than the load.
     time.sleep(1.5)
     return preemptions(program, name)
 

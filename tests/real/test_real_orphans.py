@@ -65,7 +65,7 @@ def wait(condition, what, seconds=SECONDS):
 
 @pytest.fixture
 def spec_of(real_env, real_vllm, tiny_model, cpu_flags, free_port):
-    """The launch of a case: as real vLLM runs on a CPU, with as many processes as are to be had."""
+    """The launch of a case: as real vLLM runs on a CPU, with as many processes as it can."""
 
     def make(case: Case) -> LaunchSpec:
         port = free_port()
@@ -143,7 +143,7 @@ def play(root: Path, name: str, case: Case, spec: LaunchSpec, family: set[Proces
     wait(come, f"{name}: {case.moment}", UP_SECONDS)
     home = client.folder(root, name)
     if case.moment == "serving":
-        wait(lambda: process_group.recorded(home).shared_memory, "the keeper's look at shared memory")
+        wait(lambda: process_group.recorded(home).shared_memory, "the keeper's list of shared memory")
     if case.moment == "stopping":
         assert client.stop(root, name).state is State.STOPPING
     who, shared = tree(client.read(root, name)), dict(process_group.recorded(home).shared_memory)

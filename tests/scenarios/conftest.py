@@ -1,4 +1,4 @@
-"""A simulated server in virtual time, looked at through its metrics, and what is the matter with it by then."""
+"""A simulated server in virtual time, observed through its metrics, and the findings about it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from vllm_launchers.simulated.settings import Simulated, resolve
 BEGAN = 1_000_000.0
 """Unix seconds at which the virtual server became ready."""
 
-LOOK_SECONDS = 2.5
-"""Four looks a frame: enough for its highest and lowest gauges, and cheap."""
+SAMPLE_SECONDS = 2.5
+"""Four samples a frame: enough for its highest and lowest gauges, and cheap."""
 
 
 @dataclass
@@ -92,27 +92,27 @@ class Server:
         queue = [(request.arrival, index, request) for index, request in enumerate(requests)]
         heapq.heapify(queue)
         (engine,) = metrics.engines
-        now, look = 0.0, 0.0
-        while look <= seconds:
-            until = min(look, queue[0][0]) if queue and not core.busy else look
+        now, next_sample = 0.0, 0.0
+        while next_sample <= seconds:
+            until = min(next_sample, queue[0][0]) if queue and not core.busy else next_sample
             if not core.busy:
                 now = max(now, until)
             while queue and queue[0][0] <= now:
                 core.scheduler.add(heapq.heappop(queue)[2])
             if core.busy:
                 took = core.begin(now)
-                while look <= min(now + took, seconds):
-                    self._look(served, metrics, core, parser, look)
-                    look += LOOK_SECONDS
+                while next_sample <= min(now + took, seconds):
+                    self._sample(served, metrics, core, parser, next_sample)
+                    next_sample += SAMPLE_SECONDS
                 now += took
                 engine.step(core.finish(took, now))
-            elif now >= look:
-                self._look(served, metrics, core, parser, look)
-                look += LOOK_SECONDS
+            elif now >= next_sample:
+                self._sample(served, metrics, core, parser, next_sample)
+                next_sample += SAMPLE_SECONDS
         return served
 
     @staticmethod
-    def _look(served: Served, metrics: Metrics, core: Any, parser: Parser, at: float) -> None:
+    def _sample(served: Served, metrics: Metrics, core: Any, parser: Parser, at: float) -> None:
         metrics.engines[0].state(core)
         served.frames.append(parser.parse(metrics.render().decode(), BEGAN + at))
         frames = served.frames.since(0.0)

@@ -35,7 +35,7 @@ def test_a_line_that_is_cut_off_is_no_process(tmp_path: Path, text: str) -> None
     assert procfs.stat(8, str(tmp_path)) is None
 
 
-def test_a_look_for_which_no_descriptor_is_left_is_no_end_to_who_must_be_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_be_read_for_lack_of_descriptors_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 

@@ -1,8 +1,8 @@
 """Build a CPU vLLM and a tiny model once, for the tests under ``tests/real``: ``build.py [CACHE]``.
 
-Prints one JSON line ``{"vllm": …, "model": …, "python": …}`` when they stand. Takes about 2 minutes and 2.5 GB the
+Prints one JSON line ``{"vllm": …, "model": …, "python": …}`` once both are there. Takes about 2 minutes and 2.5 GB the
 first time, nothing after: the folder's name is a hash of the recipe, so that a changed recipe is built anew.
-Exit code 3 with one sentence on stderr: it cannot be had on this machine. Standard library only.
+Exit code 3 with one sentence on stderr: this machine can't have it. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PYTHON = (3, 11)
 NEEDED_BYTES = 5 * 10**9
-CANNOT_BE_HAD = 3
+UNAVAILABLE = 3
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-class CannotBeHadError(Exception):
+class UnavailableError(Exception):
     """This machine cannot have the environment; the text says why."""
 
 
 def default_cache() -> Path:
     """``$VLLMCONSOLE_TEST_CACHE``, else a folder in the user's cache."""
-    if told := os.environ.get("VLLMCONSOLE_TEST_CACHE"):
-        return Path(told)
+    if folder := os.environ.get("VLLMCONSOLE_TEST_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm-console-tests"
 
 
@@ -50,7 +50,7 @@ def build(cache: Path) -> dict[str, str]:
     """The environment's paths; built first if this recipe was never built to its end.
 
     Raises:
-        CannotBeHadError: with the reason.
+        UnavailableError: with the reason.
     """
     root = cache / recipe_key()
     paths = {
@@ -79,21 +79,21 @@ def build(cache: Path) -> dict[str, str]:
 
 def _interpreter() -> str:
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise CannotBeHadError(
+        raise UnavailableError(
             f"the CPU build of vLLM is for Linux x86-64, this is {sys.platform} {platform.machine()}"
         )
     if platform.python_implementation() == "CPython" and sys.version_info[:2] == PYTHON:
         return sys.executable
     found = shutil.which("python3.11")
     if found is None:
-        raise CannotBeHadError("the CPU build of vLLM needs CPython 3.11, and there is no python3.11 on PATH")
+        raise UnavailableError("the CPU build of vLLM needs CPython 3.11, and there is no python3.11 on PATH")
     return found
 
 
 def _check_disk(cache: Path) -> None:
     free = shutil.disk_usage(cache).free
     if free < NEEDED_BYTES:
-        raise CannotBeHadError(
+        raise UnavailableError(
             f"{cache} has {free / 1e9:.1f} GB free; the environment needs {NEEDED_BYTES / 1e9:.0f} GB"
         )
 
@@ -120,7 +120,7 @@ def run(command: Sequence[str], log: Path, what: str) -> None:
         said = log.read_bytes()[start:].decode(errors="replace")
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no word")
-        raise CannotBeHadError(f"{what} could not be made: {reason}")
+        raise UnavailableError(f"{what} could not be made: {reason}")
 
 
 @contextlib.contextmanager
@@ -135,9 +135,9 @@ def main(arguments: Sequence[str]) -> int:
     """Build, and print where."""
     try:
         print(json.dumps(build(Path(arguments[0]) if arguments else default_cache())))
-    except (CannotBeHadError, OSError) as error:
+    except (UnavailableError, OSError) as error:
         print(error, file=sys.stderr)
-        return CANNOT_BE_HAD
+        return UNAVAILABLE
     return 0
 
 

@@ -24,7 +24,7 @@ def layer(cache: Path) -> dict[str, str]:
     """The paths; built first if this recipe was never built to its end.
 
     Raises:
-        CannotBeHadError: with the reason.
+        UnavailableError: with the reason.
     """
     below = build.build(cache)
     key = hashlib.sha256(repr((PACKAGES, Path(__file__).read_bytes())).encode())
@@ -38,7 +38,7 @@ def layer(cache: Path) -> dict[str, str]:
     with build.locked(root.with_suffix(".lock")):
         if not complete.exists():
             if (free := shutil.disk_usage(cache).free) < NEEDED_BYTES:
-                raise build.CannotBeHadError(f"{cache} has {free / 1e9:.1f} GB free; Ray needs 0.5 GB")
+                raise build.UnavailableError(f"{cache} has {free / 1e9:.1f} GB free; Ray needs 0.5 GB")
             shutil.rmtree(root, ignore_errors=True)
             root.mkdir()
             _install(Path(below["python"]), root, root.with_suffix(".log"))
@@ -68,9 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     """Build, and print where."""
     try:
         print(json.dumps(layer(Path(arguments[0]) if arguments else build.default_cache())))
-    except (build.CannotBeHadError, OSError) as error:
+    except (build.UnavailableError, OSError) as error:
         print(error, file=sys.stderr)
-        return build.CANNOT_BE_HAD
+        return build.UNAVAILABLE
     return 0
 
 

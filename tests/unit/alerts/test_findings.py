@@ -84,7 +84,7 @@ def test_a_server_that_was_stopped_has_no_findings() -> None:
     assert tracker.open == ()
 
 
-def test_findings_of_a_removed_server_end_and_not_where_it_is_missing_for_one_look() -> None:
+def test_findings_of_a_removed_server_end_and_not_where_it_is_missing_in_one_snapshot() -> None:
     tracker = FindingTracker()
     told_by(tracker, with_(PRESSURE), NOW)
     assert told_by(tracker, None, NOW + 5) == []

@@ -49,7 +49,7 @@ def engine(
     return EngineSample(**{**fields, **more})  # type: ignore[arg-type]
 
 
-def looks(*engines: EngineSample, generation: int = 2) -> list[Entry]:
+def entries_of(*engines: EngineSample, generation: int = 2) -> list[Entry]:
     """One a second up to now."""
     begin = NOW - len(engines) + 1
     return [
@@ -59,7 +59,7 @@ def looks(*engines: EngineSample, generation: int = 2) -> list[Entry]:
 
 
 def values(*engines: EngineSample) -> dict[str, float | None]:
-    judged = judge(served([entry.sample for entry in looks(*engines)]), OBJECTIVES, "chatbot")
+    judged = judge(served([entry.sample for entry in entries_of(*engines)]), OBJECTIVES, "chatbot")
     return {one.name: one.value for one in judged}
 
 
@@ -67,7 +67,7 @@ STEADY = tuple(engine(tick) for tick in range(120))
 
 
 def test_steady_service_holds_every_objective() -> None:
-    report = check(SERVER, looks(*STEADY), NOW, 300)
+    report = check(SERVER, entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert report.problems == ()
     document = report_document(report)
@@ -84,7 +84,7 @@ def test_latencies_are_exact_where_the_probe_has_recorded_every_request(tmp_path
     now, begin = time.time(), time.monotonic() - 119
     entries = [
         entry._replace(at=now - 119 + tick, sample=replace(entry.sample, at=now - 119 + tick))
-        for tick, entry in enumerate(looks(*STEADY))
+        for tick, entry in enumerate(entries_of(*STEADY))
     ]
     segments = {kind: plugin.Segments(tmp_path, kind, {}) for kind in ("steps", "first_tokens")}
     for at in (begin + tick + 0.5 for tick in range(119)):
@@ -103,7 +103,7 @@ def test_each_broken_objective_is_one_sentence_with_figure_limit_and_source() ->
     slow = Histogram((0.5, 2.0, INF), (0.0, 200.0, 200.0), 300.0)
     broken = engine(119, usage=0.95, preempted=20, histograms={"ttft": slow, "itl": STEADY[-1].histograms["itl"]})
     full = [replace(one, kv_cache_usage=0.95) for one in STEADY[:-1]]
-    report = check(SERVER, looks(*full, broken), NOW, 300)
+    report = check(SERVER, entries_of(*full, broken), NOW, 300)
     assert not report.ok
     assert [problem.split(" is ")[0] for problem in report.problems] == [
         "chat: KV cache usage", "chat: preemptions per request", "chat: TTFT p99",
@@ -159,7 +159,7 @@ def test_the_fullest_engine_counts() -> None:
 def test_an_engine_that_began_anew_within_the_window_loses_no_count() -> None:
     before = [engine(100 + tick, preempted=5) for tick in range(20)]
     after = [engine(tick, preempted=3) for tick in range(200)]
-    done = served([entry.sample for entry in looks(*before, *after)])
+    done = served([entry.sample for entry in entries_of(*before, *after)])
     assert done.counted is not None
     assert done.counted.requests_finished_total == 19 + 199
     assert done.counted.preemptions_total == 3
@@ -171,8 +171,8 @@ def test_preemptions_count_whole_where_nothing_has_ended() -> None:
 
 
 def test_only_the_present_generation_counts() -> None:
-    bad = looks(*[engine(tick, usage=0.99) for tick in range(60)], generation=1)
-    good = looks(*STEADY[:40])
+    bad = entries_of(*[engine(tick, usage=0.99) for tick in range(60)], generation=1)
+    good = entries_of(*STEADY[:40])
     report = check(SERVER, [entry._replace(at=entry.at - 60) for entry in bad] + good, NOW, 300)
     assert report.ok
     assert report.window_seconds == pytest.approx(39)
@@ -182,18 +182,18 @@ IDLE = tuple(engine(50, running=0, usage=0.0) for _ in range(60))
 
 
 def test_an_idle_server_is_well_only_where_that_is_asked_for() -> None:
-    strict = check(SERVER, looks(*IDLE), NOW, 300)
+    strict = check(SERVER, entries_of(*IDLE), NOW, 300)
     assert not strict.ok
     assert "served nothing in the last 59s" in strict.problems[0]
     assert "--allow-idle" in strict.problems[0]
-    kind = check(SERVER, looks(*IDLE), NOW, 300, allow_idle=True)
+    kind = check(SERVER, entries_of(*IDLE), NOW, 300, allow_idle=True)
     assert kind.ok
     assert [one.ok for one in kind.objectives] == [True, None, None, None]
 
 
 def test_idle_and_full_is_broken_all_the_same() -> None:
     full = [replace(one, kv_cache_usage=0.99) for one in IDLE]
-    report = check(SERVER, looks(*full), NOW, 300, allow_idle=True)
+    report = check(SERVER, entries_of(*full), NOW, 300, allow_idle=True)
     assert not report.ok
     assert len(report.problems) == 1
 
@@ -209,7 +209,7 @@ def test_idle_and_full_is_broken_all_the_same() -> None:
 )
 def test_a_server_that_does_not_serve_is_broken_even_where_idle_is_well(state: State, told: str) -> None:
     server = replace(SERVER, state=state, reason="out of memory" if state is State.FAILED else "")
-    report = check(server, looks(*STEADY), NOW, 300, allow_idle=True)
+    report = check(server, entries_of(*STEADY), NOW, 300, allow_idle=True)
     assert not report.ok
     assert len(report.problems) == 1
     assert told in report.problems[0]
@@ -218,21 +218,21 @@ def test_a_server_that_does_not_serve_is_broken_even_where_idle_is_well(state: S
 @pytest.mark.parametrize("code", ["engine_dead", "engine_hung"])
 def test_a_broken_engine_breaks_the_check_whatever_was_measured(code: str) -> None:
     finding = Finding(code, Severity.CRITICAL, NOW - 60, "3 requests run, and no token has come.", "It hangs.")
-    report = check(replace(SERVER, findings=(finding,)), looks(*STEADY), NOW, 300)
+    report = check(replace(SERVER, findings=(finding,)), entries_of(*STEADY), NOW, 300)
     assert report.problems == ("chat: 3 requests run, and no token has come. It hangs.",)
     assert report_document(report)["findings"][0]["code"] == code
 
 
 def test_other_conditions_are_told_and_break_nothing() -> None:
     finding = Finding("context_unused", Severity.NOTE, NOW - 60, "Short.", "Long context.")
-    report = check(replace(SERVER, findings=(finding,)), looks(*STEADY), NOW, 300)
+    report = check(replace(SERVER, findings=(finding,)), entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert report.findings == (finding,)
 
 
 def test_requests_that_run_without_a_token_are_a_hang() -> None:
     stuck = [engine(50, running=3, usage=0.5) for _ in range(90)]
-    report = check(SERVER, looks(*stuck), NOW, 300, allow_idle=True)
+    report = check(SERVER, entries_of(*stuck), NOW, 300, allow_idle=True)
     assert not report.ok
     assert "produces no tokens: requests have run for 1m29s" in report.problems[0]
 
@@ -241,10 +241,10 @@ def test_requests_that_run_without_a_token_are_a_hang() -> None:
     ("entries", "now", "trouble", "told"),
     [
         ([], NOW, "", "nothing recorded"),
-        (looks(*STEADY), NOW + 120, "", "last read 2m00s ago"),
-        (looks(engine(1)), NOW, "", "only one sample"),
+        (entries_of(*STEADY), NOW + 120, "", "last read 2m00s ago"),
+        (entries_of(engine(1)), NOW, "", "only one sample"),
         ([], NOW, "it is damaged", "can't be judged: it is damaged"),
-        (looks(*(EngineSample() for _ in range(30))), NOW, "", "--disable-log-stats"),
+        (entries_of(*(EngineSample() for _ in range(30))), NOW, "", "--disable-log-stats"),
     ],
 )
 def test_without_data_it_is_broken_and_says_why(entries: list[Entry], now: float, trouble: str, told: str) -> None:
@@ -254,7 +254,7 @@ def test_without_data_it_is_broken_and_says_why(entries: list[Entry], now: float
 
 
 def test_a_server_without_a_preset_is_judged_by_our_defaults_and_says_so() -> None:
-    report = check(replace(SERVER, objectives=None, preset=""), looks(*STEADY), NOW, 300)
+    report = check(replace(SERVER, objectives=None, preset=""), entries_of(*STEADY), NOW, 300)
     assert report.ok
     assert {one.source for one in report.objectives} == {"default objectives, no preset"}
 
@@ -271,7 +271,7 @@ def latency(limit: float, counts: tuple[float, ...], bounds: tuple[float, ...] =
     last = engine(119, histograms={"ttft": ttft, "itl": STEADY[-1].histograms["itl"]})
     none = Histogram(bounds, (0.0,) * len(bounds), 0.0)
     before = [replace(one, histograms={**one.histograms, "ttft": none}) for one in STEADY[:-1]]
-    report = check(replace(SERVER, objectives=objectives), looks(*before, last), NOW, 300)
+    report = check(replace(SERVER, objectives=objectives), entries_of(*before, last), NOW, 300)
     assert report.ok is (report.objectives[2].ok is not False)
     return report_document(report)["objectives"][2] | {"sentence": report.objectives[2].sentence}
 
@@ -295,10 +295,10 @@ def test_an_objective_within_the_first_bucket_is_neither_met_nor_broken() -> Non
 
 def test_a_ttft_that_leaves_out_those_that_wait_says_so() -> None:
     waiting = Window(NOW - 60, NOW, requests_running=4.0, requests_waiting=36.0, longest_wait=49.0)
-    report = check(replace(SERVER, window=waiting), looks(*STEADY), NOW, 300)
+    report = check(replace(SERVER, window=waiting), entries_of(*STEADY), NOW, 300)
     told = "; 36 waiting requests are not included yet, the longest has waited at least 49s"
     assert [one.sentence.endswith(told) for one in report.objectives] == [False, False, True, False]
-    assert "not included" not in check(SERVER, looks(*STEADY), NOW, 300).objectives[2].sentence
+    assert "not included" not in check(SERVER, entries_of(*STEADY), NOW, 300).objectives[2].sentence
 
 
 @pytest.mark.parametrize(

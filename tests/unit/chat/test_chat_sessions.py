@@ -32,7 +32,7 @@ def session_on(script) -> ChatSession:
 
 
 def until(true) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         time.sleep(0.005)

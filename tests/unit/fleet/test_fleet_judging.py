@@ -85,7 +85,7 @@ def test_a_selected_server_is_judged_by_its_history_and_the_others_are_not(folde
     watched.close()
 
 
-def test_a_queue_that_came_long_before_the_first_look_and_stays_is_named(tmp_path: Path) -> None:
+def test_a_queue_that_came_long_before_the_first_sample_and_stays_is_named(tmp_path: Path) -> None:
     """Rows by ten seconds do not tell how short it was; those by the second reach back half an hour."""
     writer = Writer(tmp_path / HISTORY)
     for second in range(0, 1200, 3):
@@ -216,7 +216,7 @@ def served(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("interactive", [False, True], ids=["command", "console"])
-def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_look_on(served: Path, interactive: bool) -> None:
+def test_what_recorders_saw_of_the_gpus_is_known_from_the_first_snapshot_on(served: Path, interactive: bool) -> None:
     def found(*lines: str, gpus: GpuSource | None = None, board: SharedBoard | None = None) -> dict[str, float]:
         (served.parents[1] / GPU_SAMPLES).write_text("\n".join(lines))
         watched = WatchedServer(served, interactive=interactive)

@@ -32,7 +32,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 def ended(loads: Loads, name: str) -> str:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (result := loads.result(name)):
         assert time.monotonic() < deadline
         time.sleep(0.01)

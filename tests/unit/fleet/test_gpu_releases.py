@@ -35,7 +35,7 @@ class Machine:
         self.releases.watch("chat", self.ended.is_set)
 
     def until(self, true: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not true():
             assert time.monotonic() < deadline
             time.sleep(0.01)

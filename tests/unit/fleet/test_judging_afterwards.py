@@ -28,7 +28,7 @@ OBJECTIVES = Objectives(ttft_p99_seconds=2.0, itl_p99_seconds=0.1, kv_cache_usag
 HOUR = 3600
 
 
-def look(at: float, begun: float, usage: float) -> Sample:
+def poll(at: float, begun: float, usage: float) -> Sample:
     done = (at - begun) * 10
     engine = EngineSample(
         requests_running=4, requests_waiting=0, kv_cache_usage=usage, preemptions_total=0, prompt_tokens_total=done,
@@ -49,7 +49,7 @@ def night(tmp_path: Path) -> tuple[RunRecorder, ServerRecord]:
     folder.mkdir(parents=True)
     writer = Writer(folder / HISTORY)
     for second in range(0, 2 * HOUR, 10):
-        writer.append(look(begun + second, begun, 0.95 if second < HOUR else 0.2))
+        writer.append(poll(begun + second, begun, 0.95 if second < HOUR else 0.2))
     writer.close()
     book = RunRecorder(tmp_path, 0.0, read_only=False)
     book.enter(record)
@@ -116,7 +116,7 @@ def served(folder: Path, waiting: Callable[[int], float], *, step: int = 10, slo
     record = ServerRecord("chat", State.STOPPED, begun + 2400, begun - 60, (generation,))
     writer = Writer(folder / HISTORY)
     for second in range(0, 2400, step):
-        engine = look(begun + second, begun, 0.2).engines["0"]
+        engine = poll(begun + second, begun, 0.2).engines["0"]
         ended = second * 20.0
         ttft = Histogram((1.0, 2.0, 4.0, math.inf), (ended * (1 - slow),) * 2 + (ended,) * 2, ended)
         engine = replace(engine, requests_waiting=waiting(second), histograms={"ttft": ttft})

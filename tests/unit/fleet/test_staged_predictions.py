@@ -63,7 +63,7 @@ def test_it_is_ended(pretend: Callable[[str], Path], end: Callable[[StagedPredic
     words, asked, answers = pretend("exec sleep 60"), StagedPredictions(Path("/s")), list[object]()
     thread = threading.Thread(target=lambda: answers.append(asked.ask("chat", CHANGES)))
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (words.exists() and words.read_text().endswith("\n")):
         assert time.monotonic() < deadline
         time.sleep(0.01)

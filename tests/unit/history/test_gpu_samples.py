@@ -71,7 +71,7 @@ def host(at: float, **facts: Any) -> Host:
     return Host(at=at, gpus=(Gpu(index=0, name="NVIDIA L40S", memory_gib=45.0, **facts),), links=(Link(0, 1, "SYS"),))
 
 
-def test_one_looks_for_all_and_another_takes_its_place(
+def test_one_samples_for_all_and_another_takes_its_place(
     make_stub: Callable[[Host], Any], recorded: Callable[[str], Host], tmp_path: Path
 ) -> None:
     seen = recorded("4xa6000")
@@ -104,7 +104,7 @@ def test_what_conditions_are_judged_by_comes_back_and_secrets_do_not(
     assert "hf_abc" not in command
 
 
-def test_each_look_is_written_once_and_none_of_a_driver_that_hangs(
+def test_each_sample_is_written_once_and_none_of_a_driver_that_hangs(
     looks: Callable[..., GpuSampleStore], tmp_path: Path
 ) -> None:
     hung = replace(host(102.0), problem="driver not answering since 12:00:00")

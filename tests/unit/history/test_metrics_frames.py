@@ -8,7 +8,7 @@ from vllm_console.history.frames import Frames, merged, total
 from vllm_console.metrics.sample import EngineSample, Histogram, Sample
 
 
-def look(at: float, tokens: float, usage: float = 0.5, waiting: float = 0.0, ttft: float = 0.0) -> Sample:
+def poll(at: float, tokens: float, usage: float = 0.5, waiting: float = 0.0, ttft: float = 0.0) -> Sample:
     histogram = Histogram((1.0, float("inf")), (ttft, ttft), ttft * 0.5)
     one = EngineSample(
         generation_tokens_total=tokens, kv_cache_usage=usage, requests_waiting=waiting, histograms={"ttft": histogram}
@@ -19,7 +19,7 @@ def look(at: float, tokens: float, usage: float = 0.5, waiting: float = 0.0, ttf
 def test_a_frame_counts_what_grew_and_keeps_the_highest_gauges() -> None:
     frames = Frames()
     for second in range(21):
-        frames.append(look(100.0 + second, second * 10.0, 0.9 if second == 4 else 0.5, float(second == 7), second))
+        frames.append(poll(100.0 + second, second * 10.0, 0.9 if second == 4 else 0.5, float(second == 7), second))
     first, second_frame = frames.since(0)
     assert (first.start, first.end, first.per_second("generation_tokens_total")) == (100.0, 110.0, 10.0)
     assert (first.usage_max, first.waiting_max, first.waiting_min) == (0.9, 1.0, 0.0)
@@ -34,7 +34,7 @@ def test_a_frame_counts_what_grew_and_keeps_the_highest_gauges() -> None:
 def test_a_gap_or_another_generation_counts_nowhere() -> None:
     frames = Frames()
     for at, tokens, generation in [(0, 0, 1), (10, 50, 1), (60, 900, 1), (70, 950, 1), (75, 0, 2), (85, 30, 2)]:
-        frames.append(look(float(at), float(tokens)), generation)
+        frames.append(poll(float(at), float(tokens)), generation)
     assert [(one.start, total([one], "generation_tokens_total")) for one in frames.since(0)] == [
         (0.0, 50.0),
         (60.0, 50.0),
@@ -44,10 +44,10 @@ def test_a_gap_or_another_generation_counts_nowhere() -> None:
     assert [one.start for one in frames.since(50.0)] == [60.0, 75.0]
 
 
-def test_a_look_from_before_is_left_out() -> None:
+def test_an_earlier_sample_is_left_out() -> None:
     frames = Frames()
     for at in (0.0, 5.0, 4.0, 10.0):
-        frames.append(look(at, at))
+        frames.append(poll(at, at))
     (only,) = frames.since(0)
     assert (only.start, only.end) == (0.0, 10.0)
 
@@ -55,25 +55,25 @@ def test_a_look_from_before_is_left_out() -> None:
 def test_only_the_last_frames_are_kept() -> None:
     frames = Frames(step=1.0, keep=3)
     for at in range(10):
-        frames.append(look(float(at), 0.0))
+        frames.append(poll(float(at), 0.0))
     assert [one.start for one in frames.since(0)] == [6.0, 7.0, 8.0]
 
 
-def test_the_lowest_of_a_gauge_is_known_only_where_there_were_several_looks() -> None:
+def test_the_lowest_of_a_gauge_is_known_only_where_there_were_several_samples() -> None:
     """A coarse row of history is one look, with the highest gauges of its step."""
     coarse, fine = Frames(), Frames()
     for second in range(0, 61, 10):
-        coarse.append(look(float(second), second, waiting=7.0))
+        coarse.append(poll(float(second), second, waiting=7.0))
     for second in range(0, 61, 3):
-        fine.append(look(float(second), second, waiting=float(second % 2)))
+        fine.append(poll(float(second), second, waiting=float(second % 2)))
     assert [(one.waiting_max, one.waiting_min) for one in coarse.since(0)] == [(7.0, None)] * 6
     assert {(one.waiting_max, one.waiting_min) for one in fine.since(0)} == {(1.0, 0.0)}
 
 
 def test_an_engine_stands_still_when_it_runs_requests_and_neither_tokens_nor_cache_move() -> None:
-    def still(*looks: EngineSample) -> tuple[str, ...]:
+    def still(*polls: EngineSample) -> tuple[str, ...]:
         frames = Frames()
-        for at, one in enumerate(looks):
+        for at, one in enumerate(polls):
             moving = replace(one, generation_tokens_total=float(at))
             frames.append(Sample(at * 5.0, {"0": moving, "7": one}))
         (frame,) = frames.since(0)

@@ -119,7 +119,7 @@ def test_nothing_yet():
     assert Timeline(5.0, 2).series(100.0).values["preemptions"] == (None, None)
 
 
-def test_what_a_new_run_counted_before_its_first_look_is_on_no_chart(engine, sample):
+def test_what_a_new_run_counted_before_its_first_sample_is_on_no_chart(engine, sample):
     """Its warm-up request, which waited for compilation."""
     line = Timeline(step=5.0, points=4)
     line.append(sample(1001.0, engine(generation=10.0, ttft=(1, 1, 1, 1))), generation=1)

@@ -25,7 +25,7 @@ BOUNDS = (1.0, 10.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, math.inf)
 BEFORE = Workload(input_tokens_p95=9999, output_tokens_p95=999, prefix_reuse=0.77, concurrency=33)
 
 
-class Look(NamedTuple):
+class Sampled(NamedTuple):
     generation: int
     sample: Sample
 
@@ -53,19 +53,19 @@ def engine(
     )
 
 
-def look(at: float, *engines: EngineSample, generation: int = 1) -> Look:
-    return Look(generation, Sample(at, {str(number): one for number, one in enumerate(engines)}))
+def poll(at: float, *engines: EngineSample, generation: int = 1) -> Sampled:
+    return Sampled(generation, Sample(at, {str(number): one for number, one in enumerate(engines)}))
 
 
-def seen(*looks: Look, longest: int | None = None) -> SeenWorkload:
-    return seen_workload(looks, BEFORE, longest=longest)
+def seen(*polls: Sampled, longest: int | None = None) -> SeenWorkload:
+    return seen_workload(polls, BEFORE, longest=longest)
 
 
 def test_lengths_reuse_and_concurrency() -> None:
     found = seen(
-        look(0, engine([5000] * 40, [3] * 40, cached=(900, 1000))),
-        look(1800, engine([5000] * 40 + [150] * 500, [3] * 40 + [50] * 500, cached=(1500, 2000), running=7, waiting=2)),
-        look(3600, engine([5000] * 40 + [150] * 1000, [3] * 40 + [50] * 1000, cached=(2100, 3000), running=3)),
+        poll(0, engine([5000] * 40, [3] * 40, cached=(900, 1000))),
+        poll(1800, engine([5000] * 40 + [150] * 500, [3] * 40 + [50] * 500, cached=(1500, 2000), running=7, waiting=2)),
+        poll(3600, engine([5000] * 40 + [150] * 1000, [3] * 40 + [50] * 1000, cached=(2100, 3000), running=3)),
     )
     # All that is in a bucket is taken to be spread evenly over it; what was there before does not count.
     assert found.workload == Workload(input_tokens_p95=195, output_tokens_p95=96, prefix_reuse=0.6, concurrency=9)
@@ -78,7 +78,7 @@ def test_lengths_reuse_and_concurrency() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, FEWEST - 1])
 def test_too_few_requests_say_how_many(count: int) -> None:
-    found = seen(look(0, engine()), look(600, engine([50] * count, [50] * count)))
+    found = seen(poll(0, engine()), poll(600, engine([50] * count, [50] * count)))
     assert found.workload is None
     assert found.requests == count
     assert ("No request" if count == 0 else f"{count} request") in found.sentence
@@ -87,7 +87,7 @@ def test_too_few_requests_say_how_many(count: int) -> None:
 
 
 def test_just_enough_is_rough() -> None:
-    found = seen(look(0, engine()), look(60, engine([50] * FEWEST, [50] * FEWEST, running=1)))
+    found = seen(poll(0, engine()), poll(60, engine([50] * FEWEST, [50] * FEWEST, running=1)))
     assert found.workload is not None
     assert "rough" in found.sentence
     assert "1m00s" in found.sentence
@@ -96,20 +96,20 @@ def test_just_enough_is_rough() -> None:
 def test_nothing_was_recorded_or_reported() -> None:
     assert seen().workload is None
     assert "Nothing was recorded" in seen().sentence
-    silent = seen(look(0, EngineSample(requests_running=1)), look(60, EngineSample(requests_running=1)))
+    silent = seen(poll(0, EngineSample(requests_running=1)), poll(60, EngineSample(requests_running=1)))
     assert silent.workload is None
     assert "does not report" in silent.sentence
 
 
 def test_the_last_bucket_is_open() -> None:
-    looks = look(0, engine()), look(60, engine([3000] * 600, [50] * 600, running=1))
-    open_ended = seen(*looks)
+    polls = poll(0, engine()), poll(60, engine([3000] * 600, [50] * 600, running=1))
+    open_ended = seen(*polls)
     assert open_ended.workload is not None
     assert open_ended.workload.input_tokens_p95 == 2000
     assert open_ended.at_least == ("input_tokens_p95",)
     assert "p95 prompt over 2,000 tokens" in open_ended.sentence
     # With the server's longest request known the bucket ends there.
-    closed = seen(*looks, longest=4000)
+    closed = seen(*polls, longest=4000)
     assert closed.workload is not None
     assert closed.workload.input_tokens_p95 == 3900
     assert closed.at_least == ()
@@ -117,8 +117,8 @@ def test_the_last_bucket_is_open() -> None:
 
 
 def test_prompt_and_answer_together_are_no_longer_than_the_longest_request() -> None:
-    looks = look(0, engine()), look(60, engine([3000] * 600, [900] * 600, running=1))
-    found = seen(*looks, longest=4000).workload
+    polls = poll(0, engine()), poll(60, engine([3000] * 600, [900] * 600, running=1))
+    found = seen(*polls, longest=4000).workload
     assert found is not None
     assert found.output_tokens_p95 == 975
     assert found.input_tokens_p95 + found.output_tokens_p95 == 4000
@@ -126,31 +126,31 @@ def test_prompt_and_answer_together_are_no_longer_than_the_longest_request() -> 
 
 def test_what_is_not_measured_stays() -> None:
     none = engine([50] * 600, [50] * 600, cached=None, running=None, waiting=None)
-    found = seen(look(0, engine(cached=None, running=None, waiting=None)), look(60, none))
+    found = seen(poll(0, engine(cached=None, running=None, waiting=None)), poll(60, none))
     assert found.workload is not None
     assert (found.workload.prefix_reuse, found.workload.concurrency) == (0.77, 33)
     assert found.kept == ("prefix_reuse", "concurrency")
     assert "prefix reuse not measured" in found.sentence
-    off = seen(look(0, engine()), look(60, engine([50] * 600, [50] * 600, running=1)))  # no prompt was looked up
+    off = seen(poll(0, engine()), poll(60, engine([50] * 600, [50] * 600, running=1)))  # no prompt was looked up
     assert off.kept == ("prefix_reuse",)
 
 
 def test_idle_time_does_not_count_as_concurrency() -> None:
-    busy = [look(at, engine([50] * 600, [50] * 600, running=8)) for at in range(1, 4)]
-    idle = [look(at, engine([50] * 600, [50] * 600)) for at in range(4, 100)]
-    found = seen(look(0, engine()), *busy, *idle).workload
+    busy = [poll(at, engine([50] * 600, [50] * 600, running=8)) for at in range(1, 4)]
+    idle = [poll(at, engine([50] * 600, [50] * 600)) for at in range(4, 100)]
+    found = seen(poll(0, engine()), *busy, *idle).workload
     assert found is not None
     assert found.concurrency == 8
 
 
 def test_restarts_and_several_engines_are_added() -> None:
     found = seen(
-        look(0, engine([50] * 10, [50] * 10), engine()),
-        look(10, engine([50] * 110, [50] * 110, running=2), engine([50] * 100, [50] * 100, running=3)),
+        poll(0, engine([50] * 10, [50] * 10), engine()),
+        poll(10, engine([50] * 110, [50] * 110, running=2), engine([50] * 100, [50] * 100, running=3)),
         # A new generation that has already counted more than the old one.
-        look(20, engine([50] * 300, [50] * 300, running=1), engine(), generation=2),
+        poll(20, engine([50] * 300, [50] * 300, running=1), engine(), generation=2),
         # The same generation began anew by itself: its counters fell.
-        look(30, engine([50] * 40, [50] * 40, running=1), engine(), generation=2),
+        poll(30, engine([50] * 40, [50] * 40, running=1), engine(), generation=2),
     )
     assert found.requests == 100 + 100 + 300 + 40
     assert found.workload is not None
@@ -160,7 +160,7 @@ def test_restarts_and_several_engines_are_added() -> None:
 def test_buckets_may_change_with_a_restart() -> None:
     short = Histogram((1.0, 100.0, math.inf), (0.0, 300.0, 300.0), 15_000.0)
     other = EngineSample(requests_running=1, histograms={"prompt_tokens": short, "generation_tokens": short})
-    found = seen(look(0, engine()), look(9, engine([50] * 300, [50] * 300)), look(20, other, generation=2))
+    found = seen(poll(0, engine()), poll(9, engine([50] * 300, [50] * 300)), poll(20, other, generation=2))
     assert found.requests == 600
     assert found.workload is not None
     assert found.workload.input_tokens_p95 <= 100
@@ -193,14 +193,14 @@ def test_a_server_without_a_history_is_told_in_words_and_not_by_a_path(tmp_path:
     assert "history" in damaged.sentence
 
 
-def hour(*, crowd: int, usage: float, preempted: float = 0.0) -> list[Look]:
+def hour(*, crowd: int, usage: float, preempted: float = 0.0) -> list[Sampled]:
     """An hour of traffic: prompts and answers that are seldom long, so that the p95 of both is far from the mean."""
     found = []
     for step in range(60):
         ended = [150.0] * (10 * step) + [1900.0] * step
         one = engine(ended, ended, running=float(crowd))
         one = replace(one, kv_cache_usage=usage, preemptions_total=preempted * step)
-        found.append(Look(1, Sample(step * 10.0, {"0": one}, 40_000)))
+        found.append(Sampled(1, Sample(step * 10.0, {"0": one}, 40_000)))
     return found
 
 
@@ -229,17 +229,17 @@ def test_without_a_goal_or_figures_no_room_is_told() -> None:
     assert seen_room(tuple(frames_of(unknown)), 0.85) is None
 
 
-def frames_of(looks: Sequence[Look]) -> tuple[Frame, ...]:
+def frames_of(polls: Sequence[Sampled]) -> tuple[Frame, ...]:
     frames = Frames()
-    for one in looks:
+    for one in polls:
         frames.append(one.sample, one.generation)
     return frames.since(0.0)
 
 
 def test_traffic_and_the_fix_of_a_finding_use_one_estimate() -> None:
-    looks = hour(crowd=60, usage=0.95, preempted=2.0)
-    room = seen_workload(looks, BEFORE, goal=0.85).room
-    frames = frames_of(looks)
+    polls = hour(crowd=60, usage=0.95, preempted=2.0)
+    room = seen_workload(polls, BEFORE, goal=0.85).room
+    frames = frames_of(polls)
     found = Evidence(now=frames[-1].end, ready_at=0.0, frames=frames, flags={"max-num-seqs": 96})
     fix = fewer_sequences(found, 0.6)
     assert room is not None
@@ -263,9 +263,9 @@ def test_no_step_is_offered_that_changes_next_to_nothing() -> None:
 
 
 def test_more_sequences_are_not_more_than_those_that_fewer_would_be_reduced_to() -> None:
-    """A calm minute after a full hour: 48 fit by what requests held, whatever the last minute looks like."""
-    looks = [*hour(crowd=60, usage=0.95, preempted=2.0)]
-    frames = frames_of(looks)
+    """A calm minute after a full hour: 48 fit by what requests held, whatever the last minute polls like."""
+    polls = [*hour(crowd=60, usage=0.95, preempted=2.0)]
+    frames = frames_of(polls)
     calm = (*frames[:-6], *(replace(one, usage_max=0.2) for one in frames[-6:]))
     found = Evidence(now=calm[-1].end, ready_at=0.0, frames=calm, flags={"max-num-seqs": 24})
     fix = more_sequences(found)

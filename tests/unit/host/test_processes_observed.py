@@ -126,7 +126,7 @@ def test_a_real_process(tmp_path: Path) -> None:
     try:
         assert child.stdout is not None
         port = int(child.stdout.readline())
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         found: list[ObservedServer] = []
         scanner = ProcessScanner()
         while not found and time.monotonic() < deadline:

@@ -33,7 +33,7 @@ def test_files_rotated_before_opening_are_read_back_into(writer):
     assert texts(log.after(log.start, 2)) == ["0", "1"]
 
 
-def test_several_rotations_between_two_looks(writer):
+def test_several_rotations_between_two_samples(writer):
     log = LogFile(writer.path)
     for number in range(12):
         writer.write(b"%d\n" % number)

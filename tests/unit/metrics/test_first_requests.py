@@ -18,7 +18,7 @@ from vllm_console.runs.windows import Windows
 BOUNDS = (1.0, 10.0, 100.0, math.inf)
 
 
-def look(at: float, *, ended: float | None = 0.0, tokens: float = 0.0, running: float = 0.0, slow: int = 0) -> Sample:
+def poll(at: float, *, ended: float | None = 0.0, tokens: float = 0.0, running: float = 0.0, slow: int = 0) -> Sample:
     """``slow`` requests had their first token after 40 s, all others that ended after half a second."""
     fast = max(0.0, (ended or 0.0) - slow)
     ttft = Histogram(BOUNDS, (fast, fast, fast + slow, fast + slow), 0.5 * fast + 40.0 * slow)
@@ -31,12 +31,12 @@ def look(at: float, *, ended: float | None = 0.0, tokens: float = 0.0, running: 
 
 def compiling(waits: int = 40, after: int = 80) -> list[Sample]:
     """Two requests wait for their first token, end 5 s later, and others follow, ten a second."""
-    looks = [look(float(second)) for second in range(5)]
-    looks += [look(5.0 + second, running=2.0) for second in range(waits)]
-    looks += [look(5.0 + waits + second, tokens=2.0 + second, running=2.0, slow=2, ended=0.0) for second in range(5)]
+    polls = [poll(float(second)) for second in range(5)]
+    polls += [poll(5.0 + second, running=2.0) for second in range(waits)]
+    polls += [poll(5.0 + waits + second, tokens=2.0 + second, running=2.0, slow=2, ended=0.0) for second in range(5)]
     begin = 10.0 + waits
-    return looks + [
-        look(begin + second, ended=2.0 + 10 * second, tokens=50.0 + 100 * second, running=2.0, slow=2)
+    return polls + [
+        poll(begin + second, ended=2.0 + 10 * second, tokens=50.0 + 100 * second, running=2.0, slow=2)
         for second in range(after)
     ]
 
@@ -49,30 +49,30 @@ def test_what_is_compared_begins_once_they_have_ended() -> None:
 
 
 def test_a_first_token_that_comes_soon_is_like_any_other() -> None:
-    looks = [look(float(at), ended=float(at), tokens=float(at), running=1.0) for at in range(62)]
-    assert traffic(looks) == looks
+    polls = [poll(float(at), ended=float(at), tokens=float(at), running=1.0) for at in range(62)]
+    assert traffic(polls) == polls
     first = FirstRequests()
-    assert [first.add(sample) for sample in looks[:2]] == [False, True]
+    assert [first.add(sample) for sample in polls[:2]] == [False, True]
 
 
 def test_a_run_that_was_warmed_up_has_them_behind_it() -> None:
-    assert FirstRequests().add(look(1.0, ended=1.0, tokens=2.0))
-    assert FirstRequests().add(look(1.0, ended=None)), "what is not reported cannot be waited for"
+    assert FirstRequests().add(poll(1.0, ended=1.0, tokens=2.0))
+    assert FirstRequests().add(poll(1.0, ended=None)), "what is not reported cannot be waited for"
 
 
 def test_it_does_not_take_forever() -> None:
     """A request that hangs is no compilation."""
     first = FirstRequests()
-    assert not first.add(look(0.0, running=1.0))
-    assert not first.add(look(MOST_SECONDS, running=1.0))
-    assert first.add(look(MOST_SECONDS + 1, running=1.0))
+    assert not first.add(poll(0.0, running=1.0))
+    assert not first.add(poll(MOST_SECONDS, running=1.0))
+    assert first.add(poll(MOST_SECONDS + 1, running=1.0))
 
 
-def judged(looks: Sequence[Sample]) -> list[str]:
+def judged(polls: Sequence[Sample]) -> list[str]:
     frames = Frames()
-    for sample in looks:
+    for sample in polls:
         frames.append(sample)
-    evidence = Evidence(now=looks[-1].at, ready_at=-60.0, frames=frames.since(-60.0))
+    evidence = Evidence(now=polls[-1].at, ready_at=-60.0, frames=frames.since(-60.0))
     found = findings(evidence)
     if found and found[0].code == "first_request":
         assert found[0].severity is Severity.NOTE
@@ -82,8 +82,8 @@ def judged(looks: Sequence[Sample]) -> list[str]:
 
 
 def test_it_is_said_while_it_lasts_and_no_fix_is_offered_for_it() -> None:
-    looks = compiling()
-    assert judged(looks[:36]) == ["first_request"]
-    after = [code for end in range(60, len(looks), 5) for code in judged(looks[:end])]
+    polls = compiling()
+    assert judged(polls[:36]) == ["first_request"]
+    after = [code for end in range(60, len(polls), 5) for code in judged(polls[:end])]
     assert set(after) <= {"healthy"}, "their TTFT of 40 s is no finding"
     assert after

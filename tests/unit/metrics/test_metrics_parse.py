@@ -74,7 +74,7 @@ def test_steady_parse_sees_changed_values(body):
     assert as_read(parser.parse(text, 2.0)) == by_prometheus(text)
 
 
-def test_unchanged_histograms_are_shared_between_looks(body):
+def test_unchanged_histograms_are_shared_between_samples(body):
     parser = Parser()
     first, second = parser.parse(body(), 1.0), parser.parse(body(), 2.0)
     assert first.engines["0"].histograms["ttft"] is second.engines["0"].histograms["ttft"]

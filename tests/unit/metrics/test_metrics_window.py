@@ -47,7 +47,7 @@ def test_a_quantile_of_lengths_is_no_longer_than_their_sum_allows(lengths, most)
     assert (found.low, found.high) == (1000.0, 2000.0)
 
 
-def test_rates_between_two_looks(engine, sample):
+def test_rates_between_two_samples(engine, sample):
     before = sample(100.0, engine(generation=1000.0, finished=10.0, preemptions=2.0, ttft=(0, 5, 10, 10), ttft_sum=4.0))
     after = sample(
         130.0,

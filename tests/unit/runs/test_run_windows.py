@@ -10,7 +10,7 @@ from vllm_console.runs.windows import Windows
 INF = float("inf")
 
 
-def look(at, finished=0.0, running=2.0, waiting=1.0, tokens=0.0, preempted=0.0, usage=0.5):
+def poll(at, finished=0.0, running=2.0, waiting=1.0, tokens=0.0, preempted=0.0, usage=0.5):
     """One look; each request took 0.4 s to its first token, had a prompt of 300 tokens and an answer of 40."""
     counts = (0.0, finished, finished)
     engine = EngineSample(
@@ -32,14 +32,14 @@ def look(at, finished=0.0, running=2.0, waiting=1.0, tokens=0.0, preempted=0.0, 
     return Sample(at, {"0": engine})
 
 
-def feed(windows, looks):
-    return [window for sample in looks if (window := windows.append(sample)) is not None]
+def feed(windows, polls):
+    return [window for sample in polls if (window := windows.append(sample)) is not None]
 
 
 def test_a_minute_is_summed_up():
-    looks = [look(1000.0 + s, finished=2.0 * s, tokens=80.0 * s, preempted=s / 20) for s in range(61)]
-    looks[-1] = look(1060.0, finished=120.0, tokens=4800.0, preempted=3.0, running=5.0)
-    (window,) = feed(Windows(), looks)
+    polls = [poll(1000.0 + s, finished=2.0 * s, tokens=80.0 * s, preempted=s / 20) for s in range(61)]
+    polls[-1] = poll(1060.0, finished=120.0, tokens=4800.0, preempted=3.0, running=5.0)
+    (window,) = feed(Windows(), polls)
     assert window.at == 1000.0
     assert window.seconds == pytest.approx(60, abs=1)
     figures = window.figures
@@ -58,15 +58,15 @@ def test_a_minute_is_summed_up():
 
 
 def test_requests_that_came_count_also_when_they_still_wait():
-    looks = [look(float(s), finished=float(s), tokens=s, waiting=3.0 * s) for s in range(61)]
-    (window,) = feed(Windows(), looks)
+    polls = [poll(float(s), finished=float(s), tokens=s, waiting=3.0 * s) for s in range(61)]
+    (window,) = feed(Windows(), polls)
     assert window.figures["requests_per_second"] == pytest.approx(4)
     assert window.figures["requests"] / window.seconds == pytest.approx(1)
 
 
 def test_idle_minutes_are_left_out_and_a_hang_is_not():
-    idle = [look(float(s), running=0.0, waiting=0.0) for s in range(200)]
-    hung = [look(float(s), finished=5.0, running=3.0) for s in range(61)]
+    idle = [poll(float(s), running=0.0, waiting=0.0) for s in range(200)]
+    hung = [poll(float(s), finished=5.0, running=3.0) for s in range(61)]
     assert feed(Windows(), idle) == []
     (window,) = feed(Windows(), hung)
     assert window.figures["generation_tokens_per_second"] == 0
@@ -74,14 +74,14 @@ def test_idle_minutes_are_left_out_and_a_hang_is_not():
 
 def test_after_a_gap_and_a_clock_set_back_it_begins_anew():
     windows = Windows(10)
-    looks = [look(float(s), finished=s) for s in (0, 5, 300, 305, 310, 100, 105, 110)]
-    found = feed(windows, looks)
+    polls = [poll(float(s), finished=s) for s in (0, 5, 300, 305, 310, 100, 105, 110)]
+    found = feed(windows, polls)
     assert [(window.at, window.seconds) for window in found] == [(300.0, 10.0), (100.0, 10.0)]
 
 
 def test_an_engine_that_began_anew_has_counted_only_since():
-    looks = [look(float(s), finished=50.0 + s if s < 30 else s - 30.0) for s in range(61)]
-    (window,) = feed(Windows(), looks)
+    polls = [poll(float(s), finished=50.0 + s if s < 30 else s - 30.0) for s in range(61)]
+    (window,) = feed(Windows(), polls)
     assert window.figures["requests"] == pytest.approx(30, abs=2)
 
 

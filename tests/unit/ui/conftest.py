@@ -32,8 +32,8 @@ class Console:
         await self.pilot.press(*keys)
 
     async def until(self, condition: Callable[[], object], what: str = "") -> None:
-        """Wait for a condition, at most ten seconds; until it holds, poll often."""
-        end = time.monotonic() + 10
+        """Wait for a condition, at most a minute: machines may be busy; until it holds, poll often."""
+        end = time.monotonic() + 60
         poll_at = 0.0
         while not condition():
             assert time.monotonic() < end, f"never true: {what or condition}; screen:\n{self.text}"

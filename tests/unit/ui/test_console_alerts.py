@@ -21,7 +21,7 @@ class FakeNotifier:
         return ()
 
 
-async def test_every_look_is_told_and_trouble_is_said_once(fakes: ModuleType) -> None:
+async def test_every_poll_notifies_and_trouble_is_reported_once(fakes: ModuleType) -> None:
     notifier = FakeNotifier()
     app = ConsoleApp(fakes.FakeFleet(lambda at: fakes.ready("chat", at, 1.0)), refresh=0.05, notifier=notifier)  # type: ignore[arg-type]
     said: list[str] = []

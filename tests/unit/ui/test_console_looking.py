@@ -8,7 +8,7 @@ import vllm_console.ui.app as app_module
 from vllm_console.ui.app import ConsoleApp
 
 
-async def test_a_hanging_look_shows_its_age_and_keys_still_work(console, monkeypatch):
+async def test_a_hanging_poll_shows_its_age_and_keys_still_work(console, monkeypatch):
     monkeypatch.setattr(app_module, "LATE_SECONDS", 0.05)
     async with console() as c:
         c.fleet.open.clear()
@@ -21,7 +21,7 @@ async def test_a_hanging_look_shows_its_age_and_keys_still_work(console, monkeyp
         await c.until(lambda: c.fleet.looks > looks)
 
 
-async def test_never_two_looks_at_once(console, fakes):
+async def test_never_two_polls_at_once(console, fakes):
     class Counting(fakes.FakeFleet):
         now = most = 0
 
@@ -43,7 +43,7 @@ async def test_never_two_looks_at_once(console, fakes):
         assert fleet.most == 1
 
 
-async def test_a_failing_look_is_said_and_tried_again(console, fakes):
+async def test_a_failing_poll_is_reported_and_repeated(console, fakes):
     fleet = fakes.FakeFleet(fakes.chat)
     fleet.look_error = OSError("the state folder is gone")
     async with console(fleet=fleet) as c:
@@ -52,14 +52,14 @@ async def test_a_failing_look_is_said_and_tried_again(console, fakes):
         await c.sees("▸ chat")
 
 
-async def test_the_selected_server_is_looked_at_closely(console):
+async def test_the_selected_servers_charts_are_polled(console):
     async with console() as c:
         await c.press("j")
         await c.until(lambda: c.app.snapshot.server("coder").series is not None)
         assert c.app.snapshot.server("chat").series is None
 
 
-async def test_pause_stops_looking(console):
+async def test_pause_stops_polling(console):
     async with console() as c:
         await c.press("space")
         await c.sees("paused")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import vllm_console.ui.app as app_module
 
 
-async def test_a_server_gone_to_is_looked_at_once(console):
+async def test_a_server_gone_to_is_polled_at_once(console):
     async with console() as c:
         await c.press("space")
         await c.sees("paused")
@@ -44,7 +44,7 @@ async def test_a_message_goes_after_its_time(console, monkeypatch):
         assert "copied" not in c.text
 
 
-async def test_every_verb_is_followed_by_a_look(console):
+async def test_every_verb_is_followed_by_a_poll(console):
     async with console() as c:
         for keys in (["b"], ["n"], ["x", "y"]):
             if not c.app.polling.paused:

@@ -54,7 +54,7 @@ async def test_nothing_is_kept_of_a_server_that_is_gone(console, world):
         assert c.app.operations.verdicts.by_server == c.app.operations.verdicts.plans == {}
 
 
-async def test_forgetting_drops_it_before_the_next_look(console, world):
+async def test_forgetting_drops_it_before_the_next_poll(console, world):
     world.now = {"state": State.STOPPED, "window": None}
     async with console(fleet=world) as c:
         await c.press("left_square_bracket", "space")

@@ -79,7 +79,7 @@ async def test_what_was_refused_can_be_tried_again(console, fleet):
         await c.until(lambda: len(fleet.calls) == 2)
 
 
-def test_a_verb_is_under_way_until_a_look_shows_more(fakes):
+def test_a_verb_is_under_way_until_a_poll_shows_more(fakes):
     chat = fakes.chat(0.0)
     stopping = replace(chat, state=State.STOPPING, state_since=1.0)
     held = VerbsInProgress()

@@ -129,7 +129,7 @@ def test_it_is_gone_when_the_cause_is(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_does_not_come_by_a_single_look_nor_while_nobody_looks(case: str) -> None:
+def test_a_single_sample_or_none_at_all_gives_no_finding(case: str) -> None:
     code, gpu, known, _ = CASES[case]
     good = replace(GOOD, free_gib=6.0)
     assert code not in codes(evidence(lambda at: gpu if at in (8, 9) else good, **known))

@@ -258,7 +258,7 @@ print(json.dumps([hung, back]))
     assert len(back["gpus"]) == 2
 
 
-def test_one_look_at_a_driver_that_hangs_ends_with_a_sentence(
+def test_one_sample_of_a_driver_that_hangs_ends_with_a_sentence(
     recorded: Callable[[str], Host], make_stub: Callable[[Host], Any]
 ) -> None:
     stub = make_stub(recorded("2xrtx3090"))

@@ -98,7 +98,7 @@ def test_the_pods_of_a_leader_worker_set(make: Any) -> None:
 def test_kubernetes_knows_every_field_of_the_pods(make: Any, tmp_path: Path) -> None:
     """kubectl drops a field that it does not know, and refuses one of another type."""
     if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not to be had here")
+        pytest.skip("kubectl is not available here")
     for pod in pods_of(over_nodes(make(LAYOUT, secrets=("HF_TOKEN",)))):
         pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"  # as kubectl writes a quantity
         labels = pod["metadata"]["labels"]

@@ -1,4 +1,4 @@
-"""Exports as the tools themselves read them, where they can be had: systemd, Compose, Kubernetes."""
+"""Exports as the tools themselves read them, where they are installed: systemd, Compose, Kubernetes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(*words: str, environment: Mapping[str, str] = {}) -> subprocess.Complete
 def needs(tool: str, *words: str) -> None:
     """Skip where a tool is missing or does not know a command."""
     if shutil.which(tool) is None or (words and run(tool, *words).returncode != 0):
-        pytest.skip(f"{' '.join((tool, *words))} is not to be had here")
+        pytest.skip(f"{' '.join((tool, *words))} is not available here")
 
 
 def program(folder: Path) -> str:

@@ -30,18 +30,18 @@ class Host(App[None]):
         self.push_screen(self._make(), self.results.append)
 
     def text(self) -> str:
-        """What stands on the screen."""
+        """The whole screen as text."""
         strips = self.screen._compositor.render_strips()
         return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object], what: str = "") -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + 15
+    """Wait until a condition holds, at most a minute: machines may be busy."""
+    deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline:
             screen = pilot.app.text() if isinstance(pilot.app, Host) else ""
-            raise AssertionError(f"never came true: {what}\n{screen}")
+            raise AssertionError(f"never true: {what or condition}\n{screen}")
         await pilot.pause()
         await asyncio.sleep(0.01)
 
