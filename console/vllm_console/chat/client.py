@@ -12,11 +12,11 @@ from vllm_console.chat.answer import Answer, AnswerError, AnswerReader
 from vllm_console.chat.conversation import NO_TEMPLATE, ChatOptions, ChatRequest, Turn, raw_note, request_for
 from vllm_console.load.client import (
     CONNECT_SECONDS,
-    LARGEST_ERROR,
     Access,
     LoadError,
     LoadTarget,
     Lookup,
+    error_body,
     find_target,
     key_wanted,
     message_of,
@@ -101,21 +101,12 @@ class ChatClient:
         content = msgspec.json.encode(request.body | STREAMING)
         async with client.stream("POST", request.path, content=content) as response:
             if response.status_code != 200:
-                body = await _body(response)
+                body = await error_body(response)
                 raise _refusal(response.status_code, body, self.server.access, raw="prompt" in request.body)
             async for data in response.aiter_raw():
                 reader.feed(data, time.perf_counter())
                 changed(reader)
         reader.end()
-
-
-async def _body(response: httpx.Response) -> bytes:
-    body = b""
-    async for data in response.aiter_raw():
-        body += data
-        if len(body) > LARGEST_ERROR:
-            break
-    return body
 
 
 def _refusal(status: int, body: bytes, access: Access, *, raw: bool) -> Exception:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json, count_from
-from vllm_console.cli.ramp import confirmed, only_one, rate_from
+from vllm_console.cli.ramp import confirm_load, only_one, rate_from
 from vllm_console.cli.runs import keep
 from vllm_console.fleet.snapshot import ServerView, Workload
 from vllm_console.fleet.verbs import FleetError, RefusedError
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise RefusedError("bench needs one of your servers: its vLLM is used, and the result is kept with its run")
     if server.simulated or server.engine is None:
         raise FleetError(f"{server.name} runs the simulated engine, which brings no benchmark; 'ramp' and 'load' work")
-    confirmed(args, target)
+    confirm_load(args, target)
     with tempfile.TemporaryDirectory() as folder, only_one(target, args.rate):
         result = Path(folder) / "result.json"
         _run_tool([*_words(args, target, server), *args.more], result, quiet=args.json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_console.cli.console import open_on
 from vllm_console.cli.load_target import find_target
-from vllm_console.cli.options import add_json, count_from
+from vllm_console.cli.options import add_json, count_from, number_type
 from vllm_console.cli.output import Document, complain, print_json
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import plain, printed
@@ -38,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("server", metavar="name", help="a server's name, or a URL such as http://127.0.0.1:8000")
     parser.add_argument("--also", metavar="NAME", help="send the same prompt to a second server (A/B)")
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
-    parser.add_argument("--temperature", type=_temperature, metavar="T", help="0 to 2 (default: the model's)")
+    parser.add_argument(
+        "--temperature",
+        type=number_type(0, 2, "a number from 0 to 2"),
+        metavar="T",
+        help="0 to 2 (default: the model's)",
+    )
     parser.add_argument("--max-tokens", type=count_from, metavar="N", help="end the answer after N tokens")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT")
     parser.add_argument(
@@ -51,16 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--remote", action="store_true", help="allow another user's server, or another machine")
     add_json(parser)
-
-
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 2:
-        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a number from 0 to 2")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

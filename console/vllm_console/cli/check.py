@@ -12,7 +12,7 @@ from vllm_console.cli.fleet_access import open_fleet, settings_from
 from vllm_console.cli.options import add_changes, add_engine, add_json, changes_from
 from vllm_console.cli.output import complain, fields, print_json
 from vllm_console.fleet.snapshot import LaunchRequest, Preset
-from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
+from vllm_console.fleet.verbs import NotFoundError, RefusedError, UsageError
 from vllm_console.text import duration, plain
 
 if TYPE_CHECKING:
@@ -70,12 +70,7 @@ def _judge(args: argparse.Namespace) -> int:
         raise UsageError(f"--window: expected seconds from 1 to {LONGEST_SECONDS:.0f} (30 days), not {args.window:g}")
     fleet = open_fleet(args)
     snapshot = fleet.snapshot(args.name)
-    server = snapshot.server(args.name)
-    if server is None:
-        broken = next((notice for notice in snapshot.notices if f"/{args.name}/" in notice), None)
-        if broken:
-            raise FleetError(broken)
-        raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
+    server = snapshot.named(args.name)
     if not server.recorded:
         raise RefusedError(f"{args.name} was not started by vllm-console: no recorded history to judge")
     report = look(server, snapshot.at, args.window, allow_idle=args.allow_idle)

@@ -7,10 +7,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.download_progress import DownloadLine, confirmed
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
 from vllm_console.cli.options import add_json, text_from
-from vllm_console.cli.output import Document, complain, fields, print_json, prose
+from vllm_console.cli.output import Document, DownloadLine, complain, confirmed, fields, print_json, prose
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.text import plain, size
 

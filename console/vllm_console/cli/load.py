@@ -8,10 +8,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.load_target import add_shape, find_target, shaped
-from vllm_console.cli.options import add_json, count_from, share_from
+from vllm_console.cli.options import add_json, count_from, number_type, share_from
 from vllm_console.cli.output import complain, print_json
 from vllm_console.fleet.verbs import FleetError, UsageError
-from vllm_console.text import duration, plain
+from vllm_console.text import duration
 
 if TYPE_CHECKING:
     from vllm_console.fleet.local import LocalFleet
@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "synthetic tokens",
     )  # fmt: skip
     parser.add_argument(
-        "--speed", type=_speed, default=1.0, metavar="X", help="with --from-requests: X times as fast (default 1)"
+        "--speed",
+        type=number_type(0.01, 1000, "a factor from 0.01 to 1000"),
+        default=1.0,
+        metavar="X",
+        help="with --from-requests: X times as fast (default 1)",
     )
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     parser.add_argument(
@@ -60,17 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--remote", action="store_true", help="allow another user's server, or another machine")
     add_json(parser)
-
-
-def _speed(text: str) -> float:
-    """A factor, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.01 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a factor from 0.01 to 1000")
-    return value
 
 
 def _recorded(args: argparse.Namespace, fleet: LocalFleet) -> RecordedTraffic | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, count_from
 from vllm_console.cli.output import print_json
-from vllm_console.fleet.verbs import NotFoundError, RefusedError
+from vllm_console.fleet.verbs import RefusedError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm_console.logs.file import LogFile
     from vllm_launchers.secrets import redact
 
-    server = open_fleet(args).snapshot().server(args.name)
-    if server is None:
-        raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
+    server = open_fleet(args).snapshot().named(args.name)
     if not server.log_path:
         why = (
             "is attached: its log is where it runs"

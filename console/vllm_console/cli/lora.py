@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only
 from vllm_console.cli.options import add_json
-from vllm_console.cli.output import print_json
+from vllm_console.cli.output import print_json, table_lines
 from vllm_console.fleet.adapters import limits_text, request_states
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import count, plain, size
@@ -71,9 +71,8 @@ def _lines(found: Adapters) -> list[str]:
         return [f"{name} runs without --enable-lora: it serves no adapters."]
     change = "can be loaded" if found.updates else "can't be loaded while it runs"
     lines = [f"{name}: {len(found.adapters)} adapters ({limits_text(found)} at most); more {change}"]
-    if found.adapters:
-        lines += ["", "".join(f"{title:<{width}}" for title, width in _COLUMNS)]
-    for one in found.adapters:
-        cells = (plain(one.name, 23), count(one.rank), size(one.size), request_states(one), plain(one.path))
-        lines.append("".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)).rstrip())
-    return lines
+    rows = [
+        (plain(one.name, 23), count(one.rank), size(one.size), request_states(one), plain(one.path))
+        for one in found.adapters
+    ]
+    return [*lines, "", *table_lines(_COLUMNS, rows)] if rows else lines

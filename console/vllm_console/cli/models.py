@@ -8,10 +8,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vllm_console.cli.download_progress import DownloadLine, confirmed
 from vllm_console.cli.fleet_access import open_fleet, refuse_read_only, settings_from
 from vllm_console.cli.options import add_json, gpus_from, text_from
-from vllm_console.cli.output import Document, complain, fields, print_json, prose
+from vllm_console.cli.output import Document, DownloadLine, complain, confirmed, fields, print_json, prose
 from vllm_console.fleet.snapshot import LaunchRequest
 from vllm_console.fleet.verbs import FleetError, NotFoundError, RefusedError, UsageError
 from vllm_console.model_text import COLUMNS, fit_text, model_cells

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.output import complain
@@ -88,17 +88,23 @@ def text_from(text: str) -> str:
 MOST_SECONDS = 366 * 86_400
 
 
-def seconds_from(text: str) -> float:
-    """Maximum seconds to wait, for argparse: a number greater than 0, up to 366 days."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= MOST_SECONDS:
-        raise argparse.ArgumentTypeError(
-            f"'{plain(text, 40)}' must be a number of seconds greater than 0, at most {MOST_SECONDS:,}"
-        )
-    return seconds
+def number_type(least: float, most: float, what: str, *, above: bool = False) -> Callable[[str], float]:
+    """A type for argparse: a number from ``least``, or ``above`` it, to ``most``; ``what`` says so in the error."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (above and value == least):
+            raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be {what}")
+        return value
+
+    return parse
+
+
+seconds_from = number_type(0, MOST_SECONDS, f"a number of seconds greater than 0, at most {MOST_SECONDS:,}", above=True)
+"""Seconds to wait at most: up to 366 days."""
 
 
 MOST_COUNT = 999_999_999

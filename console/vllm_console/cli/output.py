@@ -12,6 +12,9 @@ from vllm_console.text import plain
 from vllm_launchers.private import open_standard_streams
 
 if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Sequence
+
     from vllm_launchers.plan.model import Plan
 
 Document = dict[str, Any]
@@ -124,6 +127,67 @@ def prose(text: str, indent: str = "") -> str:
     import textwrap
 
     return textwrap.fill(plain(text), 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def ask(question: str, *, silent: bool = False) -> bool | None:
+    """Ask on a terminal; None if there is none, or with ``silent``."""
+    if silent or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+    print(f"{plain(question)} [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def confirmed(args: argparse.Namespace, question: str) -> None:
+    """Ask, unless ``--yes`` is given.
+
+    Raises:
+        RefusedError: the answer was no, or there is no terminal.
+    """
+    if args.yes or (answer := ask(question, silent=args.json)):
+        return
+    from vllm_console.fleet.verbs import RefusedError
+
+    raise RefusedError("canceled" if answer is not None else f"{plain(question)} Without a terminal, give --yes")
+
+
+class DownloadLine:
+    """The progress of a download: a line on the terminal that is overwritten; elsewhere a line for each step."""
+
+    def __init__(self, total: int, *, silent: bool) -> None:
+        from vllm_console.fleet.downloads import DownloadText
+
+        self._silent = silent
+        self._drawn = sys.stderr.isatty()
+        self._step = ""
+        self._text = DownloadText(total)
+
+    def show(self, step: str, done: int) -> None:
+        """Show that ``done`` of the bytes are here."""
+        if self._silent:
+            return
+        if self._drawn:
+            print(f"\r\x1b[K{self._text.of(step, done)}", end="", file=sys.stderr, flush=True)
+        elif step != self._step:
+            print(plain(step), file=sys.stderr, flush=True)
+        self._step = step
+
+    def __enter__(self) -> DownloadLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the line."""
+        if self._drawn and self._step:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def row_line(cells: Sequence[str], columns: Sequence[tuple[str, int]]) -> str:
+    """Cells in columns of given widths; ``columns`` are titles and widths."""
+    return "".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, columns, strict=True)).rstrip()
+
+
+def table_lines(columns: Sequence[tuple[str, int]], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows in columns of given widths, below the columns' titles."""
+    return [row_line(cells, columns) for cells in ([title for title, _ in columns], *rows)]
 
 
 def warn_of_plan(plan: Plan) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_console.cli.fleet_access import open_fleet
-from vllm_console.cli.options import add_changes, add_json, changes_from
+from vllm_console.cli.options import add_changes, add_json, changes_from, number_type
 from vllm_console.cli.output import Document, print_json
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.text import UNKNOWN, percent, plain, seconds
@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name")
     add_changes(parser)
     parser.add_argument(
-        "--traffic-scale", type=_scale, default=1.0, metavar="X",
+        "--traffic-scale", default=1.0, metavar="X",
+        type=number_type(0, MOST_SCALE, f"a factor above 0, at most {MOST_SCALE:g}", above=True),
         help=f"with X times as many requests per second, up to {MOST_SCALE:g}",
     )  # fmt: skip
     add_json(parser)
@@ -58,16 +59,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(args.name, found)))
     return 1 if found.prediction.predicted.ttft_seconds.p50.value is None else 0
-
-
-def _scale(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= MOST_SCALE:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a factor above 0 and up to {MOST_SCALE:g}")
-    return value
 
 
 def prediction_document(found: PredictedChange) -> Document:

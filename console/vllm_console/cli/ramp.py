@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from vllm_console.cli.load import MOST_SECONDS, WIPE, waited_for
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
-from vllm_console.cli.options import add_json
-from vllm_console.cli.output import complain, print_json
+from vllm_console.cli.options import add_json, number_type
+from vllm_console.cli.output import ask, complain, print_json
 from vllm_console.cli.runs_text import step_heading, step_line
 from vllm_console.fleet.verbs import FleetError, RefusedError
 from vllm_console.text import duration, percent, plain, rate
@@ -59,15 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def rate_from(text: str) -> float:
-    """Requests per second, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= HIGHEST_RATE:
-        raise argparse.ArgumentTypeError(f"'{plain(text, 40)}' must be a rate in (0, 10000] requests per second")
-    return value
+rate_from = number_type(0, HIGHEST_RATE, "a rate in (0, 10000] requests per second", above=True)
+"""Requests per second."""
 
 
 def _rates(text: str) -> tuple[float, ...]:
@@ -101,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     server = target.server
     objectives, source = objectives_of(*((server.objectives, server.preset) if server is not None else (None, "")))
     try:
-        others = confirmed(args, target)
+        others = confirm_load(args, target)
     except ServesOthersError as error:
         if args.events:
             _event("others", error.why)
@@ -145,7 +138,7 @@ class ServesOthersError(RefusedError):
 MAKES_WAIT = "a measurement makes its other clients wait"
 
 
-def confirmed(args: argparse.Namespace, target: Target, cost: str = MAKES_WAIT) -> bool:
+def confirm_load(args: argparse.Namespace, target: Target, cost: str = MAKES_WAIT) -> bool:
     """Whether it may go on although the server serves others. ``cost`` says what that does to them.
 
     Raises:
@@ -156,10 +149,8 @@ def confirmed(args: argparse.Namespace, target: Target, cost: str = MAKES_WAIT) 
     if not (why := _others(target)):
         return False
     silent = args.json or getattr(args, "events", False)
-    if sys.stdin.isatty() and sys.stdout.isatty() and not silent:
-        print(f"{plain(why)}; {cost}. Go on? [y/N] ", end="", flush=True)
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            return True
+    if ask(f"{why}; {cost}. Continue?", silent=silent):
+        return True
     raise ServesOthersError(why, cost)
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json, count_from
-from vllm_console.cli.output import Document, complain, fields, print_json
+from vllm_console.cli.output import Document, complain, fields, print_json, table_lines
 from vllm_console.fleet.verbs import UsageError
 from vllm_console.history.prefix_use import PrefixUse, StillCached
 from vllm_console.history.probe_records import FinishedRequest, Step
@@ -124,7 +124,7 @@ def _lines(found: Sequence[FinishedRequest], shown: Sequence[FinishedRequest], n
     lines = [f"{len(found):,} finished requests are recorded since {first}; exact quantiles of these:", ""]
     stages = [(name, [value for one in found if (value := getattr(one, name)) is not None]) for name in _STAGES]
     lines += _quantile_lines(10, [(name.removesuffix("_seconds"), values, seconds) for name, values in stages])
-    lines += ["", *_table(_REQUEST_COLUMNS, [_cells(request, now) for request in shown])]
+    lines += ["", *table_lines(_REQUEST_COLUMNS, [_cells(request, now) for request in shown])]
     if len(shown) < len(found):
         lines.append(f"the {len(shown):,} {order}; --last N shows more")
     return lines
@@ -138,13 +138,6 @@ def _quantile_lines(width: int, rows: Sequence[tuple[str, list[float], Callable[
             cells = [*(exact_quantile(values, q) for q in QUANTILES), max(values)]
             lines.append(f"  {name:<{width}}" + "".join(f"{text(one):>9}" for one in cells))
     return lines
-
-
-def _table(columns: Sequence[tuple[str, int]], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns of given widths, under their titles."""
-    lines = [[title for title, _ in columns], *rows]
-    widths = [width for _, width in columns]
-    return ["".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def _cells(request: FinishedRequest, now: float) -> tuple[str, ...]:
@@ -194,7 +187,7 @@ def step_lines(found: Sequence[Step], shown: Sequence[Step], now: float) -> list
     took = [step.shortest_interval for step in found if step.shortest_interval is not None]
     batches = [float(step.running) for step in found if step.running is not None]
     lines += _quantile_lines(12, [("step time", took, seconds), ("running", batches, count)])
-    lines += ["", *_table(_STEP_COLUMNS, [_step_cells(step, now) for step in shown])]
+    lines += ["", *table_lines(_STEP_COLUMNS, [_step_cells(step, now) for step in shown])]
     if len(shown) < len(found):
         lines.append(f"the {len(shown):,} newest; --last N shows more")
     return lines
@@ -251,7 +244,7 @@ def prefixes_lines(use: PrefixUse) -> list[str]:
          count(one.cached_tokens), percent(one.hit_rate))
         for one in use.classes
     ]  # fmt: skip
-    lines += _table(_PREFIX_COLUMNS, rows)
+    lines += table_lines(_PREFIX_COLUMNS, rows)
     lines.append("")
     if use.unknown:
         lines.append(f"{count(use.unknown)} more ended before their first token, or their cached tokens are not known")

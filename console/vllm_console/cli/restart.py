@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from vllm_console.cli.fleet_access import open_fleet
@@ -17,7 +16,7 @@ from vllm_console.cli.options import (
     pairs_from,
     seconds_from,
 )
-from vllm_console.cli.output import Document, complain, print_json, warn_of_plan
+from vllm_console.cli.output import Document, ask, complain, print_json, warn_of_plan
 from vllm_console.cli.servers import server_document
 from vllm_console.cli.waiting import did_not_happen, report_server, settled, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, Flags, ServerView, State
@@ -222,10 +221,8 @@ def _stop_wanted(args: argparse.Namespace) -> bool:
         return bool(args.stop_old)
     if args.json:
         return False
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        print(f"Stop {args.name}? Its clients must use the new address by then. [y/N] ", end="", flush=True)
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            return True
+    if ask(f"Stop {args.name}? Its clients must use the new address by then."):
+        return True
     print(f"{args.name} goes on serving; 'vllm-console stop {args.name}' stops it")
     return False
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_console.cli.output import row_line, table_lines
 from vllm_console.diagnosis.finding import title_of_code
 from vllm_console.history.energy import Tariff
-from vllm_console.metrics.quantile import text_of
+from vllm_console.metrics.quantile import p99_in, text_of
 from vllm_console.runs.compare import Comparison
 from vllm_console.runs.measurement import Measurement, limit_text, newest_ramp, plots
 from vllm_console.runs.store import Run
@@ -28,7 +29,7 @@ from vllm_console.runs.text import (
     times_note,
 )
 from vllm_console.runs.windows import quantile_in
-from vllm_console.text import clock, count, duration, percent, plain, seconds
+from vllm_console.text import clock, count, duration, percent, plain
 
 WIDTH = 100
 _COLUMNS = (("ID", 5), ("RUN", 20), ("SINCE", 13), ("LASTED", 9), ("REQ/S", 7), ("TTFT p99", 9), ("ITL p99", 9),
@@ -37,10 +38,9 @@ _COLUMNS = (("ID", 5), ("RUN", 20), ("SINCE", 13), ("LASTED", 9), ("REQ/S", 7), 
 
 def run_lines(runs: Sequence[Run], now: float) -> list[str]:
     """One line per run under a heading, with its difference from the previous run on a line below."""
-    lines = ["".join(f"{title:<{width}}" for title, width in _COLUMNS).rstrip()]
+    lines = table_lines(_COLUMNS, ())
     for run in runs:
-        cells = [plain(cell) for cell in _cells(run, now)]
-        lines.append("".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)).rstrip())
+        lines.append(row_line([plain(cell) for cell in _cells(run, now)], _COLUMNS))
         if run.changed:
             lines.append("     " + plain("  ".join(setting_text(change) for change in run.changed)))
         if run.findings:
@@ -67,8 +67,8 @@ def step_line(step: Mapping[str, Any]) -> str:
         f"{rate:.3g}" if rate is not None and rate < 1000 else count(rate),
         count(step["sent"]),
         count(step["failed"]),
-        _p99(step["ttft_seconds"]),
-        _p99(step["itl_seconds"]),
+        p99_in(step["ttft_seconds"]),
+        p99_in(step["itl_seconds"]),
         count(step["tokens_per_second"]),
         percent(step["kv_cache_usage"]),
         count(step["preemptions"]),
@@ -82,11 +82,6 @@ def step_line(step: Mapping[str, Any]) -> str:
 def step_lines(found: Measurement) -> list[str]:
     """All steps under a heading."""
     return [step_heading(), *map(step_line, found.steps)]
-
-
-def _p99(latency: Mapping[str, float | None]) -> str:
-    above = latency.get("p99_above")
-    return seconds(latency.get("p99")) if above is None else f">{seconds(above)}"
 
 
 def _measured(found: Measurement, now: float) -> str:

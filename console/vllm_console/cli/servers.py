@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from vllm_console.cli.fleet_access import open_fleet
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import Document, complain, fields, print_json
 from vllm_console.fleet.snapshot import PreparedRestart, ServerView, SleepView
-from vllm_console.fleet.verbs import FleetError, NotFoundError
 from vllm_console.history.energy import Energy, energy_lines
 from vllm_console.metrics.quantile import PARTS, contradicting, p99_of, text_of
 from vllm_console.metrics.sample import Window
@@ -73,13 +71,7 @@ def run_status(args: argparse.Namespace) -> int:
     """Show it."""
     fleet = open_fleet(args)
     snapshot = fleet.snapshot(args.name)
-    server = snapshot.server(args.name)
-    if server is None:
-        # A server whose record cannot be read still exists: report what is wrong with the record.
-        broken = next((notice for notice in snapshot.notices if f"{args.name}{os.sep}record.json" in notice), None)
-        if broken:
-            raise FleetError(broken)
-        raise NotFoundError(f"no server is called '{args.name}'; see 'vllm-console list'")
+    server = snapshot.named(args.name)
     energy = fleet.energy(server.name) if server.ours and server.attached is None and server.gpus else None
     if args.json:
         print_json(status_document(server) | {"energy": energy.document() if energy is not None else None})

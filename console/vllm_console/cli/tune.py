@@ -18,7 +18,7 @@ from vllm_console.cli.load import WIPE, waited_for
 from vllm_console.cli.load_target import Target, add_shape, find_target, shaped
 from vllm_console.cli.options import add_json
 from vllm_console.cli.output import complain, print_json
-from vllm_console.cli.ramp import budget_from, confirmed, keep_ramp, only_one, rate_from
+from vllm_console.cli.ramp import budget_from, confirm_load, keep_ramp, only_one, rate_from
 from vllm_console.cli.waiting import Canceling, did_not_happen, settled, undone_at_end, wait_for_restart, wait_until
 from vllm_console.fleet.snapshot import Changes, State
 from vllm_console.fleet.verbs import FleetError, UsageError, flag_difference
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     if target.server.no_probe:
         raise FleetError(f"{args.server} has no probe, so nothing can be predicted: {target.server.no_probe}")
     limits, source = objectives_of(target.server.objectives, target.server.preset)
-    others = confirmed(args, target, "a tuner restarts it several times and makes its other clients wait")
+    others = confirm_load(args, target, "a tuner restarts it several times and makes its other clients wait")
     tuner = _Tuner(args, target, target.server, limits, others)
     tuner.refuse_short_budget()
     with only_one(target), undone_at_end(tuner.end) as tuner.canceling:

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from vllm_console.fleet.snapshot import Changes, FlagValue
 from vllm_console.fleet.verbs import FleetError, RefusedError
+from vllm_console.metrics.quantile import p99_in
 from vllm_console.runs.measurement import RAMP, Measurement
 from vllm_console.text import duration
 from vllm_console.text import rate as rate_text
-from vllm_console.text import seconds as latency
 from vllm_launchers.typed_decoding import decode_json
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _read(file: IO[bytes]) -> str:
 def _summary(output: str, errors: str) -> str:
     try:
         report = json.loads(output)
-        ttft, itl = _p99(report["ttft_seconds"]), _p99(report["itl_seconds"])
+        ttft, itl = p99_in(report["ttft_seconds"]), p99_in(report["itl_seconds"])
         sent, completed, failed = report["sent"], report["completed"], report.get("failed", 0)
         others = {"failed": failed, "unfinished when it ended": sent - completed - failed}
         rest = "".join(f", {number} {what}" for what, number in others.items() if number)
@@ -163,12 +163,6 @@ def _summary(output: str, errors: str) -> str:
     except (ValueError, KeyError, TypeError):
         lines = [line for line in errors.splitlines() if line.strip()]
         return f"load failed: {lines[-1].removeprefix('vllm-console: ')}" if lines else "load ended without a report"
-
-
-def _p99(document: dict[str, float | None]) -> str:
-    """The 99th percentile in a latency document; ``>60s`` if so many are unfinished that only a bound is known."""
-    above = document.get("p99_above")
-    return latency(document["p99"]) if above is None else f">{latency(above)}"
 
 
 BUDGET_SECONDS = 600.0

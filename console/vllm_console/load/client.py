@@ -536,20 +536,21 @@ class Sender:
         answer.tally.send_delay.add(max(0.0, time.perf_counter() - scheduled))
         async with self.client.stream("POST", "/v1/completions", content=content) as response:
             if response.status_code != 200:
-                raise AnswerError(f"HTTP {response.status_code}: {await _reason(response)}")
+                message = message_of(await error_body(response))
+                raise AnswerError(f"HTTP {response.status_code}: {message or 'no reason given'}")
             async for data in response.aiter_raw():
                 answer.feed(data, time.perf_counter())
         answer.end()
 
 
-async def _reason(response: httpx.Response) -> str:
-    """A rejecting server's message, in one line."""
+async def error_body(response: httpx.Response) -> bytes:
+    """The beginning of a rejecting server's answer."""
     body = b""
     async for data in response.aiter_raw():
         body += data
         if len(body) > LARGEST_ERROR:
             break
-    return message_of(body) or "no reason given"
+    return body
 
 
 async def wait(stop: asyncio.Event, seconds: float) -> bool:

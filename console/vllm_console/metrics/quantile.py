@@ -241,6 +241,12 @@ def p99_of(found: Quantiles | None) -> str:
     return f"{'=' if found.exact else ''}{found.p99.text}"
 
 
+def p99_in(latency: Mapping[str, float | None]) -> str:
+    """The p99 of a latency in a JSON document; ``>60s`` if so many are unfinished that only a bound is known."""
+    above = latency.get("p99_above")
+    return seconds(latency.get("p99")) if above is None else f">{seconds(above)}"
+
+
 def text_of(found: Quantile | None) -> str:
     """A quantile, formatted, or a dash."""
     return found.text if found is not None else UNKNOWN

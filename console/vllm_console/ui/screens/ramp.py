@@ -12,6 +12,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 
 from vllm_console.fleet.background_commands import RampView
+from vllm_console.metrics.quantile import p99_in
 from vllm_console.text import count, duration, percent, plain, rate, seconds
 from vllm_console.ui.screens.dialogs import Confirm
 from vllm_console.ui.terminal.lines import line
@@ -174,19 +175,14 @@ def _row(step: Mapping[str, Any]) -> list[Value]:
         _rate(step["rate"]),
         count(step["completed"]),
         (count(step["failed"]), WARN if step["failed"] else None),
-        _p99(step["ttft_seconds"]),
-        _p99(step["itl_seconds"]),
+        p99_in(step["ttft_seconds"]),
+        p99_in(step["itl_seconds"]),
         count(step["tokens_per_second"]),
         percent(step["kv_cache_usage"]),
         count(step["waiting"]),
         percent(attained, 1) if attained is None or attained < 0.9995 else "100%",
         ("yes", OK) if ok else ("no", BAD),
     ]
-
-
-def _p99(latency: Mapping[str, float | None]) -> str:
-    above = latency.get("p99_above")
-    return seconds(latency.get("p99")) if above is None else f">{seconds(above)}"
 
 
 def _rate(value: float) -> str:
