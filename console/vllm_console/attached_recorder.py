@@ -1,7 +1,7 @@
 """The process that records an attached endpoint: ``python -m vllm_console.attached_recorder STATE NAME``.
 
 It asks the endpoint once a second, keeps its history and its runs, and alone writes its record. It ends when the
-endpoint is detached, or attached anew. An endpoint that does not answer is asked again after growing pauses.
+endpoint is detached, or attached again. An endpoint that does not answer is asked again after growing pauses.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ RESTARTS, RESTARTS_SECONDS = 3, 60.0
 NO_METRICS = frozenset({"status", "redirect", "html", "empty", "garbage"})
 """What an address without a metrics page answers to ``/metrics``."""
 
-MIXED = "several servers answer at this address in turn, so their figures can't be told apart: attach each of them"
+MIXED = "several servers answer at this address in turn, so their figures are mixed: attach each of them"
 NO_ENGINE = "its metrics page has no figures of an engine, as that of a router: attach the engines behind it"
 
 _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
@@ -169,7 +169,7 @@ class Recording:
         self._written, self._trouble = self._record, ""
 
     def replaced(self, folder: Path) -> bool:
-        """Whether the endpoint was detached, or attached anew: its record is another one's, or gone."""
+        """Whether the endpoint was detached, or attached again: its record is another one's, or gone."""
         try:
             found, endpoint = read_endpoint(folder)
         except KeeperError:
@@ -322,7 +322,7 @@ def _without(error: ScrapeError) -> str:
 
 
 def record(folder: Path, recording: Recording) -> None:
-    """Ask until the endpoint is detached or attached anew, or a stop signal comes."""
+    """Ask until the endpoint is detached or attached again, or a stop signal comes."""
     while True:
         until = time.monotonic() + recording.step()
         while (left := until - time.monotonic()) > 0:

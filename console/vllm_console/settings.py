@@ -274,14 +274,14 @@ def _administrators(notices: list[str]) -> dict[str, Any]:
 
 
 def _untrusted(status: os.stat_result) -> str:
-    """Why what stands there need not be an administrator's word; empty where it is."""
+    """Why the file may not be the administrator's; empty if it is."""
     if status.st_uid != ADMIN_UID:
         return f"belongs to uid {status.st_uid}, not to root"
     return "is writable by users other than root" if status.st_mode & 0o022 else ""
 
 
 def _document(path: Path, named: bool) -> dict[str, Any]:
-    """A TOML file as it stands; a missing one is empty, unless a person named it."""
+    """The contents of a TOML file; a missing one is empty, unless the user named it."""
     if path == Path(os.devnull):
         return {}
     try:
@@ -387,7 +387,7 @@ def _expected(kind: Any) -> str:
 
 
 def _found(value: object, kind: Any) -> str:
-    """What stands there instead. Only one of a few words is repeated: a string may hold a secret."""
+    """The value found instead. Only one of a few words is repeated: a string may hold a secret."""
     if isinstance(value, str):
         return f'"{plain(value, 40)}"' if get_origin(kind) is Literal else "a string"
     if isinstance(value, bool):

@@ -63,7 +63,7 @@ def connect(path: Path, timeout: float, *, follow_links: bool = False) -> sqlite
 
 def connect_read_only(path: Path, timeout: float) -> sqlite3.Connection:
     """Open an existing file for reading, from any thread."""
-    # In a read-only folder SQLite cannot create its shared memory: read the file as it stands.
+    # In a read-only folder SQLite cannot create its shared memory: read the file as it is.
     immutable = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
     uri = f"{path.resolve().as_uri()}?mode=ro{immutable}"
     return sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False)

@@ -25,7 +25,7 @@ MOST_MARKS = 4
 
 
 def plain(text: str, limit: int = 2000) -> str:
-    """Return ``text`` as one line that a terminal shows as it stands.
+    """Return ``text`` as one line that a terminal shows unchanged.
 
     Escape sequences and invisible characters (controls, bidirectional overrides, zero-width and tag characters, lone
     surrogates) are removed, other white space becomes spaces, stacked accents are limited, and the result is cut to
@@ -43,7 +43,7 @@ def plain(text: str, limit: int = 2000) -> str:
 
 
 def printed(text: str) -> str:
-    """``text`` as a terminal shows it as it stands: as `plain`, but line ends and tabs stay, and nothing is cut."""
+    """``text`` as a terminal shows it unchanged: as `plain`, but line ends and tabs stay, and nothing is cut."""
     return "\n".join("\t".join(plain(part, max(1, len(part))) for part in row.split("\t")) for row in text.split("\n"))
 
 

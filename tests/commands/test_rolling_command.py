@@ -11,11 +11,11 @@ def test_the_new_generation_serves_next_to_the_old_one_until_that_is_stopped(pro
     first = program.json(*host, "start", "chatbot", "--name", "chat", "--engine", "simulated", "--wait")
     done = program(*host, "restart", "chat", "--rolling", "--set", "max-num-seqs=7")
     assert done.returncode == 0, done.stderr
-    (gpu,) = re.findall(r"on GPU (\d); chat goes on serving\n", done.stdout)
+    (gpu,) = re.findall(r"on GPU (\d); chat keeps serving\n", done.stdout)
     assert f"GPUs        {gpu}\n" in program("status", "chat-2").stdout
     assert f"GPUs        {gpu}\n" not in program("status", "chat").stdout
     assert "same answers to all 4 golden prompts" in done.stdout
-    assert "chat goes on serving; 'vllm-console stop chat' stops it" in done.stdout
+    assert "chat keeps serving; 'vllm-console stop chat' stops it" in done.stdout
     servers = {server["name"]: server for server in program.json("list", "--ours")}
     assert {name: server["state"] for name, server in servers.items()} == {"chat": "ready", "chat-2": "ready"}
     assert servers["chat"]["pid"] == first["pid"], "it was not touched"

@@ -88,7 +88,7 @@ def _bucket(one: Judged) -> dict[str, Any]:
     return {**ends, "exact": one.exact}
 
 
-def look(server: ServerView, now: float, window: float, *, allow_idle: bool = False) -> Report:
+def check_server(server: ServerView, now: float, window: float, *, allow_idle: bool = False) -> Report:
     """Read a server's history of the last ``window`` seconds before ``now`` and judge it."""
     folder = Path(server.folder)
     reader = Reader(folder / HISTORY)

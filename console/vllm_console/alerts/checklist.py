@@ -1,4 +1,4 @@
-"""What operators look at before a launch, as a list: each item is well, or has a message and a fix. Pure."""
+"""The checklist before a launch: each item is ok, or has a message and a fix. Pure."""
 
 from __future__ import annotations
 

@@ -199,24 +199,24 @@ class AnswerReader:
             from vllm_console.load.client import message_of  # with httpx, which no screen needs to draw an answer
 
             raise AnswerError(f"the server reports: {message_of(bytes(event.error))}")
-        before, said = self._tokens, False
+        before, has_text = self._tokens, False
         if event.usage is not None:
             self._prompt_tokens = event.usage.prompt_tokens or self._prompt_tokens
             self._tokens = max(self._tokens, event.usage.completion_tokens or 0)
         for choice in event.choices[:1]:
             self._finish = choice.finish_reason or self._finish
-            said = self._take(choice)
-        if event.choices and (said or self._tokens > before):
+            has_text = self._take(choice)
+        if event.choices and (has_text or self._tokens > before):
             self._token(at)
 
     def _take(self, choice: _Choice) -> bool:
         """Keep what a choice says; whether it says anything."""
         delta = choice.delta
-        said = self._add(PartKind.REASONING, delta.reasoning or delta.reasoning_content)
-        said |= self._add(PartKind.CONTENT, delta.content or choice.text)
+        has_text = self._add(PartKind.REASONING, delta.reasoning or delta.reasoning_content)
+        has_text |= self._add(PartKind.CONTENT, delta.content or choice.text)
         for call in delta.tool_calls or ():
-            said |= self._add(PartKind.TOOL_CALL, call.function.arguments, call.function.name or "", call.index)
-        return said
+            has_text |= self._add(PartKind.TOOL_CALL, call.function.arguments, call.function.name or "", call.index)
+        return has_text
 
     def _add(self, kind: PartKind, text: str | None, name: str = "", index: int = 0) -> bool:
         if not (text or name):

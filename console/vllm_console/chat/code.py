@@ -40,7 +40,7 @@ def _curl(url: str, request: ChatRequest, variable: str) -> str:
 
 def _python(base: str, body: dict[str, Any], variable: str, *, chat: bool) -> str:
     create = "chat.completions" if chat else "completions"
-    said = "choices[0].delta.content" if chat else "choices[0].text"
+    content = "choices[0].delta.content" if chat else "choices[0].text"
     arguments = "".join(f"    {name}={value!r},\n" for name, value in body.items())
     return (
         "import os\n\nfrom openai import OpenAI\n\n"
@@ -48,20 +48,20 @@ def _python(base: str, body: dict[str, Any], variable: str, *, chat: bool) -> st
         f"stream = client.{create}.create(\n{arguments}    stream=True,\n)\n"
         "for chunk in stream:\n"
         "    if chunk.choices:\n"
-        f'        print(chunk.{said} or "", end="", flush=True)\n'
+        f'        print(chunk.{content} or "", end="", flush=True)\n'
         "print()"
     )
 
 
 def _javascript(base: str, body: dict[str, Any], variable: str, *, chat: bool) -> str:
     create = "chat.completions" if chat else "completions"
-    said = "choices[0]?.delta?.content" if chat else "choices[0]?.text"
+    content = "choices[0]?.delta?.content" if chat else "choices[0]?.text"
     return (
         'import OpenAI from "openai";\n\n'
         f'const client = new OpenAI({{ baseURL: {_json(base)}, apiKey: process.env.{variable} ?? "none" }});\n'
         f"const stream = await client.{create}.create({_json(body | {'stream': True}, 2)});\n"
         "for await (const chunk of stream) {\n"
-        f'  process.stdout.write(chunk.{said} ?? "");\n'
+        f'  process.stdout.write(chunk.{content} ?? "");\n'
         "}\n"
         "console.log();"
     )

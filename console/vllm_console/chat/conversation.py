@@ -36,7 +36,7 @@ class ChatOptions(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """What a person said, and what was answered."""
+    """A message of the user, and its answer."""
 
     prompt: str
     answer: Answer
@@ -54,8 +54,8 @@ def request_for(
 ) -> ChatRequest:
     """The request for the answer to ``prompt`` after these turns; ``context`` is the server's, in tokens.
 
-    Turns without an answer are left out: chat templates want prompts and answers in turn. With ``raw`` the text so far
-    goes on; a system prompt and tools need a chat template and are not sent.
+    Turns without an answer are left out: chat templates want prompts and answers in turn. With ``raw`` the text so
+    far is continued; a system prompt and tools need a chat template and are not sent.
     """
     answered = [turn for turn in turns if turn.answer.text()]
     if raw:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ChatSession:
     """A conversation with one server, kept in memory only. Its methods never block; any thread may call them.
 
-    ``find`` says where the server is, anew for each answer, since it may have been restarted. What it raises of
+    ``find`` returns where the server is, again for each answer, since it may have been restarted. What it raises of
     ``refusals`` is the answer's problem.
     """
 
@@ -66,7 +66,7 @@ class ChatSession:
         return True
 
     def stop(self) -> None:
-        """End the answer that is on its way, if any: its stream is closed, so that the server works on it no more."""
+        """Cancel the answer in progress, if any: closing its stream makes the server abort the request."""
         with self._lock:
             if not self._running:
                 return

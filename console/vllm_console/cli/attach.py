@@ -21,10 +21,10 @@ LOOK_SECONDS = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Add a vLLM endpoint that runs elsewhere: another machine, or behind Ray Serve, llm-d or production-stack. It "
-        "is asked for its metrics once a second and recorded, and never changed. Attaching it again by its name takes "
-        "another key or certificate. With ssh://[user@]host the fleet of a machine that has vllm-console is added: it "
-        "is read, and its servers are stopped and restarted, over your own ssh."
+        "Add a vLLM endpoint that runs elsewhere: another machine, or behind Ray Serve, llm-d or production-stack. Its "
+        "metrics are recorded once a second; it is never changed. Attach it again under its name to replace the key or "
+        "the certificate. With ssh://[user@]host the fleet of a machine that has vllm-console is added: it "
+        "is read, and its servers can be stopped and restarted, over your own ssh."
     )
     parser.add_argument("url", type=text_from, help="its base URL, such as https://gpubox:8000, or ssh://gpubox")
     parser.add_argument("--name", type=text_from, metavar="N", help="its name here (default: made of host and port)")
@@ -52,7 +52,7 @@ def _attach_host(args: argparse.Namespace) -> int:
         documents = [status_document(server) for server in servers]
         print_json({"name": host.name, "url": host.url, "problem": problem, "servers": documents})
     elif problem is not None:
-        print(f"{host.name}: attached, and not reached: {plain(problem or 'no answer yet')}")
+        print(f"{host.name}: attached, but not reached: {plain(problem or 'no answer yet')}")
     else:
         print(
             "\n".join([f"{host.name}: attached", *(table(servers, snapshot.at) if servers else ["no servers there"])])
@@ -61,7 +61,7 @@ def _attach_host(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Attach it, and report its first answer; an endpoint that does not answer stays attached."""
+    """Attach it and print its first answer; an endpoint that does not answer stays attached."""
     if args.url.startswith("ssh:"):
         return _attach_host(args)
     fleet = open_fleet(args, observe=False)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     while True:
         snapshot = fleet.snapshot(name)
         server = snapshot.server(name)
-        # Another command that attaches it anew sets its record aside for a moment.
+        # Another command that attaches it again moves its record away for a moment.
         if (server is not None and server.probed) or time.monotonic() > deadline:
             break
         time.sleep(LOOK_SECONDS)

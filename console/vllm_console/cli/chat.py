@@ -143,7 +143,7 @@ def _server(args: argparse.Namespace, word: str) -> ChatServer:
 
 
 def _prompt(in_terminal: bool) -> str:
-    """What stands on standard input.
+    """The text on standard input.
 
     Raises:
         UsageError: nothing does, it is too long, or no text.
@@ -201,7 +201,7 @@ async def _code(server: ChatServer, prompt: str, options: ChatOptions, language:
 
 
 class _Printer:
-    """Prints an answer as it grows: what is said on standard output, how it was thought of on standard error.
+    """Prints an answer as it streams: the content to standard output, the reasoning to standard error.
 
     A line that begins an escape code is printed once it is whole: its beginning does not show what belongs to it.
     """

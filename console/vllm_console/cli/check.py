@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm_launchers.plan.model import Plan
 
 LOCAL = "http://127.0.0.1:9090"
-"""Where Prometheus listens unless told otherwise."""
+"""Where Prometheus listens by default."""
 
 WINDOW_SECONDS = 300.0
 LONGEST_SECONDS = 30 * 86_400.0
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, metavar="PORT", help="with --before-launch: port to bind (default 8000)")
     parser.add_argument(
         "--prometheus", default=LOCAL, metavar="URL",
-        help=f"with --before-launch: the Prometheus that shall scrape it (default {LOCAL})",
+        help=f"with --before-launch: the Prometheus that will scrape it (default {LOCAL})",
     )  # fmt: skip
     add_changes(parser)
     parser.add_argument(
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace) -> int:
-    from vllm_console.alerts.check import look, report_document
+    from vllm_console.alerts.check import check_server, report_document
 
     if not 1.0 <= args.window <= LONGEST_SECONDS:
         raise UsageError(f"--window: expected seconds from 1 to {LONGEST_SECONDS:.0f} (30 days), not {args.window:g}")
@@ -73,7 +73,7 @@ def _judge(args: argparse.Namespace) -> int:
     server = snapshot.named(args.name)
     if not server.recorded:
         raise RefusedError(f"{args.name} was not started by vllm-console: no recorded history to judge")
-    report = look(server, snapshot.at, args.window, allow_idle=args.allow_idle)
+    report = check_server(server, snapshot.at, args.window, allow_idle=args.allow_idle)
     if args.json:
         print_json(report_document(report))
     else:

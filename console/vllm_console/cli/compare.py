@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
         from vllm_console.cli.runs_text import comparison_lines
         from vllm_console.prediction.outcome_text import outcome_lines
 
-        told = outcome_lines(kept) if kept is not None else []
-        print("\n".join([*comparison_lines(found, fleet.tariff), *(["", *told] if told else [])]))
+        prediction = outcome_lines(kept) if kept is not None else []
+        print("\n".join([*comparison_lines(found, fleet.tariff), *(["", *prediction] if prediction else [])]))
     return 0
 
 

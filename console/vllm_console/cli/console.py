@@ -109,7 +109,7 @@ def show(
     replay: Replay | None = None,
     chat: ChatOptions | None = None,
 ) -> int:
-    """Run the app until it is quit; says afterwards what goes on without it.
+    """Run the app until it is quit; prints afterwards what keeps running.
 
     ``cast`` records what it draws; ``hints``, ``server``, ``replay`` and ``chat`` are as `ConsoleApp` says; ``to_demo``
     is called if it was left for the demo.

@@ -41,7 +41,7 @@ HOST = Path("2xrtx3090")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     add_picture_arguments(parser)
     parser.add_argument("--after", type=float, default=0, metavar="S", help="seconds of traffic before the picture")
     parser.add_argument("--hints", action="store_true", help="show the hints, also if they were hidden before")
@@ -129,7 +129,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
                 enter = partial(recording.enter, past, root, now=time.time())
                 view = fleet.resume(server.name, runs, enter)
                 resumed.append(server.name)
-            else:  # on other GPUs, or with a preset of one's own, that did not happen
+            else:  # the recording does not apply to other GPUs, or to a preset of your own
                 view = fleet.start(runs[-1])
             words = [sys.executable, "-m", "vllm_console.cli.demo_traffic", view.url, server.name, str(os.getpid())]
             traffic.append(
@@ -155,7 +155,7 @@ def _servers(root: Path, host_file: Path | None) -> Iterator[LocalFleet]:
 
 
 def _wait_until_ready(root: Path) -> None:
-    """Servers that go on from the recording are up at once; the others load before everybody's eyes."""
+    """Wait for the servers that continue from the recording; the others visibly load."""
     deadline = time.monotonic() + READY_SECONDS
     for name in client.names(root):
         if client.read(root, name).current.spec.environment.get("SIMULATED_TOTALS"):

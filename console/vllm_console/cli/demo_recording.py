@@ -86,7 +86,7 @@ def save(servers: Mapping[str, RecordedServer]) -> None:
 def enter(
     server: RecordedServer, state: Path, folder: Path, specs: Sequence[LaunchSpec], now: float
 ) -> tuple[LaunchSpec, Recording]:
-    """Enter a server's history, the minutes of its runs and its log; the last run goes on after ``now``.
+    """Enter a server's history, the minutes of its runs and its log; the last run continues after ``now``.
 
     ``specs`` are those of its runs. Returns what is to run, and what its keeper is to know.
     """

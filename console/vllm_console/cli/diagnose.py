@@ -17,7 +17,7 @@ from vllm_console.logs.file import lines_before
 from vllm_console.text import plain, redrawn
 
 MOST_BYTES = 32 << 20
-"""The beginning of a longer log is skipped: what ended it is in its last part."""
+"""The beginning of a longer log is skipped: the failure is in its last part."""
 
 CHUNK_BYTES = 1 << 20
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(map(plain, diagnosis_lines(found))))
         if found.line is None and not any(parsed.level for parsed in parse_lines(lines)):
-            print("No line in it looks like vLLM's: is it a log of vLLM?")
+            print("No line has vLLM's log format: is this a vLLM log?")
     return 0
 
 

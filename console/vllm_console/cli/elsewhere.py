@@ -38,11 +38,14 @@ def run_elsewhere(args: argparse.Namespace, words: Sequence[str]) -> int | None:
     host = next((one for one in read_hosts(args.state or default_root()) if one.name == name), None)
     if host is None:
         return None
-    at = list(words).index(args.command)  # what stands before are options of this console
-    told = [server if one == word else one for one in words[at:]]
+    at = list(words).index(args.command)  # options before it are for this console
+    remote_words = [server if one == word else one for one in words[at:]]
     try:
         process = subprocess.Popen(
-            host.argv(told, terminal=True), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            host.argv(remote_words, terminal=True),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     except OSError as error:
         raise FleetError(f"ssh can't be run: {error.strerror}") from error

@@ -20,7 +20,7 @@ MOST_GPUS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     add_json(parser)
     add_host(parser)
     parser.add_argument("--free", type=int, required=True, metavar="N", help="how many GPUs")

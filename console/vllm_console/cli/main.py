@@ -51,7 +51,7 @@ COMMANDS = {
     "restart": Command(
         "restart a server with changed flags, the previous flags, or another preset", changes=True, elsewhere=True
     ),
-    "sleep": Command("put a server to sleep, so that its GPUs are free for another one", changes=True, elsewhere=True),
+    "sleep": Command("put a server to sleep, to free its GPUs for another one", changes=True, elsewhere=True),
     "wake": Command(
         "wake a server up; the other one of its standby pair goes to sleep first",
         module="sleep",
@@ -288,7 +288,7 @@ def _run(words: Sequence[str]) -> int:
         return _say(plain(str(error)), error.exit_code)
     except (OutputError, BrokenPipeError):
         raise
-    except Exception as error:  # noqa: BLE001 - the program's boundary: reported, and said where
+    except Exception as error:  # noqa: BLE001 - the program's boundary: reported, with where
         from vllm_console.crash_report import tell
 
         return _say(tell(error, words, args.state), 1)

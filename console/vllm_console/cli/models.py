@@ -79,15 +79,15 @@ def run(args: argparse.Namespace) -> int:
     names = _name_width([one.model for one in found.models], taken)
     heading = f"{'MODEL':<{names}}" + "".join(f"{title:<{width}}" for title, width in COLUMNS)
     print((heading + ("FITS" if fits is not None else "")).rstrip())
-    said: set[str] = set()
+    printed: set[str] = set()
     for one in found.models:
         cells = "".join(f"{cell:<{width}}" for cell, (_, width) in zip(model_cells(one), COLUMNS, strict=True))
         fit = fit_text(fits.get(one.model)) if fits is not None else ""
         print(f"{_name(one.model, names)}{plain(cells + fit)}".rstrip())
         reason = one.problem or (fits[one.model].error if fits is not None and one.model in fits else "")
-        if reason and reason not in said:
+        if reason and reason not in printed:
             print(prose(f"  {reason}", "  "))
-        said.add(reason)
+        printed.add(reason)
     return 0
 
 
@@ -104,7 +104,7 @@ def _search(fleet: LocalFleet, args: argparse.Namespace) -> int:
         print_json([fields(one, "model downloads tags") | more for one, more in zip(found, extra, strict=True)])
         return 0
     if not found:
-        print(plain(f"The hub finds no model for: {' '.join(args.words)}"))
+        print(plain(f"The hub has no model for: {' '.join(args.words)}"))
         return 0
     names = _name_width([one.model for one in found], 10 + (0 if fits is None else 2 + FITS))
     print(f"{'MODEL':<{names}}{'DOWNLOADS':>10}{'  FITS' if fits is not None else ''}")
@@ -123,7 +123,7 @@ def _name_width(models: list[str], taken: int) -> int:
 
 
 def _name(model: str, width: int) -> str:
-    """A name in its column; one that is too long stands in a line of its own."""
+    """A name in its column; one that is too long has a line of its own."""
     text = plain(model)
     return f"{text:<{width}}" if len(text) < width else f"{text}\n{'':<{width}}"
 
@@ -175,7 +175,7 @@ def _fit_document(fit: Fit) -> Document:
 
 
 def get_model(args: argparse.Namespace) -> int:
-    """Download a model, or go on with it.
+    """Download a model, or resume its download.
 
     Raises:
         UsageError: that is no hub id.
@@ -214,7 +214,7 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
 
     Raises:
         FleetError: there is no room.
-        RefusedError: nobody agreed.
+        RefusedError: it was not confirmed.
     """
     missing, free = hub.missing_bytes(found), hub.free_bytes()
     if not args.json:
@@ -228,8 +228,8 @@ def _admitted(args: argparse.Namespace, hub: Hub, found: HubModel) -> int:
             f"{found.model} comes with Python code of its own, which vLLM runs as you if --trust-remote-code is given"
         )
         if not (sys.stdin.isatty() and sys.stdout.isatty() and not args.json):
-            raise RefusedError(f"{risk}; downloading runs none of it: --with-code says that you want it")
-        print(prose(f"  ! {risk}; downloading runs none of it.", "    "))
+            raise RefusedError(f"{risk}; downloading does not run it: give --with-code to accept it")
+        print(prose(f"  ! {risk}; downloading does not run it.", "    "))
         confirmed(argparse.Namespace(yes=False, json=False), "Download it with its code?")
     if missing:
         confirmed(args, f"Download {size(missing)}?")

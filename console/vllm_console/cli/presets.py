@@ -52,7 +52,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _purpose(preset: Preset) -> str:
-    """The summary; of a preset of one's own its title, since the summary may be an inherited one."""
+    """The summary; of a preset of your own its title, since the summary may be an inherited one."""
     return preset.summary if preset.shipped else preset.title
 
 

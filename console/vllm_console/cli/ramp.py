@@ -128,10 +128,10 @@ def _heading(target: Target, objectives: Objectives, source: str) -> str:
 
 
 class ServesOthersError(RefusedError):
-    """It serves others, and nobody said that this is fine; ``why`` says what shows it."""
+    """It serves others, and this was not confirmed; ``why`` says how that is known."""
 
     def __init__(self, why: str, cost: str) -> None:
-        super().__init__(f"{why}; {cost}: --yes goes on")
+        super().__init__(f"{why}; {cost}: give --yes to continue")
         self.why = why
 
 
@@ -139,10 +139,10 @@ MAKES_WAIT = "a measurement makes its other clients wait"
 
 
 def confirm_load(args: argparse.Namespace, target: Target, cost: str = MAKES_WAIT) -> bool:
-    """Whether it may go on although the server serves others. ``cost`` says what that does to them.
+    """Whether it may continue although the server serves others. ``cost`` is the effect on them.
 
     Raises:
-        ServesOthersError: it serves others, and nobody said that this is fine.
+        ServesOthersError: it serves others, and this was not confirmed.
     """
     if args.yes:
         return True
@@ -253,7 +253,7 @@ def _meter(target: Target) -> Iterator[EnergyMeter | None]:
 
 
 def _event(kind: str, content: object, stop: asyncio.Event | None = None) -> None:
-    """Print one event; ``stop`` is set where nobody reads any more, so that the ramp ends and keeps what it has."""
+    """Print one event; ``stop`` is set if nobody reads it any more: the ramp then ends and keeps what it has."""
     import json
 
     try:
@@ -282,7 +282,7 @@ class _Reports:
             print(step_line(step.document()), flush=True)
 
     def progress(self, progress: RampProgress) -> None:
-        """It goes on."""
+        """Show the progress."""
         if self._events:
             from msgspec.structs import asdict
 
@@ -303,7 +303,7 @@ class _Progress:
         self._budget = budget
 
     def show(self, progress: RampProgress) -> None:
-        """Write it anew."""
+        """Redraw it."""
         if waited_for():
             what = "warming up at" if progress.warming_up else "measuring"
             left = duration(max(0.0, self._budget - progress.elapsed))

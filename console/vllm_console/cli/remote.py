@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
                 return 1
             if request.get("do") == "snapshot":
                 answers.answer(request)
-            else:  # a verb takes long; snapshots go on
+            else:  # a verb takes long; snapshots continue
                 threading.Thread(target=answers.answer, args=(request,), daemon=True).start()
     except BrokenPipeError:
         return 0

@@ -153,7 +153,7 @@ def _switched(fleet: LocalFleet, args: argparse.Namespace, options: RestartOptio
 
 
 def say_several(flags: Flags, changes: Changes) -> None:
-    """Warn on standard error that the effects of several simultaneous changes can't be told apart."""
+    """Warn on standard error that the effects of several simultaneous changes can't be separated."""
     from vllm_launchers.plan.model import same_value
 
     changed = [flag for flag, value in changes.set.items() if not same_value(flags.get(flag), value)]
@@ -174,24 +174,26 @@ def run_rolling(fleet: LocalFleet, args: argparse.Namespace, changes: Changes, o
     new = fleet.start_beside(args.name, changes, options)
     if not args.json:
         gpus = f" on GPU {','.join(map(str, new.gpus))}" if new.gpus else ""
-        print(f"{new.name} starts at {new.url}{gpus}; {args.name} goes on serving", flush=True)
+        print(f"{new.name} starts at {new.url}{gpus}; {args.name} keeps serving", flush=True)
     try:
         new = wait_until(fleet, new.name, settled, quiet=args.json, timeout=args.timeout)
         compared = _compared(fleet, args, new) if new.state is State.READY else None
     except KeyboardInterrupt:
-        complain(f"{new.name} goes on at {new.url} and {args.name} was not touched: 'vllm-console stop' ends either")
+        complain(
+            f"{new.name} keeps running at {new.url} and {args.name} was not changed: 'vllm-console stop' ends either"
+        )
         raise
     stopped = compared is not None and _stop_wanted(args) and _stopped(fleet, args)
     if args.json:
         old = fleet.snapshot().server(args.name)
         print_json(_document(old, new, compared, stopped=stopped))
     if new.state is not State.READY:
-        complain(f"{new.name} is {new.state}: {new.reason}; {args.name} was not touched")
+        complain(f"{new.name} is {new.state}: {new.reason}; {args.name} was not changed")
     return 0 if compared is not None else 1
 
 
 def _compared(fleet: LocalFleet, args: argparse.Namespace, new: ServerView) -> AnswerComparison | None:
-    """How the answers of both compare; None, with the reason on stderr, if they can't be had."""
+    """How the answers of both compare; None, with the reason on stderr, if they can't be compared."""
     if not args.json:
         print(f"{new.name} is ready at {new.url}", flush=True)
     try:
@@ -211,7 +213,7 @@ def who_serves(fleet: LocalFleet, name: str, new: ServerView) -> str:
     snapshot = fleet.snapshot()
     old, now = snapshot.server(name), snapshot.server(new.name) or new
     if old is not None and old.state is State.READY:
-        return f"{name} goes on serving"
+        return f"{name} keeps serving"
     return f"{new.name} is {now.state} at {now.url}"
 
 
@@ -223,7 +225,7 @@ def _stop_wanted(args: argparse.Namespace) -> bool:
         return False
     if ask(f"Stop {args.name}? Its clients must use the new address by then."):
         return True
-    print(f"{args.name} goes on serving; 'vllm-console stop {args.name}' stops it")
+    print(f"{args.name} keeps serving; 'vllm-console stop {args.name}' stops it")
     return False
 
 

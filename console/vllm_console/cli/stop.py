@@ -29,13 +29,13 @@ def run(args: argparse.Namespace) -> int:
     if args.no_wait:
         server = fleet.stop(args.name)
     else:
-        with watched_gpus(args) as look:
-            before = look() if look is not None else None
+        with watched_gpus(args) as sample:
+            before = sample() if sample is not None else None
             fleet.stop(args.name)
             server = wait_until(
                 fleet, args.name, lambda view: not view.state.alive, quiet=args.json, timeout=args.timeout
             )
-            if look is not None and before is not None and (held := still_held(args.name, before, look)):
+            if sample is not None and before is not None and (held := still_held(args.name, before, sample)):
                 print(plain(f"! {args.name}: {held}"), file=sys.stderr)
     # A server that had failed before it was stopped counts as stopped.
     code = report_server(args, server, wanted=None)

@@ -54,7 +54,7 @@ class _Traffic(msgspec.Struct):
 
 
 def run_upgrade(args: argparse.Namespace) -> int:
-    """Play rounds on both engines, print the verdict; exit code 1 if the second is slower or nothing can be said.
+    """Play rounds on both engines, print the verdict; exit code 1 if the second is slower or there is no verdict.
 
     Raises:
         UsageError: not two engines, or too few rounds.
@@ -231,10 +231,10 @@ def _remove(fleet: LocalFleet, sides: tuple[_Side, _Side]) -> None:
                 _stop(fleet, side)
                 fleet.forget(side.name)
         except FleetError as error:
-            complain(f"{side.name} is left: {error}; 'vllm-console stop {side.name}' ends it")
+            complain(f"{side.name} is still there: {error}; 'vllm-console stop {side.name}' ends it")
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- output ---------------------------------------------------------------------------------------------------------
 
 
 def sentence(found: UpgradeComparison, second: str) -> str:
@@ -245,9 +245,9 @@ def sentence(found: UpgradeComparison, second: str) -> str:
         )
     if found.verdict == "not enough data":
         return "Not enough data: too few requests were answered on both engines in every round."
-    told = [one for one in found.figures if one.verdict != "no significant difference"]
-    if told:
-        parts = [f"{_TITLES[one.name]} {one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%})" for one in told]
+    significant = [one for one in found.figures if one.verdict != "no significant difference"]
+    if significant:
+        parts = [f"{_TITLES[one.name]} {one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%})" for one in significant]
         return f"{second} is {found.verdict}: {', '.join(parts)}."
     most = max(one.high for one in found.figures)
     return f"No significant difference; a slowdown of more than {most:.1%} is ruled out."

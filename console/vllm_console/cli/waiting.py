@@ -41,7 +41,7 @@ def wait_until(
             break
         if time.monotonic() > deadline:
             raise FleetError(
-                f"{name} is still {server.state} after {duration(timeout)}, and goes on without this command. "
+                f"{name} is still {server.state} after {duration(timeout)}, and continues without this command. "
                 f"See 'vllm-console logs {name}', or wait longer with --timeout"
             )
         stage = server.stages[-1] if server.stages else None
@@ -94,7 +94,7 @@ def did_not_happen(server: ServerView, asked_at: float | None) -> bool:
 
 
 def settled(server: ServerView) -> bool:
-    """Whether a server is up, or down for good."""
+    """Whether a server is up, or down without a further automatic restart."""
     if server.state is State.FAILED:
         return server.next_attempt_at is None
     return server.state in (State.READY, State.STOPPED)

@@ -28,9 +28,9 @@ LOOK_SECONDS = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Print each finding when it begins and when it ends, and tell it as [alerts] in the config file says, until "
-        "interrupted. It changes no server; read-only, it prints and rings, and writes no log. As a user's service it "
-        "keeps watch at night."
+        "Print each finding when it begins and when it ends, and report it as [alerts] in the config file says, until "
+        "interrupted. It changes no server; with --read-only it prints and rings, and writes no log. Meant to run as a "
+        "systemd user service."
     )
     add_json(parser)
 

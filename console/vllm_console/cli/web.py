@@ -27,7 +27,7 @@ MOST_PORT = 65_535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's words."""
+    """Add the command's arguments."""
     parser.description = (
         "Serve the console to one browser on this machine, until ctrl+c. The link that is printed works once. "
         "Read-only, unless --allow-changes is given."
@@ -59,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Say at once what each console would say.
+    """Report at once what each console would report.
 
     Raises:
-        UsageError: the command line contradicts itself, or has a value that is none.
+        UsageError: the command line contradicts itself, or has an invalid value.
     """
     if args.allow_changes and args.read_only:
         raise UsageError("--read-only and --allow-changes contradict each other: give one of them")
@@ -74,7 +74,7 @@ def _listen(port: int) -> socket.socket:
     """A socket on loopback, the only address that is ever bound.
 
     Raises:
-        FleetError: the port can't be had.
+        FleetError: the port can't be bound.
     """
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -124,7 +124,7 @@ class AttachedServers:
         return sorted(name for name in names if folders.NAME.fullmatch(name))
 
     def view(self, record: ServerRecord, now: float, selected: str | None, time_view: TimeView) -> ServerView:
-        """An endpoint now; in passing it gets a recorder if it has none."""
+        """An endpoint now; starts its recorder if it has none."""
         name, chosen = record.name, record.name == selected
         if name not in self._watched:
             self._watched[name] = WatchedServer(attached_folder(self._state, name), interactive=self._interactive)
@@ -178,7 +178,7 @@ class AttachedServers:
         return found
 
     def close(self) -> None:
-        """Close open files; recorders go on."""
+        """Close open files; recorders keep running."""
         for watched in self._watched.values():
             watched.close()
         self._watched.clear()
@@ -250,7 +250,7 @@ class AttachedServers:
         return name
 
     def _renew(self, name: str, endpoint: Endpoint) -> str:
-        """Attach an endpoint anew, with its history."""
+        """Attach an endpoint again, with its history."""
         with self._set_aside(name) as folder:
             record = wire.loads((folder / _SETTING_ASIDE).read_bytes())
             details = {key: value for key, value in record.current.spec.details.items() if key != "attached"}

@@ -1,9 +1,9 @@
 """Judges the time without an open console afterwards, from the stored history.
 
-History has no GPU samples, and cannot tell whether a silent engine would have answered a request. Ten-second rows reach
-back a day; older times cannot be judged. They hold the longest queue of their step and not the shortest, so a growing
-queue looks the same as bursts that are worked off at once: queues are judged only for the last half hour, which is
-stored second by second. The TTFT shows the effect of earlier ones.
+History has no GPU samples, and does not show whether a silent engine would have answered a request. Ten-second rows
+reach back a day; older times can't be judged. They hold the longest queue of their step, not the shortest, so a growing
+queue looks like bursts that are processed at once: queues are judged only for the last half hour, which is stored
+second by second. The TTFT shows the effect of earlier queues.
 """
 
 from __future__ import annotations

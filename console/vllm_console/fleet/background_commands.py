@@ -161,8 +161,14 @@ def _summary(output: str, errors: str) -> str:
         rest = "".join(f", {number} {what}" for what, number in others.items() if number)
         return f"load done: {completed} of {sent} answered{rest}, TTFT p99 {ttft}, ITL p99 {itl}"
     except (ValueError, KeyError, TypeError):
-        lines = [line for line in errors.splitlines() if line.strip()]
-        return f"load failed: {lines[-1].removeprefix('vllm-console: ')}" if lines else "load ended without a report"
+        message = _last_message(errors)
+        return f"load failed: {message}" if message else "load ended without a report"
+
+
+def _last_message(errors: str) -> str:
+    """The last line that a command wrote to standard error, without the program's name."""
+    lines = [line for line in errors.splitlines() if line.strip()]
+    return lines[-1].removeprefix("vllm-console: ") if lines else ""
 
 
 BUDGET_SECONDS = 600.0
@@ -226,9 +232,8 @@ class _Ramp:
                     self._take(json.loads(line))
         self.process.wait()
         self._errors.seek(0)
-        said = [text for text in self._errors.read(64 * 1024).decode(errors="replace").splitlines() if text.strip()]
+        problem = _last_message(self._errors.read(64 * 1024).decode(errors="replace"))
         self._errors.close()
-        problem = said[-1].removeprefix("vllm-console: ") if said else ""
         view = self.view
         if view.others or (view.canceled and view.result is None):
             problem = ""
@@ -369,8 +374,7 @@ class StagedPredictions:
             self._process = None
         with contextlib.suppress(ValueError):
             return decode_json(output, PredictedChange)
-        lines = errors.decode(errors="replace").strip().splitlines()
-        raise FleetError(lines[-1].removeprefix("vllm-console: ") if lines else "the prediction gave no result")
+        raise FleetError(_last_message(errors.decode(errors="replace")) or "the prediction gave no result")
 
     def cancel(self) -> None:
         """End what is being computed."""
@@ -378,7 +382,7 @@ class StagedPredictions:
             self._end()
 
     def close(self) -> None:
-        """End what is being computed, for good."""
+        """End what is being computed, and refuse further questions."""
         with self._lock:
             self._closed = True
             self._end()

@@ -60,7 +60,7 @@ class Rows(Protocol[_Row]):
         """The first rows of a stretch; those within ``step`` seconds may come as one."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 class Points(Protocol):
@@ -100,7 +100,7 @@ def server_source(path: Path) -> ChartSource[Entry, Timeline]:
 
 
 class _Range(Generic[_Row, _Points]):
-    """One range that ends at a fixed moment, or goes on (``ends`` is whether it does not)."""
+    """One range; ``ends`` is whether it ends at a fixed moment, not now."""
 
     def __init__(self, source: ChartSource[_Row, _Points], span: ChartRange, end: float, *, ends: bool) -> None:
         self.problem = ""

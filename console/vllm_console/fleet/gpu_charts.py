@@ -33,7 +33,7 @@ from vllm_launchers.host.gpu.host import Gpu, Host
 from vllm_launchers.private import open_file
 
 WRITE_SECONDS = 0.25
-"""How long a snapshot waits for a file that somebody else writes to."""
+"""How long a snapshot waits for a file that another process writes to."""
 
 
 class GpuChart(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class GpuCharts:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[bool]:
-        """Whether no recorder samples this machine's GPUs. The lock is given back at once: the next one may."""
+        """Whether no recorder samples this machine's GPUs. The lock is released at once, for a recorder that starts."""
         if self._lock_path is None:
             yield True
             return
@@ -149,13 +149,13 @@ class GpuCharts:
         return GpuChart(then or card, replace(shown, recorded_from=first))
 
     def close_charts(self) -> None:
-        """Let go of what was read, as long as nobody looks at it."""
+        """Discard what was read, while no chart shows it."""
         if self._charts is not None:
             self._charts.close()
             self._charts = None
 
     def close(self) -> None:
-        """Let go of open files."""
+        """Close open files."""
         self.close_charts()
         if self._writer is not None:
             self._writer.close()

@@ -42,7 +42,7 @@ class Seen(msgspec.Struct, frozen=True):
 class GpuSource:
     """Where the fleet's GPUs come from. `latest` never blocks.
 
-    ``file`` names a recorded host that stands in place of this machine; ``state`` is the folder of our servers.
+    ``file`` names a recorded host, used in place of this machine; ``state`` is the folder of our servers.
     """
 
     def __init__(self, file: Path | None, state: Path) -> None:
@@ -84,7 +84,7 @@ class GpuSource:
             watch.close()
 
     def update(self, records: Iterable[ServerRecord], views: Iterable[ServerView]) -> None:
-        """Take in which processes are whose, and which simulated servers would hold GPUs of a recorded host."""
+        """Set which server owns which processes, and which simulated servers would hold GPUs of a recorded host."""
         self._servers = roots(records, self._state)
         if self._recorded is not None:
             self._occupants = [view for view in views if view.ours and view.simulated and view.state.alive]

@@ -239,7 +239,7 @@ class Judge:
             return ""
         if in_part(frames):
             self._request.forget()
-            return "an engine that goes on would answer it"
+            return "a working engine would answer it"
         model = self._latest.model_name if self._latest is not None else None
         if model is None:
             return "its metrics do not name its model"

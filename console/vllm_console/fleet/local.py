@@ -102,7 +102,7 @@ HOSTS_ANSWER_SECONDS = 12.0
 class LocalFleet:
     """All servers of this machine as one user sees them: what commands and screens show, and the verbs that act.
 
-    A verb that cannot be carried out raises a `FleetError` whose message is one clear sentence.
+    A verb that fails raises a `FleetError` with one clear sentence.
 
     ``interactive`` is for a console, which refreshes once a second: GPUs, board and leftovers are then watched by
     threads, ``leftovers`` where it is asked for. A command reads them when it needs them. A stop never waits for a
@@ -180,7 +180,7 @@ class LocalFleet:
     # -- snapshot --------------------------------------------------------------------------------------------------
 
     def snapshot(self, selected: str | None = None, time: TimeView = LIVE) -> FleetSnapshot:
-        """All servers now; a server whose keeper died gets a new one in passing. One snapshot at a time.
+        """All servers now; starts a new keeper for each server that lost its own. One snapshot at a time.
 
         Never raises because of one bad server. ``selected`` gets its chart series too, over the range of ``time``; if
         that names a moment, the snapshot has its view of then as well. If it names a GPU, the snapshot has what that
@@ -514,7 +514,7 @@ class LocalFleet:
         return self._launched(self._launcher.start(request, planned))
 
     def resume(self, name: str, runs: Sequence[LaunchRequest], recorded: Recorded) -> ServerView:
-        """Launch a simulated server that goes on from a recording, as `Launcher.resume` says."""
+        """Launch a simulated server that continues a recording, as `Launcher.resume` says."""
         self._refuse_read_only()
         return self._launched(self._launcher.resume(name, runs, recorded))
 
@@ -555,7 +555,7 @@ class LocalFleet:
         return self._launched(self._launcher.switch(name, preset, options, planned))
 
     def cancel_restart(self, name: str) -> ServerView:
-        """Cancel the restart that is being prepared, or going to sleep; the server goes on serving.
+        """Cancel the restart that is being prepared, or going to sleep; the server keeps serving.
 
         Raises:
             FleetError: there is neither, or the server is being stopped for it.
@@ -630,7 +630,7 @@ class LocalFleet:
         return Sleeping(self._state, self._records, facts, host, self._loads.stop)
 
     def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
-        """Launch the same server with changed flags next to a ready one, which goes on serving.
+        """Launch the same server with changed flags next to a ready one, which keeps serving.
 
         Raises:
             NoPlaceError, UnfitError: there is no room for a second one.
@@ -958,7 +958,7 @@ class LocalFleet:
 
         Raises:
             FleetError: it has no probe, or its records cannot be read.
-            NotFoundError, RefusedError: there is no such server, or it is somebody else's.
+            NotFoundError, RefusedError: there is no such server, or it is another user's.
         """
         from vllm_console.fleet.probe import finished_requests
 
@@ -988,7 +988,7 @@ class LocalFleet:
 
         Raises:
             FleetError: the server is not up, or too little is recorded.
-            NotFoundError, RefusedError: there is no such server, or it is somebody else's.
+            NotFoundError, RefusedError: there is no such server, or it is another user's.
         """
         from vllm_console.fleet.predictions import predict_change
 
@@ -1005,7 +1005,7 @@ class LocalFleet:
 
         Raises:
             FleetError: the server is not up, has no probe, or too little is recorded.
-            NotFoundError, RefusedError: there is no such server, or it is somebody else's.
+            NotFoundError, RefusedError: there is no such server, or it is another user's.
         """
         from vllm_console.fleet.tuning import rank_changes
 
@@ -1031,7 +1031,7 @@ class LocalFleet:
         self._staged_predictions.cancel()
 
     def keep_prediction(self, name: str, generation: int, prediction: PredictedChange) -> None:
-        """Keep what `predict_staged` said of a run, to be scored after the restart; nothing if another one runs by now.
+        """Keep what `predict_staged` returned, to score it after the restart; nothing if another run has begun.
 
         Raises:
             FleetError: the run database cannot be read.
@@ -1045,7 +1045,7 @@ class LocalFleet:
             keep_prediction(record, self._recorder, prediction.kept)
 
     def _recorded(self, name: str, without: str = "nothing records its requests") -> ServerRecord:
-        """The record of a server of ours, which is only read; ``without`` is what it means that there is none."""
+        """The record of a server of ours, for reading; ``without`` completes the refusal for a server that has none."""
         with keeper_errors(), contextlib.suppress(BadNameError):  # others' servers have names that ours cannot have
             if client.exists(self._state, name):
                 return client.read(self._state, name)
@@ -1210,7 +1210,7 @@ class LocalFleet:
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of loads, open files and observers. Servers go on."""
+        """End loads and observers, close files. Servers keep running."""
         if self._download is not None:
             self._download.cancel()
         owned = (

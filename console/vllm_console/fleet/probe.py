@@ -50,7 +50,7 @@ SPAN_SECONDS = 75.0
 """How long records are kept for the figures of the last minute."""
 
 RESUMED_SECONDS = 300.0
-"""How far back a server's findings look at resumed requests."""
+"""How far back a server's findings consider resumed requests."""
 
 MOST_REQUESTS = 20_000
 """Of so many newest requests the slowest are found."""
@@ -145,7 +145,7 @@ def _mean(window: Window, key: str) -> float | None:
 
 
 class _Listing:
-    """The requests of a range, read once and kept up to date. Without ``end`` it goes on."""
+    """The requests of a range, read once and kept up to date. Without ``end`` it ends now."""
 
     def __init__(self, folder: Path, key: tuple[float, float | None], start: float, end: float | None) -> None:
         self.key = key
@@ -336,7 +336,7 @@ class ServerProbe:
         return self._listing.seen(start, now if end is None else end)
 
     def close(self) -> None:
-        """Let go of what was read."""
+        """Discard what was read."""
         if self._charts is not None:
             self._charts.close()
             self._charts = None

@@ -117,7 +117,7 @@ def read_hosts(state: Path) -> tuple[RemoteHost, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, msgspec.DecodeError) as error:
-        raise FleetError(f"{path} can't be read: {plain(str(error), 200)}; delete it to begin anew") from error
+        raise FleetError(f"{path} can't be read: {plain(str(error), 200)}; delete it to start over") from error
     return tuple(host for host in hosts if _is_sound(host))
 
 
@@ -305,7 +305,7 @@ class Connection:
             raise (RefusedError if refusal.get("code") == RefusedError.exit_code else FleetError)(sentence)
 
     def close(self) -> None:
-        """End the connection; servers go on."""
+        """End the connection; servers keep running."""
         self._ended.set()
         with self._lock:
             session = self._session
@@ -355,9 +355,9 @@ class Connection:
         finally:
             with self._lock:
                 self._session = None
-            said = session.close()
+            message = session.close()
         # What ssh says is the reason why the connection was closed.
-        return said if said and problem == CLOSED else problem
+        return message if message and problem == CLOSED else problem
 
 
 class RemoteHosts:

@@ -36,7 +36,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 
 class ProtocolError(Exception):
-    """The other side said something that it should not. One sentence."""
+    """The other side violated the protocol. One sentence."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -58,9 +58,9 @@ def decode(line: bytes) -> dict[str, Any]:
     try:
         message = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError("it said something that is not JSON") from error
+        raise ProtocolError("it sent something that is not JSON") from error
     if not isinstance(message, dict):
-        raise ProtocolError("it said something that is no message")
+        raise ProtocolError("it sent something that is no message")
     return message
 
 

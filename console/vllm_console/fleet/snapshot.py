@@ -139,7 +139,7 @@ class SleepView(msgspec.Struct, frozen=True):
             case SleepStep.CANCELED:
                 return f"did not go to sleep: {self.message}"
             case SleepStep.FAILED | SleepStep.MISMATCH:
-                return f"started anew: {self.message}"
+                return f"restarted: {self.message}"
             case SleepStep.AWAKE:
                 return self.message
 
@@ -270,7 +270,7 @@ class ServerView(msgspec.Struct, frozen=True):
         if self.ours:
             return ""
         if self.remote:
-            why = "it can be stopped and restarted" if self.remote_ours else "it is somebody else's there"
+            why = "it can be stopped and restarted" if self.remote_ours else "it belongs to another user there"
             return f"runs on {self.remote}; {why}, the rest is done there"
         if self.attached is not None:
             return f"is attached from {self.attached.url}: it is read over the network, and can only be changed there"

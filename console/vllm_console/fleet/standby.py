@@ -122,8 +122,8 @@ class Sleeping:
         sleep = found.sleep
         if sleep is None or sleep.step is not SleepStep.AWAKE:
             why = sleep.message if sleep is not None and sleep.message else found.reason
-            anew = sleep is not None and sleep.step in (SleepStep.FAILED, SleepStep.MISMATCH)
-            raise FleetError(f"{name} was started anew, since {why}" if anew else f"{name} is {found.state}: {why}")
+            restarted = sleep is not None and sleep.step in (SleepStep.FAILED, SleepStep.MISMATCH)
+            raise FleetError(f"{name} was restarted, since {why}" if restarted else f"{name} is {found.state}: {why}")
         prompts = f"{sleep.checked} golden prompts answered as before" if sleep.checked else sleep.message
         say(f"{name}: awake; {prompts}")
         return found

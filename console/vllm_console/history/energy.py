@@ -279,5 +279,5 @@ def energy_lines(found: Energy) -> list[str]:
     if not (figures := energy_text(found)):
         return []
     gpus = f"GPU{'s' if len(found.gpus) > 1 else ''} {','.join(map(str, found.gpus))}"
-    told = f"{figures}: {gpus} in the last {duration(found.seconds)}, idle time included"
-    return [told, *filter(None, [cost_line(found)])]
+    total = f"{figures}: {gpus} in the last {duration(found.seconds)}, idle time included"
+    return [total, *filter(None, [cost_line(found)])]

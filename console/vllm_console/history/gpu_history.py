@@ -1,8 +1,8 @@
 """What the machine's GPUs did, on disk: a row per five seconds for a day, per minute for thirty days.
 
-One file per machine and person, whatever runs on the GPUs. Rows are numbered by their step of time, so that whoever
-writes (a recorder, or another that took its place) goes on where the last one ended, and a step is written once. A row
-per minute is made of the finer ones when its minute is over: means, and the highest of what has a limit.
+One file per machine and user, whatever runs on the GPUs. Rows are numbered by their step of time: each writer (a
+recorder, or its successor) continues where the last one ended, and a step is written once. A row per minute is made of
+the finer ones when its minute is over: means, and maxima of what has a limit.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Card(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 class GpuEntry(NamedTuple):
-    """A row of one GPU: Unix seconds, how many seconds it stands for, and its figures in the order of `Card.keys`."""
+    """A row of one GPU: Unix seconds, how many seconds it covers, and its figures in the order of `Card.keys`."""
 
     at: float
     seconds: float
@@ -178,7 +178,7 @@ class GpuHistoryWriter:
             return
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -316,11 +316,11 @@ class GpuHistoryReader:
     def __init__(self, path: Path, gpu: Card) -> None:
         self._gpu = gpu
         self._machines: dict[int, tuple[int, Card] | None] = {}
-        """By a machine's number, where this GPU stands in its rows, and what was known of it."""
+        """By a machine's number, the position of this GPU in its rows, and its card."""
         self._file = HistoryFile(path, FORMAT, self._machines.clear)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def first_at(self) -> float | None:
@@ -419,7 +419,7 @@ class _Sum:
 class GpuTimeline:
     """The last ``points`` steps of ``step`` seconds of one GPU.
 
-    A row stands for the time since the row before it. A pause of more than ``gap`` seconds between rows stays empty.
+    A row covers the time since the row before it. A pause of more than ``gap`` seconds between rows stays empty.
     """
 
     def __init__(self, step: float, points: int) -> None:

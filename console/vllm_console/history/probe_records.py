@@ -27,7 +27,7 @@ SETTLED_SECONDS = 1.0
 """A record is on disk so long after its moment: the probe writes four times a second, one kind after the other."""
 
 ORDERED_BY = {"steps": 0, "intervals": 0, "first_tokens": 0, "requests": struct.calcsize("<64sd"), "resumed": 0}
-"""Where in a record of each kind the time stands that its records are in the order of."""
+"""The position, in a record of each kind, of the time by which records are ordered."""
 
 _TIME = struct.Struct("<d")
 

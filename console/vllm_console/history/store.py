@@ -184,7 +184,7 @@ class Writer:
         self._flush(sample.at)
 
     def close(self) -> None:
-        """Store what is left of the coarser steps too, and let go of the file."""
+        """Store what is left of the coarser steps too, and close the file."""
         for tier, (_, generation, sample) in sorted(self._steps.items()):
             self._wait(tier, sample, generation)
         self._steps.clear()
@@ -322,7 +322,7 @@ class HistoryFile:
         self._identity: tuple[int, int] | None = None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._disconnect()
 
@@ -376,7 +376,7 @@ class Reader:
         self._ask = self._file.ask
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
     def latest(self) -> Entry | None:

@@ -79,7 +79,7 @@ async def run_load(
     complete, ``grace_seconds`` after the last possible arrival, or when ``stop`` is set; unfinished requests then count
     as failed. ``recorded`` requests are sent when they are due, instead of all that. ``exact`` replaces the workload's
     length distributions. ``model`` None takes the first one served; ``access`` None takes ``VLLM_API_KEY`` of the
-    environment. ``lookup`` finds where our own server listens on this machine, whatever its address looks like.
+    environment. ``lookup`` finds where our own server listens on this machine, whatever its address.
     Without it, what answers at an address of this machine must be a process of this user or of root, unless
     ``allow_remote`` is set. ``answers`` gets the times of each answer that ended, by its place in the load.
 
@@ -267,7 +267,7 @@ async def run_scenario(
     """Play the phases one after another, forever or once, until ``stop`` is set; returns the total report.
 
     Phases in ``first`` are played once, before them.
-    Phases run into each other: what one has sent goes on in the next. A server that does not answer is waited for, so
+    Phases run into each other: requests of one may end in the next. A server that does not answer is waited for, so
     that a restart with other flags only interrupts the story.
 
     Raises:

@@ -38,7 +38,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class UpgradeVerdict(StrEnum):
-    """What is said of the second engine."""
+    """The verdict on the second engine."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -94,8 +94,8 @@ def compare_engines(rounds: Sequence[tuple[Turn, Turn]]) -> UpgradeComparison:
     figures = tuple(
         figure for name in FIGURES if (figure := _figure(name, rounds, both, 1 - (1 - LEVEL) / len(FIGURES)))
     )
-    said = {figure.verdict for figure in figures}
-    slower, faster = UpgradeVerdict.SLOWER in said, UpgradeVerdict.FASTER in said
+    verdicts = {figure.verdict for figure in figures}
+    slower, faster = UpgradeVerdict.SLOWER in verdicts, UpgradeVerdict.FASTER in verdicts
     verdict = UpgradeVerdict.NO_DIFFERENCE
     if slower or faster:
         verdict = UpgradeVerdict.SLOWER if slower else UpgradeVerdict.FASTER

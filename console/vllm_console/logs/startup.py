@@ -53,15 +53,15 @@ class FactReader:
         found = _pattern().search(text)
         if found is None:
             return
-        said = {name: value for name, value in found.groupdict().items() if value is not None}
-        self._seen.update(said)
-        if "compile" in said:  # a model of several parts reports each
-            self._compile[process] = self._compile.get(process, 0.0) + float(said["compile"])
-        elif "weights" in said:  # as does one with a draft model
-            self._weights[process] = self._weights.get(process, 0.0) + float(said["weights"])
-        elif "profiled" in said:
+        values = {name: value for name, value in found.groupdict().items() if value is not None}
+        self._seen.update(values)
+        if "compile" in values:  # a model of several parts reports each
+            self._compile[process] = self._compile.get(process, 0.0) + float(values["compile"])
+        elif "weights" in values:  # as does one with a draft model
+            self._weights[process] = self._weights.get(process, 0.0) + float(values["weights"])
+        elif "profiled" in values:
             self._profiled_at = at
-        elif {"available", "pinned"} & said.keys() and self._profiled_at is not None:
+        elif {"available", "pinned"} & values.keys() and self._profiled_at is not None:
             self._measured = max(self._measured or 0.0, at - self._profiled_at)
 
     @property

@@ -262,7 +262,7 @@ class Parser:
 
     def _forget(self) -> None:
         self._slots: dict[str, int] = {}
-        self._used = 1  # slot 0 stays empty: it stands for missing parts of a histogram
+        self._used = 1  # slot 0 stays empty: it is used for missing parts of a histogram
         self._characters = 0
         self._models: dict[str, dict[str, _EngineSlots]] = {}
         self._engines = 0

@@ -104,7 +104,7 @@ _PARTS = ("mean", "p50", "p90", "p99")
 
 
 def _milliseconds(document: Mapping[str, Any], key: str) -> float | None:
-    """One of its latencies in seconds; the median stands for a 50th percentile that was not asked for."""
+    """One of its latencies in seconds; the median is used if the 50th percentile is missing."""
     value = _number(document, key)
     if value is None and key.startswith("p50"):
         value = _number(document, key.replace("p50", "median", 1))

@@ -73,7 +73,7 @@ class Measurement(msgspec.Struct, frozen=True):
     def curve(self, latency: str) -> list[tuple[float, float]]:
         """Rate and p99 (seconds) of ``ttft_seconds`` or ``itl_seconds``, by rate; of a repeated rate the last one.
 
-        A p99 of which only a lower bound is known stands at that.
+        A p99 of which only a lower bound is known is drawn there.
         """
         found: dict[float, float] = {}
         for step in self.steps:

@@ -187,7 +187,7 @@ def with_figures(found: RunWindow, more: Mapping[str, float]) -> RunWindow:
 
 
 def by_exact(windows: Sequence[RunWindow], keys: Collection[str]) -> list[RunWindow]:
-    """The windows with exact values in the place of the estimates of these quantiles, where they have them."""
+    """The windows with exact values in place of the estimates of these quantiles, where known."""
     return [
         msgspec.structs.replace(
             window,

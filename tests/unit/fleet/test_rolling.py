@@ -57,7 +57,7 @@ def test_a_server_without_warm_up_gets_a_longer_text_before_the_golden_prompts(
 
 @pytest.mark.parametrize(
     ("old", "said"),
-    [(State.READY, "chat goes on serving"), (State.FAILED, "chat-2 is ready at http://127.0.0.1:8001")],
+    [(State.READY, "chat keeps serving"), (State.FAILED, "chat-2 is ready at http://127.0.0.1:8001")],
 )
 def test_the_last_sentence_names_who_serves(old: State, said: str) -> None:
     views = {name: ServerView(name, state, 0.0) for name, state in (("chat", old), ("chat-2", State.READY))}

@@ -124,7 +124,7 @@ def test_a_server_that_does_not_fall_asleep_keeps_the_other_asleep(keepers: Keep
 
 def test_other_answers_are_an_error(keepers: Keepers) -> None:
     keepers.awake = Sleep(1, 0.0, SleepStep.MISMATCH, message="4 of 4 golden prompts answered differently")
-    with pytest.raises(FleetError, match="coder was started anew, since 4 of 4 golden"):
+    with pytest.raises(FleetError, match="coder was restarted, since 4 of 4 golden"):
         sleeping(keepers).wake(keepers.records["coder"], 1, 60.0, lambda _: None)
 
 

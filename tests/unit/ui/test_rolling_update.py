@@ -47,7 +47,7 @@ async def test_the_old_server_is_stopped_only_after_a_yes(console, fleet):
         await c.press("U")
         await c.sees("Start a second chat next to it?")
         await c.press("y")
-        await c.sees("chat-2 starts at http://127.0.0.1:8099; chat goes on serving.")
+        await c.sees("chat-2 starts at http://127.0.0.1:8099; chat keeps serving.")
         assert fleet.calls == [("start_beside", "chat", Changes())]
         fleet.second = State.READY
         await c.sees("chat-2 is ready. Stop chat?")
@@ -61,7 +61,7 @@ async def test_the_old_server_is_stopped_only_after_a_yes(console, fleet):
 async def test_one_that_fails_is_not_compared(console, fleet):
     async with console(fleet=fleet) as c:
         await c.press("U", "y")
-        await c.sees("chat goes on serving.")
+        await c.sees("chat keeps serving.")
         fleet.second = State.FAILED
         await c.until(lambda: c.app.snapshot.server("chat-2").state is State.FAILED)
         await c.until(lambda: not c.app.operations.verbs.rolling._started)

@@ -1,6 +1,6 @@
 """Finds the line in a dead server's log that shows why it died. Pure.
 
-The last line seldom does: the engine's own exception stands 25 to 180 lines above it, repeated by the processes that
+The last line seldom does: the engine's own exception is 25 to 180 lines above it, repeated by the processes that
 waited for the engine. So every candidate line is ranked:
 
 1. exceptions, and lines outside log records, that name a cause by themselves (`rules.RULES`), else
@@ -300,7 +300,7 @@ def _may_be(earlier: _Candidate | None, best: _Candidate) -> bool:
 
 
 def _ending(parsed: Sequence[LogLine], first: int, exit_code: int | None) -> tuple[int | None, int | None]:
-    """Where the first report of a death stands, or an external stop before anything failed.
+    """The line of the first report of a death, or an external stop before anything failed.
 
     With Ray an engine reports each SIGTERM in these words, also the one by which the keeper ends it after its API
     server was killed.

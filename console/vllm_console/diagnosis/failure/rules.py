@@ -316,7 +316,7 @@ RULES: tuple[FailureRule, ...] = (
     _rule(
         r"Unable to find address for: \S|ZMQError: Cannot assign requested address|no socket interface found",
         Cause.NCCL,
-        "This node does not have the interface or the address over which it was told to reach the other ranks.",
+        "This node does not have the interface or the address that it was given to reach the other ranks.",
         topic=Topic.NODE_ADDRESS,
     ),
     _rule(
@@ -580,7 +580,7 @@ NODES: tuple[FailureRule, ...] = (
     _rule(
         r"is gone|link to the other nodes",
         Cause.ENGINE_DIED,
-        "Another node of this server is gone, and none can go on without it: its own log shows why.",
+        "Another node of this server is gone, and the others can't continue without it: its own log shows why.",
         topic=Topic.PEER_GONE,
     ),
 )

@@ -18,18 +18,18 @@ Judge = Callable[[Gpu], Judgement]
 
 
 def by_gpu(evidence: Evidence, judge: Judge) -> list[Judgement]:
-    """Per frame the worst that is said of any GPU in more than half of the looks within it."""
+    """Per frame the worst judgement of any GPU in more than half of its samples."""
     found = []
     for _, moments in moments_within(evidence):
-        looks = [_worst(judge(gpu) for gpu in moment.gpus) for moment in moments]
-        if not looks:
+        judged = [_worst(judge(gpu) for gpu in moment.gpus) for moment in moments]
+        if not judged:
             found.append(Judgement.UNKNOWN)
-        elif 2 * looks.count(Judgement.BAD) > len(looks):
+        elif 2 * judged.count(Judgement.BAD) > len(judged):
             found.append(Judgement.BAD)
-        elif all(look is Judgement.GOOD for look in looks):
+        elif all(one is Judgement.GOOD for one in judged):
             found.append(Judgement.GOOD)
         else:
-            unknown = all(look is Judgement.UNKNOWN for look in looks)
+            unknown = all(one is Judgement.UNKNOWN for one in judged)
             found.append(Judgement.UNKNOWN if unknown else Judgement.BETWEEN)
     return found
 
@@ -41,7 +41,7 @@ def _worst(verdicts: Iterator[Judgement]) -> Judgement:
 
 
 def newest(evidence: Evidence, judge: Judge) -> list[Gpu]:
-    """The GPUs that a look says it of, as the newest such look saw them: while it ends, later ones are well already."""
+    """The GPUs that have it, as of the newest sample with any: while it ends, later samples are good already."""
     for moment in reversed(evidence.moments):
         if found := [gpu for gpu in moment.gpus if judge(gpu) is Judgement.BAD]:
             return found
@@ -177,9 +177,9 @@ class TensorParallelStalls:
             return [Judgement.GOOD] * len(frames)
         found = []
         for frame, moments in moments_within(evidence):
-            looks = [gpu for moment in moments for gpu in moment.gpus]
-            reads = [gpu.memory_utilization for gpu in looks if gpu.memory_utilization is not None]
-            busy = [gpu.utilization for gpu in looks if gpu.utilization is not None]
+            samples = [gpu for moment in moments for gpu in moment.gpus]
+            reads = [gpu.memory_utilization for gpu in samples if gpu.memory_utilization is not None]
+            busy = [gpu.utilization for gpu in samples if gpu.utilization is not None]
             if not reads or not busy:
                 found.append(Judgement.UNKNOWN)
                 continue

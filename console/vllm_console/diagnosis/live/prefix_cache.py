@@ -68,7 +68,7 @@ class PrefixCacheIdle:
     def _evicted(
         self, evidence: Evidence, since: float, symptom: str, measures: list[Measure], kept: float, fix: Fix
     ) -> Finding:
-        """Of a cache that is filled anew so often that a prefix may be gone when it comes again."""
+        """Of a cache that is refilled so often that a prefix may be evicted before it repeats."""
         measures.append(Measure("evicted when unused for", f"about {seconds(kept)}", "", "by tokens computed and room"))
         late = f"later than about {seconds(kept)}"
         cause = f"Prompts share hardly any prefix, or one that comes again {late}: evicted by then."
@@ -93,7 +93,7 @@ class PrefixCacheIdle:
 
 
 def kept_seconds(evidence: Evidence, frames: int) -> float | None:
-    """About how long a cached block outlives its last use: until all blocks that no request holds were filled anew.
+    """About how long a cached block outlives its last use: until all blocks that no request holds were refilled.
 
     vLLM evicts the block first that was unused for longest. Judged by the frames with traffic. None where nothing is
     computed, or where blocks are not all alike: models with linear layers, or with attention over a window.
@@ -143,7 +143,7 @@ def finer_prefixes(evidence: Evidence, step: int) -> Fix | None:
         return None
     if any(name in evidence.flags for name in NO_UNIT):
         return None
-    why = f"Prompts that come again or go on, such as a chat's next turn, are then found in steps of {unit} tokens."
+    why = f"Repeated or continued prompts, such as a chat's next turn, are then found in steps of {unit} tokens."
     tradeoff = "Shared beginnings shorter than a block, such as a system prompt, are still computed each time."
     return setting(UNIT, unit, why, tradeoff)
 

@@ -218,7 +218,7 @@ class Rule(Protocol):
         """One verdict per frame of the evidence."""
 
     def describe(self, evidence: Evidence, since: float) -> Finding:
-        """The finding as it stands now."""
+        """The current finding."""
 
 
 def holds_since(verdicts: Sequence[Judgement], frames: Sequence[Frame]) -> float | None:

@@ -24,7 +24,7 @@ def after_sleep(sleep: Sleep | None, now: float) -> Finding | None:
             Severity.CRITICAL,
             sleep.step_at,
             f"Putting it to sleep or waking it up failed: {sleep.message}.",
-            "It was started anew, since the state of its weights was not known.",
+            "It was restarted, since the state of its weights was unknown.",
             fixes=(_OTHER_LEVEL[sleep.level],),
         )
     return Finding(
@@ -33,7 +33,7 @@ def after_sleep(sleep: Sleep | None, now: float) -> Finding | None:
         sleep.step_at,
         f"After waking up from level {sleep.level} it answered {len(sleep.differing)} of {sleep.checked} golden "
         "prompts differently.",
-        "Its weights were not what they were before. It was started anew; answers that it gave in between are suspect.",
+        "Its weights had changed. It was restarted; answers that it gave in between are suspect.",
         (
             Measure(
                 "golden prompts answered differently", str(len(sleep.differing)), "0", "answers when it became ready"

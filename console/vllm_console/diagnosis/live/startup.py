@@ -81,7 +81,7 @@ def _compile_cache(start: LastStart) -> Iterator[_Part]:
     off = start.facts.compile_cache == "disabled" or (start.cache_off and not start.facts.compile_cache)
     if off and took is not None and took >= LEAST_COMPILE:
         why = (
-            "vLLM's compile cache is off, so each start compiles anew: start it without VLLM_DISABLE_COMPILE_CACHE"
+            "vLLM's compile cache is off, so each start compiles again: start it without VLLM_DISABLE_COMPILE_CACHE"
             " (or force_disable_caches in compilation-config)."
         )
         yield Measure("compiling", seconds(took)), Fix(Changes(), why)
@@ -102,7 +102,7 @@ def _kv_cache(start: LastStart) -> Iterator[_Part]:
             None,
             Fix(
                 Changes(),
-                f"Or start it anew with --env {PLAN_VARIABLE}=1: vLLM keeps that size itself, and measures again if"
+                f"Or restart it with --env {PLAN_VARIABLE}=1: vLLM keeps that size itself, and measures again if"
                 " flags changed or less memory is free.",
             ),
         )

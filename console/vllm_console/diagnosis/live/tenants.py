@@ -101,8 +101,8 @@ class GpuMemoryContended:
 
     def verdicts(self, evidence: Evidence) -> Sequence[Judgement]:
         """By what each foreign process holds, now and three minutes ago."""
-        looks = [moments[-1] if moments else None for _, moments in moments_within(evidence)]
-        held = [_others(look, evidence.server) if look is not None else None for look in looks]
+        samples = [moments[-1] if moments else None for _, moments in moments_within(evidence)]
+        held = [_others(sample, evidence.server) if sample is not None else None for sample in samples]
         found = []
         for at, now in enumerate(held):
             if now is None:

@@ -132,7 +132,7 @@ class RollingUpdates:
             self._console.say(f"{server.name} is {server.state}: a rolling update begins with a ready server.", WARN)
             return
         staged = self._staging.of(server.name)
-        details = ["Starts it again on another port, on GPUs with room. It goes on serving until you stop it."]
+        details = ["Starts it again on another port, on GPUs with room. It keeps serving until you stop it."]
         details += [
             f"--{step.flag}  {flag_text(server.flags.get(step.flag))} → {flag_text(step.value)}" for step in staged
         ] or ["No flag changes."]
@@ -147,7 +147,7 @@ class RollingUpdates:
             self._started[new.name] = (new.generation, name)
             if self._staging.of(name) == staged:
                 self._staging.put(name, ())
-            return f"{new.name} starts at {new.url}; {name} goes on serving."
+            return f"{new.name} starts at {new.url}; {name} keeps serving."
 
         def failed(error: Exception) -> bool:
             again = partial(self._start, server, staged, True)
@@ -312,7 +312,7 @@ class ServerVerbs:
         )
 
     def cancel_restart(self, server: ServerView) -> None:
-        """Cancel the restart that is being prepared, or going to sleep; the server goes on serving."""
+        """Cancel the restart that is being prepared, or going to sleep; the server keeps serving."""
         fleet, name = self._console.fleet, server.name
 
         def done(_: object) -> str:

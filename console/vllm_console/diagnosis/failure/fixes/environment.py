@@ -152,7 +152,7 @@ def nodes_differ(_case: Case) -> tuple[Fix, ...]:
     """Make them equal."""
     return (
         _advice("Use the same vLLM, the same model files and the same flags on every node; give flags with --set."),
-        _advice("Node 0 goes on waiting after it refused a node: correct that one and start it again."),
+        _advice("Node 0 keeps waiting after it refused a node: correct that one and start it again."),
     )
 
 
