@@ -27,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "is read, and its servers can be stopped and restarted, over your own ssh."
     )
     parser.add_argument("url", type=text_from, help="its base URL, such as https://gpubox:8000, or ssh://gpubox")
-    parser.add_argument("--name", type=text_from, metavar="N", help="its name here (default: made of host and port)")
+    parser.add_argument("--name", type=text_from, metavar="N", help="its name here (default: from host and port)")
     parser.add_argument(
         "--key-env", default="", metavar="VAR",
-        help="the environment variable that holds its API key, which is stored nowhere (default: no key is sent)",
+        help="environment variable with its API key, which is not stored (default: no key is sent)",
     )  # fmt: skip
     parser.add_argument(
-        "--ca", default="", metavar="FILE", help="trust the certificates in this file (PEM) instead of this machine's"
+        "--ca", default="", metavar="FILE", help="trust the certificates in this file (PEM) instead of the system's"
     )
     add_json(parser)
 

@@ -33,10 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", type=count_from, metavar="N", help="at most N requests in flight (default: the preset's)"
     )
-    parser.add_argument("--requests", type=count_from, default=200, metavar="N", help="how many (default 200)")
+    parser.add_argument(
+        "--requests", type=count_from, default=200, metavar="N", help="number of requests (default 200)"
+    )
     add_shape(parser)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
-    parser.add_argument("--yes", action="store_true", help="also on a server that serves others: they will wait")
+    parser.add_argument(
+        "--yes", action="store_true", help="also if other clients use the server: their requests will wait"
+    )
     add_json(parser)
     parser.add_argument("more", nargs="*", metavar="-- WORD", help="further options of 'vllm bench serve'")
 

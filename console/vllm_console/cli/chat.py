@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT")
     parser.add_argument(
         "--raw", action="store_true",
-        help="continue the text, without a chat template; done by itself for a model that has none",
+        help="continue the text without a chat template (automatic for a model that has none)",
     )  # fmt: skip
     parser.add_argument("--tools", type=Path, metavar="FILE", help="tools that the model may call: a list in JSON")
     parser.add_argument(

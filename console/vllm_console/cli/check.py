@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=WINDOW_SECONDS,
         metavar="SECONDS",
-        help="window to judge, in seconds (default 300)",
+        help="seconds to judge (default 300)",
     )
     parser.add_argument("--allow-idle", action="store_true", help="pass if the server had no requests (default: fail)")
     add_json(parser)

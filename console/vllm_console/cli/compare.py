@@ -21,13 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("after", nargs="?", help="run to compare with")
     parser.add_argument(
         "--engine", action="append", default=[], metavar="ENGINE",
-        help="given twice: start NAME's flags on these two in turns and send both the same traffic; a version or path "
+        help="given twice: run NAME's flags on both engines in turns, with the same traffic; a version or path "
         "as 'engines' lists it, vllm, or simulated",
     )  # fmt: skip
     parser.add_argument("--rounds", type=count_from, default=8, metavar="N", help="turns of each engine (default 8)")
     parser.add_argument(
         "--seconds", type=seconds_from, default=120, metavar="S",
-        help="with --engine: of the newest recorded traffic, in each turn (default 120)",
+        help="with --engine: seconds of traffic in each turn, the newest recorded (default 120)",
     )  # fmt: skip
     add_changes(parser)
     add_json(parser)

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_json(parser)
     add_host(parser)
-    parser.add_argument("--free", type=int, required=True, metavar="N", help="how many GPUs")
+    parser.add_argument("--free", type=int, required=True, metavar="N", help="number of GPUs")
     parser.add_argument("--need-gib", type=float, metavar="G", help="GiB free on each GPU (default: idle GPUs)")
     parser.add_argument("--uuid", action="store_true", help="print UUIDs instead of indices")
 

@@ -28,7 +28,7 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FLAG=VALUE", help="set a vLLM flag, e.g. max-num-seqs=128"
     )
-    parser.add_argument("--unset", action="append", default=[], metavar="FLAG", help="drop a flag of the preset")
+    parser.add_argument("--unset", action="append", default=[], metavar="FLAG", help="remove a flag of the preset")
 
 
 def changes_from(args: argparse.Namespace) -> Changes:
@@ -51,7 +51,7 @@ def add_warm_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--warm-up",
         action=argparse.BooleanOptionalAction,
-        help="send one request before the server counts as ready (default: warm_up in config.toml)",
+        help="send one request before the server is reported ready (default: warm_up in config.toml)",
     )
 
 
@@ -74,7 +74,7 @@ def add_restart_method(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollback",
         action=argparse.BooleanOptionalAction,
-        help="return to the flags before if the server fails before it is ready (default: rollback in config.toml)",
+        help="revert to the previous flags if the server fails before it is ready (default: rollback in config.toml)",
     )
 
 
@@ -139,7 +139,7 @@ def add_request(parser: argparse.ArgumentParser, *, gpus: str) -> None:
     )
     parser.add_argument(
         "--standby-of", type=text_from, metavar="NAME",
-        help="share the GPUs of this server of yours: one of the two sleeps while the other serves",
+        help="share the GPUs of this server: one of the two sleeps while the other serves",
     )  # fmt: skip
     parser.add_argument("--env", action="append", default=[], metavar="K=V", help="environment variable of the server")
 
@@ -158,18 +158,18 @@ def add_engine(parser: argparse.ArgumentParser, note: str = "") -> None:
 def add_nodes(parser: argparse.ArgumentParser) -> None:
     """Over several machines."""
     parser.add_argument(
-        "--nodes", type=int, metavar="N", help="spread one copy of the model over N machines equal to this one"
+        "--nodes", type=int, metavar="N", help="spread one copy of the model over N machines like this one"
     )
     parser.add_argument(
         "--node-rank",
         type=int,
         metavar="R",
-        help="with --nodes: which of them this machine is, or --export writes (default: 0, which serves)",
+        help="with --nodes: rank of this machine, or of the node that --export writes (default: 0, which serves)",
     )
     parser.add_argument("--master-addr", type=text_from, metavar="ADDR", help="with --nodes: address of node 0")
     parser.add_argument("--master-port", type=int, metavar="P", help="with --nodes: its port (default: vLLM's, 29501)")
     parser.add_argument(
-        "--network", type=float, metavar="GBIT", help="with --nodes: Gbit/s from node to node, in one direction"
+        "--network", type=float, metavar="GBIT", help="with --nodes: bandwidth between nodes in Gbit/s, one way"
     )
 
 

@@ -18,7 +18,9 @@ SIZE = "120x40"
 
 def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="save a picture (.svg or .png), open no console")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="save a picture (.svg or .png) instead of opening the console"
+    )
     parser.add_argument(
         "--screen", choices=SCREENS, metavar="NAME", help=f"screen of the picture: {', '.join(SCREENS)}"
     )

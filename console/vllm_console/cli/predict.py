@@ -36,11 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--traffic-scale", default=1.0, metavar="X",
         type=number_type(0, MOST_SCALE, f"a factor above 0, at most {MOST_SCALE:g}", above=True),
-        help=f"with X times as many requests per second, up to {MOST_SCALE:g}",
+        help=f"scale the request rate by X, up to {MOST_SCALE:g}",
     )  # fmt: skip
     add_json(parser)
     parser.add_argument(
-        "--draft", action="store_true", help="as the console asks: at low priority, and the prediction is not kept"
+        "--draft", action="store_true", help="run as for the console: at low priority, without keeping the prediction"
     )
 
 

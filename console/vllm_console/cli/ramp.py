@@ -44,18 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--start", type=rate_from, metavar="R", help="the first rate (default: an estimate)")
     parser.add_argument(
         "--budget", type=budget_from, default=600.0, metavar="TIME",
-        help="how long it may take at most, in seconds, or as 90s, 20m, 1h (default 10m)",
+        help="time limit in seconds, or as 90s, 20m, 1h (default 10m)",
     )  # fmt: skip
     add_shape(parser)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     parser.add_argument(
-        "--yes", action="store_true", help="also on a server that serves others, or that is not yours: they will wait"
+        "--yes",
+        action="store_true",
+        help="also if other clients use the server, or it is not yours: their requests will wait",
     )
     parser.add_argument("--remote", action="store_true", help="allow an attached endpoint, or another machine")
     add_json(parser)
     parser.add_argument(
         "--events", action="store_true",
-        help="print a JSON object per line while it runs: how it goes, each step, the result",
+        help="print a JSON object per line while it runs: progress, steps, result",
     )  # fmt: skip
 
 

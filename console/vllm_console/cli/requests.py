@@ -42,15 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name")
     parser.add_argument(
         "--last", type=count_from, metavar="N",
-        help=f"at most so many (default: {DEFAULT_LAST}; with --json all that are kept, or {DEFAULT_STEPS} steps)",
+        help=f"at most N (default: {DEFAULT_LAST}; with --json all, or {DEFAULT_STEPS} steps)",
     )  # fmt: skip
-    parser.add_argument("--since", metavar="TIME", help='those that ended since then, of any run, e.g. "03:10"')
-    view = parser.add_mutually_exclusive_group()
-    view.add_argument("--slowest", action="store_true", help="the slowest first, by their whole time")
-    view.add_argument("--steps", action="store_true", help="the engine's steps instead: batches, tokens, step times")
-    view.add_argument(
-        "--prefixes", action="store_true", help="what the prefix cache did for them, by the length of their prompts"
+    parser.add_argument(
+        "--since", metavar="TIME", help='only those that ended after this time, of any run, e.g. "03:10"'
     )
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--slowest", action="store_true", help="sort by end-to-end time, slowest first")
+    view.add_argument("--steps", action="store_true", help="engine steps instead: batches, tokens, step times")
+    view.add_argument("--prefixes", action="store_true", help="prefix cache hits instead, by prompt length")
     add_json(parser)
 
 

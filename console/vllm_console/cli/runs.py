@@ -32,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file", nargs="?", type=Path,
         help="with 'import' before it: the JSON result of 'vllm bench serve' or 'guidellm' to keep with a run",
     )  # fmt: skip
-    parser.add_argument("--run", dest="into", metavar="RUN", help="that run: a number, NAME@RUN, or NAME (its newest)")
+    parser.add_argument("--run", dest="into", metavar="RUN", help="the run: a number, NAME@RUN, or NAME (its newest)")
     parser.add_argument(
         "--startup",
         action="store_true",
-        help="a server's start-ups side by side, and what shortened them",
+        help="compare a server's start-ups, and what shortened them",
     )
     add_json(parser)
 

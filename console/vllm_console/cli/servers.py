@@ -42,7 +42,7 @@ LATENCY_NAMES = {"ttft": "TTFT", "itl": "ITL"}
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--ours", action="store_true", help="only servers of your own")
+    parser.add_argument("--ours", action="store_true", help="only your own servers")
     add_json(parser)
 
 

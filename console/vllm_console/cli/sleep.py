@@ -28,7 +28,7 @@ def add_sleep(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--drain", type=seconds_from, default=DRAIN_SECONDS, metavar="S",
-        help=f"how long its requests may take to end; it keeps serving if some are left (default {DRAIN_SECONDS:g})",
+        help=f"timeout for its requests to end; if some are left, it keeps serving (default {DRAIN_SECONDS:g})",
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def add_remove_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("name")
     parser.add_argument(
-        "--purge", action="store_true", help="delete its history, too, and that of earlier servers with this name"
+        "--purge", action="store_true", help="also delete its history, and that of earlier servers with this name"
     )
     add_json(parser)
 

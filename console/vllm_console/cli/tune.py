@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget", type=budget_from, default=1200.0, metavar="TIME",
-        help="how long it may take, in seconds, or as 90s, 20m, 1h (default 20m)",
+        help="time limit in seconds, or as 90s, 20m, 1h (default 20m)",
     )  # fmt: skip
     parser.add_argument(
         "--rate", type=rate_from, metavar="R",
@@ -109,7 +109,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_shape(parser)
     parser.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
-    parser.add_argument("--yes", action="store_true", help="also if the server serves others: it restarts under them")
+    parser.add_argument(
+        "--yes", action="store_true", help="also if other clients use the server: its restarts interrupt them"
+    )
     add_json(parser)
 
 

@@ -29,13 +29,11 @@ MOST_PORT = 65_535
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Serve the console to one browser on this machine, until ctrl+c. The link that is printed works once. "
+        "Serve the console to one browser on this machine, until ctrl+c. The printed link works once. "
         "Read-only, unless --allow-changes is given."
     )
     parser.add_argument("--allow-changes", action="store_true", help="let the page start, change and stop your servers")
-    parser.add_argument(
-        "--port", type=int, default=0, metavar="PORT", help="port on 127.0.0.1 (default: one that is free)"
-    )
+    parser.add_argument("--port", type=int, default=0, metavar="PORT", help="port on 127.0.0.1 (default: a free one)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -504,8 +504,7 @@ class LocalFleet:
         """Launch; returns as soon as a keeper has the server. ``planned`` gets the plan before it is executed.
 
         Raises:
-            UnfitError: the plan has errors that ``force`` does not or may not override.
-            FleetError: it cannot be launched, or the name is taken.
+            UnfitError, FleetError: as `Launcher.start`; the name is that of an attached endpoint.
         """
         self._refuse_read_only()
         name = request.name or request.preset
@@ -525,14 +524,7 @@ class LocalFleet:
         options: RestartOptions = AS_CONFIGURED,
         planned: Callable[[Plan], None] | None = None,
     ) -> ServerView:
-        """Stop and start again with changed flags: same name, port (unless another is given) and GPUs, next generation.
-
-        A running server keeps running if its plan has errors. ``planned`` gets the plan before it is executed.
-
-        Raises:
-            UnfitError: the plan has errors that ``force`` does not or may not override.
-            FleetError: the port is taken: an ended server's port may belong to another process by now.
-        """
+        """Restart with changed flags; ``planned`` and errors as for `Launcher.restart`."""
         if (there := self._elsewhere(name)) is not None:
             return self._done_elsewhere(name, *there, "restart", changes=changes)
         self._ours(name)
@@ -545,12 +537,7 @@ class LocalFleet:
         options: RestartOptions = AS_CONFIGURED,
         planned: Callable[[Plan], None] | None = None,
     ) -> ServerView:
-        """Replace the server with another preset, keeping name, GPUs and port. ``planned`` is as for `restart`.
-
-        Raises:
-            UnfitError: the preset's plan has errors; a running server keeps running.
-            UsageError: the options name a port.
-        """
+        """Replace a server with another preset; ``planned`` and errors as for `Launcher.switch`."""
         self._ours(name)
         return self._launched(self._launcher.switch(name, preset, options, planned))
 
@@ -567,12 +554,7 @@ class LocalFleet:
     def sleep(
         self, name: str, *, level: int = 1, drain_seconds: float = DRAIN_SECONDS, say: Say = silently
     ) -> ServerView:
-        """Put a server to sleep; blocks until it is. ``say`` gets each step as a sentence.
-
-        Raises:
-            RefusedError: this level would give wrong answers or fail, or the machine's memory is too small for it.
-            FleetError: it can't go to sleep now, or requests were left after ``drain_seconds``.
-        """
+        """Put a server to sleep; blocks until it is. ``say`` gets each step; errors as `Sleeping.sleep`."""
         from vllm_launchers.launch.node_start import refuse_node
 
         record = self._ours(name)
@@ -584,11 +566,7 @@ class LocalFleet:
     ) -> ServerView:
         """Wake a server up; blocks until it answers as before. ``say`` gets each step as a sentence.
 
-        The other server of its pair is put to sleep first, at ``level``, and its memory must be free.
-
-        Raises:
-            RefusedError: the other server of its pair must not sleep at this level.
-            FleetError: the other one did not go to sleep, its memory was not freed, or this one could not be woken up.
+        The other server of its pair is put to sleep first, at ``level``. Errors as `Sleeping.wake`.
         """
         return self._launched(self._sleeping.wake(self._ours(name), level, drain_seconds, say))
 
@@ -630,13 +608,7 @@ class LocalFleet:
         return Sleeping(self._state, self._records, facts, host, self._loads.stop)
 
     def start_beside(self, name: str, changes: Changes, options: RestartOptions = AS_CONFIGURED) -> ServerView:
-        """Launch the same server with changed flags next to a ready one, which keeps serving.
-
-        Raises:
-            NoPlaceError, UnfitError: there is no room for a second one.
-            FleetError: the server is not ready, or no port is free.
-            UsageError: the options ask for what only a restart does.
-        """
+        """Launch a server with changed flags beside a ready one; errors as `Launcher.start_beside`."""
         self._ours(name)
         return self._launched(self._launcher.start_beside(name, changes, options))
 
@@ -655,30 +627,17 @@ class LocalFleet:
         return known[0] if known else self._launcher.planner.engine("vllm", word)
 
     def plan_trial(self, name: str, engine: Engine, changes: Changes) -> Plan:
-        """Plan what `start_trial` starts.
-
-        Raises:
-            NoPlaceError: there is no room for it.
-        """
+        """Plan what `start_trial` starts; errors as `Launcher.plan_trial`."""
         self._recorded(name)
         return self._launcher.plan_trial(name, engine, changes).plan
 
     def start_trial(self, name: str, trial: str, engine: Engine, changes: Changes) -> ServerView:
-        """Launch a temporary server with a server's flags on another engine; the server itself is not touched.
-
-        Raises:
-            NoPlaceError, UnfitError: there is no room for it, or vLLM would refuse its flags.
-            FleetError: it cannot be launched.
-        """
+        """Launch a temporary server with a server's flags on another engine; errors as `Launcher.start_trial`."""
         self._ours(name)
         return self._launched(self._launcher.start_trial(name, trial, engine, changes))
 
     def compare_answers(self, old: str, new: str) -> AnswerComparison:
-        """Compare the greedy answers of two of our ready servers to the golden prompts; takes seconds.
-
-        Raises:
-            FleetError: one of them is not ready, or does not answer.
-        """
+        """Compare the greedy answers of two ready servers to the golden prompts; takes seconds. Raises FleetError."""
         from vllm_console.fleet.rolling import compare_answers
 
         return compare_answers(self._ours(old), self._ours(new))
@@ -887,8 +846,7 @@ class LocalFleet:
 
         Raises:
             FleetError: the name is taken.
-            RefusedError: this console is read-only.
-            UsageError: it is no such address.
+            RefusedError, UsageError: this console is read-only; it is no such address.
         """
         from vllm_console.fleet.remote_hosts import host_from
 
@@ -939,16 +897,7 @@ class LocalFleet:
         return self._removed.marked(found, self._all_records.read()[0]), notices
 
     def keep_measurement(self, word: str, found: Measurement) -> str:
-        """Keep what a client measured with a run: a number, ``NAME@RUN``, or ``NAME`` for its newest one.
-
-        Returns the run's name.
-
-        Raises:
-            FleetError: the store cannot be written.
-            NotFoundError: there is no such run.
-            RefusedError: this console is read-only.
-            UsageError: the word names no run.
-        """
+        """Keep what a client measured with a run; result and errors as `RunHistory.keep_measurement`."""
         self._refuse_read_only()
         return self._history.keep_measurement(word, found)
 
@@ -967,7 +916,7 @@ class LocalFleet:
             return finished_requests(self._state, record, since)
 
     def steps(self, name: str, since: float | None = None, most: int = 1000) -> Sequence[Step]:
-        """The newest ``most`` engine steps as its probe recorded them, oldest first; else as `requests`."""
+        """The newest ``most`` engine steps as its probe recorded them, oldest first; errors as `requests`."""
         from vllm_console.fleet.probe import engine_steps
 
         record = self._recorded(name)
@@ -975,7 +924,7 @@ class LocalFleet:
             return engine_steps(self._state, record, since, most)
 
     def cached_prefixes(self, name: str, since: float | None = None) -> PrefixUse:
-        """What a server's prefix cache did for the requests that its probe recorded; else as `requests`."""
+        """What a server's prefix cache did for the requests that its probe recorded; errors as `requests`."""
         from vllm_console.fleet.probe import cached_prefixes
 
         record = self._recorded(name)
@@ -1001,11 +950,9 @@ class LocalFleet:
             return predict_change(self._state, record, plans, facts, self._recorder, traffic_scale, keep=keep)
 
     def rank_changes(self, name: str, goal: TuneGoal) -> Ranking:
-        """Which combinations of batch sizes and memory shares are predicted to be better for a running server.
+        """The combinations of batch sizes and memory shares that are predicted to be better for a running server.
 
-        Raises:
-            FleetError: the server is not up, has no probe, or too little is recorded.
-            NotFoundError, RefusedError: there is no such server, or it is another user's.
+        Errors as `predict`, and FleetError if it has no probe.
         """
         from vllm_console.fleet.tuning import rank_changes
 
@@ -1068,12 +1015,9 @@ class LocalFleet:
         return [one for one in found if run.started_at <= one.arrived_at and one.finished_at <= end]
 
     def replay(self, word: str, at: float | None = None) -> Replay:
-        """The finished run of that number, ``NAME@GENERATION`` or ``NAME`` (its newest, or that of the moment ``at``).
+        """The finished run of that number, ``NAME@GENERATION`` or ``NAME``; errors as `Replays.find`.
 
-        Raises:
-            FleetError: it has not ended, or nothing of it is kept.
-            NotFoundError: there is no such run.
-            UsageError: the argument names no run, or it did not run at that moment.
+        ``NAME`` is its newest run, or that of the moment ``at``.
         """
         return self._replaying().find(word, at)
 
@@ -1153,23 +1097,12 @@ class LocalFleet:
         return self._named_board().read()
 
     def claim(self, gpus: Sequence[int], until: float, why: str = "") -> Board:
-        """Claim GPUs on the board, until when (Unix seconds) and why; replaces own claims of the same GPUs.
-
-        Raises:
-            RefusedError: another user has claimed one of them, or this console is read-only.
-            UsageError: there is no such GPU, or the time is past or too far ahead.
-            FleetError: the board cannot be written.
-        """
+        """Claim GPUs on the board, until when (Unix seconds) and why; errors as `SharedBoard.claim`."""
         self._refuse_read_only()
         return self._named_board().claim(gpus, until, why, self._check_gpus)
 
     def release(self, gpus: Sequence[int] = ()) -> Board:
-        """Release own claims of these GPUs, or all of them.
-
-        Raises:
-            RefusedError: another user holds the claim, or this console is read-only.
-            FleetError: there is no such claim, or the board cannot be written.
-        """
+        """Release own claims of these GPUs, or all of them; errors as `SharedBoard.release`."""
         self._refuse_read_only()
         return self._named_board().release(gpus)
 
