@@ -41,7 +41,10 @@ _CAUSES = {
 
 
 class ServerFinding(msgspec.Struct, frozen=True):
-    """One finding of a running server, or why a server failed. ``line`` is the log line that shows it."""
+    """One finding of a running server, or why a server failed.
+
+    ``line`` is the log line that shows it, ``code`` names what was found on a running server.
+    """
 
     severity: Severity
     title: str
@@ -51,6 +54,7 @@ class ServerFinding(msgspec.Struct, frozen=True):
     measures: tuple[Measure, ...] = ()
     fixes: tuple[Fix, ...] = ()
     line: str = ""
+    code: str = ""
 
     @property
     def flag_fixes(self) -> tuple[Fix, ...]:
@@ -96,6 +100,7 @@ def _finding(finding: Finding) -> ServerFinding:
         plain(finding.cause),
         finding.measures,
         finding.fixes,
+        code=finding.code,
     )
 
 

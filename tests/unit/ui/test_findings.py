@@ -10,8 +10,10 @@ from msgspec.structs import replace
 from vllm_console.diagnosis.finding import Finding, Fix, Severity, title_of_code
 from vllm_console.fleet.snapshot import Changes
 from vllm_console.fleet.verbs import FleetError
+from vllm_console.metrics.sample import Series
 from vllm_console.ui.findings import SIGNS, findings_of, worst_sign
 from vllm_console.ui.panes.finding import StagedState, finding_lines
+from vllm_console.ui.screens.findings import TWO_COLUMNS, findings_page
 from vllm_console.ui.theme import to_ascii
 from vllm_launchers.plan import findings as plan_findings
 from vllm_launchers.plan.findings import Level
@@ -260,7 +262,7 @@ async def test_why_tells_figures_limits_and_their_source_causes_and_prices(conso
     async with console(fakes.pressed, size=size) as c:
         await c.press("i")
         await c.sees("Findings · chat")
-        for text in ("preempting", "critical", "requests preempted", "limit 2.0%", "objectives of preset chatbot",
+        for text in ("preempting", "critical", "requests preempted", "2.0%", "objectives of preset chatbot",
                      "The KV cache is full", "Half the bytes per token", "Trade-off: A little precision"):  # fmt: skip
             assert text in c.text, text
         await c.press("end")
@@ -367,3 +369,38 @@ def test_a_note_is_not_marked_and_a_stopped_server_has_no_findings(fakes):
     note = replace(fakes.PRESSED[0], severity=Severity.NOTE)
     assert worst_sign(replace(fakes.chat(fakes.NOW), findings=(note,))) is None
     assert findings_of(replace(fakes.stopped(fakes.NOW), findings=fakes.PRESSED)) == ()
+
+
+def page_text(page):
+    return "\n".join(strip.text.rstrip() for strip in page.lines)
+
+
+def test_a_wide_screen_lists_findings_beside_the_picked_one_with_its_chart(fakes):
+    series = Series(end=fakes.NOW, step=5.0, values={"preemptions": (1.0,) * 180})
+    server = replace(fakes.pressed(fakes.NOW), series=series)
+    page = findings_page(server, fakes.NOW, 118, 0, stages=True)
+    text = page_text(page)
+    assert all(strip.cell_length <= 118 for strip in page.lines)
+    assert all(title_of_code(found.code) in text for found in server.findings)
+    assert "2 Preemptions" in text
+    assert "MEASURED" in text
+    last = findings_page(server, fakes.NOW, 118, len(page.items) - 1, stages=True)
+    assert last.items[-1].finding == len(server.findings) - 1
+    assert page_text(last) != text
+
+
+def test_findings_without_a_fix_can_be_picked_on_a_wide_screen(fakes):
+    server = fakes.pressed(fakes.NOW)
+    items = findings_page(server, fakes.NOW, TWO_COLUMNS, 0).items
+    assert [item.finding for item in items] == list(range(len(server.findings)))
+    assert not any(item.fix for item in items), "nothing can be staged"
+    assert not findings_page(server, fakes.NOW, 80, 0).items
+
+
+def test_a_fix_has_its_predicted_effect(fakes):
+    server = fakes.pressed(fakes.NOW)
+    fix = findings_of(server)[0].flag_fixes[0]
+    page = findings_page(
+        server, fakes.NOW, 118, 0, stages=True, predicted=lambda one: "predicted: TTFT" if one == fix else ""
+    )
+    assert page_text(page).count("predicted: TTFT") == 1

@@ -34,12 +34,13 @@ def change_line(found: Comparison, name_width: int, width: int) -> Strip:
     """The verdict on a server's newest change, or when there can be one, and the key that compares."""
     run = found.after.run
     sign, style = _SIGNS[found.verdict]
-    number = f"run {run.generation}: "
+    number = f"run {run.generation}"
     message, key = brief(found), f"{key_of('compare')} compares"
     if found.verdict is Verdict.TOO_LITTLE:
         message, key = f"too early to tell: needs {missing_text(found.after)} more traffic", ""
     room = width - name_width - 5 - (len(key) + 3 if key else 1)
-    text = plain(number + message)
+    plainly = found.verdict in (Verdict.BETTER, Verdict.WORSE)
+    text = plain(f"{number} is {message[0].lower()}{message[1:]}" if plainly else f"{number}: {message}")
     changed = f" ({_changed(found)})"
     parts = [(fit(text, min(cell_len(text), room)), style if found.verdict is not Verdict.NO_DIFFERENCE else None)]
     if cell_len(text) + cell_len(changed) <= room:

@@ -30,10 +30,10 @@ LABELS = {
     "decode": "decode",
     "e2e": "end-to-end",
 }
-CHARTS = tuple(
-    (latency, (Curve(f"{latency}_p50", "p50", DIM), Curve(f"{latency}_p99", "p99", ACCENT)))
+CHARTS = {
+    latency: (Curve(f"{latency}_p50", "p50", DIM), Curve(f"{latency}_p99", "p99", ACCENT))
     for latency in ("ttft", "itl")
-)
+}
 """The latencies that are drawn, in the order in which they get room."""
 
 SMALLEST_CHART = 5
@@ -92,24 +92,32 @@ def _table(server: ServerView, rows: tuple[str, ...], width: int) -> list[Strip]
 
 def _charts(server: ServerView, width: int, room: int, view: ChartView, note: str = "") -> list[Strip]:
     """As many charts as there is room for, each with a heading, in which ``note`` stands."""
-    objectives, lines = objectives_of(server), list[Strip]()
-    fitting = min(len(CHARTS), room // SMALLEST_CHART)
-    for index, (latency, curves) in enumerate(CHARTS[:fitting]):
+    lines = list[Strip]()
+    fitting = min(len(CHARTS), room // SMALLEST_CHART) or int(room >= SMALLEST_CHART - 1)
+    for index, latency in enumerate(list(CHARTS)[:fitting]):
         share = room // fitting + (1 if index < room % fitting else 0)
-        log, objective = on_log_scale(server, latency, view), objectives.get(latency)
-        notes = (", log scale" if log else "") + (note or _point_words(server.series, latency))
-        lines.append(line((fit(f" {LABELS[latency]} p50, p99{notes}", width).rstrip(), DIM)))
-        lines += chart_of(
-            server.series,
-            curves,
-            width,
-            share - 1,
-            seconds,
-            objective=objective,
-            view=replace(view, log=log),
-            markers=server.markers,
-        )
+        lines += latency_chart(server, latency, width, share, view, note)
     return lines
+
+
+def latency_chart(
+    server: ServerView, latency: str, width: int, height: int, view: ChartView = PLAIN, note: str = ""
+) -> list[Strip]:
+    """A heading, and the chart of one of `CHARTS`; ``note`` takes the place of what its points are."""
+    log = on_log_scale(server, latency, view)
+    scale = (", log" if note else ", log scale") if log else ""
+    notes = scale + (note or _point_words(server.series, latency))
+    chart = chart_of(
+        server.series,
+        CHARTS[latency],
+        width,
+        height - 1,
+        seconds,
+        objective=objectives_of(server).get(latency),
+        view=replace(view, log=log),
+        markers=server.markers,
+    )
+    return [line((fit(f" {LABELS[latency]} p50, p99{notes}", width).rstrip(), DIM)), *chart]
 
 
 def on_log_scale(server: ServerView, latency: str, view: ChartView) -> bool:

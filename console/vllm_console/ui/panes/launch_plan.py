@@ -35,6 +35,13 @@ MOST_GPU_ROWS = 8
 LEAST_COMMAND = 3
 WAITING = "planning…"
 
+NO_VLLM = (
+    "No vLLM was found: this starts the simulated engine (no GPU, no real answers). "
+    "For a real one: 'vllm-console engines install', or set vllm in config.toml."
+)
+"""Shown as long as the simulated engine is what would start for want of a real one. It starts at a key nevertheless: it
+needs no GPU and ends without a trace, and newcomers come here first."""
+
 
 def outcome_parts(outcome: Outcome) -> list[Part]:
     """The outcome in a few words, for a title: where it would listen, or that it cannot be."""
@@ -70,9 +77,10 @@ def plan_lines(
     busy: str = "",
     fresh: bool = True,
     asking: str = "",
+    note: str = "",
 ) -> list[Strip]:
     """Memory, findings and command line, or why nothing can run. ``asking`` is said of a verdict that is awaited, and
-    of the process that waits after it.
+    of the process that waits after it. ``note`` is what a person should know of the engine.
 
     Where there is too little room for all of it the finding that is selected stays whole, the others are cut to a line
     each, and the command line to what is left.
@@ -81,11 +89,11 @@ def plan_lines(
     marks: list[Part] = [(busy or WAITING, ACCENT if busy else DIM)] if busy or not fresh else []
     strips = [section_title("What will run", width, active, marks or counted_findings(outcome.findings))]
     if outcome.error:
-        return [*strips, *wrapped(f"! {outcome.error}", width, BAD, " ")]
+        return [*strips, *wrapped(f"! {outcome.error}", width, BAD, " "), *wrapped(note, width, WARN, " ")]
     plan = outcome.plan
     if plan is None:
         return [*strips, line((f" {WAITING}", DIM))]
-    strips += _where(plan, width)
+    strips += [*_where(plan, width, noted=bool(note)), *wrapped(note, width, WARN, " ")]
     command, room = command_lines(plan, width), height - len(strips)
     for whole, ways in ((True, _ways(plan, width, whole=True)), (False, _ways(plan, width, whole=False))):
         memory = [*_memory(plan, width, whole), *ways]
@@ -165,12 +173,12 @@ def _verdict(plan: Plan, asking: str) -> tuple[str, Style | None]:
     return plain(said), OK if verdict.answer is Answer.ACCEPTED else DIM
 
 
-def _where(plan: Plan, width: int) -> list[Strip]:
+def _where(plan: Plan, width: int, *, noted: bool) -> list[Strip]:
     """Engine, address, whether it gets the probe, GPUs and why these."""
     simulated = plan.engine.kind is EngineKind.SIMULATED
     gpus = f" · GPU {','.join(map(str, plan.gpus))}" if plan.gpus and not plan.placement else ""
     address = f"{'[' + plan.host + ']' if ':' in plan.host else plan.host}:{plan.port}"
-    note = " · a simulation: no GPU, no real answers" if simulated else ""
+    note = " · a simulation: no GPU, no real answers" if simulated and not noted else ""
     probe = " · probe" if plan.probe.variables else " · no probe"
     text = fit(f" {plain(plan.engine.label)} · {plain(address)}{gpus}{probe}{note}", width)
     strips = [line((text, SIMULATED if simulated else None))]

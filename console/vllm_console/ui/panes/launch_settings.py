@@ -97,7 +97,7 @@ def setting_lines(
     names = draft.names
     settings = [_setting(draft, plan, name) for name in names]
     columns = (
-        min(28, max(16, width // 3)),
+        min(28, max(16, width // 3), max(map(cell_len, names))),
         min(24, max(8, *(len(setting.value) for setting in settings[len(draft.shown) :]), 8)),
     )
     at = min(cursor, len(names) - 1)

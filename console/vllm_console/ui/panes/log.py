@@ -70,7 +70,7 @@ class LogPane(PlacedArea):
             return
         full = clickable("screen.open_log", KEY), clickable("screen.open_log", DIM)
         keys: tuple[Part, ...] = ((key_of("open_log"), full[0]), (" full screen, search", full[1]))
-        if server.removed:
+        if server.removed or not server.log_path:
             keys = ()
         elif server.moment is not None:
             keys = (("up to the moment shown", DIM),)

@@ -74,7 +74,7 @@ _BY_STATE: Mapping[State, Sequence[str]] = {
     State.STOPPING: ("open_log", "describe"),
 }
 _RUNNING = (
-    "stage_fix", "findings", "tune", "restart", "stop", "open_log", "describe", "compare", "edit_flags", "toggle_load",
+    "stage_fix", "findings", "restart", "stop", "open_log", "describe", "compare", "edit_flags", "toggle_load",
     "switch_pair", "switch_preset",
 )  # fmt: skip
 

@@ -76,6 +76,7 @@ WIDE = 100
 NARROW = 69
 """Below this width columns take no more than most figures need: the verdict would be cut."""
 
+LONGEST_BAR = 41
 LEAST_BAR = 9
 """Cells that a change is drawn in at least."""
 
@@ -363,10 +364,14 @@ def _changed(found: Comparison, width: int, may_revert: bool) -> list[Strip]:
     ]
 
 
+_VERDICT = 12
+"""Cells of a figure's verdict."""
+
+
 class _Columns(msgspec.Struct, frozen=True):
     """How wide the columns are, the indentation in the name's; of ``bar`` is drawn what a change and its interval are.
 
-    From `WIDE` on words stand before the bar, with the objective; below, the verdict alone behind it.
+    From `WIDE` on the bar stands before the change, and there are objectives; below, it stands before the verdict.
     """
 
     width: int
@@ -379,12 +384,13 @@ class _Columns(msgspec.Struct, frozen=True):
     @property
     def bar(self) -> int:
         """Cells of the bar."""
-        return max(0, self.width - self.name - 2 * self.value - 2 - self.change - self.words - (not self.wide))
+        free = self.width - self.name - 2 * self.value - 2 - self.change - self.words - (2 if self.wide else 1)
+        return max(0, min(free, LONGEST_BAR) if self.wide else free)
 
 
 def _columns(width: int) -> _Columns:
     if width >= WIDE:
-        return _Columns(width, wide=True, name=21, value=13, change=26, words=34)
+        return _Columns(width, wide=True, name=21, value=13, change=24, words=_VERDICT + 18)
     if width < NARROW:
         return _Columns(width, wide=False, name=16, value=8, change=19, words=6)
     return _Columns(width, wide=False, name=16, value=8, change=22, words=12)
@@ -395,9 +401,18 @@ def _heading(found: Comparison, columns: _Columns) -> Strip:
     sides = "".join(fit(name, columns.value, ">") for name in names)
     judged = found.verdict is not Verdict.TOO_LITTLE
     change = fit(f"change{' (95% CI)' if judged else ''}", columns.change)
-    axis = fit("less   more" if columns.bar > LEAST_BAR + 3 else "less more", columns.bar, "^") if judged else ""
-    tail = fit("", columns.words) + axis if columns.wide else axis
-    return line((f"{fit('', columns.name)}{sides}  {change}{tail}".rstrip(), DIM)).crop(0, columns.width)
+    axis = fit(_axis(_reach(found.judged), columns.bar) if judged else "", columns.bar)
+    tail = f"{axis}  {change}{fit('verdict', _VERDICT)}objective" if columns.wide and judged else change + axis
+    return line((f"{fit('', columns.name)}{sides}  {tail}".rstrip(), DIM)).crop(0, columns.width)
+
+
+def _axis(reach: float, room: int) -> str:
+    """The scale of the bars: its ends and zero; where these don't fit, which side is which."""
+    first, last = signed(-reach), signed(reach)
+    half = (room - 1) // 2
+    if half < max(len(first), len(last)) + 2:
+        return "less   more" if room > LEAST_BAR + 3 else "less more"
+    return f"{first:<{half}}0{last:>{half}}"
 
 
 def _basis(found: Comparison) -> str:
@@ -421,19 +436,20 @@ def _figure(figure: Figure, columns: _Columns, reach: float, settled: bool) -> S
     before, after = (fit(side_text(figure, after=after), columns.value, ">") for after in (False, True))
     judged = figure.verdict is not None
     verdict = short_verdict(figure.verdict) if figure.verdict is not None else ""
-    words = " ".join(filter(None, (verdict, objective_text(figure) if columns.wide else "")))
     drawn = fit(_bar(figure, reach, columns.bar) if judged else "", columns.bar)
     style = VERDICT_STYLES.get(figure.verdict, None if settled else DIM) if figure.verdict is not None else DIM
     if figure.verdict is Verdict.NOT_COMPARABLE:
         style = DIM
-    tail = fit(words, columns.words) + drawn if columns.wide else f"{drawn} {fit(words, columns.words)}"
+    change = fit(change_text(figure), columns.change)
+    objective = objective_text(figure).removeprefix("objective ")
+    tail = f"{drawn}  {change}{fit(verdict, _VERDICT)}" if columns.wide else f"{change}{drawn} {verdict}"
     indent = 2 if columns.wide else 1
     return line(
         (fit(f"{' ' * indent}{figure.name}", columns.name), None if judged else DIM),
         (before, None if judged else DIM),
         (after, STRONG if judged else DIM),
-        ("  " + fit(change_text(figure), columns.change), style),
-        (tail.rstrip(), style),
+        ("  " + tail, style),
+        (objective if columns.wide else "", DIM),
     ).crop(0, columns.width)
 
 

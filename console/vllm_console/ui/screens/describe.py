@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rich.cells import cell_len
@@ -28,7 +29,7 @@ from vllm_console.ui.terminal.clipboard import copy
 from vllm_console.ui.terminal.lines import line
 from vllm_console.ui.theme import ACCENT, DIM, SIMULATED, WARN
 from vllm_console.ui.threads import answer_for, begin_worker
-from vllm_console.ui.widgets.draw import fit
+from vllm_console.ui.widgets.draw import beside, fit
 from vllm_console.ui.widgets.reader import Reader, scroll_hint
 from vllm_console.ui.widgets.table import Column, Value, heading, table
 from vllm_launchers.plan.flags import LORA
@@ -36,6 +37,9 @@ from vllm_launchers.plan.model import same_value
 
 if TYPE_CHECKING:
     from vllm_console.fleet.adapters import Adapters
+
+TWO_COLUMNS, GAP = 110, 4
+"""From this width on the command stands beside the facts, so many cells apart."""
 
 MOST_VALUE = 32
 """Cells of a flag's value; the command line has it whole."""
@@ -118,11 +122,12 @@ def describe_lines(
 ) -> list[Strip]:
     """Facts, command, flags with reasons, changes since the previous generation, start-up (of its ``runs``, too, newest
     first), workload: a table each."""
+    top = _beside(server, now, width)
     parts = [
-        _facts(server, now, width),
+        top or _facts(server, now, width),
         _section("Data-parallel ranks", _ranks(server, width)),
         _section("LoRA adapters", _adapters(adapters, width)),
-        _section("Command", _command(server.command, width)),
+        [] if top else _section("Command", _command(server.command, width)),
         _section("Flags", _flags(server, width)),
         _changed(server, width),
         _startup(server, now, width),
@@ -133,6 +138,16 @@ def describe_lines(
     for part in filter(None, parts):
         lines += [line(), *part] if lines else part
     return lines
+
+
+def _beside(server: ServerView, now: float, width: int) -> list[Strip]:
+    """The facts with the command at their right, on a wide screen; empty where a row of either would not fit."""
+    known = _facts(server, now, width)
+    left = max(strip.cell_length for strip in known) + GAP
+    command = _section("Command", _command(server.command, width - left))
+    if width < TWO_COLUMNS or not command or max(strip.cell_length for strip in command) > width - left:
+        return []
+    return [beside(one, left, other) for one, other in zip_longest(known, command, fillvalue=line())]
 
 
 def _section(title: str, lines: Sequence[Strip]) -> list[Strip]:

@@ -21,43 +21,73 @@ from vllm_console.text import plain
 from vllm_console.ui.actions import bindings
 from vllm_console.ui.findings import SIGNS, ServerFinding, change_text, findings_of, unjudged
 from vllm_console.ui.keymap import key_of
+from vllm_console.ui.panes.base import Draw
 from vllm_console.ui.panes.finding import clock
+from vllm_console.ui.panes.kv_cache import kv_cache_lines
+from vllm_console.ui.panes.latency import latency_chart
+from vllm_console.ui.panes.pane_bar import FINDING_PANES, KV_CACHE, LATENCY, PREEMPTIONS, THROUGHPUT
+from vllm_console.ui.panes.preemptions import preemption_lines
+from vllm_console.ui.panes.throughput import throughput_lines
 from vllm_console.ui.terminal.lines import line
-from vllm_console.ui.theme import ACCENT, DIM, STRONG
-from vllm_console.ui.widgets.draw import KeyHint, Part, fit
+from vllm_console.ui.theme import ACCENT, CURSOR, DIM, OK, STRONG
+from vllm_console.ui.widgets.chart import ChartView
+from vllm_console.ui.widgets.draw import KeyHint, Part, beside, fit
 from vllm_console.ui.widgets.reader import Reader, scroll_hint
+from vllm_console.ui.widgets.table import LEAST_LAST, Column, table
 
 LEAST_MEASURE = 26
 """Columns of the names of figures, at least."""
 
 INDENT = 3
 
+TWO_COLUMNS, LIST = 110, 32
+"""From this width on findings are listed in the first column, of so many cells, beside the selected one."""
+
+CHART_ROWS = 11
+"""Rows of the chart that shows the evidence."""
+
+SIDE_BY_SIDE = 76
+"""From this width on a fix has its trade-off beside its reason."""
+
+
+class Item(msgspec.Struct, frozen=True):
+    """What can be picked: a finding, with one of its fixes if any can be staged. Its rows: first, one past last."""
+
+    finding: int
+    fix: Fix | None
+    first: int
+    end: int
+
 
 class Page(msgspec.Struct, frozen=True):
-    """The lines; and per fix that can be staged, in order, its rows (first, one past last)."""
+    """The lines, and what can be picked, in order."""
 
     lines: tuple[Strip, ...]
-    fixes: tuple[tuple[Fix, int, int], ...]
+    items: tuple[Item, ...]
 
 
 class FindingsScreen(Screen[None]):
     """Shows the findings of one server as it was when the screen was opened.
 
-    ``stage`` receives the chosen fix; without it (read-only, someone else's server) none can be chosen.
+    ``stage`` receives the chosen fix; without it (read-only, someone else's server) none can be chosen. ``predicted``
+    is what is known of a fix's effect, empty if nothing is.
     """
 
     SCOPE = "findings"
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("findings", priority=("findings_down", "findings_up"))]
 
-    def __init__(self, server: ServerView, now: float, stage: Callable[[Fix], None] | None) -> None:
+    def __init__(
+        self,
+        server: ServerView,
+        now: float,
+        stage: Callable[[Fix], None] | None,
+        predicted: Callable[[Fix], str] = lambda _fix: "",
+    ) -> None:
         super().__init__()
-        self._server, self._now, self._stage = server, now, stage
+        self._server, self._now, self._stage, self._predicted = server, now, stage, predicted
         self._picked = 0
-        pickable = any(found.flag_fixes for found in findings_of(server)) if stage is not None else False
         self._reader = Reader(
-            lambda: f"Findings · {server.marked_name}",
-            lambda width: self._page(width).lines,
-            _picking_hints if pickable else lambda: (scroll_hint(),),
+            lambda: f"Findings · {server.marked_name}", lambda width: self._page(width).lines, self._hints
         )
 
     def compose(self) -> ComposeResult:
@@ -65,66 +95,127 @@ class FindingsScreen(Screen[None]):
         yield self._reader
 
     def _page(self, width: int) -> Page:
-        return findings_page(self._server, self._now, width, self._picked if self._stage is not None else None)
+        return findings_page(
+            self._server, self._now, width, self._picked, stages=self._stage is not None, predicted=self._predicted
+        )
+
+    def _hints(self) -> Sequence[KeyHint]:
+        items = self._page(self._reader.width).items
+        if len(items) < 2 and not (items and items[0].fix is not None):
+            return (scroll_hint(),)
+        stage = ((key_of("findings_stage"), "stage", "screen.stage"),) if any(item.fix for item in items) else ()
+        return (
+            (f"{key_of('findings_down')} {key_of('findings_up')}", "pick"),
+            *stage,
+            (f"{key_of('reader_page_down')} {key_of('reader_page_up')}", "scroll"),
+        )
 
     def action_pick(self, by: int) -> None:
-        """The next or previous fix; after the last one, scroll on."""
-        fixes = self._page(self._reader.width).fixes
+        """The next or previous fix or finding; after the last one, scroll on."""
+        items = self._page(self._reader.width).items
         at = self._picked + by
-        if not fixes or not 0 <= at < len(fixes):
+        if not items or not 0 <= at < len(items):
             self._reader.action_scroll(by)
             return
+        self._pick(at)
+
+    def _pick(self, at: int) -> None:
         self._picked = at
         self._reader.redraw()
-        self._reader.scroll_to_rows(*fixes[at][1:])
+        picked = self._page(self._reader.width).items[at]
+        self._reader.scroll_to_rows(picked.first, picked.end)
 
     def on_click(self, event: events.Click) -> None:
-        """Pick the fix that was clicked; a double click stages it."""
-        row = self._reader.row_at(event)
-        fixes = self._page(self._reader.width).fixes
-        at = next((at for at, (_, first, end) in enumerate(fixes) if row is not None and first <= row < end), None)
+        """Pick the finding or the fix that was clicked; a double click stages it."""
+        row, width = self._reader.row_at(event), self._reader.width
+        if row is None:
+            return
+        items = self._page(width).items
+        if width >= TWO_COLUMNS and event.screen_x < LIST:
+            at = next((at for at, item in enumerate(items) if item.finding == row - 1), None)
+        else:
+            at = next((at for at, item in enumerate(items) if item.first <= row < item.end), None)
         if at is not None:
-            self._picked = at
-            self._reader.redraw()
+            self._pick(at)
             if event.chain == 2:
                 self.action_stage()
 
     def action_stage(self) -> None:
         """Stage the chosen fix and go back."""
-        fixes = self._page(self._reader.width).fixes
-        if self._stage is None or not fixes:
+        items = self._page(self._reader.width).items
+        if self._stage is None or not items or (fix := items[self._picked].fix) is None:
             return
-        fix = fixes[self._picked][0]
         self.dismiss(None)
         self._stage(fix)
 
 
-def _picking_hints() -> Sequence[KeyHint]:
-    return (
-        (f"{key_of('findings_down')} {key_of('findings_up')}", "pick"),
-        (key_of("findings_stage"), "stage", "screen.stage"),
-        (f"{key_of('reader_page_down')} {key_of('reader_page_up')}", "scroll"),
-    )
+def findings_page(
+    server: ServerView,
+    now: float,
+    width: int,
+    picked: int,
+    *,
+    stages: bool = False,
+    predicted: Callable[[Fix], str] = lambda _fix: "",
+) -> Page:
+    """Every finding, the worst first: on a wide screen as a list beside the one that is picked, else below each other.
 
-
-def findings_page(server: ServerView, now: float, width: int, picked: int | None) -> Page:
-    """Every finding, the worst first. ``picked`` is the fix under the cursor, None if none can be chosen."""
-    lines: list[Strip] = []
-    fixes: list[tuple[Fix, int, int]] = []
-    for found in findings_of(server):
-        lines += [*_about(found, now, width), *_figures(found.measures, width)]
-        if found.fixes:
-            lines += [line(), line(("   Fixes, best first:", DIM))]
-        for fix in found.fixes:
-            begin = len(lines)
-            here = not fix.changes.empty and picked == len(fixes)
-            lines += _fix(server, fix, width, here)
-            if not fix.changes.empty and picked is not None:
-                fixes.append((fix, begin, len(lines)))
-        lines.append(line())
-    if not lines:
+    ``picked`` counts what can be picked. ``stages``: fixes can be staged.
+    """
+    found = findings_of(server)
+    if not found:
         lines = [line(), *(line(f" {row}") for row in _wrapped(_nothing(server), width))]
-    return Page(tuple(lines), tuple(fixes))
+        return Page(tuple(lines), ())
+    if width < TWO_COLUMNS:
+        return _stacked(server, found, now, width, picked if stages else None, predicted)
+    items: list[Item] = []
+    for at, one in enumerate(found):
+        fixes = one.flag_fixes if stages else ()
+        items += [Item(at, fix, 0, 0) for fix in fixes] or [Item(at, None, 0, 0)]
+    here = items[min(picked, len(items) - 1)].finding
+    before = next(at for at, item in enumerate(items) if item.finding == here)
+    room = width - LIST - 2
+    evidence = _evidence(server, found[here].code, now, room)
+    lines, rows = _detail(server, found[here], now, room, picked - before if stages else None, predicted, evidence)
+    for at, (first, end) in enumerate(rows if stages else ()):
+        items[before + at] = msgspec.structs.replace(items[before + at], first=first, end=end)
+    listed = [line((" FINDINGS", DIM)), *(_listed(one, at == here, now) for at, one in enumerate(found))]
+    joined = [
+        beside(beside(left, LIST, line(("│", DIM))), LIST + 2, right)
+        for left, right in zip_longest(listed, lines, fillvalue=line())
+    ]
+    return Page(tuple(joined), tuple(items))
+
+
+def _stacked(
+    server: ServerView,
+    found: Sequence[ServerFinding],
+    now: float,
+    width: int,
+    picked: int | None,
+    predicted: Callable[[Fix], str],
+) -> Page:
+    """All findings below each other; what can be picked are fixes."""
+    lines: list[Strip] = []
+    items: list[Item] = []
+    for at, one in enumerate(found):
+        here = picked - len(items) if picked is not None else None
+        detail, rows = _detail(server, one, now, width, here, predicted)
+        if picked is not None:
+            fixes = zip(one.flag_fixes, rows, strict=True)
+            items += [Item(at, fix, first + len(lines), end + len(lines)) for fix, (first, end) in fixes]
+        lines += [*detail, line()]
+    return Page(tuple(lines), tuple(items))
+
+
+def _listed(found: ServerFinding, here: bool, now: float) -> Strip:
+    """A finding's line in the list."""
+    sign, style = SIGNS[found.severity]
+    since = clock(found.since, now).removeprefix("since ") if found.since is not None else ""
+    title = fit(found.title, LIST - 5 - len(since))
+    if here:
+        return line((f" {sign} {title} {since} ", CURSOR))
+    return line((f" {sign} ", style), title, (f" {since} ", DIM))
 
 
 def _nothing(server: ServerView) -> str:
@@ -137,6 +228,31 @@ def _nothing(server: ServerView) -> str:
     return "No findings: no traffic yet, or too little to judge by."
 
 
+def _detail(
+    server: ServerView,
+    found: ServerFinding,
+    now: float,
+    width: int,
+    picked: int | None,
+    predicted: Callable[[Fix], str],
+    evidence: Sequence[Strip] = (),
+) -> tuple[list[Strip], list[tuple[int, int]]]:
+    """One finding with its chart, and the rows (first, one past last) of each fix that changes flags.
+
+    ``picked`` is one of these fixes.
+    """
+    lines = [*_about(found, now, width), *evidence, *_figures(found.measures, width)]
+    if found.fixes:
+        lines += [line(), line((fit("   FIXES, best first", width).rstrip(), DIM))]
+    rows: list[tuple[int, int]] = []
+    for fix in found.fixes:
+        begin = len(lines)
+        lines += _fix(server, fix, width, not fix.changes.empty and picked == len(rows), predicted(fix))
+        if not fix.changes.empty:
+            rows.append((begin, len(lines)))
+    return lines, rows
+
+
 def _about(found: ServerFinding, now: float, width: int) -> list[Strip]:
     sign, style = SIGNS[found.severity]
     since = f" {clock(found.since, now)}" if found.since is not None else ""
@@ -147,8 +263,42 @@ def _about(found: ServerFinding, now: float, width: int) -> list[Strip]:
     return lines
 
 
+def _evidence(server: ServerView, code: str, now: float, width: int) -> list[Strip]:
+    """The chart in which the finding is seen, over the range that the operations screen shows; none for others."""
+    pane, view = FINDING_PANES.get(code), ChartView(cursor=server.moment)
+    if server.series is None or pane not in _CHARTS:
+        return []
+    return [line(), *(strip.crop(0, width) for strip in _CHARTS[pane](server, code, now, width, view))]
+
+
+def _latency(server: ServerView, code: str, _now: float, width: int, view: ChartView) -> Sequence[Strip]:
+    return latency_chart(server, "ttft" if code == "slow_first_token" else "itl", width, CHART_ROWS, view)
+
+
+def _pane(draw: Draw) -> Callable[[ServerView, str, float, int, ChartView], Sequence[Strip]]:
+    return lambda server, _code, now, width, view: draw(server, now, width, CHART_ROWS, view)
+
+
+_CHARTS = {
+    KV_CACHE: _pane(kv_cache_lines),
+    PREEMPTIONS: _pane(preemption_lines),
+    LATENCY: _latency,
+    THROUGHPUT: _pane(throughput_lines),
+}
+"""The evidence by the number of the pane that has it."""
+
+
 def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
-    lines = [line()] if measures else []
+    """What was measured, its limit and where that comes from: a table, or where that is too wide, lines that go on."""
+    if not measures:
+        return []
+    cells = [(plain(one.name), plain(one.value), plain(one.limit or "–"), plain(one.source)) for one in measures]
+    wide = sum(max(cell_len(row[at]) for row in cells) + 2 for at in range(3))
+    if INDENT + wide + LEAST_LAST <= width:
+        columns = (Column("MEASURED"), Column("VALUE", right=True), Column("LIMIT", right=True), Column("SOURCE"))
+        rows = [(name, (value, STRONG), limit, (source, DIM)) for name, value, limit, source in cells]
+        return [line(), *(beside(line(), INDENT - 1, strip) for strip in table(columns, rows, width - INDENT + 1))]
+    lines = [line()]
     longest = max((cell_len(plain(measure.name)) for measure in measures), default=0) + 2
     column = min(longest, max(LEAST_MEASURE, width // 2))
     for measure in measures:
@@ -168,16 +318,25 @@ def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
     return lines
 
 
-def _fix(server: ServerView, fix: Fix, width: int, here: bool) -> list[Strip]:
+def _fix(server: ServerView, fix: Fix, width: int, here: bool, effect: str) -> list[Strip]:
+    """A fix: the change, what it is predicted to do, and its reason beside its trade-off where there is room."""
     mark: Part = (" ▸ ", ACCENT) if here else "   "
-    texts = [f"Trade-off: {fix.tradeoff}"] if fix.tradeoff else []
     if fix.changes.empty:
         first, *rest = _wrapped(fix.why, width - 2) or [""]
         lines = [line(mark, "· ", first), *(line("     " + row) for row in rest)]
+        texts = [f"Trade-off: {fix.tradeoff}"] if fix.tradeoff else []
     else:
         change = fit(change_text(server.flags, fix.changes), width - INDENT).rstrip()
-        lines = [line(mark, (change, STRONG if here else ACCENT))]
-        texts = [fix.why, *texts]
+        lines = [line(mark, (change, STRONG + CURSOR if here else ACCENT))]
+        lines += [line("     ", (row, OK)) for row in _wrapped(effect, width - 2)]
+        texts = [fix.why]
+        if fix.tradeoff and width >= SIDE_BY_SIDE:
+            column = (width - 7) // 2
+            pair = [textwrap.wrap(plain(text), column, break_on_hyphens=False)
+                    for text in (fix.why, f"Trade-off: {fix.tradeoff}")]  # fmt: skip
+            return [*lines, *(line("     ", fit(why, column + 2), (trade, DIM))
+                              for why, trade in zip_longest(*pair, fillvalue=""))]  # fmt: skip
+        texts += [f"Trade-off: {fix.tradeoff}"] if fix.tradeoff else []
     for text in texts:
         lines += [line("     " + row) for row in _wrapped(text, width - 2)]
     return lines

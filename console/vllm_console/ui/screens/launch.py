@@ -23,6 +23,7 @@ from vllm_console.ui.keymap import key_of
 from vllm_console.ui.panes.bars import footer, note_lines
 from vllm_console.ui.panes.launch_models import model_lines
 from vllm_console.ui.panes.launch_plan import (
+    NO_VLLM,
     command_text,
     format_fix,
     layout_lines,
@@ -65,14 +66,6 @@ FIRST_PRESET = "chatbot"
 
 MANY = 10_000
 """Lines that no list has."""
-
-
-NO_VLLM = (
-    "No vLLM was found: this starts the simulated engine (no GPU, no real answers). "
-    "For a real one: 'vllm-console engines install', or set vllm in config.toml."
-)
-"""Stands below as long as the simulated engine is what would start for want of a real one. It starts at a key
-nevertheless: it needs no GPU and ends without a trace, and newcomers come here first."""
 
 
 class LaunchScreen(Screen[ServerView | None]):
@@ -246,7 +239,7 @@ class LaunchScreen(Screen[ServerView | None]):
         self._show("launch-strip", strip)
         if not text and self.downloads.running:
             text = self.downloads.line
-        elif not text and draft.substituted:
+        elif not text and draft.substituted and width < TWO_COLUMNS:
             text, style = NO_VLLM, WARN
         elif not text and width < TWO_COLUMNS:
             text, style = "tab: presets → settings → plan", DIM
@@ -257,8 +250,9 @@ class LaunchScreen(Screen[ServerView | None]):
         settings, right = self.query_one("#launch-settings", LineView), self.query_one("#launch-right")
         width, total = right.size
         outcome, wanted = self.planner.outcome, None
-        if self.has_class("-two") and width and outcome.plan is not None and self._layout_index is None:
-            plan = plan_lines(outcome, (width, UNBOUNDED), active=False, selected=self._selected)
+        known = outcome.plan is not None or bool(outcome.error)
+        if self.has_class("-two") and width and known and self._layout_index is None:
+            plan = plan_lines(outcome, (width, UNBOUNDED), active=False, selected=self._selected, note=_note_of(draft))
             least = total * 4 // 9
             wanted = max(least, total - len(plan))
             if not (self.editor.adding or self.editor.picking):
@@ -296,7 +290,14 @@ class LaunchScreen(Screen[ServerView | None]):
             planner = self.planner
             view.show(
                 plan_lines(
-                    planner.outcome, size, active, self._selected, busy=busy, fresh=planner.fresh, asking=planner.asking
+                    planner.outcome,
+                    size,
+                    active,
+                    self._selected,
+                    busy=busy,
+                    fresh=planner.fresh,
+                    asking=planner.asking,
+                    note=_note_of(draft),
                 )
             )
         elif self.editor.picking:
@@ -619,3 +620,8 @@ class LaunchScreen(Screen[ServerView | None]):
             return
         self._launching = False
         self.planner.plan_soon()  # the cause may be visible now
+
+
+def _note_of(draft: LaunchDraft) -> str:
+    """What a person should know of the engine that the plan has."""
+    return NO_VLLM if draft.substituted else ""

@@ -25,7 +25,7 @@ from vllm_console.fleet.verbs import NotFoundError, NothingToCompareError, flag_
 from vllm_console.history.time_view import TimeView
 from vllm_console.text import clock, duration, plain
 from vllm_console.ui.actions import bindings, changing
-from vllm_console.ui.findings import findings_of, unjudged
+from vllm_console.ui.findings import findings_of, steps_of, unjudged
 from vllm_console.ui.keymap import changing_keys, key_of
 from vllm_console.ui.panes.bars import footer_line, header_line, message_lines, notices_of, staged_line
 from vllm_console.ui.panes.base import Pane
@@ -61,7 +61,7 @@ from vllm_console.ui.parts.pane_layout import (
 )
 from vllm_console.ui.parts.server_events import Seen, events_between, seen_of
 from vllm_console.ui.parts.server_verbs import ServerVerbs, no_server
-from vllm_console.ui.parts.staged_prediction import Predictions
+from vllm_console.ui.parts.staged_prediction import Predictions, prediction_text
 from vllm_console.ui.parts.staging import Staged, Staging, Step
 from vllm_console.ui.parts.time_cursor import TimeCursor
 from vllm_console.ui.parts.traffic import MeasuredTraffic, measured_traffic
@@ -93,6 +93,9 @@ CHART_ROWS = 16
 
 TWO_MESSAGE_ROWS = 50
 """From this height of the screen on messages have two rows."""
+
+PREDICTION_WIDTH = 160
+"""Cells that a predicted effect may take on the findings screen, where it wraps."""
 
 SHORT = 20
 """Below this height rows are scarce."""
@@ -393,13 +396,16 @@ class OperationsScreen(PartialRepaintScreen):
         arrangement, width = self._arrangement, self.app.size.width
         if arrangement is None:
             return
+        if server is None:  # there is nothing that they could show
+            self._pane_bar.show([line()])
+            return
         in_sight = [number for number, pane in enumerate(PANES, 1) if pane in arrangement.regions]
         large = PANES.index(arrangement.large) + 1 if arrangement.large in PANES else 0
         problems = problem_panes(server, self.console.snapshot)
         self._pane_bar.show(
-            [pane_bar(in_sight, large, problems, self._layout_name(), width, legend=bool(server and server.markers))]
+            [pane_bar(in_sight, large, problems, self._layout_name(), width, legend=bool(server.markers))]
         )
-        if server is not None and self._sparks.display:
+        if self._sparks.display:
             self._sparks.show(spark_lines(server, arrangement.spark_panes, width))
 
     def _layout_name(self) -> str:
@@ -1006,7 +1012,12 @@ class OperationsScreen(PartialRepaintScreen):
         self.hints.followed("findings")
         may_stage = server.ours and not server.replayed and not self.console.read_only
         stage = partial(self._stage_fix_of, server.name) if may_stage else None
-        self.app.push_screen(FindingsScreen(server, snapshot.at, stage))
+        self.app.push_screen(FindingsScreen(server, snapshot.at, stage, partial(self._predicted, server)))
+
+    def _predicted(self, server: ServerView, fix: Fix) -> str:
+        """What a fix is predicted to do, if that was worked out; empty else."""
+        found = self.predictions.seen(server, steps_of(server.flags, fix))
+        return prediction_text(found, PREDICTION_WIDTH) if found is not None else ""
 
     def _stage_fix_of(self, name: str, fix: Fix) -> None:
         server = self.console.server(name)

@@ -138,3 +138,11 @@ async def test_the_description_of_the_gpus_goes_with_the_time(console: Any) -> N
         c.fleet.gpus = {"host": replace(host, gpus=(hot, *host.gpus[1:]))}
         await c.sees("clocks throttled: too hot")
         await c.sees("97°C")
+
+
+def test_a_wide_pane_has_processes_beside_the_gpus() -> None:
+    host = crowded(3)
+    lines = shown(host, 200, wanted_height(host, 200))
+    assert "GPU      PID" in lines[1], "their heading stands beside that of the GPUs"
+    assert sum("job " in text for text in lines) == 3
+    assert wanted_height(host, 200) < wanted_height(host, 100)

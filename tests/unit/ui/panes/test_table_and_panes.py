@@ -18,7 +18,7 @@ from vllm_console.text import clock
 from vllm_console.ui.actions import actions
 from vllm_console.ui.panes.bars import Polling, footer_line, header_line, message_lines, notices_of, staged_line
 from vllm_console.ui.panes.kv_cache import kv_cache_lines
-from vllm_console.ui.panes.latency import latency_lines
+from vllm_console.ui.panes.latency import latency_lines, on_log_scale
 from vllm_console.ui.panes.preemptions import preemption_lines
 from vllm_console.ui.panes.servers import columns_for, counted, heading, row
 from vllm_console.ui.panes.state import state_lines
@@ -29,6 +29,7 @@ from vllm_console.ui.parts.time_cursor import ShownTime
 from vllm_console.ui.screens.describe import describe_lines
 from vllm_console.ui.screens.help import help_lines
 from vllm_console.ui.theme import DIM, PAST, WARN
+from vllm_console.ui.widgets.chart import PLAIN, ChartView
 
 
 def text(strips: object) -> str:
@@ -161,6 +162,24 @@ def test_latencies_stand_beside_their_goals(fakes):
     assert shown[2].split() == ["TTFT", "997ms", "767ms", "~1.2s", "~3.7s", "1.0s", "!"]
     assert shown[4].split() == ["queue", "150ms", "<300ms", "<300ms", "~558ms"], "the first bucket ends at 0.3 s"
     assert shown[7].split() == ["end-to-end", "5.1s", "~3.9s", "~6.3s", "19s"]
+
+
+@pytest.mark.parametrize(("p99", "objective", "expected"), [(0.9, 1.0, False), (2.5, 1.0, True), (0.9, 5.0, True)])
+def test_a_latency_has_a_log_scale_where_its_p50_would_lie_on_the_axis(fakes, p99, objective, expected):
+    server = fakes.chat(fakes.NOW)
+    series = Series(end=fakes.NOW, step=5.0, values={"ttft_p50": (0.2,) * 20, "ttft_p99": (0.3,) * 19 + (p99,)})
+    server = replace(server, series=series, objectives=replace(server.objectives, ttft_p99_seconds=objective))
+    assert on_log_scale(server, "ttft", PLAIN) is expected
+    assert on_log_scale(server, "ttft", ChartView(log=not expected)) is not expected, "as a person chose"
+
+
+def test_a_wide_pane_has_the_quantiles_on_a_common_axis(fakes):
+    rows = text(latency_lines(fakes.chat(fakes.NOW), fakes.NOW, 160, 30)).splitlines()
+    assert "├ p50 ┼ p90 ┤ p99" in rows[1]
+    drawn = {row.split()[0]: row for row in rows[2:8]}
+    assert all(mark in drawn["end-to-end"] for mark in "├┼┤")
+    assert "├" not in drawn["queue"], "a bound has no place"
+    assert drawn["end-to-end"].index("├") > drawn["TTFT"].index("├")
 
 
 def test_a_narrow_pane_leaves_the_p90_out_and_runs_nothing_together(fakes):

@@ -14,7 +14,7 @@ def shown(*args, **more):
 
 def test_by_state(fakes):
     now = fakes.NOW
-    assert shown(fakes.pressed(now))[:5] == ["f fix", "i findings", "a tune", "r restart", "s stop"]
+    assert shown(fakes.pressed(now))[:5] == ["f fix", "i findings", "r restart", "s stop", "d describe"]
     assert "f fix" not in shown(fakes.chat(now))
     assert "i findings" not in shown(fakes.calm(now)), "there is nothing to read"
     assert shown(fakes.diagnosed(now))[:3] == ["f fix", "i findings", "r start"]

@@ -18,11 +18,11 @@ from vllm_console.ui.screens.compare import CompareScreen
 from vllm_console.ui.theme import DIM
 
 CASES = {
-    "better": ({"slower": 0.6}, "✓ ", "Better: end-to-end p99 −48%"),
-    "worse": ({"slower": 1.6}, "✗ ", "Worse: ITL mean +58%"),
-    "nothing": ({}, "= ", "No significant difference"),
-    "roughly alike": ({"slower": 0.4, "rate": 1.7}, "– ", "Not comparable: traffic may be the cause"),
-    "unlike": ({"rate": 3.4}, "– ", "Not comparable: traffic differs"),
+    "better": ({"slower": 0.6}, "✓ ", " is better: end-to-end p99 −48%"),
+    "worse": ({"slower": 1.6}, "✗ ", " is worse: ITL mean +58%"),
+    "nothing": ({}, "= ", ": No significant difference"),
+    "roughly alike": ({"slower": 0.4, "rate": 1.7}, "– ", ": Not comparable: traffic may be the cause"),
+    "unlike": ({"rate": 3.4}, "– ", ": Not comparable: traffic differs"),
 }
 
 
@@ -50,7 +50,7 @@ def test_a_verdict_in_a_line_of_its_own(made, case, width):
     text = change_line(changed(made, **more), 4, width).text
     assert cell_len(text) <= width
     assert text.startswith(f" {sign}")
-    assert f"chat  run 3: {words}" in text
+    assert f"chat  run 3{words}" in text
     assert text.endswith("c compares")
 
 
@@ -83,7 +83,7 @@ def test_a_mixed_verdict_names_both_sides(made):
 async def test_it_stands_below_the_finding_also_after_the_comparison_was_opened(console, fleet, made, soon, size):
     fleet.last_changes["chat"] = fleet.comparison = changed(made, slower=0.6)
     async with console(fleet=fleet, size=size) as run:
-        await run.sees("run 3: Better: end-to-end p99 −48%")
+        await run.sees("run 3 is better: end-to-end p99 −48%")
         await run.press("c")
         await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
         await run.press("escape")
@@ -91,7 +91,7 @@ async def test_it_stands_below_the_finding_also_after_the_comparison_was_opened(
         await run.until(lambda: fleet.looks > polls + 3, "some polls")
         lines = run.text.splitlines()
         finding = next(at for at, line in enumerate(lines) if "preempting" in line)
-        told = next(at for at, line in enumerate(lines) if "run 3: Better" in line)
+        told = next(at for at, line in enumerate(lines) if "run 3 is better" in line)
         assert told > finding
         wide = size[0] == 120
         assert any("--kv-cache-dtype" in line for line in lines[finding:told]) is wide, "the fix is still there"
@@ -105,7 +105,7 @@ async def test_on_three_rows_it_stands_beside_what_is_staged_and_before_there_is
         fleet.last_changes["chat"] = changed(made, slower=0.6)
         await run.press("f")
         await run.sees("Trade-off")
-        await run.sees("run 3: Better: end-to-end p99 −48%")
+        await run.sees("run 3 is better: end-to-end p99 −48%")
         assert "preempting" in run.text
 
 
@@ -117,7 +117,7 @@ async def test_where_rows_are_scarce_a_verdict_takes_the_place_of_the_fix_which_
         await run.until(lambda: fleet.looks > 5, "some looks")
         assert "--kv-cache-dtype unset" in run.text, "too little to tell displaces nothing"
         fleet.last_changes["chat"] = changed(made, slower=0.6)
-        await run.sees("run 3: Better: end-to-end p99 −48%")
+        await run.sees("run 3 is better: end-to-end p99 −48%")
         assert "f fix" in run.text
         assert "--kv-cache-dtype unset" not in run.text
 
@@ -129,10 +129,10 @@ async def test_where_rows_are_scarce_whether_it_helped_and_whether_the_next_chan
     fleet = fakes.FakeFleet(lambda at: replace(getattr(fakes, which)(at), state_since=at - 900), step=1.0)
     fleet.last_changes["chat"] = changed(made, slower=0.6)
     async with console(fleet=fleet, size=(80, 24)) as run:
-        await run.sees("run 3: Better: end-to-end p99 −48%")
+        await run.sees("run 3 is better: end-to-end p99 −48%")
         await run.press("p" if which == "chat" else "f")
         await run.sees("✓ fits (estimate)")
-        assert "run 3: Better: end-to-end p99 −48%" in run.text
+        assert "run 3 is better: end-to-end p99 −48%" in run.text
         assert "r restart" in run.text
         assert ("preempting" in run.text) is (which == "pressed"), "the finding keeps its row"
 
@@ -157,7 +157,7 @@ async def test_looking_too_early_does_not_take_the_verdict_away(console, fleet, 
         await run.until(lambda: isinstance(run.app.screen, CompareScreen), "the comparison")
         await run.press("escape")
         fleet.last_changes["chat"] = changed(made, slower=1.6)
-        await run.sees("Worse: ITL mean +58%")
+        await run.sees(" is worse: ITL mean +58%")
 
 
 async def test_an_old_change_and_an_earlier_generation_are_no_news(console, fakes, made, soon):
