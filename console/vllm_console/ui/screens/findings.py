@@ -46,6 +46,9 @@ TWO_COLUMNS, LIST = 110, 32
 CHART_ROWS = 11
 """Rows of the chart that shows the evidence."""
 
+WRAPPING_TABLE = 80
+"""From this width on the figures stand in a table although their sources may go on in the next line."""
+
 SIDE_BY_SIDE = 76
 """From this width on a fix has its trade-off beside its reason."""
 
@@ -293,8 +296,8 @@ def _figures(measures: Sequence[Measure], width: int) -> list[Strip]:
     if not measures:
         return []
     cells = [(plain(one.name), plain(one.value), plain(one.limit or "–"), plain(one.source)) for one in measures]
-    wide = sum(max(cell_len(row[at]) for row in cells) + 2 for at in range(3))
-    if INDENT + wide + LEAST_LAST <= width:
+    *fixed, sources = (max(cell_len(row[at]) for row in cells) + 2 for at in range(4))
+    if INDENT + sum(fixed) + (LEAST_LAST if width >= WRAPPING_TABLE else sources) <= width:
         columns = (Column("MEASURED"), Column("VALUE", right=True), Column("LIMIT", right=True), Column("SOURCE"))
         rows = [(name, (value, STRONG), limit, (source, DIM)) for name, value, limit, source in cells]
         return [line(), *(beside(line(), INDENT - 1, strip) for strip in table(columns, rows, width - INDENT + 1))]
