@@ -364,7 +364,7 @@ def _changed(found: Comparison, width: int, may_revert: bool) -> list[Strip]:
     ]
 
 
-_VERDICT = 12
+_VERDICT = 14
 """Cells of a figure's verdict."""
 
 
@@ -390,7 +390,7 @@ class _Columns(msgspec.Struct, frozen=True):
 
 def _columns(width: int) -> _Columns:
     if width >= WIDE:
-        return _Columns(width, wide=True, name=21, value=13, change=24, words=_VERDICT + 18)
+        return _Columns(width, wide=True, name=20, value=14, change=24, words=_VERDICT + 10)
     if width < NARROW:
         return _Columns(width, wide=False, name=16, value=8, change=19, words=6)
     return _Columns(width, wide=False, name=16, value=8, change=22, words=12)
