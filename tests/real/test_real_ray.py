@@ -82,7 +82,8 @@ class Ray:
 
 @pytest.fixture
 def ray(tmp_path: Path, real_environment: Mapping[str, str], real_env: Mapping[str, str]) -> Iterator[Ray]:
-    built = subprocess.run([sys.executable, str(BUILDER)], capture_output=True, text=True, check=False)
+    cache = Path(real_environment["model"]).parent.parent
+    built = subprocess.run([sys.executable, str(BUILDER), str(cache)], capture_output=True, text=True, check=False)
     if built.returncode:
         pytest.skip(f"Ray cannot be installed here: {(built.stderr.strip() or 'no reason given').splitlines()[-1]}")
     namespace = f"vcray{os.getpid()}"
