@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,8 @@ class Ray:
     namespace: str
     environment: Mapping[str, str]
     state: Path
+    scratch: Path
+    """Ray's own folder. Its sockets' paths must be short."""
 
     def run(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = ["ip", "netns", "exec", self.namespace, *words]
@@ -55,7 +59,7 @@ class Ray:
 
     def start(self) -> None:
         words = ["--head", "--num-gpus=2", "--num-cpus=2", "--port=6390", "--node-ip-address=127.0.0.1"]
-        words += ["--include-dashboard=false", "--object-store-memory=80000000", f"--temp-dir={self.state.parent}/ray"]
+        words += ["--include-dashboard=false", "--object-store-memory=80000000", f"--temp-dir={self.scratch}"]
         self.run(self.paths["ray"], "start", *words)
 
     def pids(self) -> list[int]:
@@ -93,7 +97,8 @@ def ray(tmp_path: Path, real_environment: Mapping[str, str], real_env: Mapping[s
             pytest.skip(f"no network namespace can be made here: {done.stderr.strip()}")
     shared = {**os.environ, **real_env, "RAY_USAGE_STATS_ENABLED": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     del shared["VLLM_ENABLE_V1_MULTIPROCESSING"], shared["VLLM_WORKER_MULTIPROC_METHOD"]
-    one = Ray(json.loads(built.stdout), namespace, shared, tmp_path / "state")
+    scratch = Path(tempfile.mkdtemp(prefix="ray-"))
+    one = Ray(json.loads(built.stdout), namespace, shared, tmp_path / "state", scratch)
     try:
         one.start()
         yield one
@@ -104,6 +109,7 @@ def ray(tmp_path: Path, real_environment: Mapping[str, str], real_env: Mapping[s
                 os.kill(pid, signal.SIGKILL)
         until(lambda: not one.pids(), "the end of Ray")
         subprocess.run(["ip", "netns", "delete", namespace], check=False)
+        shutil.rmtree(scratch, ignore_errors=True)
         left = Path(client.folder(one.state, "onray")) / process_group.FILE
         for name in json.loads(left.read_text())["shared_memory"] if left.exists() else ():
             Path("/dev/shm", name).unlink(missing_ok=True)
