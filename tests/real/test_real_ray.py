@@ -53,9 +53,9 @@ class Ray:
         return done
 
     def program(self, *words: str) -> Any:
-        """What a command of the program prints as JSON."""
+        """What a command of the program prints as JSON; a plan with errors ends with code 1."""
         own = [sys.executable, "-m", "vllm_console", "--state", str(self.state), *words, "--json"]
-        return json.loads(self.run(*own).stdout)
+        return json.loads(self.run(*own, check=words[0] != "plan").stdout)
 
     def start(self) -> None:
         words = ["--head", "--num-gpus=2", "--num-cpus=2", "--port=6390", "--node-ip-address=127.0.0.1"]

@@ -374,23 +374,23 @@ def install_engine(plan: EnginePlan, progress: Progress, environ: Mapping[str, s
     if missing := [one.name for one in plan.wheels if not one.sha256]:
         raise InstallError(f"pip's index gives no SHA-256 of {missing[0]}, so it can't be verified; use another index")
     try:
-        with _alone(folder):
+        with _alone(folder) as held:
             if (folder / MARKER).is_file():
                 return folder
-            _install(plan, folder, progress, environ)
+            _install(plan, folder, progress, environ, held)
             _finish(plan, folder)
     except OSError as error:
         raise InstallError(f"{error.filename or folder}: {os.strerror(error.errno or 0)}") from error
     return folder
 
 
-def _install(plan: EnginePlan, folder: Path, progress: Progress, environ: dict[str, str]) -> None:
+def _install(plan: EnginePlan, folder: Path, progress: Progress, environ: dict[str, str], held: int) -> None:
     uv = shutil.which("uv", path=environ.get("PATH", ""))
     python = folder / "bin/python"
     progress("creating the environment", 0)
     if not python.exists() or not (folder / "pyvenv.cfg").is_file():
         make = [uv, "venv", "--quiet", "--python", plan.python] if uv else [plan.python, "-m", "venv"]
-        _run([*make, str(folder)], environ, folder, lambda: None)
+        _run([*make, str(folder)], environ, folder, lambda: None, held)
     scratch = folder / _SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
     make_folder(scratch)
@@ -407,7 +407,7 @@ def _install(plan: EnginePlan, folder: Path, progress: Progress, environ: dict[s
         done = disk_bytes(scratch)
         progress("installing" if done >= plan.download_bytes > 0 else "downloading", done)
 
-    _run(command, environ | {"TMPDIR": str(scratch)}, folder, report)
+    _run(command, environ | {"TMPDIR": str(scratch)}, folder, report, held)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -434,7 +434,7 @@ def _lend_name(packages: Path, version: str) -> None:
     (folder / "RECORD").write_text("".join(f"{name},,\n" for name in names))
 
 
-def _run(command: list[str], environ: Mapping[str, str], folder: Path, report: Callable[[], None]) -> None:
+def _run(command: list[str], environ: Mapping[str, str], folder: Path, report: Callable[[], None], held: int) -> None:
     """Run one step to its end, reporting twice a second; it ends with this process's own interruption.
 
     Raises:
@@ -442,7 +442,9 @@ def _run(command: list[str], environ: Mapping[str, str], folder: Path, report: C
     """
     log = folder.parent / f"{folder.name}.log"
     with log.open("wb") as file:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ)
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, pass_fds=(held,)
+        )
         try:
             while True:
                 try:
@@ -466,8 +468,8 @@ def _run(command: list[str], environ: Mapping[str, str], folder: Path, report: C
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One installation of an engine at a time.
+def _alone(folder: Path) -> Iterator[int]:
+    """One installation of an engine at a time. Yields the lock, which pip gets too: it outlives a killed installation.
 
     Raises:
         InstallError: another one runs.
@@ -480,7 +482,7 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(opened)
         raise InstallError(f"{folder.name} is being installed by another process") from error
     try:
-        yield
+        yield opened
     finally:
         os.close(opened)
 
