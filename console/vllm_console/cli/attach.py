@@ -96,7 +96,7 @@ def run_detach(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"name": args.name, "detached": True, "history_kept": kept})
     elif kept:
-        print(f"{args.name}: detached; 'vllm-console replay {args.name}' shows its newest run_detach, for 30 days")
+        print(f"{args.name}: detached; 'vllm-console replay {args.name}' shows its newest run, for 30 days")
     else:
         print(f"{args.name}: detached")
     return 0

@@ -57,7 +57,7 @@ def run_remove(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"name": args.name, "removed": True, "history_kept": kept})
     elif kept:
-        print(f"{args.name}: removed; 'vllm-console replay {args.name}' shows its newest run_remove, for 30 days")
+        print(f"{args.name}: removed; 'vllm-console replay {args.name}' shows its newest run, for 30 days")
     else:
         print(f"{args.name}: removed{', with its history' if args.purge else ''}")
     return 0
