@@ -1,4 +1,4 @@
-"""GPU models: what data sheets say of them. The one table for planning, timing and simulation. Pure."""
+"""GPU models: their figures from data sheets. The one table for planning, timing and simulation. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from vllm_launchers.units import GIB
 
 DEFAULT_GPU = "RTX A6000"
-"""What a simulated server runs on when nothing else is said."""
+"""What a simulated server runs on by default."""
 
 _RESERVE_GIB, _RESERVE_SHARE = 0.35, 0.003
 """What the driver keeps for itself and page tables: CUDA's total is smaller by it than NVML's, on cards seen so far."""
@@ -166,7 +166,7 @@ MODELS: tuple[GpuModel, ...] = tuple(_model(*row) for row in _ROWS)
 
 @lru_cache(256)
 def find_model(name: str) -> GpuModel | None:
-    """The model that a name means: whole (``NVIDIA L40S``) or as people say it (``l40s``, ``H100``, ``rtx 3090``).
+    """The model that a name means: whole (``NVIDIA L40S``) or as people write it (``l40s``, ``H100``, ``rtx 3090``).
 
     Every word of ``name`` must be one of the model's; of several models the one with the fewest other words is taken,
     the first of the list between equals.

@@ -311,10 +311,10 @@ def read_board(folder: Path, now: float) -> Board:
             except FileNotFoundError:
                 continue  # its owner has just removed it
             except BoardError as error:
-                notices.append(f"{folder / name} is left aside: it {error}")
+                notices.append(f"{folder / name} is ignored: it {error}")
                 continue
             user = user_name(uid)
-            notices += [f"{folder / name}: {text}; that is left aside" for text in problems]
+            notices += [f"{folder / name}: {text}; ignored" for text in problems]
             claims += [replace(one, uid=uid, user=user) for one in page.claims]
             servers += _theirs(page, uid, user)
     finally:
@@ -417,7 +417,7 @@ def _aside(opened: int, folder: Path, name: str) -> str:
         found = None
     if found is None:
         return f"{folder / name} is not a valid board page; it is ignored"
-    return f"{folder / name} is left aside: it belongs to {user_name(owner)}, not to {user_name(int(found[1]))}"
+    return f"{folder / name} is ignored: it belongs to {user_name(owner)}, not to {user_name(int(found[1]))}"
 
 
 def _theirs(page: BoardPage, uid: int, user: str) -> Iterator[Announced]:
@@ -476,7 +476,7 @@ def _own(folder: int, now: float) -> BoardPage | None:
     except BoardError as error:
         status = os.stat(f"{uid}.json", dir_fd=folder, follow_symlinks=False)
         if status.st_uid != uid:
-            raise BoardError(f"{uid}.json on the board {error}: it stands where yours would") from error
+            raise BoardError(f"{uid}.json on the board {error}: it takes the place of yours") from error
         return None
 
 

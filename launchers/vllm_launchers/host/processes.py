@@ -30,7 +30,7 @@ _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*t?")
 class ObservedServer(msgspec.Struct, frozen=True):
     """A running vLLM server. ``start_time`` is in clock ticks since boot. ``argv`` has its secrets hidden.
 
-    ``port`` and ``model`` are None if neither the command line nor its sockets tell. ``host`` is as given, else
+    ``port`` and ``model`` are None if neither the command line nor its sockets show them. ``host`` is as given, else
     ``0.0.0.0`` (vLLM's default).
     """
 

@@ -377,7 +377,7 @@ def _answer(fd: int, message: Mapping[str, Any]) -> None:
         while data:
             data = data[os.write(fd, data) :]
     except OSError:
-        return  # the starter is gone; the keeper goes on
+        return  # the starter is gone; the keeper continues
     finally:
         os.close(fd)
 

@@ -172,7 +172,7 @@ def launch(
 ) -> ServerRecord:
     """Start a new server; returns once its process runs (``starting``), or could not start (``failed``).
 
-    ``recording`` is what a simulated one goes on from. ``prepared`` is a keeper that has prepared exactly this start.
+    ``recording`` is what a simulated one continues from. ``prepared`` is a keeper that has prepared exactly this start.
     Raises `NameTakenError`, `SecretMissingError`, `BadNameError`, `NotOursError`.
     """
     from vllm_launchers.keeper.context import complete_secrets
@@ -218,7 +218,7 @@ def restart(
 
 
 def cancel(root: Path, name: str) -> ServerRecord:
-    """Cancel the restart that is being prepared, or going to sleep while it still serves; the server goes on.
+    """Cancel the restart that is being prepared, or going to sleep while it still serves; the server keeps serving.
 
     Raises `NotPreparingError` if there is neither, or the server is being stopped for it, and `NoSuchServerError`.
     """

@@ -11,8 +11,8 @@ Races, and how they are resolved:
 - A folder is removed while somebody waits for its lock: the waiter finds that the path no longer leads to the file that
   it has locked, and opens it again.
 - A read during a write: a record is replaced by rename, so a reader sees either the old or the new one, complete.
-- A record can't be written (disk full, quota, read-only): its keeper goes on in memory and marks the file as stale, by
-  a lock on it; readers then ask the keeper. The keeper keeps trying, and stays until the file is up to date.
+- A record can't be written (disk full, quota, read-only): its keeper continues in memory and marks the file as stale by
+  locking it; readers then ask the keeper. The keeper keeps trying, and stays until the file is up to date.
 - `lock_is_held` has to take the lock for an instant to see whether it is free; so takers try for a moment.
 """
 

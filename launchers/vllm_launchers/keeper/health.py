@@ -68,7 +68,7 @@ class Prober(threading.Thread):
                 target = self._target
             try:
                 self._post(_probed(target))
-            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the probing goes on
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and probing continues
                 self._post(HelperFailed("prober", repr(error)))
             self._rest(target)
 

@@ -150,7 +150,7 @@ class SleepProgress(Value):
 
 
 class NodeStep(StrEnum):
-    """What the link to the other nodes says."""
+    """What the link to the other nodes reports."""
 
     WAITING = "waiting"
     """The others have not all joined yet; the message says who, or why one was refused."""
@@ -179,7 +179,7 @@ class NodeNews(Value):
 
 
 class PreparedStep(Value):
-    """What prepared process number ``epoch`` says; None: it has closed its side."""
+    """What prepared process number ``epoch`` reports; None: it has closed its side."""
 
     epoch: int
     message: Mapping[str, Any] | None
@@ -197,7 +197,7 @@ class ChildEnded(Value):
 
 
 class AdoptedEnded(Value):
-    """A server that is not this keeper's child has ended (its pidfd said so)."""
+    """A server that is not this keeper's child has ended (reported by its pidfd)."""
 
     epoch: int
 
@@ -210,7 +210,7 @@ class LogLost(Value):
 
     @property
     def sentence(self) -> str:
-        """What a note and the record say."""
+        """The text of a note and of the record."""
         return f"log not writable ({self.why}); {self.lost} bytes lost so far"
 
 
@@ -221,7 +221,7 @@ class LogRecovered(Value):
 
     @property
     def sentence(self) -> str:
-        """What a note and the record say."""
+        """The text of a note and of the record."""
         return f"log writable again; {self.lost} bytes were lost"
 
 
@@ -241,7 +241,7 @@ class LetGo(Value):
 
 
 class HelperFailed(Value):
-    """A helper thread had an unexpected error; it goes on."""
+    """A helper thread had an unexpected error; it continues."""
 
     who: str
     what: str

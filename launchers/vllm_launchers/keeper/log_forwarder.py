@@ -322,7 +322,7 @@ class LogForwarder(threading.Thread):
             try:
                 self._wait_for_output()
                 self._forward()
-            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the forwarding goes on
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and forwarding continues
                 self._post(HelperFailed("log", repr(error)))
                 time.sleep(1.0)
 

@@ -35,7 +35,7 @@ from vllm_launchers.keeper.records import NodeSpec
 PROTOCOL = 1
 LONGEST_LINE = 64 * 1024
 MOST_WAITING = 16
-"""Connections that have not said yet who they are."""
+"""Connections that have not identified themselves yet."""
 HELLO_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
 POLL_SECONDS = 0.5

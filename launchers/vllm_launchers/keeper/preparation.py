@@ -35,7 +35,7 @@ from vllm_launchers.values import replace
 GO = b"g"
 """The byte that the output's descriptor comes with."""
 GO_SECONDS = 10.0
-"""How long it may take to say "started"."""
+"""How long it may take to report "started"."""
 MOST_OUTPUT = 8 << 20
 """Bytes that it may print while it is prepared. They are kept in memory."""
 LAST_MESSAGE_SECONDS = 1.0
@@ -64,11 +64,11 @@ class PreparedProcess:
         self.before_launch = False
         """Whether it was prepared before there was a server, and so may be launched before it has judged its flags."""
         self.launched = False
-        """Whether it is the server's process: asked to go on, or to be asked once it waits."""
+        """Whether it is the server's process: asked to continue, or to be asked once it waits."""
         self.went_at: float | None = None
         """When it was asked to become the server; None before."""
         self.why_not = ""
-        """Why it did not go on then, if that is known."""
+        """Why it did not continue then, if that is known."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._last: Mapping[str, Any] = {}
         self._listener = threading.Thread(target=self._listen, args=(post,), name="prepared", daemon=True)
@@ -95,7 +95,7 @@ class PreparedProcess:
         return b""
 
     def go(self, output_fd: int) -> None:
-        """Let it go on as the server, with this file as its output, at first what it has printed until now.
+        """Let it continue as the server, with this file as its output, at first what it has printed until now.
 
         Raises OSError if it is gone.
         """
@@ -104,7 +104,7 @@ class PreparedProcess:
         self.went_at = time.monotonic()
 
     def last_message(self) -> Mapping[str, Any]:
-        """What it said last, once it has ended: its end may be noticed before that was read from the socket."""
+        """Its last message, once it has ended: the end may be noticed before that was read from the socket."""
         self._listener.join(LAST_MESSAGE_SECONDS)
         return self._last
 
@@ -157,7 +157,7 @@ KEPT_MESSAGE = 4 << 10
 class RestartPreparation:
     """The next generation's process, from the request for a restart until it is the server or is discarded.
 
-    At most one at a time. Only the keeper's loop calls this. It never stops the server: `said` returns the flags when
+    At most one at a time. Only the keeper's loop calls this. It never stops the server: `on_step` returns the flags when
     that is to be done.
     """
 
@@ -180,13 +180,13 @@ class RestartPreparation:
         self._process: PreparedProcess | None = None
         self._count = 0
         self._recorded: Preparation | None = None
-        """What the record said of it before it took over."""
+        """What the record contained about it before it took over."""
         self.spec: LaunchSpec | None = None
         """The flags of the restart that was prepared last."""
 
     @property
     def under_way(self) -> bool:
-        """Whether there is a prepared process that has not said that it is the server."""
+        """Whether there is a prepared process that has not reported that it is the server."""
         return self._process is not None
 
     @property
@@ -221,8 +221,8 @@ class RestartPreparation:
         process.before_launch = True
         self._process = process
 
-    def said(self, event: PreparedStep) -> LaunchSpec | None:
-        """The process says how far it is. Returns the flags that the server is to be stopped for now; else None."""
+    def on_step(self, event: PreparedStep) -> LaunchSpec | None:
+        """Handle a process's progress. Returns the flags for which the server is to be stopped now; else None."""
         process = self._process
         if process is None or event.epoch != process.epoch:
             return None
@@ -263,7 +263,7 @@ class RestartPreparation:
             self.record(PreparationStep.FAILED, reason)
 
     def take_over(self, generation: Generation) -> ProcessIdentity | None:
-        """Let the process go on as the server; None if there is none for this generation, or it can't.
+        """Let the process continue as the server; None if there is none for this generation, or it can't.
 
         Raises `UnwrittenError`.
         """
@@ -278,7 +278,7 @@ class RestartPreparation:
             try:
                 return self._hand_over(process)
             except OSError as error:
-                why = f"its process can't go on: {error}"
+                why = f"its process can't continue: {error}"
             except KeeperError as error:
                 self._end(PreparationStep.UNPREPARED, str(error))
                 raise
@@ -355,7 +355,7 @@ class RestartPreparation:
             self._record_writer.change(insist=True, preparation=replace(preparation, process=identity))
 
     def _checks(self, message: str) -> None:
-        """It judges its flags, or does what the message says besides."""
+        """It judges its flags, or does what the message says."""
         preparation = self._record_writer.record.preparation
         if preparation is not None and preparation.step is PreparationStep.CHECKING:
             self._record_writer.change(preparation=replace(preparation, message=message[:KEPT_MESSAGE]))

@@ -4,7 +4,7 @@ There is no record yet, so nothing of a server exists: only its future keeper, w
 a prepared restart. Console and keeper share a socket, one JSON object per line:
 
 - from the console, at first what is to be prepared: ``folder``, ``spec``, ``argv``, ``secrets``, ``tuning``
-- from the keeper ``{"pid": …}``, and each line that the process says (`prepared_process`)
+- from the keeper ``{"pid": …}``, and each line that the process writes (`prepared_process`)
 - from the console ``{"do": "launch" | "restart", …}`` as `client` sends it to any new keeper, with the descriptor of
   the folder's lock. The keeper answers with its first record, and is the server's keeper from then on
 
@@ -81,7 +81,7 @@ class PreparedLaunch:
         self.version = ""
         """The version of its vLLM, once it is known."""
         self._said: dict[str, Mapping[str, Any]] = {}
-        """What the process has said, by step."""
+        """What the process has reported, by step."""
         self._answer: Mapping[str, Any] | None = None
         self._ended = self._launched = False
         self._changed = threading.Condition()
@@ -104,7 +104,7 @@ class PreparedLaunch:
             raise
 
     def wait(self, seconds: float, *steps: str) -> Mapping[str, Any]:
-        """What its process says at one of these steps; empty if it has ended or is launched before, or takes longer."""
+        """Its process's report of one of these steps; empty if it has ended or is launched before, or takes longer."""
         with self._changed:
             self._changed.wait_for(lambda: self.over or not self._said.keys().isdisjoint(steps), seconds)
             return next((self._said[step] for step in steps if step in self._said), {})
@@ -220,7 +220,7 @@ def hold(control: socket.socket, umask: int) -> Held | None:
 def _launch_of(
     control: socket.socket, process: PreparedProcess, events: queue.SimpleQueue[Event], seconds: float
 ) -> LaunchAsked | None:
-    """Pass on what the process says until it is launched; None once it is not to be launched any more."""
+    """Pass on what the process reports until it is launched; None once it is not to be launched any more."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not process.too_much_output:
         try:

@@ -265,7 +265,7 @@ class PreparationStep(StrEnum):
 
     @property
     def under_way(self) -> bool:
-        """Whether it goes on."""
+        """Whether it is still in progress."""
         return self in (PreparationStep.IMPORTING, PreparationStep.CHECKING, PreparationStep.ACCEPTED)
 
 
@@ -273,7 +273,7 @@ class Preparation(Value):
     """The preparation of a restart: its process loads and judges everything while the present generation serves.
 
     ``asked_at`` (Unix seconds) identifies it. ``step_at`` is when its present step began. ``process`` is set while it
-    lives. ``console`` is the process that waits for it: without that, it is canceled; None to go on by itself.
+    lives. ``console`` is the process that waits for it: without that, it is canceled; None to continue by itself.
     ``message`` is a sentence, of the server itself where the step is refused; ``output`` is the end of what it printed.
     """
 
@@ -303,13 +303,13 @@ class SleepStep(StrEnum):
     CANCELED = "canceled"
     """It did not go to sleep, and serves on."""
     FAILED = "failed"
-    """It could not be woken up, and was started anew."""
+    """It could not be woken up, and was restarted."""
     MISMATCH = "mismatch"
-    """It answered the golden prompts differently after waking up, and was started anew."""
+    """It answered the golden prompts differently after waking up, and was restarted."""
 
     @property
     def under_way(self) -> bool:
-        """Whether it goes on."""
+        """Whether it is still in progress."""
         return self in (SleepStep.DRAINING, SleepStep.SUSPENDING, SleepStep.WAKING, SleepStep.CHECKING)
 
 
@@ -332,7 +332,7 @@ class Sleep(Value):
 
 
 class Recording(Value):
-    """What a simulated server goes on from: its runs so far, as if it had been launched earlier. Only the demo has one.
+    """What a simulated server continues from: its runs so far, as if launched earlier. Only the demo has one.
 
     ``generations`` are the earlier ones; ``started_at`` and ``ready_at`` (Unix seconds) are the present one's, and
     ``log_offset`` says where it begins in the log.

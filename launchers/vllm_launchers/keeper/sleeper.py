@@ -2,7 +2,7 @@
 
 Going to sleep: wait until no request is left, then ``/sleep``. Waking up: ``/wake_up``; after level 2, which dropped
 the weights, first the weights' memory, then ``reload_weights``, then the KV cache; then ``/reset_prefix_cache``, and
-the golden prompts. A server that can't be woken up, or whose answers differ, must be started anew.
+the golden prompts. A server that can't be woken up, or whose answers differ, must be restarted.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Sleeper:
         self._record(SleepStep.CANCELED, why)
 
     def progress(self, event: SleepProgress) -> str:
-        """Record a step; returns why the server has to be started anew, as a clause, else nothing."""
+        """Record a step; returns why the server has to be restarted, as a clause, else nothing."""
         record = self._writer.record
         if not event.step.under_way:
             self._run = None

@@ -70,7 +70,7 @@ WARMING_UP = "/health answers; ready after a first completed request"
 JOINED = "all nodes have joined and are equal; ready once node 0 has completed a request"
 LINK_LOST = "its keeper ended, and with it the link to the other nodes"
 UNUSABLE = (SleepStep.FAILED, SleepStep.MISMATCH)
-"""How a sleep ends after which the server has to be started anew."""
+"""How a sleep ends after which the server has to be restarted."""
 DRAIN_SECONDS = 30.0
 """How long a keeper reads an ended server's output: more than the largest backlog (256 MiB) takes."""
 
@@ -161,7 +161,7 @@ class Supervisor:
         self._node_lost = ""
         """Why it is ended because of another node."""
         self._recording: Recording | None = None
-        """What the process that is being started goes on from."""
+        """What the process that is being started continues from."""
 
     @property
     def record(self) -> ServerRecord:
@@ -510,7 +510,7 @@ class Supervisor:
     # -- the other nodes of a server over several machines ---------------------------------------------------------
 
     def node_news(self, event: NodeNews) -> None:
-        """The link to the other nodes says something."""
+        """The link to the other nodes reports something."""
         if event.epoch != self._epoch or self._nodes is None or self._stop is not None or self.over:
             return
         record = self.record
@@ -778,7 +778,7 @@ class Supervisor:
     def restart(
         self, spec: LaunchSpec, secrets: Mapping[str, str] | None = None, console: ProcessIdentity | None = None
     ) -> None:
-        """A restart was requested. A ready server goes on serving until the next generation's process is prepared.
+        """A restart was requested. A ready server continues to serve until the next generation's process is prepared.
 
         ``console`` is the process that waits for it; the preparation is canceled when that ends. Raises
         `CannotSleepError` before anything is done, `SecretMissingError` and `UnwrittenError` before the server is
@@ -827,7 +827,7 @@ class Supervisor:
             self._sleeper.begin(order, *self._to_own(record, record.server))
 
     def slept(self, event: SleepProgress) -> None:
-        """A step of going to sleep or waking up; a server that can't go on after that is started anew."""
+        """A step of going to sleep or waking up; a server that can't continue after that is started anew."""
         if event.epoch != self._epoch or self._ended or self._stop is not None or not self._sleeper.busy:
             return
         if why := self._sleeper.progress(event):
@@ -845,8 +845,8 @@ class Supervisor:
                 self.record_writer.change(reason=reason)
 
     def prepared_step(self, event: PreparedStep) -> None:
-        """The prepared process says how far it is."""
-        if (spec := self._preparation.said(event)) is None:
+        """The prepared process reports its progress."""
+        if (spec := self._preparation.on_step(event)) is None:
             return
         try:
             self.stop(spec)
@@ -856,9 +856,9 @@ class Supervisor:
             self._preparation.server_stops()
 
     def _ended_beside(self, stop: Stop) -> dict[str, Any]:
-        """The server has ended by itself: what is prepared can't be used, but the restart goes on.
+        """The server has ended by itself: what is prepared can't be used, but the restart continues.
 
-        Returns what the record has to say.
+        Returns the reason for the record.
         """
         waits, spec, why = self._preparation.waits, self._preparation.spec, self._preparation.server_ended()
         if not why:
@@ -915,7 +915,7 @@ class Supervisor:
 
 
 def _me() -> dict[str, Any]:
-    """What a record says of the keeper that writes it."""
+    """What a record contains about the keeper that writes it."""
     return {"keeper": processes.identity(os.getpid()), "location": location.here()}
 
 

@@ -248,7 +248,7 @@ class RequestListener(threading.Thread):
                     self._serve(connection)
             except (OSError, ValueError, RecursionError):
                 continue  # a console that went away, hung, or sent no JSON
-            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and the listening goes on
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: reported, and listening continues
                 self._post(HelperFailed("listener", repr(error)))
 
     def restore(self) -> bool:

@@ -73,7 +73,7 @@ def selected_backend(flags: Flags, environment: Mapping[str, str], release: Rele
 def fp8_cache(
     flags: Flags, environment: Mapping[str, str], release: Release | None, capability: float | None, *, mla: bool
 ) -> Fp8Cache:
-    """Whether a launch can keep its KV cache in FP8, whoever requests that.
+    """Whether a launch can keep its KV cache in FP8, regardless of who requests that.
 
     ``environment`` is the server's complete one, with inherited variables. ``capability`` is the oldest GPU's (8.6). An
     unknown release counts as a new one. ``mla``: the model uses multi-head latent attention.

@@ -175,7 +175,7 @@ def _place(draft: _Draft, gpus: Sequence[int], engine: Engine) -> None:
     if len(set(gpus)) != len(gpus) or any(gpu < 0 for gpu in gpus):
         raise PlanError(f"GPUs {','.join(map(str, gpus))}: expected different indices from 0, such as 0,1")
     if engine.build == "cpu":
-        draft.find("cpu_no_gpu", Level.WARNING, "CPU build: it uses no GPU, so the selected ones are left out")
+        draft.find("cpu_no_gpu", Level.WARNING, "CPU build: it uses no GPU, so the selected GPUs are ignored")
         return
     devices = ",".join(map(str, gpus))
     before = draft.environment.get("CUDA_VISIBLE_DEVICES")

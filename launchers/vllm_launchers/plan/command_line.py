@@ -31,7 +31,7 @@ def line_of(words: Iterable[str]) -> str:
 
 
 def assignments(environment: Mapping[str, str]) -> list[str]:
-    """Variables as they stand before a command in a shell."""
+    """Variables as written before a command in a shell."""
     return [f"{name}={line_word(value)}" for name, value in environment.items()]
 
 
@@ -82,7 +82,7 @@ def inherited_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def command_line(plan: Plan, *, environment: bool = True) -> str:
-    """The plan as a shell command to show and copy: it runs as it stands, and contains no secret.
+    """The plan as a shell command to show and copy: it runs unchanged, and contains no secret.
 
     A secret variable is written ``NAME="$NAME"``, to be expanded where it is exported.
     """

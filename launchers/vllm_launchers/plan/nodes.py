@@ -36,7 +36,7 @@ class Network(msgspec.Struct, frozen=True):
     """What the layout sends from one node to another, as an estimate; None means unknown.
 
     ``needed_gbits`` is the bandwidth in one direction, in Gbit/s, at which sending takes a tenth of the time at full
-    load. ``given_gbits`` is what there is, if that was said. ``formula`` is how the two estimates are made.
+    load. ``given_gbits`` is the available bandwidth, if it was given. ``formula`` is how the two estimates are made.
     """
 
     bytes_per_token: float

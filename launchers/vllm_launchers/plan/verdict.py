@@ -27,7 +27,7 @@ _FLAG = re.compile(r"--([a-z0-9][a-z0-9._-]*)")
 
 
 class Answer(StrEnum):
-    """What the engine says of the flags; `UNKNOWN` if it can't be asked."""
+    """The engine's verdict on the flags; `UNKNOWN` if it can't be asked."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
@@ -56,7 +56,7 @@ def question(plan: Plan) -> Hashable:
 
 
 def with_verdict(plan: Plan, verdict: Verdict) -> Plan:
-    """The plan with the engine's verdict instead of what its findings say of the same flags."""
+    """The plan with the engine's verdict instead of the findings on the same flags."""
     found = [one for one in plan.findings if one.code != REFUSED]
     match verdict.answer:
         case Answer.ACCEPTED:
@@ -84,8 +84,8 @@ def _speaks_of(message: str, finding: Finding) -> bool:
         return False
     fix = finding.fix or Changes()
     names = {*_FLAG.findall(finding.message), *fix.set, *fix.unset}
-    said = re.findall(r"[a-z0-9-]+", message.lower().replace("_", "-"))
-    return any(name.partition(".")[0] in (word.lstrip("-") for word in said) for name in names)
+    words = re.findall(r"[a-z0-9-]+", message.lower().replace("_", "-"))
+    return any(name.partition(".")[0] in (word.lstrip("-") for word in words) for name in names)
 
 
 def format_verdict(plan: Plan, verdict: Verdict) -> str:

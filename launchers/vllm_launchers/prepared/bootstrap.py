@@ -118,7 +118,7 @@ class Keeper:
         """How long this process has been at work."""
         return round(time.monotonic() - self._began, 2)
 
-    def say(self, step: str, **more: Any) -> None:
+    def report(self, step: str, **more: Any) -> None:
         """Report a step. Without a keeper there is nothing left to do."""
         line = json.dumps({"step": step, **more}) + "\n"
         flush(ctypes.CDLL(None))  # what was printed until now belongs to this step
@@ -128,7 +128,7 @@ class Keeper:
             os._exit(0)
 
     def wait(self) -> int:
-        """Wait for the request to go on, or end; returns the descriptor of the server's output file."""
+        """Wait for the request to continue, or end; returns the descriptor of the server's output file."""
         try:
             word, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError:
@@ -291,9 +291,9 @@ def parse(command_line: ModuleType, serve: ModuleType) -> argparse.Namespace:
             command_line.main()
     except SystemExit as error:
         if not error.code:
-            raise UnpreparedError("with these words it does not serve") from error
-        said = "".join(messages) or (error.code if isinstance(error.code, str) else "")
-        raise RefusedError(said.strip() or f"vLLM exited with code {error.code} when it read the flags") from error
+            raise UnpreparedError("this command line does not serve") from error
+        text = "".join(messages) or (error.code if isinstance(error.code, str) else "")
+        raise RefusedError(text.strip() or f"vLLM exited with code {error.code} when it read the flags") from error
     finally:
         command.cmd = original
     if len(arguments) != 1:
@@ -386,7 +386,7 @@ SPAWN_CALL = re.compile(r"\bspawn_main\((\w+=\d+(?:, \w+=\d+)*)\)\s*$")
 class Spare:
     """A Python that has imported what an engine needs, to stand in for the first process that vLLM spawns.
 
-    A spawned engine imports everything anew, which takes longer than all else between go and the first answer.
+    A spawned engine imports everything again, which takes longer than all else between go and the first answer.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
@@ -421,7 +421,7 @@ class Spare:
         return spawn_plainly(path, args, descriptors)
 
     def _is_like(self, path: Any, descriptors: Sequence[int]) -> bool:
-        """Whether nothing but its imports tells it from a new process."""
+        """Whether it differs from a new process only by its imports."""
         usual = os.fsdecode(path) == sys.executable and len(descriptors) < MOST_DESCRIPTORS
         return usual and dict(os.environ) == self._environment
 
@@ -490,7 +490,7 @@ def be_spare(descriptor: int, modules: Sequence[str]) -> None:
     place_descriptors(received, task["descriptors"])
     die_with_parent(yes=False)
     call = SPAWN_CALL.search(task["args"][task["args"].index("-c") + 1])
-    if untouched.needed or call is None:  # what was imported has missed the GPU, or another layout: import anew
+    if untouched.needed or call is None:  # what was imported has missed the GPU, or another layout: import again
         os.execv(sys.executable, task["args"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["-c", "--multiprocessing-fork"]
@@ -733,7 +733,7 @@ def flush(libc: ctypes.CDLL) -> None:
 def become_server(keeper: Keeper) -> NoReturn:
     """Report it and run vLLM's ``main`` as its command does."""
     die_with_parent(yes=False)
-    keeper.say("started")
+    keeper.report("started")
     keeper.close()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -787,12 +787,12 @@ def prepare(keeper: Keeper, untouched: Untouched, start: Start) -> tuple[Install
     """
     if sys.argv[1:2] != ["serve"] or "--omni" in sys.argv:
         raise UnpreparedError("only 'vllm serve' can be prepared")
-    keeper.say("importing")
+    keeper.report("importing")
     version = import_vllm(untouched)
     installation = Installation()
-    keeper.say("imported", seconds=keeper.seconds, vllm=version)
+    keeper.report("imported", seconds=keeper.seconds, vllm=version)
     configuration = judge(untouched, start)
-    keeper.say("judged", seconds=keeper.seconds, config_checked=configuration is not None)
+    keeper.report("judged", seconds=keeper.seconds, config_checked=configuration is not None)
     if not start.parser_only:
         import_early()
         if untouched.needed:
@@ -802,7 +802,7 @@ def prepare(keeper: Keeper, untouched: Untouched, start: Start) -> tuple[Install
 
 def give_up(keeper: Keeper, message: str) -> NoReturn:
     """Report that this vLLM can't be prepared."""
-    keeper.say("unprepared", message=shortened(message))
+    keeper.report("unprepared", message=shortened(message))
     sys.exit(UNPREPARED)
 
 
@@ -820,7 +820,7 @@ def main() -> NoReturn:
         installation, configuration = prepare(keeper, untouched, start)
     except RefusedError as error:
         show(error)
-        keeper.say("refused", seconds=keeper.seconds, message=shortened(str(error)))
+        keeper.report("refused", seconds=keeper.seconds, message=shortened(str(error)))
         sys.exit(REFUSED)
     except UnpreparedError as error:
         show(error)
@@ -835,7 +835,7 @@ def main() -> NoReturn:
     checked = configuration is not None
     del configuration
     holders = Holders()
-    keeper.say("accepted", seconds=keeper.seconds, cuda_initialized=initialized, config_checked=checked)
+    keeper.report("accepted", seconds=keeper.seconds, cuda_initialized=initialized, config_checked=checked)
     output = keeper.wait()
     if installation.changed:
         give_up(keeper, "its files were replaced after it was imported")
@@ -853,7 +853,7 @@ def load_ahead(keeper: Keeper, configuration: Any) -> Spare | None:
     reader = start_reading(configuration)
     spare = start_spare(configuration)
     if reader is not None:
-        print(reader.finish(READ_SECONDS, lambda message: keeper.say("reading", message=message)))
+        print(reader.finish(READ_SECONDS, lambda message: keeper.report("reading", message=message)))
     print(f"prepared in {keeper.seconds:g} s")
     return spare
 

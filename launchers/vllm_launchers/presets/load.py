@@ -47,7 +47,7 @@ class Problem(Exception):  # noqa: N818 - it becomes a PresetError once the file
 
 @contextlib.contextmanager
 def _noting(found: list[str]) -> Iterator[None]:
-    """Note a mistake and go on: all of them are reported together."""
+    """Note a mistake and continue: all of them are reported together."""
     try:
         yield
     except Problem as problem:

@@ -23,7 +23,7 @@ ENVIRONMENT_NAME = re.compile(ENVIRONMENT_NAME_PATTERN)
 LENGTH = re.compile(LENGTH_PATTERN)
 
 MANAGED_FLAGS: Mapping[str, str] = {
-    "model": "the model stands in its own place: 'model' in a preset, --model on the command line",
+    "model": "set the model with 'model' in a preset, or with --model on the command line",
     "host": "the address is chosen at launch, with --host, and is 127.0.0.1 by default",
     "port": "the port is chosen at launch, with --port, and is the first free one from 8000 by default",
     "uds": "servers are watched over TCP, so they cannot listen on a Unix socket",

@@ -110,7 +110,7 @@ def _table(shape: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def text() -> str:
-    """The schema file as it stands on disk."""
+    """The schema file as it is on disk."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,6 +1,6 @@
 """``python -m vllm_launchers.simulated serve MODEL [flags]``: vLLM's server without a GPU.
 
-The environment says what is simulated: ``SIMULATED_GPU`` (a name in `engine_model.gpus`, by default an RTX A6000),
+Variables determine what is simulated: ``SIMULATED_GPU`` (a name in `engine_model.gpus`, by default an RTX A6000),
 ``SIMULATED_STARTUP_SECONDS`` (4 by default, 0 for tests), ``SIMULATED_SPEED`` (2 halves every iteration's time),
 ``SIMULATED_HOST_GIB`` (host memory for the weights of a server that sleeps; enough by default) and ``SIMULATED_TOTALS``
 (a file with a body of ``/metrics``: it counts on from there, and is up at once).
@@ -50,7 +50,7 @@ def serve(args: argparse.Namespace) -> int:
     else:
         plan, totals = plan_memory(settings), simulated.totals.read_text()
         announce_resumed(log)
-    gc.freeze()  # what is loaded by now stays: later collections need not look at it
+    gc.freeze()  # what is loaded by now stays: later collections can skip it
     asyncio.run(run(args, settings, plan, simulated.speed, sock, log, totals, simulated.host_bytes))
     return 0
 

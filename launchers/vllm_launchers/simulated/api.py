@@ -242,7 +242,7 @@ class Api:
         return Response(self._adapters.load(await _json(request)))
 
     async def unload_adapter(self, request: HttpRequest) -> Response:
-        """Unload a LoRA adapter; its requests go on."""
+        """Unload a LoRA adapter; its requests continue."""
         return Response(self._adapters.unload(await _json(request)))
 
     async def pause(self, request: HttpRequest) -> Response:

@@ -287,7 +287,7 @@ def _finished(request: Request) -> _FinishedRequestStats:
     values = {name: max(0.0, value) for name, value in request_values(request).items()}
     return _FinishedRequestStats(
         finish_reason=str(request.finished or ""),
-        request_id=request.id.partition("_")[2].rpartition("-")[0],  # as the client was told it
+        request_id=request.id.partition("_")[2].rpartition("-")[0],  # as the client got it
         e2e_latency=values["e2e_request_latency_seconds"],
         num_prompt_tokens=request.prompt_length,
         num_preemptions=request.preemptions,

@@ -306,7 +306,7 @@ def _cache_info(registry: CollectorRegistry, settings: EngineSettings, plan: Mem
         "is_attention_free": False,
         "kv_cache_max_concurrency": round(plan.concurrency, 2),
         "kv_cache_memory_bytes": settings.kv_cache_bytes,
-        "kv_cache_size_tokens": plan.tokens,  # of one engine, as vLLM tells it; blocks are the sum
+        "kv_cache_size_tokens": plan.tokens,  # of one engine, as vLLM reports it; blocks are the sum
         "num_cpu_blocks": None,
         "num_gpu_blocks": plan.blocks * ranks,
         "num_gpu_blocks_override": settings.blocks_override,

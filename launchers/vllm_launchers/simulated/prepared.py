@@ -24,31 +24,31 @@ def main() -> int:
     """Prepare, wait, serve."""
     start = noted_start()
     keeper = Keeper(start)
-    keeper.say("importing")
+    keeper.report("importing")
     from vllm_launchers.private import open_standard_streams
     from vllm_launchers.simulated.__main__ import die_of, serve
     from vllm_launchers.simulated.flags import parse
     from vllm_launchers.simulated.settings import Simulated, resolve
 
     open_standard_streams()
-    keeper.say("imported", seconds=keeper.seconds)
+    keeper.report("imported", seconds=keeper.seconds)
     try:
         with noted_exits() as messages:
             args = parse(sys.argv[1:])
         resolve(args, Simulated.from_environment(os.environ))
     except SystemExit:
-        keeper.say("refused", seconds=keeper.seconds, message=shortened("".join(messages).strip()))
+        keeper.report("refused", seconds=keeper.seconds, message=shortened("".join(messages).strip()))
         return REFUSED
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
-        keeper.say("refused", seconds=keeper.seconds, message=shortened(str(error)))
+        keeper.report("refused", seconds=keeper.seconds, message=shortened(str(error)))
         return REFUSED
-    keeper.say("judged", seconds=keeper.seconds, config_checked=True)
+    keeper.report("judged", seconds=keeper.seconds, config_checked=True)
     print(f"prepared in {keeper.seconds:g} s")
-    keeper.say("accepted", seconds=keeper.seconds)
+    keeper.report("accepted", seconds=keeper.seconds)
     take_output(keeper.wait())
     die_with_parent(yes=False)
-    keeper.say("started")
+    keeper.report("started")
     keeper.close()
     try:
         return serve(args)

@@ -28,7 +28,7 @@ from vllm_launchers.vllm.modelfacts.read import facts_of_files
 
 
 class ModelNotFoundError(Exception):
-    """The model is neither known, nor a local folder, nor named in a way that tells its size."""
+    """The model is neither known, nor a local folder, nor named in a way that contains its size."""
 
 
 _LLAMA = "LlamaForCausalLM"
@@ -37,8 +37,9 @@ _LLAMA = "LlamaForCausalLM"
 def resolve_model(name: str) -> Geometry:
     """Find a model's geometry by hub id or folder.
 
-    A folder is read; a known name is looked up, whoever published it; an unknown hub id whose name carries a size is
-    given a Llama's proportions at that size. Raises :class:`ModelNotFoundError`, in vLLM's own words where it has any.
+    A folder is read; a known name is looked up, regardless of its publisher; an unknown hub id whose name contains a
+    size gets a Llama's proportions at that size. Raises :class:`ModelNotFoundError`, in vLLM's own words where there
+    are any.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -55,7 +56,7 @@ def resolve_model(name: str) -> Geometry:
     size = parameters_in(base)
     if size is None:
         raise ModelNotFoundError(
-            f"The simulated engine knows no model {name!r}, and its name tells no size as '-7B' does. "
+            f"The simulated engine does not know the model {name!r}, and its name contains no size such as '-7B'. "
             "Give a folder with a config.json, or a well-known model."
         )
     return replace(
@@ -80,7 +81,7 @@ def _from_folder(name: str, folder: Path) -> Geometry:
     except ModelFactsError as error:
         raise ModelNotFoundError(f"{path} is not a decoder's configuration: {error}") from error
     if not (facts.layers and facts.heads and facts.hidden_size):
-        raise ModelNotFoundError(f"{path} is not a decoder's configuration: it tells no layers, heads or hidden size")
+        raise ModelNotFoundError(f"{path} is not a decoder's configuration: it has no layers, heads or hidden size")
     geometry = _from_facts(facts)
     sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
     return replace(geometry, weight_bytes=float(sum(sizes)) or geometry.weight_bytes)
@@ -162,7 +163,7 @@ VERSION = "0.33.0"
 """The vLLM release that is imitated."""
 RELEASE = (0, 33, 0)
 SIMULATED_VERSION = f"{VERSION}+simulated"
-"""What ``/version`` says: nobody should take the simulation for the real thing."""
+"""The answer of ``/version``, which can't be mistaken for a real vLLM's."""
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_STARTUP_SECONDS = 4.0
 
@@ -202,7 +203,7 @@ class Simulated(msgspec.Struct, frozen=True):
     host_bytes: int | None = None
     """What the host has for the weights of a server that sleeps; None: enough."""
     totals: Path | None = None
-    """A body of ``/metrics`` whose totals it goes on from, as if it had been serving before."""
+    """A body of ``/metrics`` from whose totals it continues, as if it had been serving before."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Simulated:

@@ -94,7 +94,7 @@ class SleepMode:
         )
 
     async def wake(self, tags: Sequence[str]) -> bool:
-        """Wake up what ``tags`` name, all without any; returns whether all is awake. Requests go on only then."""
+        """Wake up what ``tags`` name, all without any; returns whether all is awake. Requests continue only then."""
         wanted = {tag for tag in tags if tag != "scheduling"} if tags else set(TAGS)
         if self._asleep and wanted <= (self._asleep if tags else TAGS):
             moved = "weights" in wanted and self._level == 1

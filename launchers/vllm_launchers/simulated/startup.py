@@ -95,8 +95,8 @@ def announce(log: Log, args: argparse.Namespace, gpu: str) -> None:
 
 
 def announce_resumed(log: Log) -> None:
-    """Write in place of a start-up what an engine is that goes on from a recording."""
-    log.api("simulated.py:4", "simulated engine: goes on from a recording; the lines above were simulated earlier")
+    """Write in place of a start-up what an engine is that continues from a recording."""
+    log.api("simulated.py:4", "simulated engine: continues from a recording; the lines above were simulated earlier")
 
 
 _Frame = tuple[str, int, str, str]

@@ -118,7 +118,7 @@ def _log_probability(seed: int, rank: int) -> float:
 
 
 class Ranked(msgspec.Struct, frozen=True):
-    """A token that could stand at a place, how likely it is there, and its rank among all, 1 for the likeliest."""
+    """A token that could be at a position, its probability there, and its rank among all, 1 for the likeliest."""
 
     token: int
     log_probability: float

@@ -48,7 +48,7 @@ class InstallError(Exception):
 
 
 class Wheel(msgspec.Struct, frozen=True):
-    """A package to install: its file's address and SHA-256, and the file's bytes, None if the index does not tell."""
+    """A package to install: its file's address and SHA-256, and the file's bytes (None if not reported)."""
 
     name: str
     version: str
@@ -190,16 +190,16 @@ class _Pip:
 
     def has_own_index(self) -> bool:
         """Whether its configuration names where packages come from."""
-        said = self._run(["config", "list"]).stdout
-        return re.search(r"\.(?:extra-index-url|index-url|find-links|no-index)=", said) is not None
+        output = self._run(["config", "list"]).stdout
+        return re.search(r"\.(?:extra-index-url|index-url|find-links|no-index)=", output) is not None
 
     def python_version(self) -> str:
         """Of the Python that the engine gets."""
-        said = subprocess.run(
+        output = subprocess.run(
             [self._command[0], "-c", "import platform; print(platform.python_version())"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        return said.stdout.strip()
+        return output.stdout.strip()
 
     def resolve(self, requirements: Sequence[str], options: Sequence[str], package: str) -> list[Wheel]:
         """The packages that an empty environment would get.
@@ -219,8 +219,8 @@ class _Pip:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InstallError(f"pip's report can't be read: {error}; update pip (22.2 or later)") from error
 
-    def _why(self, said: str, requirements: Sequence[str], options: Sequence[str], package: str) -> str:
-        lines = [line.strip() for line in said.splitlines()]
+    def _why(self, output: str, requirements: Sequence[str], options: Sequence[str], package: str) -> str:
+        lines = [line.strip() for line in output.splitlines()]
         if any("connection" in line and ("broken by" in line or "error" in line.lower()) for line in lines):
             return "pip can't reach its package index; check the network, or name a mirror in pip's configuration"
         errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
@@ -237,7 +237,7 @@ class _Pip:
                 f"{requirements[0]} needs a CPU build of torch, which pip's index does not have; "
                 f"add --index {TORCH_CPU_INDEX}"
             )
-        return f"pip finds no set of packages for {requirements[0]}: {errors[-1] if errors else last_line(said)}"
+        return f"pip finds no set of packages for {requirements[0]}: {errors[-1] if errors else last_line(output)}"
 
     def _glibc_elsewhere(self, requirements: Sequence[str], options: Sequence[str]) -> str | None:
         """The glibc that it would need, if there are wheels for newer systems of this processor."""
@@ -312,7 +312,7 @@ def _driver_text(version: tuple[int, ...] | None) -> str | None:
 
 
 def _with_sizes(wheels: Sequence[Wheel]) -> list[Wheel]:
-    """The same with the bytes of each file, as far as its server tells."""
+    """The same with the bytes of each file, as far as its server reports them."""
     import httpx
 
     def size(one: Wheel, client: httpx.Client) -> int | None:
@@ -350,10 +350,10 @@ def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def last_line(said: str) -> str:
-    """The last line of a tool's output that says something."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+def last_line(output: str) -> str:
+    """The last line of a tool's output that is not empty."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1] if lines else "it printed nothing"
 
 
 Progress = Callable[[str, int], None]
@@ -363,10 +363,10 @@ _SCRATCH = ".downloads"
 
 
 def install_engine(plan: EnginePlan, progress: Progress, environ: Mapping[str, str] | None = None) -> Path:
-    """Install it, or go on with an installation that was interrupted; returns the environment's folder.
+    """Install it, or continue an installation that was interrupted; returns the environment's folder.
 
     Raises:
-        InstallError: why it could not be installed. What is complete stays, and the next attempt goes on from there.
+        InstallError: why it could not be installed. What is complete stays, and the next attempt continues from there.
     """
     environ = dict(os.environ if environ is None else environ)
     environ.pop("PYTHONPATH", None)
@@ -456,14 +456,14 @@ def _run(command: list[str], environ: Mapping[str, str], folder: Path, report: C
             if child.poll() is None:
                 child.terminate()
                 child.wait()
-    said = log.read_text(encoding="utf-8", errors="replace")
+    output = log.read_text(encoding="utf-8", errors="replace")
     if child.returncode:
-        errors = [line for line in said.splitlines() if line.startswith(("ERROR: ", "error: "))]
-        if any("DO NOT MATCH THE HASHES" in line for line in errors) or "Hash mismatch" in said:
+        errors = [line for line in output.splitlines() if line.startswith(("ERROR: ", "error: "))]
+        if any("DO NOT MATCH THE HASHES" in line for line in errors) or "Hash mismatch" in output:
             raise InstallError(
                 f"a downloaded file does not have the checksum that the index gave; nothing of it is used ({log})"
             )
-        raise InstallError(f"{last_line(errors[0] if errors else said)} (all of it: {log})")
+        raise InstallError(f"{last_line(errors[0] if errors else output)} (all of it: {log})")
     log.unlink(missing_ok=True)
 
 

@@ -41,7 +41,7 @@ _TRADEOFFS = {
     " limit, and weights that are in the page cache already gain little.",
     "fastsafetensors": "It copies whole files into GPU memory before it splits them, so loading needs more free GPU"
     " memory; without GPUDirect Storage it gains less.",
-    "tensorizer": "It reads model.tensors, which must be written anew whenever the model changes.",
+    "tensorizer": "It reads model.tensors, which must be written again whenever the model changes.",
 }
 
 

@@ -102,17 +102,17 @@ class Hub:
         events = self._ask({"do": "about", "model": model, "revision": revision or "main"})
         found = next((event["about"] for event in events if "about" in event), None)
         try:
-            said = msgspec.convert({**(found or {}), "model": model, "revision": revision or "main"}, HubModel)
+            answer = msgspec.convert({**(found or {}), "model": model, "revision": revision or "main"}, HubModel)
         except msgspec.ValidationError as error:
             raise HubError(f"{model}: the hub's answer can't be read: {error}") from error
-        if not _is_hex(said.commit, 40):
+        if not _is_hex(answer.commit, 40):
             raise HubError(f"{model}: the hub names no commit; try again later")
-        if bad := next((one.name for one in said.files if not _inside(one.name)), None):
+        if bad := next((one.name for one in answer.files if not _inside(one.name)), None):
             raise HubError(f"{model}: the file name {bad[:80]!r} leads out of the cache; nothing was downloaded")
-        files = tuple(_chosen(said.files, include))
+        files = tuple(_chosen(answer.files, include))
         if not files:
             raise HubError(f"{model}: no file of it matches {', '.join(include) or 'what vLLM reads'}")
-        return msgspec.structs.replace(said, files=files)
+        return msgspec.structs.replace(answer, files=files)
 
     def missing_bytes(self, found: HubModel) -> int:
         """What is still to be downloaded of a model."""
@@ -150,7 +150,7 @@ class Hub:
         """Download and verify a model's files; returns the snapshot's folder.
 
         Raises:
-            HubError: it could not be downloaded (what is here stays), or a file is not what the hub says.
+            HubError: it could not be downloaded (what is here stays), or a file does not match what the hub reports.
         """
         blobs = self._folder(found.model) / "blobs"
         before = disk_size(blobs)
@@ -207,10 +207,10 @@ class Hub:
         events = self._ask({"do": "search", "words": words, "limit": _MOST_FOUND})
         found: object = next((event["found"] for event in events if "found" in event), [])
         try:
-            said = msgspec.convert(found, tuple[FoundModel, ...])
+            answer = msgspec.convert(found, tuple[FoundModel, ...])
         except msgspec.ValidationError as error:
             raise HubError(f"the hub's answer can't be read: {error}") from error
-        return tuple(one for one in said if HUB_ID.fullmatch(one.model))
+        return tuple(one for one in answer if HUB_ID.fullmatch(one.model))
 
     def held(self, model: str) -> Path | None:
         """A model's folder in the cache, complete or not."""
@@ -233,7 +233,7 @@ class Hub:
         return self.cache / f"models--{model.replace('/', '--')}"
 
     def _verify(self, model: str, file: HubFile, path: Path | None) -> None:
-        """Compare a file with what the hub says of it; one that differs is deleted.
+        """Compare a file with what the hub reports; one that differs is deleted.
 
         Raises:
             HubError: it differs.

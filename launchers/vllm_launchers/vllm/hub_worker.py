@@ -13,7 +13,7 @@ import tempfile
 from typing import Any
 
 
-def say(**event: Any) -> None:
+def emit(**event: Any) -> None:
     """Print one event."""
     print(json.dumps(event), flush=True)
 
@@ -40,7 +40,7 @@ def about(api: Any, request: dict[str, Any]) -> None:
             )
             with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
                 code = '"auto_map"' in file.read(10_000_000)
-    say(about={"commit": found.sha, "files": files, "code": code})
+    emit(about={"commit": found.sha, "files": files, "code": code})
 
 
 def get(_api: Any, request: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ def get(_api: Any, request: dict[str, Any]) -> None:
 
     for name in request["files"]:
         path = huggingface_hub.hf_hub_download(request["model"], name, revision=request["revision"])
-        say(file={"name": name, "path": path})
+        emit(file={"name": name, "path": path})
 
 
 def search(api: Any, request: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def search(api: Any, request: dict[str, Any]) -> None:
 
     get_session().head(api.endpoint, timeout=10)  # a hub that can't be reached would be asked again for 20 s
     found = api.list_models(search=request["words"], sort="downloads", limit=request["limit"])
-    say(found=[{"model": one.id, "downloads": one.downloads, "tags": list(one.tags or ())} for one in found])
+    emit(found=[{"model": one.id, "downloads": one.downloads, "tags": list(one.tags or ())} for one in found])
 
 
 def main() -> int:
@@ -69,7 +69,7 @@ def main() -> int:
         import huggingface_hub
         from huggingface_hub import errors
 
-        # What stands first is the more specific.
+        # The first one is the more specific.
         kinds = {
             "offline": ("OfflineModeIsEnabled",),
             "gated": ("GatedRepoError",),
@@ -96,10 +96,10 @@ def main() -> int:
                 and any(word in type(error).__name__ for word in ("Connect", "Timeout", "Network", "Protocol"))
             ):
                 kind = "unreachable"
-            say(error={"kind": kind, "text": str(error), "status": status})
+            emit(error={"kind": kind, "text": str(error), "status": status})
             return 1
     except ImportError as error:
-        say(error={"kind": "missing", "text": str(error), "status": None})
+        emit(error={"kind": "missing", "text": str(error), "status": None})
         return 1
     return 0
 

@@ -17,7 +17,7 @@ _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*t?")
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """An installed vLLM: version from its metadata, build as far as that tells."""
+    """An installed vLLM: version from its metadata, build as far as that shows."""
 
     version: str
     build: str | None
@@ -50,7 +50,7 @@ def installed_vllm(interpreter: Path) -> Distribution | None:
 def build_of(version: str) -> str | None:
     """The build in a version's local part: ``0.32.0+cpu`` is ``cpu``; without one it is the CUDA build.
 
-    None if the local part does not tell, as in a build from source (``0.33.1.dev5+g1a2b3c4``).
+    None if the local part does not show it, as in a build from source (``0.33.1.dev5+g1a2b3c4``).
     """
     _, plus, local = version.partition("+")
     if not plus:

@@ -57,7 +57,7 @@ def _folder_problem(path: Path) -> str | None:
         hint = f"; did you mean {path / inside}?" if inside else ""
         return f"model {path}: is not a model folder: it holds no config.json{hint}"
     if not any(name.endswith(WEIGHTS) for name in names):
-        return f"model {path}: holds no weights ({', '.join(WEIGHTS[:2])}, …); was its download cut off?"
+        return f"model {path}: has no weights ({', '.join(WEIGHTS[:2])}, …); was its download cut off?"
     return None
 
 
@@ -159,16 +159,16 @@ def read_adapter(path: Path) -> AdapterFolder:
         config = msgspec.json.decode((path / CONFIG).read_bytes(), type=_Config)
         size = next(((path / name).stat().st_size for name in ADAPTER_WEIGHTS if (path / name).is_file()), None)
     except (FileNotFoundError, NotADirectoryError):
-        raise AdapterError(f"{path} holds no adapter: there is no {CONFIG}") from None
+        raise AdapterError(f"{path} is not an adapter: it has no {CONFIG}") from None
     except (OSError, UnicodeEncodeError) as error:
         raise AdapterError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise AdapterError(f"{path / CONFIG} is no adapter's configuration: {error}") from error
+        raise AdapterError(f"{path / CONFIG} is not an adapter's configuration: {error}") from error
     rank = max([config.r, *(config.rank_pattern or {}).values()])
     if rank < 1:
-        raise AdapterError(f"{path / CONFIG} names no rank (r): is it a LoRA adapter?")
+        raise AdapterError(f"{path / CONFIG} has no rank (r): is it a LoRA adapter?")
     if config.use_dora:
         raise AdapterError(f"{path} is a DoRA adapter, which vLLM does not support")
     if size is None:
-        raise AdapterError(f"{path} holds no weights ({', '.join(ADAPTER_WEIGHTS)}); was its download cut off?")
+        raise AdapterError(f"{path} has no weights ({', '.join(ADAPTER_WEIGHTS)}); was its download cut off?")
     return AdapterFolder(path, rank, size, config.base_model_name_or_path or "")

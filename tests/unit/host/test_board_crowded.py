@@ -78,7 +78,7 @@ def test_thousands_of_pages_in_other_names_hide_no_claim(board: Path) -> None:
     os.chown(mine, 9_999, -1)
     found = read_board(board, now)
     assert [one.uid for one in found.claims] == [9_999]
-    assert "71000.json is left aside: it belongs to uid 4242, not to uid 71000" in "\n".join(found.notices)
+    assert "71000.json is ignored: it belongs to uid 4242, not to uid 71000" in "\n".join(found.notices)
 
 
 @as_root
@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_page_is_told_before_what_is_no_page(board: Path) -
         (board / f"+{number}").touch()
     (board / "0.json").write_text("no page")
     found = read_board(board, time.time())
-    assert "0.json is left aside: it is no JSON" in found.notices[0]
+    assert "0.json is ignored: it is no JSON" in found.notices[0]
 
 
 @as_root
@@ -144,7 +144,7 @@ def test_another_persons_file_in_place_of_ones_page_is_said_to_be_theirs(board: 
     page = board / "0.json"
     page.touch()
     os.chown(page, NOBODY, -1)
-    with pytest.raises(BoardError, match="belongs to nobody, not to root: it stands where yours would"):
+    with pytest.raises(BoardError, match="belongs to nobody, not to root: it takes the place of yours"):
         change_page(board, lambda _: BoardPage((claim(time.time()),)), time.time())
 
 

@@ -125,7 +125,7 @@ class LinkReader:
         pci = call("nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
         remote = by_bus.get(bus_key(pci.busId)) if pci is not None else None
         kind = call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
-        # Where the driver does not say what it is: a far end that is none of the GPUs is a switch.
+        # Where the driver does not report what it is: a far end that is none of the GPUs is a switch.
         unlike = kind is None and pci is not None and remote is None and bool(by_bus)
         counts = {name: call("nvmlDeviceGetNvLinkErrorCounter", handle, number, code) for name, code in _ERRORS}
         return NvLink(
@@ -201,7 +201,7 @@ class Device:
         self.index = index
         self.handle: Any = None
         self.listens = False
-        """Whether its Xid errors are heard; a new handle hears nothing yet."""
+        """Whether its Xid errors are subscribed to; a new handle's are not yet."""
         self._gpu = Gpu(index=index)
         self._links = LinkReader(nvml)
         self._pcie_at = float("-inf")
@@ -304,7 +304,7 @@ class Device:
         }
 
     def _slowdown(self) -> float | None:
-        """The temperature from which on it slows down; newer drivers tell only how far away that is."""
+        """The temperature from which on it slows down; newer drivers report only how far away that is."""
         call, handle = self._nvml.call, self.handle
         threshold = call("nvmlDeviceGetTemperatureThreshold", handle, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
         if threshold:

@@ -18,7 +18,7 @@ KV_MEMORY = re.compile(
     r"(?:Available KV cache memory:|memory reserved for KV Cache is|(?:Explicitly|Auto) set \(|GiB, reserved)"
     r" ?(-?[\d.]+) ?(?:GiB|/[\d.]+\) GiB for KV cache)"
 )
-"""0.9.2 and later; 0.8 with the old engine; the CPU build; and where ``kv-cache-memory-bytes`` says it."""
+"""0.9.2 and later; 0.8 with the old engine; the CPU build; and where ``kv-cache-memory-bytes`` gives it."""
 KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
 GRAPHS = re.compile(r"Graph capturing finished in .*?took (-?[\d.]+) GiB")
@@ -100,8 +100,8 @@ def as_reported(budget: MemoryBudget, report: EngineReport, *, limited: bool = F
     if limited:
         report = replace(report, kv_gib=None)
 
-    def reported_or(said: float | None, estimated: float) -> float:
-        return estimated if said is None else said
+    def reported_or(reported: float | None, estimated: float) -> float:
+        return estimated if reported is None else reported
 
     scale = report.weights_gib / budget.weights_gib if report.weights_gib is not None and budget.weights_gib else 1.0
     grown = reported_or(report.kv_gib, budget.kv_gib) - budget.kv_gib

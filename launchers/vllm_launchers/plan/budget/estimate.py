@@ -86,14 +86,14 @@ def activations(facts: ModelFacts, settings: EffectiveFlags, assumed: list[str],
     hidden = facts.hidden_size
     if hidden is None:
         hidden = 4096
-        assumed.append("the model's hidden size is not known: 4,096 is taken for the activations")
+        assumed.append("hidden size unknown: 4,096 assumed for the activations")
     forward = settings.max_batched * token_activations(facts, settings, hidden) + _unpacked_context(facts, settings)
     sampler = 0.0
     if not settings.pooling:
         words = facts.vocabulary
         if words is None:
             words = 128_000
-            assumed.append("the vocabulary's size is not known: 128,000 is taken for the sampler's memory")
+            assumed.append("vocabulary size unknown: 128,000 assumed for the sampler's memory")
         sampler = float(settings.max_num_seqs) * words * (_SORTED_BYTES if sorts else _SAMPLED_BYTES)
     peak, kept = encoder_bytes(facts, settings, hidden)
     return max(max(forward, sampler) + kept, peak)
@@ -181,7 +181,7 @@ def patch_bytes(encoder: Encoder, split: int) -> float:
 
     Attention holds the residual, queries, keys and values together and copied apart, and with rotary embeddings one of
     them turned in 32 bits (``apply_rotary_pos_emb_vision``); the network the residual and norm, and what goes in and
-    comes out of its activation. What belongs to heads and network is cut over ``split`` GPUs.
+    comes out of its activation. What belongs to heads and network is split over ``split`` GPUs.
     """
     width = encoder.width
     attention = 2 * width + (24 * width if encoder.rotary else 14 * width) / split
@@ -359,7 +359,7 @@ def _cpu_rank(
         cache = learned.report.kv_gib
     else:
         cache = float(CPU_CACHE_GIB)
-        assumed.append(f"VLLM_CPU_KVCACHE_SPACE is not set: {CPU_CACHE_GIB} GiB of KV cache are taken")
+        assumed.append(f"VLLM_CPU_KVCACHE_SPACE is not set: {CPU_CACHE_GIB} GiB of KV cache assumed")
     taken = weights.on_gpu(settings, stage) / GIB
     return _Rank(GpuShape(), stage, taken + cache, taken, Overhead(0.0, 0.0, 0.0), cache)
 

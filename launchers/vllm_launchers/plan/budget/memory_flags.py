@@ -31,7 +31,7 @@ _DRAFT_LAYERS = {
     "eagle3": 1,
     "dflash": 5,
 }
-"""Attention layers that a draft adds; the most common number if the method does not tell."""
+"""Attention layers that a draft adds; the most common number if the method does not specify it."""
 _NO_DRAFT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 _OWN_LAYERS = re.compile(r"(?:.*_)?mtp")
 _WHOLE_ITEM = {"gemma4": 2496}

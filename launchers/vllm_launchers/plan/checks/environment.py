@@ -105,7 +105,7 @@ def engine_findings(plan: Plan) -> Iterator[Finding]:
 
 
 OTHER_PORT = "choose another --port, or start without it to get a free one"
-"""What to do about a port that can't be had."""
+"""What to do about a port that is not available."""
 
 CERTIFICATE_REQUIRED = 2
 """`ssl.CERT_REQUIRED`."""

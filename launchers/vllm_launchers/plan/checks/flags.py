@@ -235,7 +235,7 @@ def _value(name: str, value: FlagValue, engine: _Engine) -> Finding | None:
             "flag_value", Level.ERROR, f"{engine.name} does not support {shown} ({since}): {gone.instead}", fix
         )
     if value is False and spec.kind is ValueKind.BOOL and not spec.negatable and name not in TRUE_ONLY:
-        message = f"{engine.name} will not start: --{name} cannot be set to false, only left out"
+        message = f"{engine.name} will not start: --{name} cannot be set to false, only omitted"
         return Finding("flag_value", Level.ERROR, message, Changes(unset=(name,)))
     if name in _OPEN_VALUES and not spec.closed and spec.words and str(value).lower() not in spec.words:
         fix = _nearest_value(name, str(value), spec.words)
@@ -330,7 +330,7 @@ def _unread_variable(name: str, known: frozenset[str], engine: _Engine, level: L
 
 def _unread(name: str, engine: _Engine) -> str:
     silent = engine.release is not None and unread_fate(engine.release) is Fate.IGNORED
-    return f"{engine.name} does not read {name}" + (" and does not say so" if silent else "")
+    return f"{engine.name} {'silently ignores' if silent else 'does not read'} {name}"
 
 
 def _short(release: Release) -> str:
@@ -384,7 +384,7 @@ def _cache_bytes(plan: Plan) -> Iterator[Finding]:
     try:
         size = int(plan.flags.get(BYTES, 1))
     except ValueError:
-        return  # with a unit, or not a number: said elsewhere
+        return  # with a unit, or not a number: reported elsewhere
     if size < 0 or (size == 0 and plan.engine.build == "cpu"):
         text = f"--{BYTES} {size} leaves no memory for the KV cache, so vLLM will not start: expected bytes above 0"
         yield Finding("flag_value", Level.ERROR, text, Changes(unset=(BYTES,)))

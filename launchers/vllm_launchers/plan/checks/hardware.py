@@ -211,7 +211,7 @@ def _bf16(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Fin
 
 
 def _fp8_cache(plan: Plan, inputs: PlanInputs, able: float, who: str) -> Iterator[Finding]:
-    """One verdict, whoever set the flag."""
+    """One verdict, regardless of who set the flag."""
     asked = plan.flags.get(KV_DTYPE)
     if not is_fp8(asked):
         return
@@ -248,8 +248,8 @@ def _old(gpus: tuple[Gpu, ...]) -> str:
     if able is None or not MAXWELL <= able < LEAST[0]:
         return ""
     return (
-        f"for {names(gpus)}, which vLLM does not support, llama.cpp is made, also as part of Ollama (source: Ollama's "
-        "documentation, Hardware support)"
+        f"vLLM does not support {names(gpus)}; llama.cpp does, also as part of Ollama (source: Ollama's documentation, "
+        "Hardware support)"
     )
 
 
@@ -263,9 +263,9 @@ def _larger(plan: Plan, inputs: PlanInputs) -> str:
     if weights <= room:
         return ""
     return (
-        f"the weights take about {weights:.0f} GiB and all GPUs of this machine have {room:.0f}: vLLM needs several "
-        "nodes for them, see 'plan --nodes 2' (source: vLLM's documentation, Parallelism and Scaling); llama.cpp can "
-        "keep layers in main memory, for few users (source: its README)"
+        f"the weights need about {weights:.0f} GiB, and all GPUs of this machine have {room:.0f}: vLLM needs several "
+        "nodes, see 'plan --nodes 2' (source: vLLM's documentation, Parallelism and Scaling); for few users, llama.cpp "
+        "can keep layers in main memory (source: its README)"
     )
 
 

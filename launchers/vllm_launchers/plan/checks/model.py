@@ -154,16 +154,15 @@ def adapter_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     if not updates_adapters({**inputs.environment.variables, **plan.environment}):
         return
     if plan.flags.get(LORA) is not True:
-        text = f"{RUNTIME_LORA} has no use without --{LORA}: no adapter can be loaded"
+        text = f"{RUNTIME_LORA} has no effect without --{LORA}"
         yield Finding("adapters_off", Level.WARNING, text)
         return
     local, keyed = is_loopback(plan.host), API_KEY in plan.secrets
     if not local or (inputs.environment.shared and not keyed):
-        who = f"whoever reaches {plan.host}" if not local else "other people with accounts on this machine"
+        who = f"anyone who can reach {plan.host}" if not local else "other people with accounts on this machine"
         key = " and has its API key" if keyed else ", without an API key,"
         text = (
-            f"with {RUNTIME_LORA} {who}{key} can replace what it answers by loading adapters from any folder that it "
-            "can read; vLLM means this for development only: leave the variable out, and name adapters in "
-            "--lora-modules"
+            f"with {RUNTIME_LORA} {who}{key} can change its answers by loading adapters from any folder that it can "
+            "read; vLLM intends this for development only: unset the variable, and list adapters in --lora-modules"
         )
         yield Finding("adapters_exposed", Level.WARNING if keyed or local else Level.ERROR, text)

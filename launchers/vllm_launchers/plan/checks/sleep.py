@@ -36,18 +36,18 @@ def sleep_findings(plan: Plan, inputs: PlanInputs) -> Iterator[Finding]:
     if not sleeps(plan.flags):
         return
     if not uses_gpus(plan):
-        yield Finding("sleep_unsupported", Level.ERROR, f"vLLM can't sleep on a CPU: leave --{SLEEP_MODE} out")
+        yield Finding("sleep_unsupported", Level.ERROR, f"vLLM can't sleep on a CPU: remove --{SLEEP_MODE}")
         return
     if not is_loopback(plan.host):
         text = (
-            f"--{SLEEP_MODE} opens vLLM's routes for developers, which need no API key, to all who reach {plan.host}: "
-            "leave --host out, so that it listens on 127.0.0.1"
+            f"--{SLEEP_MODE} opens vLLM's development endpoints, which need no API key, to everyone who can reach "
+            f"{plan.host}: omit --host to listen on 127.0.0.1"
         )
         yield Finding("sleep_exposed", Level.ERROR, text)
     elif inputs.environment.shared:
         text = (
-            f"other people have accounts on this machine; with --{SLEEP_MODE} each of them can put this server to "
-            "sleep and call its workers on 127.0.0.1, without an API key"
+            f"this machine has other users; with --{SLEEP_MODE} each of them can put this server to sleep and call its "
+            "workers on 127.0.0.1, without an API key"
         )
         yield Finding("sleep_exposed", Level.WARNING, text)
     release = plan.engine.release

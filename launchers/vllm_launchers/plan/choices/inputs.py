@@ -1,4 +1,4 @@
-"""The inputs of the choices, and the memory budget that tells what fits. Pure."""
+"""The inputs of the choices, and the memory budget that decides what fits. Pure."""
 
 from __future__ import annotations
 

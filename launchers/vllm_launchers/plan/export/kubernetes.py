@@ -102,7 +102,7 @@ def _deployment(plan: Plan, inside: Container, app: str, *, downloads: bool) -> 
 def _leader_worker_set(
     plan: Plan, nodes: NodesPlan, leader: Container, worker: Container, app: str, *, downloads: bool
 ) -> dict[str, Yaml]:
-    """The machines as a group of pods, which is made anew when one of them ends."""
+    """The machines as a group of pods, which is made again when one of them ends."""
     volumes, mounts = pod_volumes(leader, app, downloads=downloads)
     first = pod_container(plan, leader, app, mounts, _joining(nodes, "0")) | served_parts(plan, leader)
     others = pod_container(plan, worker, app, mounts, _joining(nodes, "$(LWS_WORKER_INDEX)"))

@@ -32,7 +32,7 @@ def checked(text: str, what: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ExportError(f"{what} holds bytes that are no UTF-8, which a text file cannot say") from None
+        raise ExportError(f"{what} contains bytes that are not UTF-8, which a text file can't contain") from None
     if "\0" in text:
         raise ExportError(f"{what} holds a zero byte")
     return text

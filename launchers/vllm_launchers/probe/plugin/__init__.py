@@ -1,1 +1,1 @@
-"""The folder that goes on a server's ``PYTHONPATH``: the plugin's module, and the entry point that vLLM finds."""
+"""The folder to put on a server's ``PYTHONPATH``: the plugin's module, and the entry point that vLLM finds."""

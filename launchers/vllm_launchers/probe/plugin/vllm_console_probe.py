@@ -305,7 +305,7 @@ class Probe:
             self._recorder.add("resumed", row)
 
     def _add_intervals(self, now: float, iteration: Any) -> None:
-        """Queue the intervals that `STEP` does not tell: those of a step of more than two, if they differ."""
+        """Queue the intervals that `STEP` does not contain: those of a step of more than two, if they differ."""
         intervals: Sequence[float] = getattr(iteration, "inter_token_latencies_iter", None) or ()
         if len(intervals) > 2 and intervals.count(intervals[0]) < len(intervals):
             counted = collections.Counter(intervals)

@@ -132,7 +132,7 @@ def _kind_problem(spec: FlagSpec, text: str) -> str | None:
         case ValueKind.JSON | ValueKind.JSON_LIST:
             return _json_problem(spec, text)
         case ValueKind.OTHER if not spec.choices and _NESTED.match(text):
-            return None if _decoded(text)[0] else "looks like a JSON object but is none"
+            return None if _decoded(text)[0] else "looks like a JSON object but is not valid JSON"
     return None
 
 

@@ -146,9 +146,9 @@ def _table(index: int) -> FlagTable:
         name for name, span in data["variables"].items() if span[0] <= index and (len(span) == 1 or index < span[1])
     )
     values = {
-        name: _variable_spec(said)
+        name: _variable_spec(current)
         for name, history in data["values"].items()
-        if (said := next((change for since, change in reversed(history) if since <= index), None)) is not None
+        if (current := next((change for since, change in reversed(history) if since <= index), None)) is not None
     }
     reads_all = (parse_release(RELEASES[index]) or NEWEST) >= _READS_ALL_SINCE
     return FlagTable(RELEASES[index], "release", flags, variables, values, reads_all, _limits(data, index))

@@ -444,7 +444,7 @@ def flag_spec(evaluator: Evaluator, registered: Registered) -> FlagSpec | None:
 
 
 def _configured(evaluator: Evaluator, group: str, name: str) -> ConfigField | None:
-    """The configuration field of a flag whose arguments were written by hand, as far as names tell."""
+    """The configuration field of a flag whose arguments were written by hand, as far as names show."""
     module = evaluator.package.module(f"{evaluator.package.name}.config")
     config = evaluator.package.find(module, group or "VllmConfig") if module is not None else None
     if config is None or not isinstance(config.node, ast.ClassDef) or not is_dataclass(config):

@@ -19,7 +19,7 @@ State = tuple[int, int]
 
 
 def state_bytes(config: Config, model_type: str, dtype: str | None) -> State | None:
-    """Return the size of one linear layer's state before any split over GPUs, or None if the config does not tell.
+    """Return the size of one linear layer's state before any split over GPUs; None if not in the config.
 
     ``config`` is the text part with its defaults. The short convolution keeps ``kernel - 1`` rows in the model's type;
     the recurrent state is kept in the type given by the config, float32 for Nemotron-H and Kimi Linear.
@@ -306,7 +306,7 @@ _ALREADY_LONG = frozenset({"su", "longrope", "llama3", "deepseek_llama_scaling"}
 
 
 def max_context(config: Config, model_type: str) -> int | None:
-    """Tokens of prompt plus output, or None if the config does not tell.
+    """Tokens of prompt plus output, or None if the config does not specify it.
 
     The smallest of the known entries, times the rotary embedding's factor if vLLM applies it. For YaRN, releases differ
     (earlier ones scale the original length, later ones use the config's as it is): the longer is returned, so that
@@ -371,7 +371,7 @@ _WINDOW_ON_REQUEST = frozenset(
 
 
 def layer_kinds(config: Config, model_type: str, count: int | None) -> Kinds | None:
-    """Return one entry per layer that uses cache memory, in order; None if the config does not tell.
+    """Return one entry per layer that uses cache memory, in order; None if the config does not specify it.
 
     ``config`` is the text part with its defaults, ``count`` its number of layers.
     """
@@ -411,7 +411,7 @@ def _stated(config: Config, model_type: str, count: int | None) -> Kinds | None:
     if names and model_type == "zamba2":
         return _flat((_LINEAR, _FULL) if name == "hybrid" else (_LINEAR,) for name in names[:MOST_LAYERS])
     if names and all(name in _NAMED for name in names):
-        names = names[: min(count or MOST_LAYERS, MOST_LAYERS)]  # layers of a draft head stand at the end
+        names = names[: min(count or MOST_LAYERS, MOST_LAYERS)]  # layers of a draft head are at the end
         if count is None or len(names) == count:
             return _flat(_NAMED[name] for name in names)
     pattern = config.get("hybrid_override_pattern")

@@ -25,7 +25,7 @@ class _Family(msgspec.Struct, frozen=True):
     """Processor behavior of a family that configs do not contain; ``encoder`` is its usual one.
 
     ``pixels`` is the largest image of a family that takes any size; ``tiles`` the maximum number of ``image_size``
-    tiles of an image. ``shrink`` is how many patches become one token if the config does not tell.
+    tiles of an image. ``shrink`` is how many patches become one token if the config does not specify it.
     """
 
     pixels: int = 0
@@ -105,7 +105,7 @@ def with_pixels(encoder: Encoder, pixels: int | None) -> Encoder:
 
 
 def largest_picture(preprocessor: Config) -> int | None:
-    """The maximum pixels in a ``preprocessor_config.json``; None if it does not tell."""
+    """The maximum pixels in a ``preprocessor_config.json``; None if it does not specify it."""
     return number(preprocessor, "max_pixels") or number(mapping(preprocessor, "size"), "longest_edge", "max_pixels")
 
 

@@ -100,7 +100,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     weight_bytes: int | None = None
     parameters: int | None = None
     counted: int | None = None
-    """Parameters counted from the config's shape; None if it does not tell them."""
+    """Parameters counted from the config's shape; None if it does not specify them."""
     size_from: str = ""
     """The source of ``weight_bytes`` if not the weight files themselves: the name of their index."""
     multimodal: bool = False
@@ -126,7 +126,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         return self.kv_lora_rank is not None
 
 
-# -- what a model's name tells ----------------------------------------------------------------------------------------
+# -- what a model's name contains -------------------------------------------------------------------------------------
 
 
 _QUANTIZED: tuple[tuple[str, Quantization], ...] = (

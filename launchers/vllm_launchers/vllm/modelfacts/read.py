@@ -64,7 +64,7 @@ def model_facts(
 
 
 def from_name(model: str) -> ModelFacts:
-    """Return the facts of a model that is not here: a known one's published shape, or what its name tells."""
+    """Return the facts of a model that is not here: a known one's published shape, or what its name contains."""
     known = known_facts(model)
     if known is not None:
         words = (*known.missing, "its files (not cached locally: using built-in architecture data)")

@@ -138,7 +138,7 @@ def _note(files: _Files, entry: os.DirEntry[str]) -> None:
 
 
 def _promised(path: Path) -> int | None:
-    """Size of the file that a git-lfs pointer stands for, 0 if it does not tell; None for other files."""
+    """Size of the file that a git-lfs pointer stands for, 0 if it does not contain it; None for other files."""
     with path.open("rb") as file:
         content = file.read(_POINTER_BYTES)
     if not content.startswith(_POINTER):
@@ -206,7 +206,7 @@ def _summed(files: _Files, names: list[str], total: int | None) -> WeightFiles:
 
 
 def _with_count(weights: WeightFiles, files: _Files) -> WeightFiles:
-    """Without an index, names such as ``model-00002-of-00004.safetensors`` still tell how many there must be."""
+    """Without an index, names such as ``model-00002-of-00004.safetensors`` still show how many there must be."""
     name = re.compile(r"(.+-)(\d{5})-of-(\d{5})\.safetensors")
     found = [match for one in files.sizes if (match := name.fullmatch(one))]
     if not found:

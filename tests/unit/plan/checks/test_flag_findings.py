@@ -243,7 +243,7 @@ def test_a_config_file_that_says_false(version: str, said: bool) -> None:
         (
             {"VLLM_ATTENTION_BACKEND": "FLASHINFER"},
             "0.15.1",
-            "does not read VLLM_ATTENTION_BACKEND and does not say so",
+            "silently ignores VLLM_ATTENTION_BACKEND",
         ),
         ({"VLLM_ATTENTION_BACKEND": "FLASHINFER"}, "0.33.0", "does not read VLLM_ATTENTION_BACKEND:"),
         ({"VLLM_USE_V1": "1"}, "0.33.0", "there is only V1"),

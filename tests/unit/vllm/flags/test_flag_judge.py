@@ -100,7 +100,7 @@ BAD: list[tuple[str, FlagValue, str]] = [
     ("hf-overrides", "[1]", "takes a JSON object"),
     ("hf-overrides", '{"a": 2k}', "takes a JSON object"),
     ("allowed-origins", "*", 'takes a JSON list such as ["*"]'),
-    ("additional-config", "{a: 1}", "looks like a JSON object but is none"),
+    ("additional-config", "{a: 1}", "looks like a JSON object but is not valid JSON"),
     ("cudagraph-capture-sizes", "1 2", "takes a whole number, not '1 2'"),
     ("cudagraph-capture-sizes", "None", "takes a whole number"),
     ("max-num-seqs.x", 1, "--max-num-seqs has no keys"),
