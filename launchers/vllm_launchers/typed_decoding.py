@@ -31,7 +31,7 @@ def decode_json(data: bytes | str, kind: type[T]) -> T:
     """`msgspec.json.decode` into a type.
 
     Raises:
-        msgspec.DecodeError: it is no JSON, or not of this type.
+        msgspec.DecodeError: it is not JSON, or not of this type.
     """
     return json_decoder(kind).decode(data)
 

@@ -122,8 +122,8 @@ def test_parts_that_killed_downloads_left_are_deleted_once_their_file_is_complet
         (["org/tiny", "--revision", "v9"], "has no revision 'v9'"),
         (["org/evil"], "leads out of the cache"),
         (["org/coded"], "Python code of its own"),
-        (["../../etc"], "is no hub id"),
-        (["org/\x1b[2Jx"], "is no hub id"),
+        (["../../etc"], "is not a hub id"),
+        (["org/\x1b[2Jx"], "is not a hub id"),
         (["org/vast"], "free some"),
     ],
 )

@@ -41,5 +41,5 @@ def test_models_are_listed_and_planned(program, tmp_path):
     assert large["model"] == planned[1]["model"]
     told = program("--host", "4xa6000", "models", "--fits", "chatbot", "--gpus", "1")
     assert "too large" in told.stdout
-    assert "is no folder" in told.stderr
+    assert "is not a folder" in told.stderr
     assert program("models", "--fits", "nothing").returncode == 3

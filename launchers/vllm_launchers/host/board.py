@@ -132,9 +132,9 @@ def parse(data: bytes, now: float) -> tuple[BoardPage, list[str]]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BoardError("is no JSON") from error
+        raise BoardError("is not JSON") from error
     if not isinstance(document, dict) or not isinstance(document.get("version"), int):
-        raise BoardError("is no page of the board")
+        raise BoardError("is not a page of the board")
     if document["version"] > VERSION:
         raise BoardError("was written by a newer vllm-console")
     problems: list[str] = []
@@ -176,7 +176,7 @@ def _each(
 ) -> list[T]:
     entries = document.get(name, [])
     if not isinstance(entries, list):
-        problems.append(f"its {name} are no list")
+        problems.append(f"its {name} are not a list")
         return []
     found = []
     for number, entry in enumerate(entries[:MOST_ENTRIES], 1):
@@ -345,7 +345,7 @@ def read_page(folder: int, uid: int, now: float) -> tuple[BoardPage, list[str]]:
     status = os.fstat(opened)
     if not stat.S_ISREG(status.st_mode):
         os.close(opened)
-        raise BoardError("is no plain file")
+        raise BoardError("is not a regular file")
     with os.fdopen(opened, "rb") as file:
         if status.st_uid != uid:
             raise BoardError(f"belongs to {user_name(status.st_uid)}, not to {user_name(uid)}")

@@ -87,7 +87,7 @@ def host_problem(host: str) -> str | None:
     if number == 0:
         return None
     if number == errno.EADDRNOTAVAIL:
-        return f"host {host}: is no address of this machine; leave --host out for 127.0.0.1"
+        return f"host {host}: is not an address of this machine; omit --host for 127.0.0.1"
     return f"host {host}: cannot be used ({os.strerror(number) if number > 0 else 'no such name'})"
 
 

@@ -157,8 +157,8 @@ KEPT_MESSAGE = 4 << 10
 class RestartPreparation:
     """The next generation's process, from the request for a restart until it is the server or is discarded.
 
-    At most one at a time. Only the keeper's loop calls this. It never stops the server: `on_step` returns the flags when
-    that is to be done.
+    At most one at a time. Only the keeper's loop calls this. It never stops the server: `on_step` returns the flags
+    when that is to be done.
     """
 
     def __init__(

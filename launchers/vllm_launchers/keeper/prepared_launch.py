@@ -159,7 +159,7 @@ class PreparedLaunch:
         self._socket.sendall(data[sent:])
 
     def _listen(self, starter: subprocess.Popen[bytes]) -> None:
-        starter.wait()  # it ends at once: the keeper is no child of this process
+        starter.wait()  # it ends at once: the keeper is not a child of this process
         with self._socket, contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
                 message = json.loads(line)

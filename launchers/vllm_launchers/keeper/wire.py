@@ -28,7 +28,7 @@ from vllm_launchers.keeper.records import RECORD_VERSION, LaunchSpec, ServerReco
 from vllm_launchers.values import Value, as_dict, replace
 
 MOST_SECONDS = 6e10
-"""Every float in a record is a time (Unix seconds, up to the year 3871) or a duration; larger ones are no valid
+"""Every float in a record is a time (Unix seconds, up to the year 3871) or a duration; larger ones are not valid
 date."""
 
 FORMER_NAMES = {

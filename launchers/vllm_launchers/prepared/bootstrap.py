@@ -562,7 +562,7 @@ class ReadAhead(threading.Thread):
             if self.is_alive():
                 report(f"the weights are read ahead, {gib(self.read + self.cached)} of {gib(self.size)} GiB")
         self._stopped.set()
-        self.join(REPORT_SECONDS)  # a file system that hangs is no reason to wait
+        self.join(REPORT_SECONDS)  # a file system that hangs is not worth waiting for
         return f"weights read ahead: {gib(self.read)} of {gib(self.size)} GiB, {gib(self.cached)} GiB were cached"
 
     def _read_file(self, descriptor: int) -> bool:

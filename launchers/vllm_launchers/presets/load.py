@@ -198,7 +198,7 @@ def _check_flag_value(where: str, name: str, value: object) -> None:
 def _check_variable(name: str, setting: object) -> None:
     where = f"environment.{shown(name)}"
     if not ENVIRONMENT_NAME.fullmatch(name):
-        raise Problem(f"{where}: is no name of an environment variable (letters, digits and '_')")
+        raise Problem(f"{where}: is not a name of an environment variable (letters, digits and '_')")
     if is_secret_name(name):
         raise Problem(f"{where}: a secret does not belong in a file; export {name} before you launch, or give --env")
     value = _setting(where, setting, "environment")
@@ -454,10 +454,10 @@ def _read_file(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise PresetError(path, f"is larger than {MAX_BYTES // 1024} KiB; that is no preset")
+            raise PresetError(path, f"is larger than {MAX_BYTES // 1024} KiB; that is not a preset")
         text = data.decode("utf-8")
         if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
-            raise PresetError(path, f"holds a line with more than {MAX_DOTS} dots; that is no preset")
+            raise PresetError(path, f"holds a line with more than {MAX_DOTS} dots; that is not a preset")
         return tomllib.loads(text)
     except OSError as error:
         raise PresetError(path, f"cannot be read: {os.strerror(error.errno or 0)}") from None

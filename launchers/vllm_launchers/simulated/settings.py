@@ -177,7 +177,7 @@ ValidationError.__module__ = "pydantic_core._pydantic_core"
 
 
 class HFValidationError(ValueError):
-    """A model name that is no repository id."""
+    """A model name that is not a repository id."""
 
 
 HFValidationError.__module__ = "huggingface_hub.errors"

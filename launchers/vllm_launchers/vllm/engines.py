@@ -251,13 +251,13 @@ def _from_file(path: Path, environ: Mapping[str, str]) -> Engine:
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if not head.startswith(b"#!"):
-        raise EngineError(f"{path}: is no vLLM; vLLM's command is a Python script that imports it")
+        raise EngineError(f"{path}: is not vLLM; vLLM's command is a Python script that imports it")
     text = head.decode("utf-8", "replace")
     interpreter = script_interpreter(path, text, environ)
     if interpreter is None:
         return _from_wrapper(path, text)
     if not _IMPORTS_VLLM.search(text):
-        raise EngineError(f"{path}: is no vLLM; it is a Python script that does not import it")
+        raise EngineError(f"{path}: is not vLLM; it is a Python script that does not import it")
     if not interpreter.exists():
         raise EngineError(f"{path}: its Python {interpreter} is gone; the environment was moved or removed")
     return _engine((str(path),), path, installed_vllm(interpreter))
@@ -273,7 +273,7 @@ def _from_wrapper(path: Path, text: str) -> Engine:
             "container yourself: its server is then shown among those of others"
         )
     if not _RUNS_VLLM.search(code) and not (path.name == "vllm" and _SHIM.search(code)):
-        raise EngineError(f"{path}: is no vLLM; it is a script that does not run it")
+        raise EngineError(f"{path}: is not vLLM; it is a script that does not run it")
     note = "its command is a script around vLLM, so its version is known only once it runs"
     return Engine(EngineKind.VLLM, (str(path),), None, None, str(path), note)
 

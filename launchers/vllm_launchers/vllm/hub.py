@@ -44,7 +44,7 @@ class HubError(Exception):
 
 
 class HubNameError(HubError):
-    """That is no name of a model on the hub."""
+    """That is not a name of a model on the hub."""
 
 
 class HubFile(msgspec.Struct, frozen=True):
@@ -332,7 +332,7 @@ class Hub:
             "no_revision": f"{model}: has no revision '{request.get('revision')}'",
             "not_found": f"{model}: is not on the hub at {hub}, or is private; check its name, or give a token "
             "(HF_TOKEN)",
-            "name": f"{model}: is no hub id such as Qwen/Qwen3-8B-AWQ",
+            "name": f"{model}: is not a hub id such as Qwen/Qwen3-8B-AWQ",
             "unreachable": f"{model}: the hub at {hub} does not answer; check the network and try again: {text}",
             "disk": f"{model}: the cache at {self.cache} can't be written: {text}",
         }.get(str(error.get("kind")), f"{model}: the hub at {hub} failed: {text}")
@@ -372,7 +372,7 @@ def _chosen(files: Sequence[HubFile], include: Sequence[str]) -> Iterator[HubFil
 
 def _checked(model: str) -> None:
     if not HUB_ID.fullmatch(model) or ".." in model or "--" in model:
-        raise HubNameError(f"{model[:120]}: is no hub id such as Qwen/Qwen3-8B-AWQ")
+        raise HubNameError(f"{model[:120]}: is not a hub id such as Qwen/Qwen3-8B-AWQ")
 
 
 def _inside(name: str) -> bool:

@@ -283,8 +283,8 @@ def unread_fate(release: Release) -> Fate:
     return Fate.WARNED if release >= _WARNS_SINCE else Fate.IGNORED
 
 
-_UNUSED = "leave it out"
-_V1 = "leave it out: the engine of today (V1) has nothing of the kind"
+_UNUSED = "remove it"
+_V1 = "remove it: the V1 engine has no equivalent"
 
 
 def _gone(since: Release, names: str, instead: str) -> list[RemovedFlag]:
@@ -300,11 +300,11 @@ def _lost(since: Release, names: str, instead: str) -> list[RemovedFlag]:
 def _into(since: Release, keys: Mapping[str, str], target: str) -> list[RemovedFlag]:
     """Flags that became keys of a JSON flag."""
     moved = into_json(keys, target)
-    return [RemovedFlag(name, since, f"it is the key {key} of --{target} now", moved) for name, key in keys.items()]
+    return [RemovedFlag(name, since, f"use the key {key} of --{target}", moved) for name, key in keys.items()]
 
 
 def _renamed(since: Release, old: str, new: str) -> RemovedFlag:
-    return RemovedFlag(old, since, f"it is called --{new} now", rename(old, new))
+    return RemovedFlag(old, since, f"use --{new}", rename(old, new))
 
 
 _FLAGS: tuple[RemovedFlag, ...] = (
@@ -318,30 +318,30 @@ _FLAGS: tuple[RemovedFlag, ...] = (
            "typical-acceptance-sampler-posterior-threshold typical-acceptance-sampler-posterior-alpha "
            "disable-logprobs-during-spec-decoding", _UNUSED),
     # Scheduling and memory
-    *_gone((0, 11, 0), "preemption-mode", "leave it out: preempted requests are always recomputed"),
+    *_gone((0, 11, 0), "preemption-mode", "remove it: preempted requests are always recomputed"),
     *_gone((0, 11, 0), "scheduler-delay-factor", _V1),
     *_gone((0, 10, 1), "num-scheduler-steps multi-step-stream-outputs", _V1),
     *_gone((0, 10, 0), "use-v2-block-manager", _V1),
     *_gone((0, 12, 0), "num-lookahead-slots", _V1),
     *_gone((0, 27, 0), "max-num-partial-prefills max-long-partial-prefills",
-           "leave it out, or bound long prompts with --long-prefill-token-threshold"),
-    RemovedFlag("swap-space", (0, 18, 0), "leave it out; the nearest is --kv-offloading-size, GiB of "
+           "remove it, or bound long prompts with --long-prefill-token-threshold"),
+    RemovedFlag("swap-space", (0, 18, 0), "remove it; the nearest is --kv-offloading-size, GiB of "
                 "main memory for evicted KV blocks", swap_space,
                 ignored_since=(0, 11, 0)),
-    *_gone((0, 28, 0), "calculate-kv-scales", "leave it out: scales of an FP8 KV cache come from the checkpoint"),
+    *_gone((0, 28, 0), "calculate-kv-scales", "remove it: scales of an FP8 KV cache come from the checkpoint"),
     *_gone((0, 31, 0), "enable-mamba-fine-grained-prefix-cache", _UNUSED),
     # Execution
-    *_gone((0, 11, 0), "disable-async-output-proc", "leave it out; --async-scheduling is its successor's switch"),
+    *_gone((0, 11, 0), "disable-async-output-proc", "remove it; --async-scheduling replaces it"),
     *_gone((0, 11, 0), "max-seq-len-to-capture",
-           "leave it out: CUDA graphs are sized by batch now, with --max-cudagraph-capture-size"),
+           "remove it: CUDA graphs are sized by batch now, with --max-cudagraph-capture-size"),
     *_gone(NEVER, "max-context-len-to-capture",
-           "leave it out: CUDA graphs are sized by batch now, with --max-cudagraph-capture-size"),
-    RemovedFlag("cuda-graph-sizes", (0, 13, 0), "it is called --cudagraph-capture-sizes now; a single number, the "
-                "largest, is --max-cudagraph-capture-size",
+           "remove it: CUDA graphs are sized by batch now, with --max-cudagraph-capture-size"),
+    RemovedFlag("cuda-graph-sizes", (0, 13, 0), "use --cudagraph-capture-sizes, or for a single number, the "
+                "largest, --max-cudagraph-capture-size",
                 rename("cuda-graph-sizes", "max-cudagraph-capture-size")),
     *_gone((0, 28, 0), "override-attention-dtype", _UNUSED),
     *_gone((0, 30, 0), "enable-bf16x3-router-gemm", _UNUSED),
-    *_gone((0, 10, 0), "device", "leave it out: the installed build decides the device"),
+    *_gone((0, 10, 0), "device", "remove it: the installed build decides the device"),
     *_lost((0, 10, 2), "override-neuron-config", "Neuron is a plugin with settings of its own"),
     RemovedFlag("worker-use-ray", NEVER, "write --distributed-executor-backend ray",
                 becomes("worker-use-ray", "distributed-executor-backend", "ray")),
@@ -349,18 +349,18 @@ _FLAGS: tuple[RemovedFlag, ...] = (
     *_into((0, 12, 0), EPLB_KEYS, "eplb-config"),
     # Structured answers, tools, thinking
     *(
-        RemovedFlag(name, (0, 11, 0), "it is --structured-outputs-config now, such as "
+        RemovedFlag(name, (0, 11, 0), "use --structured-outputs-config, such as "
                     '\'{"backend": "xgrammar"}\'', structured)
         for name in STRUCTURED_KEYS
     ),
-    RemovedFlag("guided-decoding-disable-fallback", (0, 11, 0), "leave it out: there is no fallback any more",
+    RemovedFlag("guided-decoding-disable-fallback", (0, 11, 0), "remove it: there is no fallback anymore",
                 structured),
-    *_gone((0, 10, 0), "enable-reasoning", "leave it out: --reasoning-parser alone is enough"),
+    *_gone((0, 10, 0), "enable-reasoning", "remove it: --reasoning-parser alone is enough"),
     *_gone((0, 10, 0), "expand-tools-even-if-tool-choice-none",
-           "leave it out; --exclude-tools-when-tool-choice-none is the opposite"),
+           "remove it; --exclude-tools-when-tool-choice-none is the opposite"),
     *_lost((0, 17, 0), "logits-processor-pattern", "--logits-processors loads processors at the start"),
     # Model
-    RemovedFlag("task", (0, 13, 0), "it is --runner (generate, pooling) and --convert now", task),
+    RemovedFlag("task", (0, 13, 0), "use --runner (generate, pooling) and --convert", task),
     *_lost((0, 11, 1), "rope-scaling rope-theta",
            "write it into --hf-overrides, such as '{\"rope_parameters\": {\"rope_theta\": …, \"factor\": …}}'"),
     _renamed((0, 12, 0), "override-pooler-config", "pooler-config"),
@@ -368,15 +368,15 @@ _FLAGS: tuple[RemovedFlag, ...] = (
     *_lost(NEVER, "gguf-file", "releases before 0.24 took the GGUF file itself as the model"),
     *_lost((0, 10, 0), "qlora-adapter-name-or-path", "adapters are loaded with --lora-modules"),
     *_gone(NEVER, "quantization-param-path kv-cache-scales-path",
-           "leave it out: scales of an FP8 KV cache come from the checkpoint"),
+           "remove it: scales of an FP8 KV cache come from the checkpoint"),
     *_gone((0, 10, 0), "tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config", _UNUSED),
     # LoRA and prompt adapters
-    *_gone((0, 12, 0), "lora-extra-vocab-size", "leave it out: adapters cannot add tokens any more"),
+    *_gone((0, 12, 0), "lora-extra-vocab-size", "remove it: adapters can no longer add tokens"),
     *_gone((0, 10, 0), "long-lora-scaling-factors", _UNUSED),
     *_gone((0, 11, 1), "enable-lora-bias", _UNUSED),
-    *_gone((0, 10, 2), "enable-prompt-adapter", "leave it out: prompt adapters are gone"),
+    *_gone((0, 10, 2), "enable-prompt-adapter", "remove it: prompt adapters were removed"),
     *_lost((0, 10, 0), "prompt-adapters max-prompt-adapters max-prompt-adapter-token",
-           "leave it out: prompt adapters are gone"),
+           "remove it: prompt adapters were removed"),
     # Images
     RemovedFlag("disable-mm-preprocessor-cache", (0, 13, 0), "write --mm-processor-cache-gb 0",
                 no_mm_cache),
@@ -384,17 +384,17 @@ _FLAGS: tuple[RemovedFlag, ...] = (
                 becomes("enable-multimodal-encoder-data-parallel", "mm-encoder-tp-mode", "data")),
     *_gone(NEVER, "image-input-type image-token-id image-input-shape image-feature-size", _UNUSED),
     # Server
-    RemovedFlag("disable-log-requests", (0, 17, 0), "leave it out: requests are not logged unless "
+    RemovedFlag("disable-log-requests", (0, 17, 0), "remove it: requests are not logged unless "
                 "--enable-log-requests is set", log_requests),
     *_gone((0, 19, 0), "disable-frontend-multiprocessing",
-           "leave it out; VLLM_ENABLE_V1_MULTIPROCESSING=0 keeps the engine in one process"),
+           "remove it; VLLM_ENABLE_V1_MULTIPROCESSING=0 keeps the engine in one process"),
 )  # fmt: skip
 
 REMOVED_FLAGS: Mapping[str, RemovedFlag] = {flag.name: flag for flag in _FLAGS}
 """By name."""
 
 
-_OTHER_CHECKPOINT = "take a checkpoint that was quantized in another way"
+_OTHER_CHECKPOINT = "use a checkpoint with another quantization"
 
 
 def _quantization(
@@ -407,20 +407,20 @@ REMOVED_VALUES: tuple[RemovedValue, ...] = (
     *_quantization(NEVER, "squeezellm"),
     *_quantization((0, 10, 1), "aqlm"),
     *_quantization((0, 10, 2), "marlin", "gptq_marlin does the same", "gptq_marlin"),
-    *_quantization((0, 9, 0), "nvfp4", "it is called modelopt_fp4", "modelopt_fp4"),
+    *_quantization((0, 9, 0), "nvfp4", "use modelopt_fp4", "modelopt_fp4"),
     *_quantization((0, 10, 2), "qqq neuron_quant"),
     *_quantization((0, 14, 0), "tpu_int8"),
     *_quantization((0, 15, 0), "deepspeedfp hqq rtn"),
-    *_quantization((0, 15, 0), "auto-round", "it is called inc", "inc"),
+    *_quantization((0, 15, 0), "auto-round", "use inc", "inc"),
     *_quantization((0, 16, 0), "bitblas gptq_bitblas gptq_marlin_24 ipex"),
     *_quantization((0, 19, 0), "ptpc_fp8"),
     *_quantization((0, 20, 0), "petit_nvfp4"),
-    *_quantization((0, 24, 0), "gguf", "take a safetensors checkpoint of the model, such as an AWQ one"),
+    *_quantization((0, 24, 0), "gguf", "use a safetensors checkpoint of the model, such as an AWQ one"),
     *_quantization((0, 28, 0), "bitsandbytes",
-                   "take a quantized checkpoint such as an AWQ one, or --quantization fp8 for a plain one"),
-    RemovedValue("load-format", "gguf", (0, 24, 0), "take a safetensors checkpoint of the model"),
-    RemovedValue("load-format", "bitsandbytes", (0, 28, 0), "take a quantized checkpoint such as an AWQ one"),
-    RemovedValue("tokenizer-mode", "slow", (0, 31, 0), "leave it out: there are only fast tokenizers"),
+                   "use a quantized checkpoint such as an AWQ one, or --quantization fp8 for a plain one"),
+    RemovedValue("load-format", "gguf", (0, 24, 0), "use a safetensors checkpoint of the model"),
+    RemovedValue("load-format", "bitsandbytes", (0, 28, 0), "use a quantized checkpoint such as an AWQ one"),
+    RemovedValue("tokenizer-mode", "slow", (0, 31, 0), "remove it: there are only fast tokenizers"),
 )  # fmt: skip
 """Removed since 0.8.5, plus older ones that guides mention."""
 
@@ -433,12 +433,12 @@ def removed_value(flag: str, value: object) -> RemovedValue | None:
 
 
 def _now_flag(since: Release, name: str, flag: str) -> RemovedVariable:
-    return RemovedVariable(name, since, f"it is --{flag} now", variable_to_flag(flag))
+    return RemovedVariable(name, since, f"use --{flag}", variable_to_flag(flag))
 
 
 def _now_key(since: Release, name: str, flag: str, key: str, *, switch: bool = True) -> RemovedVariable:
     moved = variable_to_json(flag, key, switch=switch)
-    return RemovedVariable(name, since, f"it is the key {key} of --{flag} now", moved)
+    return RemovedVariable(name, since, f"use the key {key} of --{flag}", moved)
 
 
 def _unread(since: Release, name: str, instead: str = _UNUSED) -> RemovedVariable:
@@ -446,10 +446,10 @@ def _unread(since: Release, name: str, instead: str = _UNUSED) -> RemovedVariabl
 
 
 _VARIABLES: tuple[RemovedVariable, ...] = (
-    RemovedVariable("VLLM_ATTENTION_BACKEND", (0, 15, 0), "it is --attention-backend now",
+    RemovedVariable("VLLM_ATTENTION_BACKEND", (0, 15, 0), "use --attention-backend",
                     attention_backend),
-    _unread((0, 11, 1), "VLLM_USE_V1", "leave it out: there is only V1"),
-    _unread(NEVER, "VLLM_LOG_LEVEL", "it is called VLLM_LOGGING_LEVEL"),
+    _unread((0, 11, 1), "VLLM_USE_V1", "remove it: there is only V1"),
+    _unread(NEVER, "VLLM_LOG_LEVEL", "use VLLM_LOGGING_LEVEL"),
     _now_key((0, 15, 0), "VLLM_FLASH_ATTN_VERSION", "attention-config", "flash_attn_version", switch=False),
     _now_key((0, 15, 0), "VLLM_USE_TRTLLM_ATTENTION", "attention-config", "use_trtllm_attention"),
     _now_key((0, 15, 0), "VLLM_FLASHINFER_DISABLE_Q_QUANTIZATION", "attention-config",
@@ -461,14 +461,14 @@ _VARIABLES: tuple[RemovedVariable, ...] = (
     _unread((0, 11, 1), "VLLM_USE_AITER_UNIFIED_ATTENTION", "choose a kernel with --attention-backend"),
     _now_flag((0, 16, 0), "VLLM_ALL2ALL_BACKEND", "all2all-backend"),
     RemovedVariable(
-        "VLLM_TORCH_PROFILER_DIR", (0, 16, 0), "it is the key torch_profiler_dir of --profiler-config now",
+        "VLLM_TORCH_PROFILER_DIR", (0, 16, 0), "use the key torch_profiler_dir of --profiler-config",
         variable_to_json("profiler-config", "torch_profiler_dir", besides={"profiler": "torch"}),
     ),
     _now_flag((0, 13, 0), "VLLM_MM_INPUT_CACHE_GIB", "mm-processor-cache-gb"),
     _now_flag((0, 30, 0), "VLLM_MM_HASHER_ALGORITHM", "mm-hasher-algorithm"),
     _now_flag((0, 30, 0), "VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "prefix-cache-retention-interval"),
     RemovedVariable(
-        "VLLM_DISABLE_NCCL_FOR_DP_SYNCHRONIZATION", (0, 11, 1), "it is --disable-nccl-for-dp-synchronization now",
+        "VLLM_DISABLE_NCCL_FOR_DP_SYNCHRONIZATION", (0, 11, 1), "use --disable-nccl-for-dp-synchronization",
         variable_to_switch("disable-nccl-for-dp-synchronization"),
     ),
     *(
@@ -492,6 +492,6 @@ REMOVED_VARIABLES: Mapping[str, RemovedVariable] = {variable.name: variable for 
 """By name. Other removed variables are in the table of releases, without a replacement."""
 
 MISREAD_VARIABLES: Mapping[str, str] = {
-    "VLLM_PORT": "it is not the port of the API (that is --port) but the first of those that vLLM uses inside"
+    "VLLM_PORT": "it is not the API's port (that is --port), but the first of vLLM's internal ports"
 }
 """Variables that are read, but do not mean what their names suggest."""

@@ -225,18 +225,18 @@ def _entry(document: Any) -> Remembered:
     """Raises ValueError, OverflowError, KeyError or TypeError for an invalid entry."""
     texts = {name: document[name] for name in ("model", "gpu", "engine", "flags", "shares")}
     if not all(isinstance(value, str) for value in texts.values()):
-        raise ValueError("an entry's name is no text")
+        raise ValueError("an entry's name is not text")
     at, reported, predicted = _number(document["at"]), _read(document["reported"]), _read(document["predicted"])
     return Remembered(**texts, at=at, reported=reported, predicted=predicted)
 
 
 def _read(figures: Any) -> dict[str, float]:
     if not isinstance(figures, dict):
-        raise ValueError("figures are no object")
+        raise ValueError("figures are not an object")
     return {str(name): _number(value) for name, value in figures.items()}
 
 
 def _number(value: Any) -> float:
     if not math.isfinite(number := float(value)):
-        raise ValueError("a figure is no number")
+        raise ValueError("a figure is not a number")
     return number

@@ -87,7 +87,7 @@ def test_what_is_wrong_with_a_page_is_told_before_what_is_no_page(board: Path) -
         (board / f"+{number}").touch()
     (board / "0.json").write_text("no page")
     found = read_board(board, time.time())
-    assert "0.json is ignored: it is no JSON" in found.notices[0]
+    assert "0.json is ignored: it is not JSON" in found.notices[0]
 
 
 @as_root

@@ -136,8 +136,8 @@ def test_a_wrapper_around_docker_is_refused(tmp_path: Path, executable: Executab
         ("#!/bin/sh\necho this is not vllm\n", "a script that does not run it"),
         ("#!/bin/sh\nexit 0\n", "a script that does not run it"),
         ("#!/usr/bin/python3\nprint('vllm')\n", "a Python script that does not import it"),
-        ("\x7fELF", "is no vLLM"),
-        ("", "is no vLLM"),
+        ("\x7fELF", "is not vLLM"),
+        ("", "is not vLLM"),
         ("#!\n", "a script that does not run it"),
         ("#!/nowhere/bin/python\nimport vllm\n", "its Python /nowhere/bin/python is gone"),
     ],
@@ -204,5 +204,5 @@ def test_the_simulated_engine() -> None:
 
 
 def test_system_binaries() -> None:
-    with pytest.raises(EngineError, match="is no vLLM"):
+    with pytest.raises(EngineError, match="is not vLLM"):
         engine_at(shutil.which("true") or "/bin/true")

@@ -74,11 +74,11 @@ def decode_host(data: bytes) -> Host:
         HostError: it is not a host document; one sentence that names the key.
     """
     if len(data) > MOST_BYTES:
-        raise HostError(f"larger than {MOST_BYTES // 1024 // 1024} MiB; that is no host document")
+        raise HostError(f"larger than {MOST_BYTES // 1024 // 1024} MiB; that is not a host document")
     try:
         host = decode_json(data, Host)
     except msgspec.ValidationError as error:
-        raise HostError(f"is no host document: {error}") from error
+        raise HostError(f"is not a host document: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HostError(f"is not JSON: {str(error)[:200]}") from error
     host = with_claims(host, {})  # claims recorded in it have expired
@@ -225,7 +225,7 @@ def _model(name: str) -> GpuModel:
 
 def _read(text: str) -> _Matrix:
     if len(text) > MOST_MATRIX:
-        raise HostError(f"the text is larger than {MOST_MATRIX // 1024} KiB; that is no topology matrix")
+        raise HostError(f"the text is larger than {MOST_MATRIX // 1024} KiB; that is not a topology matrix")
     matrix: _Matrix | None = None
     row: list[str] = []
     for words in _lines(text):

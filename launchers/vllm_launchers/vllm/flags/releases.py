@@ -84,7 +84,7 @@ def nearest_release(version: str) -> str:
     """
     wanted = parse_release(version)
     if wanted is None:
-        raise UnknownReleaseError(f"'{version[:40]}' is no version of vLLM; write it as in {RELEASES[-1]}")
+        raise UnknownReleaseError(f"'{version[:40]}' is not a version of vLLM; write it as in {RELEASES[-1]}")
     if wanted < OLDEST:
         raise UnknownReleaseError(f"vLLM {version} is older than what is known here; the oldest is {RELEASES[0]}")
     not_newer = [index for index, numbers in enumerate(_NUMBERS) if numbers <= wanted]

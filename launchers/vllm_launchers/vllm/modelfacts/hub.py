@@ -46,7 +46,7 @@ def facts_from_hub(
     if any(environ.get(name, "").lower() not in _NO for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
         raise ModelFactsError(f"model {model}: the hub is not asked, since HF_HUB_OFFLINE is set; unset it")
     if not HUB_ID.fullmatch(model) or ".." in model:
-        raise ModelFactsError(f"model {model}: is no hub id such as Qwen/Qwen3-8B-AWQ")
+        raise ModelFactsError(f"model {model}: is not a hub id such as Qwen/Qwen3-8B-AWQ")
     base = (endpoint or environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:

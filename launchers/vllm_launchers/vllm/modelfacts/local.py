@@ -83,7 +83,7 @@ def _places(cache: Path, folders: Sequence[str], problems: list[str]) -> Iterato
     for name in folders:
         folder = Path(os.path.expanduser(name))  # noqa: PTH111 - of an unknown user it stays as it is
         if not os.path.isdir(folder):  # noqa: PTH112
-            problems.append(f"models: {folder} is no folder")
+            problems.append(f"models: {folder} is not a folder")
             continue
         for path in _in_folder(folder, problems):
             yield str(path), "folder", path
@@ -147,7 +147,7 @@ def _model(name: str, place: str, path: Path, cache: Path, environ: Mapping[str,
     except (ModelFactsError, OSError):  # what cannot be read was reported before
         broken = ""
     if broken:
-        return msgspec.structs.replace(found, problem=f"{broken} is no safetensors file; fetch it again")
+        return msgspec.structs.replace(found, problem=f"{broken} is not a safetensors file; fetch it again")
     missing = len(facts.files_missing)
     problem = f"{missing} weight file{'' if missing == 1 else 's'} missing: its download is not finished"
     return msgspec.structs.replace(found, facts=facts, problem=problem if missing else "")

@@ -90,7 +90,7 @@ def _problem(model: str) -> str | None:
     try:
         return model_folder_problem(model)
     except ValueError:  # a zero byte
-        return f"model {model!r}: is no name that a file or a model can have"
+        return f"model {model!r}: is not a name that a file or a model can have"
 
 
 _GGUF = b"GGUF"
@@ -104,7 +104,7 @@ def _from_gguf(model: str, path: Path) -> ModelFacts:
     except OSError as error:
         raise ModelFactsError(f"{path} cannot be read: {error.strerror}") from error
     if begin != _GGUF:
-        raise ModelFactsError(f"{path} is no GGUF file: it does not begin with 'GGUF'; fetch it again")
+        raise ModelFactsError(f"{path} is not a GGUF file: it does not begin with 'GGUF'; fetch it again")
     facts = from_name(path.stem)
     return replace(
         facts,

@@ -106,7 +106,7 @@ def parse_json(data: bytes, where: str) -> Config:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ModelFactsError(f"{where} is no valid JSON; was its download cut off? Fetch it again") from error
+        raise ModelFactsError(f"{where} is not valid JSON; was its download cut off? Fetch it again") from error
     if not isinstance(content, dict):
         raise ModelFactsError(f"{where} holds no JSON object; fetch it again")
     return content

@@ -120,7 +120,7 @@ def test_shares_are_read_as_people_write_them(value: str | float, share: GpuShar
     ],
 )
 def test_what_is_no_share_is_told(value: object) -> None:
-    with pytest.raises(HostError, match=r"GPU 0: .* is no part of its memory") as caught:
+    with pytest.raises(HostError, match=r"GPU 0: .* is not a part of its memory") as caught:
         parse_share(0, value)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 

@@ -68,7 +68,7 @@ def test_what_follows_from_the_rest_may_be_left_out() -> None:
     ("data", "says"),
     [
         (b"", "not JSON"),
-        (b"[1]", "no host document"),
+        (b"[1]", "not a host document"),
         (b"\xff\xfe\x00", "not JSON"),
         pytest.param(b'{"x": ' + b"[" * 100_000, "JSON", id="deep"),
         (b'{"gpus": {"0": 1}}', "gpus"),

@@ -82,7 +82,7 @@ async def test_a_model_is_downloaded_after_a_question_and_escape_cancels(host, w
     [
         ("org/none", "is not on the hub"),
         ("org/coded", "'vllm-console models get org/coded --with-code'"),
-        ("/data/model", "is no hub id"),
+        ("/data/model", "is not a hub id"),
     ],
 )
 async def test_what_can_not_be_downloaded_from_there_is_said(host, wait_until, fleet, hub, model, words):

@@ -68,7 +68,7 @@ def test_a_folder_that_is_not_there_is_named_and_the_others_are_listed(tmp_path:
     make.cached("org/whole", whole(make))
     found = listed(tmp_path, tmp_path / "gone")
     assert len(found.models) == 1
-    assert found.problems == (f"models: {tmp_path / 'gone'} is no folder",)
+    assert found.problems == (f"models: {tmp_path / 'gone'} is not a folder",)
 
 
 def test_a_config_that_cannot_be_read_is_a_problem_of_that_model_alone(tmp_path: Path, make: Any) -> None:
@@ -76,7 +76,7 @@ def test_a_config_that_cannot_be_read_is_a_problem_of_that_model_alone(tmp_path:
     make.folder("many/bad", {"config.json": "{not json", "model.safetensors": b""})
     good, bad = listed(tmp_path, tmp_path / "many").models
     assert good.facts is not None
-    assert (bad.facts, "config.json is no valid JSON" in bad.problem) == (None, True)
+    assert (bad.facts, "config.json is not valid JSON" in bad.problem) == (None, True)
 
 
 def test_no_more_models_and_names_than_the_bounds_are_read(
@@ -117,6 +117,6 @@ def test_weights_that_are_none_are_a_problem(tmp_path: Path, make: Any, data: by
     make.folder("many/one", {"config.json": make.config, "model.safetensors": data})
     make.folder("many/two", {"w.gguf": data})
     one, two = listed(tmp_path, tmp_path / "many").models
-    assert one.problem == "model.safetensors is no safetensors file; fetch it again"
-    assert two.problem.endswith("w.gguf is no GGUF file: it does not begin with 'GGUF'; fetch it again")
+    assert one.problem == "model.safetensors is not a safetensors file; fetch it again"
+    assert two.problem.endswith("w.gguf is not a GGUF file: it does not begin with 'GGUF'; fetch it again")
     assert (one.facts, two.facts) == (None, None)
