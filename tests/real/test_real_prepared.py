@@ -41,7 +41,7 @@ def start(
         flags = [word for flag in cpu_flags for word in f"--{flag.removesuffix('=true')}".split("=")]
         argv = [str(real_vllm), "serve", str(tiny_model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
         command = prepared_command([*argv, *flags, *words])
-        assert command is not None
+        assert command
         begun.append(Prepared(command, {**os.environ, **real_env, **variables}, tmp_path))
         return begun[-1]
 

@@ -6,6 +6,7 @@ of its start has changed when the plan is launched, it becomes the server.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from vllm_launchers.keeper.prepared_launch import FirstStart, PreparedLaunch
-from vllm_launchers.launch.prepared_start import prepared_argv
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.plan.model import EngineKind
 from vllm_launchers.plan.verdict import Answer, Verdict
+from vllm_launchers.prepared.command import prepared_command
 from vllm_launchers.procfs import resident_mib
 from vllm_launchers.secrets import redact
 
@@ -96,7 +97,8 @@ class EngineVerdicts:
 
 
 def _start(launch: LaunchPlan, folder: Path) -> FirstStart:
-    return FirstStart(folder.absolute(), prepared_argv(launch.plan), launch.spec(), launch.secrets)
+    argv = prepared_command(launch.plan.argv, {**os.environ, **launch.plan.environment})
+    return FirstStart(folder.absolute(), argv, launch.spec(), launch.secrets)
 
 
 def _why_not(launch: LaunchPlan) -> str:

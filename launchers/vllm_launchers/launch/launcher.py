@@ -22,12 +22,12 @@ from vllm_launchers.launch.earlier_starts import own_start
 from vllm_launchers.launch.errors import FleetError, UsageError, keeper_errors
 from vllm_launchers.launch.node_start import node_spec, refuse_node, startable
 from vllm_launchers.launch.planner import Planner
-from vllm_launchers.launch.prepared_start import prepared_argv
 from vllm_launchers.launch.refusal import refuse_unfit
 from vllm_launchers.launch.request import AS_CONFIGURED, LaunchRequest, RestartOptions
 from vllm_launchers.launch.resolve import LaunchPlan
 from vllm_launchers.launch.standby import beside, find_other, one_switch, refuse_awake, refuse_beside_partner
 from vllm_launchers.plan.model import Changes, Engine, Plan
+from vllm_launchers.prepared.command import prepared_command
 from vllm_launchers.private import lock, open_file, own_folder
 from vllm_launchers.vllm.startup_reports import Remembered
 
@@ -415,7 +415,9 @@ class Launcher:
         if options is not None:
             prepare = self._prepare if options.prepare is None else options.prepare
             rollback = self._rollback if options.rollback is None else options.rollback
-            spec = values.replace(spec, prepared_argv=prepared_argv(launch.plan) if prepare else (), rollback=rollback)
+            environment = {**os.environ, **launch.plan.environment}
+            argv = prepared_command(launch.plan.argv, environment) if prepare else ()
+            spec = values.replace(spec, prepared_argv=argv, rollback=rollback)
         record = self._noted(client.read(self._state, name))
         if spec.port and (not record.needs_keeper or record.current.spec.port != spec.port):
             self.planner.claim(spec.host, spec.port, self._records.taken_ports(name))

@@ -1,4 +1,4 @@
-"""The words that start a vLLM in the prepared state, from those that start it as usual."""
+"""The command that prepares a server, from the one that starts it as usual."""
 
 from __future__ import annotations
 
@@ -12,27 +12,32 @@ from vllm_launchers.vllm.installed_packages import script_interpreter, which
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 
+SIMULATED = ("-m", "vllm_launchers.simulated")
+
 _HEAD_BYTES = 8192
 _COMMAND_LINE = MODULE[1]
 _HELPERS = {"re", "sys"}
 _CALLS = {"main", "re.sub", "sys.argv[0].endswith", "sys.exit"}
 
 
-def prepared_command(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[str, ...] | None:
-    """What to run instead of ``argv``, which is ``…/vllm serve …`` or ``PYTHON -m vllm.entrypoints.cli.main serve …``.
+def prepared_command(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """What to run instead of ``argv``: ``…/vllm serve …``, ``PYTHON -m vllm.entrypoints.cli.main serve …`` or the
+    simulated engine's command.
 
-    None where the interpreter is not known or the command does more than to run vLLM: wrappers, containers, other
+    Empty where the interpreter is not known or the command does more than to run vLLM: wrappers, containers, other
     modules. ``environ`` is the server's; its ``PATH`` counts for ``#!/usr/bin/env python3``.
     """
     environ = os.environ if environ is None else environ
     if tuple(argv[1:4]) == (*MODULE, "serve"):
         python = _found(argv[0], environ)
-        return (str(python), str(BOOTSTRAP), _COMMAND_LINE, *argv[3:]) if python else None
+        return (str(python), str(BOOTSTRAP), _COMMAND_LINE, *argv[3:]) if python else ()
+    if tuple(argv[1:3]) == SIMULATED:
+        return (argv[0], "-m", f"{SIMULATED[1]}.prepared", *argv[3:])
     if tuple(argv[1:2]) != ("serve",):
-        return None
+        return ()
     script = _found(argv[0], environ)
     interpreter = _interpreter(script, environ) if script else None
-    return (*interpreter, str(BOOTSTRAP), str(script), *argv[1:]) if interpreter else None
+    return (*interpreter, str(BOOTSTRAP), str(script), *argv[1:]) if interpreter else ()
 
 
 def _found(word: str, environ: Mapping[str, str]) -> Path | None:

@@ -302,7 +302,7 @@ def test_a_message_has_a_bounded_length(start: Start) -> None:
         (["serve", "m", "--error", "attribute"], {}, "no such attribute"),
         (["serve", "m", "--error", "busy"], {}, "CUDA error: device is busy"),
         (["serve", "m", "--error", "memory"], {}, "no memory"),
-        (["serve", "--help"], {}, "with these words it does not serve"),
+        (["serve", "--help"], {}, "this command line does not serve"),
         (["bench", "m"], {}, "only 'vllm serve' can be prepared"),
         (["serve", "m", "--omni"], {}, "only 'vllm serve' can be prepared"),
     ],

@@ -73,7 +73,7 @@ def test_what_installers_write(folder: Path, text: str) -> None:
 @pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
 def test_a_command_that_does_more_is_run_itself(folder: Path, text: str) -> None:
     script = written(folder, text)
-    assert prepared_command([str(script), "serve", "m"], {"PATH": str(folder)}) is None
+    assert prepared_command([str(script), "serve", "m"], {"PATH": str(folder)}) == ()
 
 
 def test_options_of_the_interpreter_are_kept(folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_vllm_run_as_a_module(folder: Path) -> None:
     "words",
     [
         ["{python}", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"],
-        ["{python}", "-m", "vllm_launchers.simulated", "serve", "m"],
+        ["{python}", "-m", "another.module", "serve", "m"],
         ["{python}", "-I", "-m", "vllm.entrypoints.cli.main", "serve", "m"],
         ["{vllm}", "bench", "serve"],
         ["{vllm}"],
@@ -118,8 +118,14 @@ def test_vllm_run_as_a_module(folder: Path) -> None:
 def test_what_can_not_be_prepared(folder: Path, words: list[str]) -> None:
     script = written(folder, PIP)
     argv = [word.format(python=folder / "python", vllm=script) for word in words]
-    assert prepared_command(argv, {"PATH": str(folder)}) is None
+    assert prepared_command(argv, {"PATH": str(folder)}) == ()
 
 
 def test_the_bootstrap_is_there() -> None:
     assert BOOTSTRAP.is_file()
+
+
+def test_the_simulated_engine_is_prepared_by_its_own_module() -> None:
+    argv = (sys.executable, "-m", "vllm_launchers.simulated", "serve", "m", "--port", "81")
+    prepared = prepared_command(argv)
+    assert prepared == (sys.executable, "-m", "vllm_launchers.simulated.prepared", "serve", "m", "--port", "81")
