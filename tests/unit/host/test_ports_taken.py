@@ -64,7 +64,7 @@ def test_free_port_passes_over_what_is_taken(bound: socket.socket) -> None:
 def test_hosts() -> None:
     assert host_problem("127.0.0.1") is None
     assert host_problem("localhost") is None
-    assert "no address of this machine" in str(host_problem("192.0.2.1"))
+    assert "not an address of this machine" in str(host_problem("192.0.2.1"))
     assert check_port("192.0.2.1", 8000) is None
 
 

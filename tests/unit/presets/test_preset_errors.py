@@ -45,7 +45,7 @@ BASE = 'extends = "chatbot"\n'
         (BASE + '[environment]\nHF_TOKEN = "abc"', ["environment.HF_TOKEN: a secret does not belong in a file"]),
         (BASE + '[environment]\nMY_PASSWORD = "abc"', ["environment.MY_PASSWORD", "secret"]),
         (BASE + "[environment]\nOMP_NUM_THREADS = 4", ["expected text in quotes, not the number 4"]),
-        (BASE + '[environment]\n"A B" = "1"', ["no name of an environment variable"]),
+        (BASE + '[environment]\n"A B" = "1"', ["not a name of an environment variable"]),
         (BASE + "[workload]\nprefix_reuse = 1.5", ["workload.prefix_reuse", "<= 1", "not 1.5"]),
         (BASE + "[workload]\nconcurrency = 0", ["workload.concurrency: expected a whole number >= 1, not 0"]),
         (BASE + "[workload]\nconcurency = 4", ["workload: unknown key 'concurency'", "did you mean 'concurrency'?"]),

@@ -100,11 +100,11 @@ def test_a_gguf_file(tmp_path: Path, make: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"{", "no valid JSON"),
+        (b"{", "not valid JSON"),
         (b"[1]", "holds no JSON object"),
-        (b"\xff\xfe\x00", "no valid JSON"),
-        (b"[" * 100_000, "no valid JSON"),
-        (b'{"a": ' + b"9" * 10_000 + b"}", "no valid JSON"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"a": ' + b"9" * 10_000 + b"}", "not valid JSON"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git-lfs pointer"),
         (b" " * (17 * 2**20), "longer than 16 MiB"),
     ],
