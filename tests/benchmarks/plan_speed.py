@@ -48,7 +48,7 @@ def measure(vllm: str, model: str, rounds: int) -> dict[str, float]:
     from vllm_console.fleet.local import LocalFleet
     from vllm_console.fleet.snapshot import Changes, LaunchRequest
     from vllm_launchers.vllm.engines import engine_at
-    from vllm_launchers.vllm.flags.learn import FlagCache
+    from vllm_launchers.vllm.flags.cache import FlagCache
 
     engine = engine_at(vllm)
     learned = clock(lambda: FlagCache().learn(engine))

@@ -135,7 +135,7 @@ def test_what_can_not_be_downloaded_is_one_sentence(program: Any, words: list[st
     with FakeHub(models, gated={"org/gated"}) as hub:
         hub.claimed_bytes = 10**15 if words == ["org/vast"] else None
         answer = program("models", "get", *words, "--yes", env=hub_env(program, hub))
-    assert answer.returncode in ((2,) if "no hub id" in sentence else (1, 4))
+    assert answer.returncode in ((2,) if "not a hub id" in sentence else (1, 4))
     assert sentence in answer.stderr
     assert answer.stderr.count("\n") == 1
     assert "\x1b" not in answer.stderr

@@ -137,14 +137,14 @@ def host_from_matrix(path: Path, gpu: str | None) -> Host:
         FleetError: the file cannot be read.
         UsageError: it contains no matrix, or the GPU is unknown.
     """
-    from vllm_launchers.host.gpu.document import MOST_BYTES, host_from_topo
+    from vllm_launchers.host.gpu.document import MOST_MATRIX, host_from_topo
 
     try:
         if str(path) == "-":
-            data = sys.stdin.buffer.read(MOST_BYTES + 1)
+            data = sys.stdin.buffer.read(MOST_MATRIX + 1)
         else:
             with path.open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+                data = file.read(MOST_MATRIX + 1)
     except (OSError, ValueError) as error:
         raise FleetError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:

@@ -32,9 +32,9 @@ from vllm_launchers.plan.model import Engine, EngineKind
 from vllm_launchers.private import open_regular
 from vllm_launchers.units import GIB
 from vllm_launchers.vllm.fast_loaders import FastLoader, fast_loaders
+from vllm_launchers.vllm.flags.cache import FlagCache
 from vllm_launchers.vllm.flags.changes import whole_number
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
-from vllm_launchers.vllm.flags.learn import FlagCache
 from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
 from vllm_launchers.vllm.startup_reports import StartupReportStore
 

@@ -25,8 +25,8 @@ from vllm_launchers.plan.findings import PlanError
 from vllm_launchers.plan.inputs import PlanInputs
 from vllm_launchers.plan.model import Engine, EngineKind, Flags
 from vllm_launchers.prepared.command import prepared_command
+from vllm_launchers.vllm.flags.cache import FlagCache
 from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
-from vllm_launchers.vllm.flags.learn import FlagCache
 from vllm_launchers.vllm.flags.releases import UnknownReleaseError, release_table
 from vllm_launchers.vllm.modelfacts.facts import ModelFacts, ModelFactsError
 from vllm_launchers.vllm.modelfacts.read import model_facts
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 LEARN = (
     "import sys; from vllm_launchers.vllm.engines import engine_at; "
-    "from vllm_launchers.vllm.flags.learn import FlagCache; "
+    "from vllm_launchers.vllm.flags.cache import FlagCache; "
     "FlagCache().learn(engine_at(sys.argv[1]))"
 )
 """Runs in a separate process: reading vLLM's source would block the interpreter, and thus the screen."""

@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +169,7 @@ def _with_bandwidth(link: Link, gpus: dict[int, Gpu]) -> Link:
 
 
 MOST_MATRIX = 1024 * 1024
+"""Bytes of a matrix that are read."""
 MOST_PREFIX = 10
 """What a log may put before each line: times, ranks, quote marks."""
 
@@ -183,13 +183,12 @@ _RANGES = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
 _TAIL = ("CPU", "NUMA", "Affinity")
 
 
-@dataclass(slots=True)
-class _Matrix:
+class _Matrix(msgspec.Struct):
     """Column names from the heading, and per GPU its cells and what follows them."""
 
     columns: list[str]
-    rows: dict[int, list[str]] = field(default_factory=dict)
-    tails: dict[int, list[str]] = field(default_factory=dict)
+    rows: dict[int, list[str]] = msgspec.field(default_factory=dict)
+    tails: dict[int, list[str]] = msgspec.field(default_factory=dict)
 
 
 def host_from_topo(text: str, gpu_name: str | None = None, hostname: str = "") -> Host:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_launchers.vllm.flags import learn as cache_module
-from vllm_launchers.vllm.flags.learn import FlagCache, FlagsUnknownError, default_folder
+from vllm_launchers.vllm.flags import cache as cache_module
+from vllm_launchers.vllm.flags.cache import FlagCache, default_folder
+from vllm_launchers.vllm.flags.learn import FlagsUnknownError
 
 
 @pytest.fixture

@@ -200,6 +200,6 @@ def test_offline_is_offline(hub: Hub, make: Any, name: str) -> None:
 
 @pytest.mark.parametrize("model", ["/a/folder", "./x", "a/b/c", "org/../x", "", "org/na me", "org/x?y=1"])
 def test_what_is_no_hub_id_is_not_asked_for(hub: Hub, model: str) -> None:
-    with pytest.raises(ModelFactsError, match="no hub id"):
+    with pytest.raises(ModelFactsError, match="not a hub id"):
         hub.read(model)
     assert hub.asked == []

@@ -1,0 +1,129 @@
+"""Learned flags of each installation, kept on disk: a file per package folder, read in a few milliseconds.
+
+A file is valid for the installation's version and the modification times and sizes of the files that define flags; when
+one of them changes the flags are learned again. Several processes may write at once: the last one wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from vllm_launchers.private import make_folder, open_file, open_regular, user_folder
+from vllm_launchers.typed_decoding import decode_json
+from vllm_launchers.vllm.engines import Engine
+from vllm_launchers.vllm.flags.flag_table import FlagsUnknownError, FlagTable
+from vllm_launchers.vllm.flags.source_location import MARK, package_folder
+
+FORMAT = 2
+"""Raised when the file format, or the way of reading the source, changes, so that older files are not used."""
+
+_LONGEST = 20_000_000
+_SOURCES = (
+    *("*.py", "config/*.py", "entrypoints/*/cli_args.py", "tool_parsers/__init__.py", "reasoning/__init__.py"),
+    *("model_executor/layers/quantization/*.py", "v1/attention/backends/cpu_attn.py"),
+)
+_BESIDE = ("torch/version.py", "torch/lib/libtorch_python.so")
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """One file of the cache."""
+
+    format: int
+    folder: str
+    stamp: str
+    table: FlagTable
+
+
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+class FlagCache:
+    """Flags of installations, learned once. Safe for several processes; methods may block on the disk."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """``folder`` need not exist; default: the user's own cache."""
+        self._folder = folder
+        self._read_before: dict[Path, tuple[str, FlagTable]] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._folder if self._folder is not None else default_folder()
+
+    def get(self, engine: Engine) -> FlagTable | None:
+        """The cached flags of an engine, without learning them; None if not learned, or if it has changed since."""
+        try:
+            place = package_folder(engine)
+        except FlagsUnknownError:
+            return None
+        stamp = _stamp(place, engine)
+        if (held := self._read_before.get(place)) is not None and held[0] == stamp:
+            return held[1]
+        if (table := self._read(place, stamp)) is not None:
+            self._read_before[place] = (stamp, table)
+        return table
+
+    def learn(self, engine: Engine) -> FlagTable:
+        """Learn an engine's flags from its source and cache them. Takes a fraction of a second.
+
+        Raises:
+            FlagsUnknownError: they cannot be learned; the message is one sentence.
+        """
+        from vllm_launchers.vllm.flags.learn import learn_flags  # not needed if everything is cached
+
+        place = package_folder(engine)
+        stamp = _stamp(place, engine)  # before reading: a change while reading makes it be learned again
+        table = learn_flags(engine)
+        with contextlib.suppress(OSError):  # a full or read-only disk: it is learned again next time
+            self._write(place, _Kept(FORMAT, str(place), stamp, table))
+        return table
+
+    def _path(self, place: Path) -> Path:
+        return self.folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:24]}.json"
+
+    def _read(self, place: Path, stamp: str) -> FlagTable | None:
+        try:
+            with open_regular(self._path(place)) as file:
+                data = file.read(_LONGEST)
+            if decode_json(data, _Format).format != FORMAT:
+                return None
+            kept = decode_json(data, _Kept)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        return kept.table if kept.stamp == stamp and kept.folder == str(place) else None
+
+    def _write(self, place: Path, kept: _Kept) -> None:
+        path = self._path(place)
+        make_folder(path.parent)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        try:
+            handle = open_file(fresh, os.O_WRONLY | os.O_EXCL)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(kept))
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+
+
+def default_folder() -> Path:
+    """The folder for learned flags, in the user's cache folder (``XDG_CACHE_HOME``)."""
+    return user_folder("XDG_CACHE_HOME", ".cache") / "flags"
+
+
+def _stamp(place: Path, engine: Engine) -> str:
+    """Changes when the installation does: version, build, and the files that define flags."""
+    digest = hashlib.sha256(f"{engine.version}\n{engine.build}\n".encode())
+    files = sorted({place / MARK, *(path for pattern in _SOURCES for path in place.glob(pattern))})
+    files += [place.parent / name for name in _BESIDE]
+    for path in files:
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            digest.update(f"{path.name} {found.st_mtime_ns} {found.st_size}\n".encode())
+    return digest.hexdigest()
