@@ -131,7 +131,7 @@ class PlanInputsReader:
         if not on_ray(engine, flags) or not engine.path or (self._gpus is not None and self._gpus.recorded):
             return None
         words = prepared_command((*engine.command, "serve"), environment)
-        return self._ray.read(words[0], environment) if words is not None else None
+        return self._ray.read(words[0], environment) if words else None
 
     def _host(self, request: ResolvedRequest, place: str) -> Host | None:
         """The machine's GPUs. They are read if that is cheap, or if the launch needs them."""
