@@ -1,13 +1,14 @@
 """How good predictions are: each change is predicted from the traffic before it, made, and measured.
 
-    python tests/benchmarks/prediction.py [--seeds 2] [--metrics] [--json]
-    python tests/benchmarks/prediction.py --coverage 60 [--metrics] [--json]
+    python tests/benchmarks/prediction.py [--seeds 2] [--drift 0.02] [--metrics] [--json]
+    python tests/benchmarks/prediction.py --coverage 60 [--drift 0.02] [--metrics] [--json]
     python tests/benchmarks/prediction.py --vllm PATH --model FOLDER [--rate 4] [--seconds 45] [--paced STEP TOKEN]
 
 Without arguments every change runs on the simulated engine in virtual time, under three kinds of traffic: steady
 (Poisson arrivals), bursty (the rate changes every ten seconds) and with shared prefixes. What is predicted from one
-traffic is measured with another one of the same kind (another seed), as after a restart, and with the very same
-requests. The noise floor is how much the same flags differ between the two.
+traffic is measured with another one of the same kind (another seed) and at another speed, as after a restart, and with
+the very same requests and speed. The speed's logarithm is normal, with the standard deviation ``--drift``. Each change
+has traffic and speed of its own. The noise floor is how much the same flags differ between the two.
 
 With ``--metrics`` nothing is known of the traffic before a change but what the recorder keeps of ``/metrics``, as for a
 server without the probe; what is measured is exact all the same. Means are listed, too: metrics tell them exactly.
@@ -16,10 +17,10 @@ How often the interval holds what is measured with other traffic takes many pair
 for so many that nothing changes, with step costs straight from the regression, and measures the other traffic.
 
 With ``--vllm`` the changes are made on real vLLM on the CPU, through the program's own commands: start, load, predict,
-restart, load. The same requests are sent before and after. Each change is taken back afterwards, which is predicted and
-measured, too; that the first flags are measured again and again gives the noise floor. ``--paced`` makes a step of
-vLLM take STEP seconds and TOKEN more for each token that it computes, as a GPU would with a larger model; otherwise a
-step takes what the CPU takes.
+restart, load. The requests are other ones of the same kind each time. Each change is taken back afterwards, which is
+predicted and measured, too; that the first flags are measured again and again gives the noise floor. ``--paced`` makes
+a step of vLLM take STEP seconds and TOKEN more for each token that it computes, as a GPU would with a larger model;
+otherwise a step takes what the CPU takes.
 
 Below 70 % of capacity and above are listed apart, and so are predictions that were flagged as outside.
 """
@@ -28,14 +29,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -120,30 +122,33 @@ def reconstructed(recorded: Recorded, seed: int, most: int = MOST_REQUESTS) -> E
     return reconstruct(recorded.samples, limits.max_num_batched_tokens, limits.max_model_len, seed=seed, most=most)
 
 
-def simulated(seeds: int, metrics: bool) -> Iterator[Outcome]:
-    for seed in range(1, seeds + 1):
+def simulated(seeds: int, drift: float, metrics: bool, first: int) -> Iterator[Outcome]:
+    number = 0
+    for _ in range(seeds):
         for kind in TRAFFICS:
             for rate in RATES:
                 for before, after, scale in CHANGES:
                     if "prefix" in after and kind != "shared":
                         continue
-                    yield one_simulated(before, after, scale, kind, rate, seed, metrics)
+                    yield one_simulated(before, after, scale, kind, rate, first + number, drift, metrics)
+                    number += 1
 
 
-@cache
-def run(line: str, kind: str, rate: float, seed: int, sampled: bool = False) -> tuple[Recorded, Evidence]:
-    recorded = record(line, traffic(REQUESTS, rate, seed=seed, **TRAFFICS[kind]), sampled=sampled)
-    return recorded, evidence_of(recorded)
+def run(line: str, kind: str, rate: float, seed: int, speed: float = 1.0, sampled: bool = False) -> Recorded:
+    return record(line, traffic(REQUESTS, rate, seed=seed, **TRAFFICS[kind]), speed=speed, sampled=sampled)
+
+
+def other_speed(seed: int, drift: float) -> float:
+    """The engine's speed after a restart."""
+    return math.exp(random.Random(seed).gauss(0, drift))
 
 
 Cases = tuple[tuple[Evidence, Fit], ...]
 
 
-@cache
-def cases_of(line: str, kind: str, rate: float, seed: int, metrics: bool) -> Cases:
-    recorded, evidence = run(line, kind, rate, seed, metrics)
+def cases_of(recorded: Recorded, metrics: bool) -> Cases:
     if not metrics:
-        return ((evidence, fit(evidence_of(recorded, FIT_REQUESTS), recorded.limits)),)
+        return ((evidence_of(recorded), fit(evidence_of(recorded, FIT_REQUESTS), recorded.limits)),)
     found = []
     for number in range(RECONSTRUCTIONS):
         evidence = reconstructed(recorded, number)
@@ -154,13 +159,11 @@ def cases_of(line: str, kind: str, rate: float, seed: int, metrics: bool) -> Cas
     return tuple(found)
 
 
-def covered(pairs: int, metrics: bool) -> Iterator[Outcome]:
-    for kind, more in TRAFFICS.items():
-        for pair in range(pairs):
-            first, other = (
-                record(BASE, traffic(REQUESTS, RATES[0], seed=seed, **more), sampled=metrics)
-                for seed in (pair, -1 - pair)
-            )
+def covered(pairs: int, drift: float, metrics: bool, begin: int) -> Iterator[Outcome]:
+    for kind in TRAFFICS:
+        for pair in range(begin, begin + pairs):
+            first = run(BASE, kind, RATES[0], pair, sampled=metrics)
+            other = run(BASE, kind, RATES[0], -1 - pair, other_speed(pair, drift))
             seen = evidence_of(first)
             known = [reconstructed(first, number) for number in range(RECONSTRUCTIONS)] if metrics else [seen]
             starts = [step_regression(one.steps) for one in known]
@@ -173,18 +176,23 @@ def covered(pairs: int, metrics: bool) -> Iterator[Outcome]:
             )
 
 
-def one_simulated(before: str, after: str, scale: float, kind: str, rate: float, seed: int, metrics: bool) -> Outcome:
-    first, other = 10 * seed, 10 * seed + 1
-    recorded, evidence = run(before, kind, rate, first, metrics)
-    (same, as_same), (_, as_measured) = (run(after, kind, rate * scale, one) for one in (first, other))
+def one_simulated(
+    before: str, after: str, scale: float, kind: str, rate: float, seed: int, drift: float, metrics: bool
+) -> Outcome:
+    first, other, speed = 2 * seed, 2 * seed + 1, other_speed(seed, drift)
+    recorded = run(before, kind, rate, first, sampled=metrics)
+    same, measured = run(after, kind, rate * scale, first), run(after, kind, rate * scale, other, speed)
     eight_bits = "fp8" in after
     change = Change(recorded.limits, same.limits, scale, 0.5 if eight_bits else 1.0)
-    case, *others = cases_of(before, kind, rate, first, metrics)
+    case, *others = cases_of(recorded, metrics)
     found = predict(*case, change, others)
     changed = f"{before} → {after}" if before != after else f"{before}, traffic × {scale:g}"
+    now, as_same, as_measured, again = (
+        values(evidence_of(one).observed) for one in (recorded, same, measured, run(before, kind, rate, other, speed))
+    )
     return Outcome(
-        changed, f"{kind} {rate:g}/s", found.load, found.outside, values(evidence.observed), intervals(found.predicted),
-        values(as_measured.observed), values(as_same.observed), values(run(before, kind, rate, other)[1].observed),
+        changed, f"{kind} {rate:g}/s", found.load, found.outside, now, intervals(found.predicted), as_measured, as_same,
+        again,
     )  # fmt: skip
 
 
@@ -207,6 +215,9 @@ REAL_CHANGES: dict[str, tuple[dict[str, Any], ...]] = {
         {"max-num-seqs": 6}, {"enable-prefix-caching": False}, {"num-gpu-blocks-override": 40},
         {"max-num-batched-tokens": 64},
     ),
+    "loaded": (
+        {"max-num-batched-tokens": 64}, {"max-num-seqs": 10}, {"num-gpu-blocks-override": 60},
+    ),
 }  # fmt: skip
 QUIET = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
@@ -218,6 +229,7 @@ REAL_TRAFFICS: dict[str, tuple[tuple[float, float, float, tuple[str, ...]], ...]
     "steady": ((1.0, 0.0, 1.0, ()),),
     "bursty": ((0.6, 0.0, 1.0, ()), (1.0, 0.15, 0.2, ()), (1.0, 0.6, 0.2, ())),
     "shared": ((1.0, 0.0, 1.0, ("--prefix-reuse", "0.5")),),
+    "loaded": ((1.6, 0.0, 1.0, ()),),
 }
 
 
@@ -238,6 +250,7 @@ class Program:
             self.environment |= {"PYTHONPATH": str(PACED), "PACED_STEP_SECONDS": f"{step}"}
             self.environment |= {"PACED_TOKEN_SECONDS": f"{token}"}
         self.server = folder / "state/vllm-console/servers/bench"
+        self.loads = 0
 
     def command(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -262,10 +275,11 @@ class Program:
         self("restart", "bench", "--wait", "--force", *words_of(change))
 
     def load(self, kind: str, rate: float, seconds: float) -> Figures:
-        """Send the traffic of a kind, the same one each time, after some seconds of it that are not counted."""
-        self._send(kind, rate, min(WARM_SECONDS, seconds), seed=100)
+        """Send a new traffic of a kind, after some seconds of it that are not counted."""
+        self.loads += 1
+        self._send(kind, rate, min(WARM_SECONDS, seconds), seed=1000 + 10 * self.loads)
         began = time.time()
-        self._send(kind, rate, seconds, seed=3)
+        self._send(kind, rate, seconds, seed=10 * self.loads)
         reader = ProbeReader(self.server / "probe")
         requests = [one for one in reader.requests() if one.arrived_at >= began]
         steps = [one for one in reader.steps() if one.at >= began]
@@ -329,7 +343,7 @@ def one_real(
     title = ", ".join(f"{name} {before[name]} → {value}" for name, value in change.items())
     outcome = Outcome(
         title, f"{kind} {args.rate:g}/s", found.get("load"), found.get("outside", ""), values(now), predicted,
-        values(after), values(after), {},
+        values(after), {}, {},
     )  # fmt: skip
     return outcome, after
 
@@ -363,7 +377,7 @@ def summary(outcomes: Sequence[Outcome], title: str) -> Iterator[str]:
                 moved += 1
                 right += (value > now) == (measured > now)
         cells = (
-            shown([error(one.predicted[name][0], one.same[name]) for one in outcomes]),
+            shown([error(one.predicted[name][0], one.same.get(name)) for one in outcomes]),
             shown([error(one.predicted[name][0], one.measured[name]) for one in outcomes]),
             shown([error(one.now[name], one.measured[name]) for one in outcomes]),
             shown([error(one.noise.get(name), one.now[name]) for one in outcomes]),
@@ -379,7 +393,7 @@ def each(outcomes: Sequence[Outcome]) -> Iterator[str]:
         yield f"{one.change} · {one.traffic}" + (f" · load {one.load:.0%}" if one.load is not None else "")
         for name in FIGURES:
             value, low, high = one.predicted[name]
-            numbers = (one.now[name], value, low, high, one.measured[name], one.same[name], one.noise.get(name))
+            numbers = (one.now[name], value, low, high, one.measured[name], one.same.get(name), one.noise.get(name))
             cells = "".join(f"{'–' if number is None else f'{number:.4g}':>10}" for number in numbers)
             yield f"  {name.replace('_seconds', ''):<18}{cells}"
         if one.outside:
@@ -389,6 +403,8 @@ def each(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first", type=int, default=1000, help="the first seed")
+    parser.add_argument("--drift", type=float, default=0.02, help="of the speed, between two starts")
     parser.add_argument("--coverage", type=int, default=0, metavar="PAIRS")
     parser.add_argument("--metrics", action="store_true", help="from metrics, as without the probe")
     parser.add_argument("--each", action="store_true", help="list every change, too")
@@ -402,7 +418,8 @@ def main() -> None:
     parser.add_argument("--paced", nargs=2, type=float, default=(), metavar=("STEP", "TOKEN"))
     parser.add_argument("--port", type=int, default=18471)
     args = parser.parse_args()
-    virtual = covered(args.coverage, args.metrics) if args.coverage else simulated(args.seeds, args.metrics)
+    how = args.drift, args.metrics, args.first
+    virtual = covered(args.coverage, *how) if args.coverage else simulated(args.seeds, *how)
     outcomes = []
     for one in real(args) if args.vllm else virtual:
         outcomes.append(one)
@@ -413,8 +430,8 @@ def main() -> None:
         return
     print("\ncolumns of each change: now, predicted, low, high, measured, on the same requests, the first flags again")
     given = [one for one in outcomes if one.predicted[FIGURES[0]][0] is not None]
-    for kind in TRAFFICS if args.coverage else ():
-        print("\n".join(summary([one for one in given if one.traffic == kind], kind)))
+    for kind in REAL_TRAFFICS if args.vllm else TRAFFICS:
+        print("\n".join(summary([one for one in given if one.traffic.split()[0] == kind], kind)))
     for title, part in (
         ("below 70 % of capacity", [one for one in given if one.load is not None and one.load < 0.7]),
         ("70 to 85 %", [one for one in given if one.load is not None and 0.7 <= one.load <= 0.85]),

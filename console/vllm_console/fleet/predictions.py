@@ -114,6 +114,8 @@ def predict_change(
     changed = changes(details.flags, after.flags)
     if not changed and traffic_scale == 1:
         raise UsageError("nothing would change: name another value with --set, or another --traffic-scale")
+    kept = settled(state, record, runs, cache.block_size)
+    drifts = [one.drift for one in kept if one.drift is not None]
     cost, change = None, None
     outside = then = limits_after(details, facts, cache, before, after)
     if not isinstance(then, str):
@@ -124,9 +126,8 @@ def predict_change(
     else:
         others = [evidence_of(seen, record.name, limits, seed) for seed in range(1, seen.versions)]
         fitted = fit(fitted_to, limits)
-        prediction = predict(evidence, fitted, change, [(one, fit(part, limits)) for one, part in others])
+        prediction = predict(evidence, fitted, change, [(one, fit(part, limits)) for one, part in others], drifts)
         cost = fitted.costs[0]
-    kept = settled(state, record, runs, cache.block_size)
     new = None
     if cost is not None and prediction.predicted.ttft_seconds.p50.value is not None:
         new = KeptPrediction(
@@ -140,7 +141,6 @@ def predict_change(
         if keep:
             keep_prediction(record, runs, new)
     shown = changed if traffic_scale == 1 else (*changed, FlagChange(TRAFFIC, 1.0, traffic_scale))
-    drifts = [one.drift for one in kept if one.drift is not None]
     return PredictedChange(
         changed=shown,
         prediction=prediction,

@@ -88,11 +88,6 @@ class Evidence(msgspec.Struct, frozen=True):
         """How long they took to come."""
         return self.until - self.since
 
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether any prompt was partly found in the prefix cache."""
-        return self.cached_tokens > 0
-
 
 class _Known(msgspec.Struct, frozen=True):
     """A request of which everything is known. Moments in Unix seconds."""

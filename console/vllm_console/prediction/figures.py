@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import itemgetter
 
 import msgspec
 
@@ -27,12 +30,12 @@ class Spread(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, values: Weighted) -> Spread:
         """The spread of weighted values."""
-        ordered = sorted(values)
-        total = sum(count for _, count in ordered)
+        total = sum([count for _, count in values])
         if not total:
             return cls()
-        found = {name: weighted_quantile(ordered, q) for name, q in PARTS if total >= FEWEST_FOR[name]}
-        return cls(**found, mean=sum(value * count for value, count in ordered) / total)
+        known = [(name, q) for name, q in PARTS if total >= FEWEST_FOR[name]]
+        found = weighted_quantiles(values, [q for _, q in known])
+        return cls(**dict(zip((name for name, _ in known), found, strict=True)), mean=weighted_mean(values))
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -59,23 +62,22 @@ class Known(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, values: Weighted) -> Known:
         """Some quantiles of weighted values. The medians count most: a prediction is refused where they are missed."""
-        ordered = sorted(values)
-        total = sum(count for _, count in ordered)
-        if not total:
+        if not values:
             return cls()
-        points = tuple((q, weighted_quantile(ordered, q)) for q in (0.1, 0.25, 0.5, 0.5, 0.5, 0.75, 0.9))
-        return cls(points, sum(value * count for value, count in ordered) / total)
+        shares = (0.1, 0.25, 0.5, 0.5, 0.5, 0.75, 0.9)
+        return cls(tuple(zip(shares, weighted_quantiles(values, shares), strict=True)), weighted_mean(values))
 
 
-def weighted_quantile(ordered: Weighted, q: float) -> float:
-    """The smallest value that at least the share ``q`` of all does not exceed; ``ordered`` is ascending, not empty."""
-    wanted = q * sum(count for _, count in ordered)
-    seen = 0
-    for value, count in ordered:
-        seen += count
-        if seen >= wanted:
-            return value
-    return ordered[-1][0]
+def weighted_quantiles(values: Weighted, shares: Sequence[float]) -> list[float]:
+    """For each share the smallest value that at least this share of all does not exceed. Raises IndexError if empty."""
+    ordered = sorted(values, key=itemgetter(0))
+    reached = list(accumulate([count for _, count in ordered]))
+    return [ordered[min(bisect_left(reached, share * reached[-1]), len(ordered) - 1)][0] for share in shares]
+
+
+def weighted_mean(values: Weighted) -> float:
+    """The mean. Raises ZeroDivisionError if empty."""
+    return sum([value * count for value, count in values]) / sum([count for _, count in values])
 
 
 def each_once(values: Iterable[float]) -> list[tuple[float, int]]:

@@ -17,12 +17,12 @@ import msgspec
 from msgspec.structs import replace
 
 from vllm_console.prediction.evidence import Evidence, SeenStep
-from vllm_console.prediction.figures import Weighted, each_once, weighted_quantile
+from vllm_console.prediction.figures import Weighted, each_once, weighted_mean, weighted_quantiles
 from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
 from vllm_launchers.engine_model.step_cost import NO_NOISE, StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import EngineLimits, Replayed, replay_traffic
 
-KEPT = 20
+KEPT = 12
 """Parameter sets that are kept."""
 GENERATIONS, POPULATION, ELITE = 5, 12, 4
 _FLOOR = 0.001
@@ -128,12 +128,11 @@ def _error(evidence: Evidence, limits: EngineLimits, cost: StepCost, noise: Step
     ):
         if known.mean is None:
             continue
-        ordered = sorted(values)
-        total = sum(count for _, count in ordered)
-        if not total:
+        if not values:
             return math.inf
-        pairs = [(weighted_quantile(ordered, share), seconds) for share, seconds in known.points]
-        pairs += known.weight * [(sum(value * count for value, count in ordered) / total, known.mean)]
+        replayed = weighted_quantiles(values, [share for share, _ in known.points])
+        pairs = [(one, seconds) for one, (_, seconds) in zip(replayed, known.points, strict=True)]
+        pairs += known.weight * [(weighted_mean(values), known.mean)]
         errors.append(mean(math.log((one + _FLOOR) / (other + _FLOOR)) ** 2 for one, other in pairs))
     return math.sqrt(mean(errors))
 

@@ -1,34 +1,42 @@
 """Predicts how a server would do with other limits or other traffic, with intervals, or says why it can't. Pure.
 
-The recorded requests are replayed twice with the fitted step cost: as the server is, and as it would be. What the first
-replay misses is taken off the second. The interval is the range over about twenty replays, each with other parameters
-that fit as well, a speed that is up to 15 % another (machines drift between two starts), and the traffic drawn anew,
-with that correction and without.
+The recorded requests are replayed with the fitted step cost twice: as the server is, and as it would be. A prediction
+is what was measured times the ratio of the two, so what the model misses of the present cancels out.
+
+The interval is a parametric bootstrap (Davison and Hinkley, Bootstrap Methods and their Application, 1997): the range
+of `DRAWS` more replays without the `CUT` lowest and highest. Each draws what is not known of the next run:
+
+- the step cost: one of the parameter sets that reproduce the present about equally well, with its own ratio,
+- the engine's speed after a start (see `drift`),
+- the requests: blocks of the recorded ones, drawn twice. What was recorded is one sample of this traffic, and what will
+  be measured is another, so the difference of the two has twice the variance of one,
+- how much of the model's error in the present carries over: none to twice as much.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from statistics import median
+from collections.abc import Sequence
+from itertools import islice, pairwise, zip_longest
+from statistics import NormalDist, median
 
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.prediction.drift import drift_spread
 from vllm_console.prediction.evidence import Evidence
 from vllm_console.prediction.figures import LATENCIES, PARTS, RATES, Figures, Spread, each_once
 from vllm_console.prediction.fit import Fit, step_noise
 from vllm_launchers.engine_model.step_cost import StepCost, StepNoise
 from vllm_launchers.engine_model.traffic_replay import Arrival, EngineLimits, Replayed, replay_traffic
 
-DRAWS = 20
+DRAWS, CUT = 39, 1
+"""The next one of exchangeable values lies between the second lowest and the second highest of 39 in 36 of 40 cases."""
+MODELS = 12
+"""Models of the engine, each with its own ratio, that the draws take in turn."""
 SHIFTS = (0.0, 0.05, 0.1, 0.15, 0.2)
 """Seconds."""
-SPEED = 0.15
-"""How much slower or faster the same engine may be after a restart."""
-SPEED_FROM_METRICS = 0.25
-"""The same where the cost of a step was fitted to a reconstructed traffic, which tells it less well."""
 MOST_LOAD = 0.85
 """Above this share of what it could serve, small differences decide how long requests wait."""
 MOST_MISSED = 0.15
@@ -38,6 +46,7 @@ _LEAST_SECONDS = 0.004
 FAR = 2.0
 """Batches and prefills beyond this multiple of what was observed are none that the server has shown."""
 _BLOCK_OF_REQUESTS = 10
+_MOST_RESIDUAL = 2.0
 _PREEMPTING = (
     "Requests would be preempted, or nearly so: there, a traffic reconstructed from metrics is too far from what comes."
 )
@@ -94,14 +103,21 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def measured(evidence: Evidence) -> Prediction:
-    """What was measured, without a prediction."""
-    return Prediction(_with_intervals(evidence.observed, evidence.ends))
+    """What was measured, without a prediction. Where a quantile is known to a bucket, that is its interval."""
+    return Prediction(_estimates(evidence.observed, evidence.ends))
 
 
-def predict(evidence: Evidence, fitted: Fit, change: Change, others: Sequence[tuple[Evidence, Fit]] = ()) -> Prediction:
-    """Predict a change. What is outside what the server has shown is said, and not predicted where it can't be.
+def predict(
+    evidence: Evidence,
+    fitted: Fit,
+    change: Change,
+    others: Sequence[tuple[Evidence, Fit]] = (),
+    drifts: Sequence[float] = (),
+) -> Prediction:
+    """Predict a change. What is far from what the server has shown is flagged, or not predicted at all.
 
-    ``others`` are other traffics that may have been as well, each with its fit: all of them are replayed.
+    ``others`` are other traffics that may have been as well, each with its fit: all of them are replayed. ``drifts``
+    are by how much earlier starts changed the engine's speed (see `drift`).
     """
     now = measured(evidence)
     if outside := unusable(evidence, change):
@@ -113,16 +129,15 @@ def predict(evidence: Evidence, fitted: Fit, change: Change, others: Sequence[tu
     if outside := _missed(evidence, modeled, baseline[0].replayed):
         return replace(now, outside=outside)
     outcomes = [one for case in cases for one in _outcomes(*case, change)]
-    corrected = _corrector(modeled, evidence)
-    value = corrected(_middle([one.figures for one in outcomes]))
-    draws = _draws(cases, change)
+    value = _corrected(_middle([one.figures for one in outcomes]), _residual(modeled, evidence))
+    draws = _draws(cases, change, drift_spread(evidence, fitted.start, drifts))
     if evidence.ends and any(one.preemptions_per_minute for one in (value, *draws)):
         return replace(now, outside=_PREEMPTING)
     arrivals = _scaled(evidence.arrivals, change.traffic_scale)
     load = _load(evidence, arrivals, change.after, *_engine(evidence, fitted, change))
     return replace(
         now,
-        predicted=_with_intervals(value, [*draws, *map(corrected, draws)]),
+        predicted=_estimates(value, draws, CUT),
         outside=_outside(evidence, outcomes[0].replayed, baseline[0].replayed, load),
         load=load,
     )
@@ -194,30 +209,51 @@ def _scaled(arrivals: Sequence[Arrival], scale: float) -> list[Arrival]:
 # -- intervals ---------------------------------------------------------------------------------------------------------
 
 
-def _draws(cases: Sequence[tuple[Evidence, Fit]], change: Change) -> list[Figures]:
-    """The figures of replays with other parameters, speeds and traffic."""
-    dice = random.Random(DRAWS)
-    by = SPEED_FROM_METRICS if cases[0][0].ends else SPEED
-    speeds = [1 - by + 2 * by * place / (DRAWS - 1) for place in range(DRAWS)]
-    dice.shuffle(speeds)
-    noises = [step_noise(fitted.start, evidence) for evidence, fitted in cases]
+class _Model(msgspec.Struct, frozen=True):
+    """One model of the engine under one traffic, and by which factors it misses the present."""
+
+    evidence: Evidence
+    cost: StepCost
+    noise: StepNoise
+    residual: Figures
+
+
+def _models(cases: Sequence[tuple[Evidence, Fit]], now: EngineLimits) -> list[_Model]:
+    """The best parameter sets of each traffic, in turn."""
+    by_case = [
+        [(evidence, cost, step_noise(fitted.start, evidence)) for cost in fitted.costs] for evidence, fitted in cases
+    ]
+    ranked = (one for rank in zip_longest(*by_case) for one in rank if one is not None)
     found = []
-    for place, speed in enumerate(speeds):
-        evidence, fitted = cases[place % len(cases)]
-        noise = noises[place % len(cases)]
-        cost = fitted.costs[place // len(cases) % len(fitted.costs)].scaled(speed)
-        cost = replace(cost, per_read=cost.per_read * change.kv_bytes)
-        arrivals = _redrawn(evidence, dice, change.traffic_scale)
-        shifted = replace(noise, shift=dice.random() * noise.span)
-        found.append(_outcome(evidence, arrivals, change, cost, shifted).figures)
+    for evidence, cost, noise in islice(ranked, MODELS):
+        outcome = _outcome(evidence, evidence.arrivals, Change(now, now), cost, noise)
+        found.append(_Model(evidence, cost, noise, _residual(outcome.figures, evidence)))
     return found
 
 
-def _redrawn(evidence: Evidence, dice: random.Random, scale: float) -> list[Arrival]:
-    """The same kind of traffic at another time: blocks of it put together anew, twice. What was seen is one sample of
-    this traffic, and what will be measured another one; both are off.
+def _draws(cases: Sequence[tuple[Evidence, Fit]], change: Change, spread: float) -> list[Figures]:
+    """What the next run may show, `DRAWS` times; ``spread`` is how much the engine's speed scatters between starts."""
+    dice = random.Random(DRAWS)
+    speeds = [math.exp(NormalDist(0, spread).inv_cdf((place + 0.5) / DRAWS)) for place in range(DRAWS)]
+    dice.shuffle(speeds)
+    models = _models(cases, change.now)
+    found = []
+    for place, speed in enumerate(speeds):
+        model = models[place % len(models)]
+        cost = model.cost.scaled(speed)
+        cost = replace(cost, per_read=cost.per_read * change.kv_bytes)
+        arrivals = _redrawn(model.evidence, change.now.scheduler.block_size, dice, change.traffic_scale)
+        noise = replace(model.noise, shift=dice.random() * model.noise.span)
+        figures = _outcome(model.evidence, arrivals, change, cost, noise).figures
+        found.append(_corrected(figures, model.residual, carried=2 * dice.random()))
+    return found
 
-    Where prefixes are shared only times and outputs are drawn, since the order of the prompts matters.
+
+def _redrawn(evidence: Evidence, block_size: int, dice: random.Random, scale: float) -> list[Arrival]:
+    """The same kind of traffic at another time: blocks of it put together anew (a moving-block bootstrap, Künsch,
+    1989), twice.
+
+    Shared prefixes stay where they are, since their order matters: what follows them is drawn.
     """
     arrivals = evidence.arrivals
     gaps = [later.at - one.at for one, later in pairwise(arrivals)]
@@ -225,10 +261,15 @@ def _redrawn(evidence: Evidence, dice: random.Random, scale: float) -> list[Arri
     at, drawn = 0.0, [arrivals[0]]
     for place, chosen in enumerate(order, 1):
         at += gaps[chosen] / scale
-        other = arrivals[chosen + 1]
-        source = replace(arrivals[place], output_tokens=other.output_tokens) if evidence.shares_prefixes else other
-        drawn.append(replace(source, at=at))
+        one, other = arrivals[place], arrivals[chosen + 1]
+        prompt = _shared(one, block_size) + other.prompt_tokens - _shared(other, block_size)
+        drawn.append(Arrival(at, prompt, other.output_tokens, one.prefix))
     return drawn
+
+
+def _shared(one: Arrival, block_size: int) -> int:
+    """How many of its prompt's tokens are in shared blocks; the last one is always computed."""
+    return min(len(one.prefix) * block_size, one.prompt_tokens - 1)
 
 
 def _blocks_of(order: Sequence[int], dice: random.Random) -> list[int]:
@@ -239,30 +280,52 @@ def _blocks_of(order: Sequence[int], dice: random.Random) -> list[int]:
     return found[: len(order)]
 
 
-def _with_intervals(value: Figures, drawn: Sequence[Figures]) -> Estimates:
+def _estimates(value: Figures, drawn: Sequence[Figures], cut: int = 0) -> Estimates:
     def spread(name: str) -> EstimatedSpread:
         middle, others = getattr(value, name), [getattr(one, name) for one in drawn]
         parts = (*(part for part, _ in PARTS), "mean")
         return EstimatedSpread(
-            *(_estimate(getattr(middle, part), [getattr(one, part) for one in others]) for part in parts)
+            *(_estimate(getattr(middle, part), [getattr(one, part) for one in others], cut) for part in parts)
         )
 
     def rate(name: str) -> Estimate:
-        return _estimate(getattr(value, name), [getattr(one, name) for one in drawn])
+        return _estimate(getattr(value, name), [getattr(one, name) for one in drawn], cut)
 
     ttft, itl, e2e = map(spread, LATENCIES)
     return Estimates(ttft, itl, e2e, *map(rate, RATES))
 
 
-def _estimate(value: float | None, drawn: Sequence[float | None]) -> Estimate:
-    """The range of about twenty draws holds the next one in nine of ten cases.
-
-    Without a value it is the bucket in which a measured one lies.
-    """
-    known = [one for one in (value, *drawn) if one is not None]
+def _estimate(value: float | None, drawn: Sequence[float | None], cut: int) -> Estimate:
+    """The range of what was drawn without the ``cut`` lowest and highest, and of the value itself."""
+    known = sorted(one for one in drawn if one is not None)
     if value is None and len(known) < max(1, len(drawn)):
         return Estimate()
-    return Estimate(value, min(known), max(known))
+    ends = [*known[cut : len(known) - cut], *([] if value is None else [value])]
+    return Estimate(value, min(ends), max(ends))
+
+
+def _residual(modeled: Figures, evidence: Evidence) -> Figures:
+    """By which factor what was measured differs from a replay of the present, at most `_MOST_RESIDUAL`.
+
+    Between the ends of a bucket nothing is known to be missed.
+    """
+    known = evidence.ends or (evidence.observed,)
+
+    def factor(one: float | None, others: Sequence[float | None]) -> float:
+        other = _nearest(one, *others)
+        if not one or not other:
+            return 1.0
+        return min(_MOST_RESIDUAL, max(1 / _MOST_RESIDUAL, other / one))
+
+    def spread(name: str) -> Spread:
+        one, others = getattr(modeled, name), [getattr(end, name) for end in known]
+        return Spread(
+            *(factor(getattr(one, part), [getattr(end, part) for end in others]) for part in Spread.__struct_fields__)
+        )
+
+    tokens = factor(modeled.tokens_per_second, [end.tokens_per_second for end in known])
+    ttft, itl, e2e = map(spread, LATENCIES)
+    return Figures(ttft, itl, e2e, tokens)
 
 
 def _nearest(value: float | None, *known: float | None) -> float | None:
@@ -271,34 +334,23 @@ def _nearest(value: float | None, *known: float | None) -> float | None:
     return min(max(ends), max(min(ends), value)) if ends and value is not None else None
 
 
-def _corrector(modeled: Figures, evidence: Evidence) -> Callable[[Figures], Figures]:
-    """Takes what the replay of the present misses off another replay: as a factor, at most 2."""
-    known = evidence.ends or (evidence.observed,)
+def _corrected(found: Figures, residual: Figures, carried: float = 1.0) -> Figures:
+    """A replay's latencies and tokens per second with the model's ``residual`` in the present taken off, to the power
+    ``carried``.
+    """
 
-    def factor(one: float | None, others: Sequence[float | None]) -> float:
-        other = _nearest(one, *others)
-        if not one or not other:
-            return 1.0
-        return min(2.0, max(0.5, other / one))
+    def times(value: float | None, factor: float | None) -> float | None:
+        return None if value is None or factor is None else value * factor**carried
 
-    def spread(found: Figures, name: str) -> Spread:
-        parts = {}
-        for part in ("p50", "p90", "p99", "mean"):
-            value = getattr(getattr(found, name), part)
-            by = factor(getattr(getattr(modeled, name), part), [getattr(getattr(one, name), part) for one in known])
-            parts[part] = None if value is None else value * by
-        return Spread(**parts)
+    def spread(name: str) -> Spread:
+        one, by = getattr(found, name), getattr(residual, name)
+        return Spread(*(times(getattr(one, part), getattr(by, part)) for part in Spread.__struct_fields__))
 
-    def correct(found: Figures) -> Figures:
-        by = factor(modeled.tokens_per_second, [one.tokens_per_second for one in known])
-        tokens = found.tokens_per_second
-        return replace(
-            found,
-            **{name: spread(found, name) for name in LATENCIES},
-            tokens_per_second=None if tokens is None else tokens * by,
-        )
-
-    return correct
+    return replace(
+        found,
+        **{name: spread(name) for name in LATENCIES},
+        tokens_per_second=times(found.tokens_per_second, residual.tokens_per_second),
+    )
 
 
 # -- what can't be predicted -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from statistics import median
 import msgspec
 from msgspec.structs import replace
 
+from vllm_console.prediction.drift import drift
 from vllm_console.prediction.evidence import Evidence
 from vllm_console.prediction.figures import LATENCIES, Figures, Spread
 from vllm_console.prediction.predict import Estimate, Estimates
@@ -89,16 +90,6 @@ def _exact(evidence: Evidence) -> Figures:
     if not evidence.ends:
         return found
     return replace(found, **{name: Spread(mean=getattr(found, name).mean) for name in LATENCIES})
-
-
-def drift(cost: StepCost, evidence: Evidence) -> float | None:
-    """How much slower steps are than ``cost`` says, typically: 0.05 is 5 %. None if single steps are not known."""
-    if evidence.ends:
-        return None
-    ratios = [
-        step.seconds / cost.seconds(step.sequences, step.tokens, step.reads, step.pairs) for step in evidence.steps
-    ]
-    return median(ratios) - 1 if ratios else None
 
 
 def track_record(kept: Sequence[KeptPrediction]) -> TrackRecord:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from vllm_launchers.engine_model.roofline import MAX_GRAPH_BATCH
@@ -31,6 +33,17 @@ class StepCost(msgspec.Struct, frozen=True):
         arithmetic = self.per_token * tokens + self.per_pair * pairs
         fixed = self.overhead if tokens <= MAX_GRAPH_BATCH else self.overhead + self.ungraphed
         return fixed + self.per_sequence * sequences + (memory if memory > arithmetic else arithmetic)
+
+    def decode_seconds(self, sequences: int, reads: float) -> Iterator[float]:
+        """The durations of consecutive steps in which each request gets one token; ``reads`` is the first one's."""
+        fixed = self.seconds(sequences, sequences, 0.0, 0.0)
+        fixed -= max(self.weights, self.per_token * sequences)
+        memory, arithmetic = self.weights + self.per_read * reads, self.per_token * sequences + self.per_pair * reads
+        by_memory, by_arithmetic = self.per_read * sequences, self.per_pair * sequences
+        while True:
+            yield fixed + (memory if memory > arithmetic else arithmetic)
+            memory += by_memory
+            arithmetic += by_arithmetic
 
     def scaled(self, factor: float) -> StepCost:
         """Every step takes ``factor`` times as long."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
@@ -164,30 +165,40 @@ class _Replay:
 
     def _decode(self, steps: int) -> None:
         """At most ``steps`` iterations of one token for each running request, until an arrival may join them."""
-        running = self._scheduler.running
-        count, seconds = len(running), self._cost.seconds
-        reads = float(sum(request.computed for request in running) + count)
-        full = count >= self._scheduler.limits.max_num_seqs
-        usage, began = self._scheduler.pool.usage, self._now
-        factor = self._decode_noise.at
-        done = 0
-        while done < steps:
-            took = seconds(count, count, reads, reads) * factor(self._now)
-            counted = self._since <= self._now < self._until
-            self._now += took
-            reads += count
+        scheduler = self._scheduler
+        running, waiting = scheduler.running, scheduler.waiting
+        count, full = len(running), len(running) >= scheduler.limits.max_num_seqs
+        reads = float(sum([request.computed for request in running]) + count)
+        usage, began = scheduler.pool.usage, self._now
+        noise, since, until = self._decode_noise, self._since, self._until
+        now, counted, busy, done = began, 0, 0.0, 0
+        due = self._queue[0].arrival if self._queue else math.inf
+        for took in islice(self._cost.decode_seconds(count, reads), steps):
+            if noise.any:
+                took *= noise.at(now)
+            counts = since <= now < until
+            now += took
             done += 1
-            came = bool(self._queue) and self._queue[0].arrival <= self._now
+            came = due <= now
             if came:
+                self._now = now
                 self._admit()
-            if counted:
-                self._count(took, count, count)
+                due = self._queue[0].arrival if self._queue else math.inf
+            if counts:
+                counted += 1
+                busy += took
+                self._waiting += took * len(waiting)
                 self._intervals.append((took, count))
             if came and not full:
                 break
+        self._now = now
         self._steps += done
-        ended = self._scheduler.decode(done, self._now)
-        self._use((usage + (usage if ended else self._scheduler.pool.usage)) / 2, began)
+        if counted:
+            self._tokens += counted * count
+            self._busy += busy
+            self._batches[count] = self._batches.get(count, 0.0) + busy
+        ended = scheduler.decode(done, now)
+        self._use((usage + (usage if ended else scheduler.pool.usage)) / 2, began)
 
     def _step(self) -> None:
         """One iteration, whatever is in it."""
@@ -205,19 +216,16 @@ class _Replay:
         advanced = scheduler.complete(batch, self._now)
         self._admit()
         if self._since <= began < self._until:
-            self._count(took, count, len(advanced))
+            self._tokens += len(advanced)
+            self._busy += took
+            # Those that came meanwhile wait at its end, as vLLM's statistics have it.
+            self._waiting += took * len(scheduler.waiting)
+            self._batches[count] = self._batches.get(count, 0.0) + took
             self._preempted += batch.preempted
             for request, last in before:
                 if last is not None and request.last_token_at == self._now:
                     self._intervals.append((self._now - last, 1))
         self._use(usage, began)
-
-    def _count(self, took: float, count: int, tokens: int) -> None:
-        """Add up one iteration; who waits at its end, those that came meanwhile too, as vLLM's statistics have it."""
-        self._tokens += tokens
-        self._busy += took
-        self._waiting += took * len(self._scheduler.waiting)
-        self._batches[count] = self._batches.get(count, 0.0) + took
 
     def _use(self, usage: float, began: float) -> None:
         if self._since <= began < self._until:
@@ -241,12 +249,13 @@ class _Factors:
     def __init__(self, points: Sequence[tuple[float, float]], noise: StepNoise) -> None:
         self._points, self._span = points, noise.span
         self._place, self._begin = 0, -noise.shift
+        self.any = bool(points)
 
     def at(self, now: float) -> float:
         """The factor of the last step seen by then."""
-        points = self._points
-        if not points:
+        if not self.any:
             return 1.0
+        points = self._points
         if now - self._begin >= self._span > 0:
             self._begin += (now - self._begin) // self._span * self._span
             self._place = 0

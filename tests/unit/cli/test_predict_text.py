@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from vllm_console.cli.predict import _lines
 from vllm_console.fleet.predictions import PredictedChange
 from vllm_console.prediction.figures import Figures, Spread, each_once
-from vllm_console.prediction.predict import Prediction, _with_intervals
+from vllm_console.prediction.predict import Prediction, _estimates
 from vllm_console.prediction.score import TrackRecord
 
 MANY = Spread.of(each_once([0.1] * 500))
@@ -32,7 +32,7 @@ CASES = {
 @pytest.mark.parametrize("side", ["now", "predicted"])
 def test_each_dash_has_its_reason(case, side):
     figures, reason = CASES[case]
-    sides = {"now": _with_intervals(ALL, ()), "predicted": _with_intervals(ALL, ()), side: _with_intervals(figures, ())}
+    sides = {"now": _estimates(ALL, ()), "predicted": _estimates(ALL, ()), side: _estimates(figures, ())}
     found = PredictedChange((), Prediction(**sides), 600, 10.0, "recorded", TrackRecord(0, None, None))
     lines = list(_lines("chat", found))
     dashes = any(line.rstrip().endswith("–") or " – " in line for line in lines if not line.startswith("–"))
@@ -41,5 +41,5 @@ def test_each_dash_has_its_reason(case, side):
 
 
 def test_a_replay_that_serves_nothing_says_so():
-    found = PredictedChange((), Prediction(_with_intervals(ALL, ())), 600, 10.0, "recorded", TrackRecord(0, None, None))
+    found = PredictedChange((), Prediction(_estimates(ALL, ())), 600, 10.0, "recorded", TrackRecord(0, None, None))
     assert "no recorded request would be served" in list(_lines("chat", found))[-1]
