@@ -24,11 +24,19 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from vllm_console.load.ramp import LONGEST_STEP, SHORTEST_STEP, START_SHARE
+from vllm_console.load.ramp import (
+    LONGEST_STEP,
+    LONGEST_WARM_UP,
+    SHORTEST_STEP,
+    SHORTEST_WARM_UP,
+    START_SHARE,
+    warm,
+)
 from vllm_console.load.ramp_search import (
     FEWEST_REQUESTS,
     FEWEST_SECONDS,
     StepFigures,
+    StepOutcome,
     Tried,
     ceiling,
     judge,
@@ -175,21 +183,23 @@ class VirtualRamp:
         for _ in self.server.play(short, 30.0, tally):
             pass
         self.request_seconds = 1.0
+        self.last: tuple[float, StepOutcome] | None = None
         self.learn(tally)
 
     def learn(self, tally: Tally) -> None:
         first, itl = tally.ttft.sum / tally.ttft.count, tally.itl.sum / max(1, tally.itl.count)
         self.request_seconds = first + itl * mean_length(self.case.workload.output_tokens_p95)
 
-    @property
-    def warm_up(self) -> float:
-        return min(60.0, max(3.0, 2 * self.request_seconds))
+    def warm_up(self, rate: float) -> float:
+        if self.last is not None and warm(rate, *self.last):
+            return SHORTEST_WARM_UP
+        return min(LONGEST_WARM_UP, max(SHORTEST_WARM_UP, 2 * self.request_seconds))
 
     def step(self, rate: float, seconds: float, *, warm_up: float | None = None, early: bool = True):  # type: ignore[no-untyped-def]
         server, goals = self.server, self.case.objectives
-        warm = self.warm_up if warm_up is None else warm_up
+        warming = self.warm_up(rate) if warm_up is None else warm_up
         server.trim(max(1, round(rate * self.request_seconds)))
-        for _ in server.play(list(server.shape.stream(rate, warm)), warm, Tally()):
+        for _ in server.play(list(server.shape.stream(rate, warming)), warming, Tally()):
             pass
         tally, begin = Tally(), server.now
         preempted, finished = server.preemptions, server.finished
@@ -214,14 +224,16 @@ class VirtualRamp:
                 break
         if outcome.ok:
             self.learn(tally)
-        return outcome, warm + (server.now - begin)
+        self.last = rate, outcome
+        return outcome, warming + (server.now - begin)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a ramp found, the seconds it took, and its steps."""
+    """What a ramp found with its 90% interval, the seconds it took, and its steps."""
 
     ceiling: float
+    interval: tuple[float, float]
     limited_by: str
     seconds: float
     steps: int
@@ -236,14 +248,17 @@ def ramp(case: Case, seed: int, budget: float) -> Found:
     while (wanted := next_step(tried, start, start / 32, 10_000)) is not None:
         rate = float(f"{wanted.rate:.4g}")
         shortest = max(SHORTEST_STEP, FEWEST_REQUESTS / rate)
-        if budget - spent < run.warm_up + shortest:
+        warming = run.warm_up(rate)
+        if budget - spent < warming + shortest:
             break
-        seconds = min(LONGEST_STEP, (budget - spent) / max(1, steps_left(tried))) - run.warm_up
+        seconds = min(LONGEST_STEP, (budget - spent) / max(1, steps_left(tried))) - warming
         outcome, took = run.step(rate, max(shortest, seconds), early=not wanted.full)
         spent += took
         tried.append(Tried(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))
     found = ceiling(tried)
-    return Found(found.rate if found else 0.0, found.limited_by if found else "", spent, len(tried))
+    if found is None:
+        return Found(0.0, (0.0, 0.0), "", spent, len(tried))
+    return Found(found.rate, (found.low, found.high), found.limited_by, spent, len(tried))
 
 
 def exhaustive(case: Case, around: float, seconds: float, seeds: int) -> float:
@@ -261,8 +276,12 @@ def exhaustive(case: Case, around: float, seconds: float, seeds: int) -> float:
 
 def virtual(args: argparse.Namespace) -> None:
     """Print a line per case."""
-    print(f"{'case':16}{'exhaustive':>11}{'ramps':>30}{'median error':>14}{'worst':>8}{'within 5%':>11}  limited by")
+    print(
+        f"{'case':16}{'exhaustive':>11}{'ramps':>30}{'median error':>14}{'worst':>8}{'within 5%':>11}"
+        f"{'in interval':>15}  limited by"
+    )
     errors: list[float] = []
+    covered = 0
     for name in args.cases.split(","):
         case = CASES[name.strip()]
         found = [ramp(case, seed, args.budget) for seed in range(args.runs)]
@@ -271,15 +290,21 @@ def virtual(args: argparse.Namespace) -> None:
         apart = sorted(abs(one / truth - 1) if truth else 1.0 for one in known)
         errors += apart
         within = sum(1 for one in apart if one <= 0.05)
+        held = sum(1 for one in found if one.interval[0] <= truth <= one.interval[1])
+        covered += held
         shown = " ".join(f"{one:.3g}" for one in known)
         why = ", ".join(sorted({one.limited_by for one in found}))
         print(
             f"{name:16}{truth:>11.3g}{shown:>30}{statistics.median(apart):>14.1%}{apart[-1]:>8.1%}"
-            f"{within:>6} of {len(apart)}  {why}; {statistics.median(one.seconds for one in found):.0f} s",
+            f"{within:>6} of {len(apart)}{held:>10} of {len(apart)}  {why}; "
+            f"{statistics.median(one.seconds for one in found):.0f} s",
             flush=True,
         )
     within = sum(1 for one in errors if one <= 0.05)
-    print(f"all: median error {statistics.median(errors):.1%}, within 5%: {within} of {len(errors)}")
+    print(
+        f"all: median error {statistics.median(errors):.1%}, within 5%: {within} of {len(errors)}, "
+        f"in the 90% interval: {covered}"
+    )
 
 
 def on_server(args: argparse.Namespace) -> None:

@@ -85,10 +85,10 @@ def ramp(case: Case, seed: int, budget: float, start: float | None) -> Measured 
     spent = 0.0
     while (wanted := next_step(tried, start, start / 32, 10_000)) is not None:
         rate = float(f"{wanted.rate:.4g}")
-        shortest = max(SHORTEST_STEP, FEWEST_REQUESTS / rate)
-        if budget - spent < run.warm_up + shortest:
+        warming, shortest = run.warm_up(rate), max(SHORTEST_STEP, FEWEST_REQUESTS / rate)
+        if budget - spent < warming + shortest:
             break
-        seconds = min(LONGEST_STEP, (budget - spent) / max(1, steps_left(tried))) - run.warm_up
+        seconds = min(LONGEST_STEP, (budget - spent) / max(1, steps_left(tried))) - warming
         outcome, took = run.step(rate, max(shortest, seconds), early=not wanted.full)
         spent += took
         tried.append(Tried(rate, outcome.ok, outcome.limited_by, outcome.ttft, outcome.itl))

@@ -71,6 +71,8 @@ MOST_DOWN = 32
 WARM_UP_REQUESTS = 4
 WARM_UP_TOKENS = 32
 SHORTEST_WARM_UP, LONGEST_WARM_UP = 3.0, 60.0
+LIKE_BEFORE = 1.1
+"""After a step that held at a rate no further away, about as many requests are in flight as there will be."""
 DEFAULT_ITL_SECONDS = 0.03
 LONGEST_STEP = 120.0
 SHORTEST_STEP = 8.0
@@ -130,7 +132,9 @@ class RampStep(msgspec.Struct, frozen=True):
 
 
 class Ramp(msgspec.Struct, frozen=True):
-    """A finished ramp. ``ceiling`` (requests per second) is None if no rate held, or none failed."""
+    """A finished ramp. ``ceiling`` (requests per second) is None if no rate held, or none failed; ``interval`` has it
+    in nine of ten cases, or is what is left to search.
+    """
 
     steps: tuple[RampStep, ...]
     ceiling: float | None
@@ -141,12 +145,14 @@ class Ramp(msgspec.Struct, frozen=True):
     """Whether it ran to its end: it was not canceled, and the server went on answering."""
     energy: Energy | None = None
     """Of the step nearest to the ceiling."""
+    interval: tuple[float, float] | None = None
 
     def document(self) -> dict[str, Any]:
         """The JSON contract of ``vllm-console ramp --json``."""
         return {
             "steps": [step.document() for step in self.steps],
             "ceiling_requests_per_second": self.ceiling,
+            "ceiling_interval": list(self.interval) if self.interval is not None else None,
             "goodput": self.goodput,
             "limited_by": self.limited_by or None,
             "sentence": self.sentence,
@@ -314,7 +320,8 @@ class _Run:
         await self._measure_one()
         out_of_time = False
         while not self._end and (wanted := self._next()) is not None:
-            warm_up, shortest = self._warm_up_seconds(), max(SHORTEST_STEP, FEWEST_REQUESTS / wanted.rate)
+            warm_up = self._warm_up_seconds(wanted.rate)
+            shortest = max(SHORTEST_STEP, FEWEST_REQUESTS / wanted.rate)
             if self._left < warm_up + shortest:
                 out_of_time = True
                 break
@@ -364,8 +371,10 @@ class _Run:
             first = tally.ttft.sum / tally.ttft.count
             self._request_seconds = first + itl * self._mean_output
 
-    def _warm_up_seconds(self) -> float:
+    def _warm_up_seconds(self, rate: float) -> float:
         """Until about as many requests are in flight as there will be at this rate."""
+        if self._steps and warm(rate, self._steps[-1].rate, self._steps[-1].outcome):
+            return SHORTEST_WARM_UP
         wanted = min(LONGEST_WARM_UP, max(SHORTEST_WARM_UP, 2 * self._request_seconds))
         return min(
             wanted, max(SHORTEST_WARM_UP, 0.25 * self._options.budget_seconds / max(1, len(self._options.rates)))
@@ -383,7 +392,7 @@ class _Run:
         rate = wanted.rate
         await self._sender.trim(max(1, round(rate * self._request_seconds)))
         self._new_tally()
-        warm_up = self._warm_up_seconds()
+        warm_up = self._warm_up_seconds(rate)
         with self._during(rate, warming_up=True) as over:
             asyncio.get_running_loop().call_later(warm_up, over.set)
             await self._sender.play(self._shape.stream(rate, warm_up), over)
@@ -540,6 +549,12 @@ class _Run:
             self._end = "others"
 
 
+def warm(rate: float, before: float, outcome: StepOutcome) -> bool:
+    """Whether about as many requests are in flight after a step at the rate ``before`` as there will be at ``rate``."""
+    kept_up = outcome.ok or outcome.limited_by == "itl_p99_seconds"
+    return kept_up and max(rate / before, before / rate) <= LIKE_BEFORE
+
+
 def _grown(samples: Sequence[Sample]) -> EngineSample:
     """What the server counted between the first and the last of these samples."""
     return combine(growths(samples[0], samples[-1])) if len(samples) > 1 else EngineSample()
@@ -584,24 +599,28 @@ def conclude(
         stopped = ended == "server" and known.low is None  # which says nothing of its objectives
         sentence = early + ("" if stopped else _unlimited(steps, known.low, known.high, objectives))
         return Ramp(tuple(steps), None, None, limited_by, sentence.rstrip(), complete=not ended)
-    if fixed or found.error is None:
+    by_bracket = fixed or found.error is None
+    if by_bracket:
         rate, limited_by = known.low, _step_at(steps, known.high).outcome.limited_by
+        interval = known.low, known.high
     else:
         rate, limited_by = float(f"{found.rate:.3g}"), found.limited_by
+        interval = min(rate, float(f"{found.low:.3g}")), max(rate, float(f"{found.high:.3g}"))
     limited_by = "server" if ended == "server" else limited_by
     failed = sorted((step for step in steps if not step.outcome.ok), key=lambda step: step.rate)
     beyond = next((step for step in failed if step.rate > rate), failed[-1])
     # Misses come in bursts, so a step below the ceiling may fail, and be outweighed by those around it.
     up_to = _rate(rate) if beyond.rate > rate else f"about {_rate(rate)}, by all steps together"
     sentence = f"{early}The objectives hold up to {up_to}; at {_rate(beyond.rate)}, {_why(beyond, objectives)}."
-    if known.high / known.low > 1 + TOLERANCE:
-        sentence += f" The ceiling lies between {_rate(known.low)} and {_rate(known.high)}."
+    if interval[1] / interval[0] > 1 + TOLERANCE:
+        how = "" if by_bracket else ", with a probability of 90%"
+        sentence += f" The ceiling lies between {_rate(interval[0])} and {_rate(interval[1])}{how}."
     judged = max(step.sent for step in steps if known.low <= step.rate <= known.high)
     if judged < FEW_REQUESTS:
         sentence += f" No rate near it had more than {judged} requests, too few for a p99: allow more time."
     near = min(steps, key=lambda step: abs(step.rate / rate - 1))
     goodput = near.goodput / near.rate * rate if near.goodput is not None else None
-    return Ramp(tuple(steps), rate, goodput, limited_by, sentence, not ended, near.energy)
+    return Ramp(tuple(steps), rate, goodput, limited_by, sentence, not ended, near.energy, interval)
 
 
 _ENDED = {

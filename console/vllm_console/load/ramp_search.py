@@ -7,7 +7,10 @@ runs, so that it ends as soon as its outcome is clear.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 
 import msgspec
 from msgspec.structs import replace
@@ -199,14 +202,15 @@ def _grows(figures: StepFigures) -> bool:
 NEAR = 1.25
 """When the bracket's ends are this far apart, the rest of the time is spent where the ceiling is by all steps."""
 
-USED = 1.6
+USED = 1.4
 """Only steps at most this far from the bracket's middle tell where in it the ceiling is."""
 
 PRECISE = 0.015
 """The standard error of the ceiling, as a share of it, at which the search ends."""
 
-OVERDISPERSION = 3.0
-"""How much more misses scatter than independent ones would: they come in bursts."""
+OVERDISPERSION = {"ttft_p99_seconds": 3.0, "itl_p99_seconds": 1.0}
+"""How much more misses scatter than independent ones would: late first tokens come in bursts, whenever a queue builds
+up; a slow engine step is mostly due to one long prompt."""
 
 OVERLOADED = 0.1
 """From this share of misses on, a failed step says only that its rate is too high: its queue grew, and with it the
@@ -216,8 +220,14 @@ CLOSE, SURE_STEPS = 1.05, 2
 """So many steps have to hold this close below a bisected ceiling: one may have been lucky."""
 
 _LOGIT = math.log((1 - ATTAINED) / ATTAINED)
-_SLOPE, _SLOPE_SPREAD, _LEVEL_SPREAD = 10.0, 5.0, 3.0
-"""Prior of how the log-odds of a miss rise with the logarithm of the rate, and of their value amid the bracket."""
+_PLACES = tuple(place / 150 for place in range(-50, 51))
+"""Where the ceiling may be: the logarithm of its ratio to the bracket's middle. All are equally likely before."""
+_SLOPES = tuple(0.7 * 1.5**step for step in range(11))
+"""How the log-odds of a miss may rise with the logarithm of the rate, from 0.7 to 40: all equally likely before.
+
+The share of slow gaps between tokens rises about as the rate does, that of late first tokens with its 40th power."""
+
+_TAIL = 0.05
 
 _LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds")
 
@@ -242,12 +252,15 @@ class Next(msgspec.Struct, frozen=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True):
-    """Where the objectives stop to hold (requests per second), its standard error as a share, and what fails there.
+    """Where the objectives stop to hold (requests per second), between ``low`` and ``high``, and what fails there.
 
-    ``error`` is None where the ceiling is the lower end of the bracket instead of an estimate.
+    Where it is an estimate, ``error`` is its standard error as a share, and the ends are those of a 90% interval. Else
+    it is the lower end of the bracket, and ``error`` None.
     """
 
     rate: float
+    low: float
+    high: float
     limited_by: str
     error: float | None = None
 
@@ -324,30 +337,38 @@ def ceiling(tried: Sequence[Tried]) -> Ceiling | None:
     known = bracket(tried)
     if known.low is None or known.high is None:
         return None
-    high = known.high
-    by_bracket = Ceiling(known.low, next(one.limited_by for one in reversed(tried) if one.rate == high and not one.ok))
-    if known.ratio > NEAR or by_bracket.limited_by not in _LATENCIES:
+    low, high = known.low, known.high
+    limited_by = next(one.limited_by for one in reversed(tried) if one.rate == high and not one.ok)
+    by_bracket = Ceiling(low, low, high, limited_by)
+    if known.ratio > NEAR or limited_by not in _LATENCIES:
         return by_bracket
-    middle = math.sqrt(known.low * high)
+    middle = math.sqrt(low * high)
     used = [one for one in tried if middle / USED <= one.rate <= middle * USED]
-    found = []
-    for name, shares in ((_LATENCIES[0], [one.ttft for one in used]), (_LATENCIES[1], [one.itl for one in used])):
-        place, error = _crossing(
-            [
-                (math.log(one.rate / middle), *share)
-                for one, share in zip(used, shares, strict=True)
-                if one.ok or not _overloaded(share)
-            ]
-        )
-        found.append(Ceiling(middle * math.exp(place), name, error))
-    lowest = min(found, key=lambda one: one.rate)
-    lowest = replace(lowest, rate=min(max(lowest.rate, known.low / NEAR), high * NEAR))
+    lowest = min((_estimated(used, middle, name) for name in _LATENCIES), key=lambda one: one.rate)
     # A step that failed for another reason, or by far, bounds the ceiling from above.
     bounds = [one.rate for one in used if not one.ok and one.limited_by not in _LATENCIES]
     bounds += [
         one.rate for one in used if one.rate >= high and not one.ok and any(map(_overloaded, (one.ttft, one.itl)))
     ]
-    return lowest if lowest.rate * CLOSE <= min(bounds, default=math.inf) else by_bracket
+    most = min(bounds, default=math.inf)
+    if lowest.rate * CLOSE > most:
+        return by_bracket
+    return replace(lowest, high=min(lowest.high, most))
+
+
+def _estimated(used: Sequence[Tried], middle: float, name: str) -> Ceiling:
+    """The ceiling of one latency by all steps near the middle of the bracket."""
+    points = []
+    for one in used:
+        shares = one.ttft if name == _LATENCIES[0] else one.itl
+        if sum(shares) and (one.ok or not _overloaded(shares)):
+            points.append((math.log(one.rate / middle), *shares))
+    chances = _posterior(points, 1 / OVERDISPERSION[name])
+    mean = sum(map(mul, _PLACES, chances))
+    error = math.sqrt(sum(chance * (place - mean) ** 2 for place, chance in zip(_PLACES, chances, strict=True)))
+    reached = list(accumulate(chances))
+    rate, low, high = (middle * math.exp(_quantile(reached, share)) for share in (0.5, _TAIL, 1 - _TAIL))
+    return Ceiling(rate, low, high, name, error)
 
 
 def _overloaded(shares: tuple[float, float]) -> bool:
@@ -355,32 +376,34 @@ def _overloaded(shares: tuple[float, float]) -> bool:
     return beyond > OVERLOADED * (within + beyond)
 
 
-def _crossing(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Where the share of misses reaches its limit, and the standard error of that.
+def _quantile(reached: Sequence[float], share: float) -> float:
+    """The place up to which so much of the chances lies, which are even from one place to the next."""
+    place = max(1, min(bisect_left(reached, share), len(_PLACES) - 1))
+    below, above = reached[place - 1], reached[place]
+    part = min(1.0, max(0.0, (share - below) / (above - below))) if above > below else 1.0
+    return _PLACES[place - 1] + part * (_PLACES[place] - _PLACES[place - 1])
+
+
+def _posterior(points: Sequence[tuple[float, float, float]], worth: float) -> list[float]:
+    """How likely each of `_PLACES` is where the share of misses reaches its limit.
 
     ``points`` are the logarithm of a rate, and observations within and beyond the limit there. The log-odds of a miss
-    are taken as a straight line over the logarithm of the rate: logistic regression with a weak prior, by Newton's
-    method.
+    are a straight line over the logarithm of the rate (logistic regression), here with the place of the limit as a
+    parameter, and summed over all slopes. Misses come in bursts, so ``worth`` is below 1 for each observation.
     """
-    level, slope = _LOGIT, _SLOPE
-    for _ in range(50):
-        g0, g1 = (_LOGIT - level) / _LEVEL_SPREAD**2, (_SLOPE - slope) / _SLOPE_SPREAD**2
-        h00, h01, h11 = 1 / _LEVEL_SPREAD**2, 0.0, 1 / _SLOPE_SPREAD**2
-        for x, within, beyond in points:
-            count = (within + beyond) / OVERDISPERSION
-            share = 1 / (1 + math.exp(-max(-30.0, min(30.0, level + slope * x))))
-            residual, weight = beyond / OVERDISPERSION - count * share, count * share * (1 - share)
-            g0, g1 = g0 + residual, g1 + residual * x
-            h00, h01, h11 = h00 + weight, h01 + weight * x, h11 + weight * x * x
-        determinant = h00 * h11 - h01 * h01
-        step0, step1 = (h11 * g0 - h01 * g1) / determinant, (h00 * g1 - h01 * g0) / determinant
-        limit = max(1.0, abs(step0), abs(step1) / 5)
-        level, slope = level + step0 / limit, max(1.0, slope + step1 / limit)
-        if abs(step0) + abs(step1) < 1e-9:
-            break
-    place = max(-1.0, min(1.0, (_LOGIT - level) / slope))
-    variance = (h11 - 2 * h01 * place + h00 * place * place) / determinant / slope**2
-    return place, math.sqrt(max(0.0, variance))
+    logs = [[worth * _log_likelihood(points, place, slope) for slope in _SLOPES] for place in _PLACES]
+    most = max(map(max, logs))
+    chances = [sum(math.exp(one - most) for one in row) for row in logs]
+    total = sum(chances)
+    return [chance / total for chance in chances]
+
+
+def _log_likelihood(points: Sequence[tuple[float, float, float]], place: float, slope: float) -> float:
+    found = 0.0
+    for x, within, beyond in points:
+        odds = _LOGIT + slope * (x - place)
+        found += beyond * odds - (within + beyond) * (math.log1p(math.exp(odds)) if odds < 30 else odds)
+    return found
 
 
 def steps_left(tried: Sequence[Tried]) -> int:

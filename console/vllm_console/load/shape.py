@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import NormalDist
 
 import msgspec
 
@@ -20,6 +21,9 @@ SPREAD = 0.7
 
 Z95 = 1.6448536269514722
 """95th percentile of the standard normal distribution."""
+
+STRATA = 128
+"""So many lengths in a row have one in each of as many equally likely parts of the distribution."""
 
 LONGEST = 3.0
 """Lengths are capped at this multiple of their 95th percentile (about the 99.95th percentile)."""
@@ -59,10 +63,29 @@ def arrivals(rng: random.Random, count: int, seconds: float) -> list[float]:
     return sorted(rng.uniform(0, seconds) for _ in range(count))
 
 
-def draw_length(rng: random.Random, p95: int) -> int:
-    """A length in tokens, log-normal with this 95th percentile, at least 1."""
+def length_at(share: float, p95: int) -> int:
+    """The quantile ``share`` (from 0 to 1) of log-normal lengths with this 95th percentile, in tokens; at least 1."""
     mean_log = math.log(max(1, p95)) - Z95 * SPREAD
-    return max(1, min(round(rng.lognormvariate(mean_log, SPREAD)), round(p95 * LONGEST)))
+    return max(1, round(min(math.exp(NormalDist(mean_log, SPREAD).inv_cdf(share)), p95 * LONGEST)))
+
+
+class Stratified:
+    """Shares between 0 and 1, evenly distributed, of which each `STRATA` in a row have one in every stratum.
+
+    Latin hypercube sampling (McKay, Beckman and Conover, 1979): the few long prompts that decide a p99 are as frequent
+    in some minutes of traffic as in hours of it. Within a block their order is random.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._left: list[int] = []
+
+    def draw(self) -> float:
+        """The next share."""
+        if not self._left:
+            self._left = list(range(STRATA))
+            self._rng.shuffle(self._left)
+        return (self._left.pop() + min(0.999, max(0.001, self._rng.random()))) / STRATA
 
 
 def mean_length(p95: int) -> float:
@@ -110,6 +133,7 @@ class TrafficShape:
         known = vocabulary or ANY_VOCABULARY
         self._token_of = [known[byte % len(known)] for byte in range(256)]
         self._rng = random.Random(seed)
+        self._prompts, self._outputs = Stratified(self._rng), Stratified(self._rng)
         self._prefix_rngs = [random.Random(f"{seed} prefix {index}") for index in range(PREFIXES)]
         self._prefixes: list[list[int]] = [[] for _ in range(PREFIXES)]
 
@@ -157,8 +181,8 @@ class TrafficShape:
 
     def _lengths(self) -> tuple[int, int]:
         """Prompt and output tokens of the next request; exact lengths replace drawn ones."""
-        prompt = self.exact.input_tokens or draw_length(self._rng, self.workload.input_tokens_p95)
-        output = self.exact.output_tokens or draw_length(self._rng, self.workload.output_tokens_p95)
+        prompt = self.exact.input_tokens or length_at(self._prompts.draw(), self.workload.input_tokens_p95)
+        output = self.exact.output_tokens or length_at(self._outputs.draw(), self.workload.output_tokens_p95)
         return self._cut(prompt, output)
 
     def _cut(self, prompt: int, output: int) -> tuple[int, int]:

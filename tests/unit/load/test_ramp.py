@@ -125,5 +125,6 @@ def step(rate, reason="", goodput=None):
 def test_what_it_says(steps, more, ceiling, words):
     found = conclude(steps, GOALS, **more)
     assert found.ceiling == ceiling
+    assert (found.interval is None) == (ceiling is None)
     assert words in found.sentence
     assert (found.limited_by == "server") == (more.get("ended") == "server")

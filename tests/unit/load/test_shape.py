@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from vllm_console.load.shape import (
     ANY_VOCABULARY,
+    STRATA,
     Exact,
+    Stratified,
     TrafficShape,
     arrivals,
-    draw_length,
     fit,
+    length_at,
     request_count,
     suggested_rate,
 )
@@ -29,11 +31,18 @@ def share_below(values: list[int], limit: int) -> float:
 
 
 def test_ninety_five_percent_of_the_lengths_are_within_the_given_percentile() -> None:
-    rng = random.Random(1)
-    lengths = [draw_length(rng, 1000) for _ in range(20_000)]
+    shares = Stratified(random.Random(1))
+    lengths = [length_at(shares.draw(), 1000) for _ in range(20_000)]
     assert share_below(lengths, 1000) == pytest.approx(0.95, abs=0.006)
     assert min(lengths) >= 1
     assert max(lengths) <= 3000
+
+
+def test_long_lengths_are_as_frequent_in_a_few_requests_as_in_many() -> None:
+    shares = Stratified(random.Random(1))
+    for _ in range(10):
+        lengths = [length_at(shares.draw(), 1000) for _ in range(STRATA)]
+        assert sum(length > 1000 for length in lengths) in (6, 7)  # 5% of 128
 
 
 def test_arrivals_are_as_many_as_the_rate_says_and_spread_as_a_poisson_process() -> None:
