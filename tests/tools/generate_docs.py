@@ -2,8 +2,8 @@
 
     python tests/tools/generate_docs.py            # rewrites docs/*.md in place
 
-A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- /generated -->``. NAME is ``keys``,
-``keymaps``, ``settings``, ``options COMMAND`` or ``claims TOPIC``. ``tests/contract/test_docs.py`` checks that every
+A generated part is between ``<!-- generated: NAME -->`` and ``<!-- /generated -->``. NAME is ``keys``,
+``keymaps``, ``settings``, ``options`` or ``claims TOPIC``. ``tests/contract/test_docs.py`` checks that every
 part is current.
 """
 
@@ -54,7 +54,7 @@ def _content(name: str) -> str:
         "keys": keys,
         "keymaps": keymaps,
         "settings": settings,
-        "options": lambda: options(of),
+        "options": every_command,
         "claims": lambda: claims(of),
     }
     return parts[kind]()
@@ -125,13 +125,18 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
+def every_command() -> str:
+    """The options of every command, by name."""
+    return "\n" + "\n".join(options(command) for command in sorted(COMMANDS))
+
+
 def options(command: str) -> str:
     """A command's usage, and what each of its options does."""
     parser = command_parser(command)
-    told = [action for action in parser._actions if action.dest not in EVERYWHERE and (action.help or _named(action))]
-    rows = [f"| {_option(action)} | {_cell((action.help or '') % vars(action))} |" for action in told]
+    listed = [action for action in parser._actions if action.dest not in EVERYWHERE and (action.help or _named(action))]
+    rows = [f"| {_option(action)} | {_cell((action.help or '') % vars(action))} |" for action in listed]
     table = ["", "| option | meaning |", "|---|---|", *rows] if rows else []
-    return "\n".join(["", "```text", _usage(command, parser), "```", *table, "", ""])
+    return "\n".join([f"## {command}", "", "```text", _usage(command, parser), "```", *table, ""])
 
 
 def command_parser(command: str) -> argparse.ArgumentParser:
