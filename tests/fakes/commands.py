@@ -8,6 +8,7 @@ import pkgutil
 import selectors
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -19,6 +20,10 @@ READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG")
 """Python and the dynamic linker read variables with these beginnings once, when a process starts. PYTHONPATH is not
 meant: tests set it for the servers that a command starts.
 """
+
+
+_starting = threading.Lock()
+"""Tests run commands from several threads, and one process is to serve them all."""
 
 
 def run_command(
@@ -59,8 +64,13 @@ def with_own_port(words: tuple[str, ...]) -> tuple[str, ...]:
     return ("start", "--port", str(free_port()), *words[1:])
 
 
-@cache
 def _forks() -> Forks:
+    with _starting:
+        return _started_forks()
+
+
+@cache
+def _started_forks() -> Forks:
     from vllm_console import cli
 
     commands = [f"{cli.__name__}.{found.name}" for found in pkgutil.iter_modules(cli.__path__)]
