@@ -21,12 +21,12 @@ LOOK_SECONDS = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Add a vLLM endpoint that runs elsewhere: another machine, or behind Ray Serve, llm-d or production-stack. Its "
-        "metrics are recorded once a second; it is never changed. Attach it again under its name to replace the key or "
-        "the certificate. With ssh://[user@]host the fleet of a machine that has vllm-console is added: it "
-        "is read, and its servers can be stopped and restarted, over your own ssh."
+        "Add a vLLM endpoint on another machine, or behind Ray Serve, llm-d or production-stack. Its metrics are "
+        "scraped once a second and recorded; it is read-only. Attach it again to change its key or certificate. With "
+        "ssh://[user@]host, add all servers of a machine that has vllm-console; they can be stopped and restarted "
+        "over your own ssh."
     )
-    parser.add_argument("url", type=text_from, help="its base URL, such as https://gpubox:8000, or ssh://gpubox")
+    parser.add_argument("url", type=text_from, help="base URL, e.g. https://gpubox:8000, or ssh://gpubox")
     parser.add_argument("--name", type=text_from, metavar="N", help="its name here (default: from host and port)")
     parser.add_argument(
         "--key-env", default="", metavar="VAR",

@@ -25,8 +25,8 @@ OUTPUT_LINES = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Run the 'vllm bench serve' of a server's own vLLM against it, with its preset's mean lengths and prefix "
-        "sharing, and keep the result with its run. Words after -- are passed on to it."
+        "Run the 'vllm bench serve' of the server's own vLLM with the preset's mean lengths and prefix sharing, and "
+        "keep the result with the run. Words after -- are passed on."
     )
     parser.add_argument("server", metavar="name", help="one of your servers, on real vLLM")
     parser.add_argument("--rate", type=rate_from, metavar="R", help="requests per second (default: all at once)")
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--yes", action="store_true", help="also if other clients use the server: their requests will wait"
     )
     add_json(parser)
-    parser.add_argument("more", nargs="*", metavar="-- WORD", help="further options of 'vllm bench serve'")
+    parser.add_argument("more", nargs="*", metavar="-- WORD", help="options passed to 'vllm bench serve'")
 
 
 def run(args: argparse.Namespace) -> int:

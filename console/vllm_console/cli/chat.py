@@ -31,8 +31,8 @@ LANGUAGES = ("curl", "python", "javascript")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Talk to a server. In a terminal it opens the console's chat; otherwise the prompt is read from standard input "
-        "and the answer is printed as it comes, its reasoning and figures on standard error."
+        "Chat with a server. In a terminal it opens the console's chat. Otherwise it reads the prompt from standard "
+        "input and streams the answer to standard output, reasoning and figures to standard error."
     )
     parser.add_argument("server", metavar="name", help="a server's name, or a URL such as http://127.0.0.1:8000")
     parser.add_argument("--also", metavar="NAME", help="send the same prompt to a second server (A/B)")
@@ -43,15 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="0 to 2 (default: the model's)",
     )
-    parser.add_argument("--max-tokens", type=count_from, metavar="N", help="end the answer after N tokens")
+    parser.add_argument("--max-tokens", type=count_from, metavar="N", help="maximum tokens of the answer")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end the answer before TEXT")
     parser.add_argument(
         "--raw", action="store_true",
         help="continue the text without a chat template (automatic for a model that has none)",
     )  # fmt: skip
-    parser.add_argument("--tools", type=Path, metavar="FILE", help="tools that the model may call: a list in JSON")
+    parser.add_argument("--tools", type=Path, metavar="FILE", help="JSON list of tools that the model may call")
     parser.add_argument(
-        "--code", choices=LANGUAGES, help="print code that asks the same, with the key taken from VLLM_API_KEY"
+        "--code", choices=LANGUAGES, help="print the request as code, with the key taken from VLLM_API_KEY"
     )
     parser.add_argument("--remote", action="store_true", help="allow another user's server, or another machine")
     add_json(parser)

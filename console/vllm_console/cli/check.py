@@ -31,9 +31,9 @@ LONGEST_SECONDS = 30 * 86_400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Exit code 0 if the server met every objective of its preset over the window, 1 if it missed one or is not "
-        "ready; each miss is printed on standard error, too. With --before-launch PRESET it goes through what "
-        "operators check before a launch instead: exit code 0 if every item is ok."
+        "Exit with 0 if the server met every objective of its preset over the window, with 1 if it missed one or is "
+        "not ready; misses are printed on stderr. With --before-launch PRESET, run a preflight check instead: exit "
+        "with 0 if every item is ok."
     )
     parser.add_argument("name", nargs="?")
     parser.add_argument("--before-launch", metavar="PRESET", help="check a launch of this preset; nothing is started")

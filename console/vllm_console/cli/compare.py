@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="given twice: run NAME's flags on both engines in turns, with the same traffic; a version or path "
         "as 'engines' lists it, vllm, or simulated",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=count_from, default=8, metavar="N", help="turns of each engine (default 8)")
+    parser.add_argument("--rounds", type=count_from, default=8, metavar="N", help="rounds per engine (default 8)")
     parser.add_argument(
         "--seconds", type=seconds_from, default=120, metavar="S",
         help="with --engine: seconds of traffic in each turn, the newest recorded (default 120)",

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_picture_arguments(parser)
     parser.add_argument("--after", type=float, default=0, metavar="S", help="seconds of traffic before the picture")
     parser.add_argument("--hints", action="store_true", help="show the hints, even if they were hidden before")
-    parser.add_argument("--record", type=Path, metavar="FILE.cast", help="record what is drawn, as an asciicast")
+    parser.add_argument("--record", type=Path, metavar="FILE.cast", help="record the screen as an asciicast")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "List the vLLM installations. 'engines install' adds one in an environment of its own, 'engines remove NAME' "
-        "deletes such a one."
+        "List vLLM installations. 'engines install' adds one in its own virtual environment, 'engines remove NAME' "
+        "deletes it."
     )
     parser.add_argument("verb", nargs="?", choices=["install", "remove"], help="omit to list them")
     parser.add_argument("version", nargs="?", type=text_from, help="vLLM's version (default: the newest), or the name")
     build = parser.add_mutually_exclusive_group()
     build.add_argument("--cpu", action="store_true", help="the CPU build (default where there is no NVIDIA driver)")
-    build.add_argument("--cuda", action="store_true", help="the build for NVIDIA GPUs")
+    build.add_argument("--cuda", action="store_true", help="the CUDA build")
     parser.add_argument("--index", action="append", default=[], metavar="URL", help="an additional package index")
-    parser.add_argument("--python", type=text_from, metavar="PATH", help="the Python to use (default: this program's)")
+    parser.add_argument(
+        "--python", type=text_from, metavar="PATH", help="Python interpreter to use (default: this program's)"
+    )
     parser.add_argument("--yes", action="store_true", help="install, remove: do not ask")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be installed, and stop")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be installed, then exit")
     add_json(parser)
 
 

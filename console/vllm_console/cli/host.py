@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-topo", type=Path, metavar="FILE", help="print the host document of a saved 'nvidia-smi topo -m'"
     )
-    parser.add_argument("--history", metavar="RANGE", help="show what the GPUs did: 5m, 15m, 1h, 6h, 24h, 7d or all")
+    parser.add_argument("--history", metavar="RANGE", help="show the GPUs' history: 5m, 15m, 1h, 6h, 24h, 7d or all")
     parser.add_argument("--gpu", metavar="NAME", help="with --from-topo: GPU model, e.g. H100")
 
 

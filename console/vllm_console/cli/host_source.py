@@ -23,7 +23,7 @@ def add_host(parser: argparse.ArgumentParser) -> None:
         "--host",
         type=lambda text: Path(text_from(text)),
         metavar="FILE",
-        help="a recorded host in place of this machine: a file, or a shipped one such as 8xh100",
+        help="recorded host to use instead of this machine: a file, or a shipped one such as 8xh100",
     )
 
 

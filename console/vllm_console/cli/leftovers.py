@@ -15,7 +15,7 @@ from vllm_console.text import plain
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--remove", action="store_true", help="end these processes and delete these files")
+    parser.add_argument("--remove", action="store_true", help="end the processes and delete the files")
     add_json(parser)
 
 

@@ -22,9 +22,9 @@ _COLUMNS = (("ADAPTER", 24), ("RANK", 6), ("SIZE", 10), ("REQUESTS", 20), ("PATH
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "List the LoRA adapters that a server of yours serves, load one from a folder, or unload one, while it runs. "
-        "Its rank and the memory that it takes are checked first. Loading and unloading need --enable-lora and the "
-        "variable VLLM_ALLOW_RUNTIME_LORA_UPDATING, which lets all clients of the server do the same."
+        "List, load or unload LoRA adapters of a running server of yours. Loading first checks the adapter's rank and "
+        "memory. Loading and unloading need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING, which lets all "
+        "clients of the server do the same."
     )
     parser.add_argument("action", choices=NAMES)
     parser.add_argument("name", help="a server's name")

@@ -35,16 +35,16 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "presets": Command("list the presets, or one with the reason for each flag"),
+    "presets": Command("list the presets, or show one with the reason for each flag"),
     "plan": Command("plan a launch without starting it: flags, memory, findings"),
     "start": Command("launch a server from a preset", changes=True, elsewhere=True),
     "list": Command("list all servers", module="servers"),
     "status": Command("show one server, with its metrics", module="servers", elsewhere=True),
     "check": Command("check a server against its objectives, for scripts", elsewhere=True),
     "watch": Command("report findings as they begin and end: log, terminal, webhook"),
-    "export": Command("export what Prometheus, Grafana or a proxy needs"),
-    "attach": Command("add a vLLM endpoint of another machine: recorded, never changed", changes=True),
-    "remote": Command("answer a console on another machine, over ssh"),
+    "export": Command("write configuration for Prometheus, Grafana or a proxy"),
+    "attach": Command("add a vLLM endpoint on another machine (read-only), or all servers of a machine", changes=True),
+    "remote": Command("serve a console on another machine, over SSH (run by attach)"),
     "detach": Command(
         "forget an attached endpoint or machine; its runs can still be replayed", module="attach", changes=True
     ),
@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "sleep": Command("put a server to sleep, to free its GPUs for another one", changes=True, elsewhere=True),
     "wake": Command(
-        "wake a server up; the other one of its standby pair goes to sleep first",
+        "wake a server up; its partner in a standby pair goes to sleep first",
         module="sleep",
         changes=True,
         elsewhere=True,
@@ -62,36 +62,34 @@ COMMANDS = {
     "remove": Command(
         "remove a stopped server; its runs can still be replayed", module="stop", changes=True, elsewhere=True
     ),
-    "leftovers": Command("list or remove what ended servers left: processes, files in /dev/shm"),
+    "leftovers": Command("list or remove what ended servers left behind: processes, files in /dev/shm"),
     "logs": Command("print or follow a server's log", elsewhere=True),
-    "chat": Command("talk to a server: an answer to standard input, or a chat on the screen", changes=True),
+    "chat": Command("chat with a server, on screen or in a pipe", changes=True),
     "load": Command("send load to a server and measure it", changes=True, elsewhere=True),
     "ramp": Command("find the highest request rate at which a server's objectives hold", changes=True, elsewhere=True),
     "bench": Command(
-        "run 'vllm bench serve' on a server with its preset's traffic, and keep the result",
+        "run 'vllm bench serve' with the preset's traffic and keep the result",
         changes=True,
         elsewhere=True,
     ),
-    "requests": Command("list a server's finished requests, with the time spent in each stage", elsewhere=True),
-    "predict": Command("predict what changed flags, or more traffic, would do to a server", elsewhere=True),
-    "tune": Command(
-        "find better flags for a running server: predict them all, try the best few", changes=True, elsewhere=True
-    ),
+    "requests": Command("list finished requests with the time spent in each stage", elsewhere=True),
+    "predict": Command("predict the effect of changed flags or more traffic", elsewhere=True),
+    "tune": Command("find better flags: predict every combination, measure the best few", changes=True, elsewhere=True),
     "lora": Command("list, load or unload a running server's LoRA adapters"),
     "runs": Command("list past and present runs, with flags and figures", elsewhere=True),
-    "replay": Command("open the console on a run that has ended, also of a removed server"),
+    "replay": Command("open the console on a past run, also of a removed server"),
     "compare": Command("compare two runs: did the change help?", elsewhere=True),
-    "metrics": Command("read /metrics from a URL or a file"),
-    "diagnose": Command("name the cause and fixes of a vLLM failure, from its log"),
+    "metrics": Command("parse a /metrics page from a URL or a file"),
+    "diagnose": Command("explain a vLLM failure from its log, with fixes"),
     "host": Command("show this machine's GPUs and what uses them"),
     "topology": Command("draw the GPU topology", module="host"),
     "gpus": Command("print the best set of free GPUs, for scripts"),
     "board": Command("show claimed GPUs and running servers of all users"),
-    "claim": Command("claim GPUs until a time, for others to see", module="board", changes=True),
+    "claim": Command("claim GPUs on the shared board until a time", module="board", changes=True),
     "release": Command("release your GPU claims", module="board", changes=True),
-    "doctor": Command("collect a report for maintainers, and list problems"),
-    "models": Command("list the models on this machine, and which of them fit"),
-    "engines": Command("list vLLM installations"),
+    "doctor": Command("check this installation and collect data for a bug report"),
+    "models": Command("list, download, remove or search models, and show which fit"),
+    "engines": Command("list, install or remove vLLM installations"),
     "web": Command("serve the console to a browser on this machine"),
     "demo": Command("open the console on two simulated servers under traffic", changes=True),
 }
@@ -210,7 +208,7 @@ def _global_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     parser.add_argument(
-        "--host", dest="host_file", type=Path, metavar="FILE", help="a recorded host in place of this machine's GPUs"
+        "--host", dest="host_file", type=Path, metavar="FILE", help="use a recorded host instead of this machine's GPUs"
     )
     add_picture_arguments(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)

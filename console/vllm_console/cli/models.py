@@ -35,20 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "'models remove ID' deletes one from the cache, 'models search WORD…' searches the hub."
     )
     parser.add_argument("verb", nargs="?", choices=["get", "remove", "search"], help="omit to list them")
-    parser.add_argument("words", nargs="*", metavar="word", help="the model's hub id, or words to search")
-    parser.add_argument("--revision", type=text_from, help="get: this branch, tag or commit (default: main)")
+    parser.add_argument("words", nargs="*", metavar="word", help="hub id of the model, or words to search for")
+    parser.add_argument("--revision", type=text_from, help="get: branch, tag or commit (default: main)")
     parser.add_argument(
         "--include",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="get: only files that match, e.g. '*Q4_K_M.gguf'",
+        help="get: only matching files, e.g. '*Q4_K_M.gguf'",
     )
     parser.add_argument(
         "--with-code", action="store_true", help="get: accept a model with its own Python code (trust_remote_code)"
     )
     parser.add_argument("--yes", action="store_true", help="get, remove: do not ask")
-    parser.add_argument("--fits", metavar="PRESET", help="plan each model with this preset and say whether it fits")
+    parser.add_argument("--fits", metavar="PRESET", help="plan each model with this preset and show whether it fits")
     parser.add_argument("--gpus", metavar="auto|0,1|none", help="GPUs to plan for (default: the best free set)")
     add_json(parser)
 

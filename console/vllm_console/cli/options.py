@@ -60,7 +60,7 @@ def add_probe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe",
         action=argparse.BooleanOptionalAction,
-        help="record each request and each engine step, without any text (default: probe in config.toml)",
+        help="record each request and engine step, without text (default: probe in config.toml)",
     )
 
 
@@ -148,10 +148,10 @@ def add_engine(parser: argparse.ArgumentParser, note: str = "") -> None:
     """With which engine; ``note`` begins the helps."""
     parser.add_argument(
         "--engine", choices=["auto", "vllm", "simulated"], default="auto",
-        help=f"{note}vLLM, or the simulated engine (default: auto, the first vLLM that is found)",
+        help=f"{note}engine (default: auto, the first vLLM found)",
     )  # fmt: skip
     parser.add_argument(
-        "--vllm", type=text_from, metavar="PATH", help=f"{note}vLLM to use: its executable or virtual environment"
+        "--vllm", type=text_from, metavar="PATH", help=f"{note}vLLM executable or virtual environment to use"
     )
 
 
@@ -167,7 +167,9 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
         help="with --nodes: rank of this machine, or of the node that --export writes (default: 0, which serves)",
     )
     parser.add_argument("--master-addr", type=text_from, metavar="ADDR", help="with --nodes: address of node 0")
-    parser.add_argument("--master-port", type=int, metavar="P", help="with --nodes: its port (default: vLLM's, 29501)")
+    parser.add_argument(
+        "--master-port", type=int, metavar="P", help="with --nodes: port of node 0 (default: vLLM's, 29501)"
+    )
     parser.add_argument(
         "--network", type=float, metavar="GBIT", help="with --nodes: bandwidth between nodes in Gbit/s, one way"
     )

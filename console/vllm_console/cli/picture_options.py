@@ -21,12 +21,10 @@ def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="save a picture (.svg or .png) instead of opening the console"
     )
-    parser.add_argument(
-        "--screen", choices=SCREENS, metavar="NAME", help=f"screen of the picture: {', '.join(SCREENS)}"
-    )
+    parser.add_argument("--screen", choices=SCREENS, metavar="NAME", help=f"screen to show: {', '.join(SCREENS)}")
     parser.add_argument("--server", metavar="NAME", help="server under the cursor (default: the first)")
     parser.add_argument("--size", metavar="COLSxROWS", help=f"size of the picture (default {SIZE})")
-    parser.add_argument("--keys", metavar="K,K", help="keys pressed before the picture, e.g. e or n,down")
+    parser.add_argument("--keys", metavar="K,K", help="keys to press before the picture, e.g. e or n,down")
 
 
 def check(args: argparse.Namespace) -> None:

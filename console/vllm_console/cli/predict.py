@@ -27,9 +27,9 @@ _PARTS = ("p50", "p90", "p99", "mean")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Predict what a restart with changed flags would do to a running server. The requests that its probe has "
-        "recorded are replayed through a model of its scheduler, with step times fitted to this server. Without the "
-        "probe they are reconstructed from its metrics, which is less certain."
+        "Predict the effect of changed flags on a running server. The requests that its probe recorded are replayed "
+        "through a model of vLLM's scheduler, with step times fitted to this server. Without the probe, they are "
+        "reconstructed from metrics, which is less certain."
     )
     parser.add_argument("name")
     add_changes(parser)

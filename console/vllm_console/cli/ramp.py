@@ -33,9 +33,9 @@ LOCK = "ramp.lock"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Find the highest request rate at which a server meets its preset's objectives. It is sent its preset's "
-        "traffic at one rate after the other: doubled until the objectives fail, bisected, then measured around the "
-        "ceiling for the rest of the time. Ctrl-C ends it with what is known by then."
+        "Find the highest request rate at which a server meets its preset's objectives. The preset's traffic is sent "
+        "at increasing rates: doubled until the objectives fail, bisected, then measured near the ceiling. Ctrl+c "
+        "ends with the result so far."
     )
     parser.add_argument("server", metavar="name", help="a server's name, or a URL such as http://127.0.0.1:8000")
     parser.add_argument(

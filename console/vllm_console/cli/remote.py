@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """It has none."""
     parser.description = (
-        "Answer a console on another machine, which has attached this one (attach ssh://HOST) and runs this command "
-        "over ssh. It reads requests from standard input and writes answers to standard output, a JSON object per "
-        "line, until the input ends."
+        "Serve a console on another machine that has attached this one (attach ssh://HOST) and runs this command over "
+        "ssh. It reads requests from standard input and writes answers to standard output, one JSON object per line."
     )
 
 

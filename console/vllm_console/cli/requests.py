@@ -36,8 +36,8 @@ _REQUEST_COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "List the requests that a server has finished in its present or last run, the newest first. They are recorded "
-        "by the probe, without any text; requests whose clients disconnected are missing."
+        "List finished requests of a server's current or last run, newest first. The probe records them, without any "
+        "text; requests of clients that disconnected are missing."
     )
     parser.add_argument("name")
     parser.add_argument(

@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="K=V",
-        help="environment variable of the server, in later runs too",
+        help="environment variable of the server, kept in later runs",
     )
     parser.add_argument("--port", type=int, metavar="P", help="move it to another port")
-    parser.add_argument("--force", action="store_true", help="restart despite errors that are estimates or may pass")
+    parser.add_argument("--force", action="store_true", help="restart despite errors that are estimates or temporary")
     add_warm_up(parser)
     add_probe(parser)
     add_restart_method(parser)

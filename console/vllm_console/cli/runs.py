@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="only runs of this server (also a removed one)")
     parser.add_argument(
         "file", nargs="?", type=Path,
-        help="with 'import' before it: the JSON result of 'vllm bench serve' or 'guidellm' to keep with a run",
+        help="after 'import': JSON result of 'vllm bench serve' or 'guidellm' to keep with a run",
     )  # fmt: skip
     parser.add_argument("--run", dest="into", metavar="RUN", help="the run: a number, NAME@RUN, or NAME (its newest)")
     parser.add_argument(

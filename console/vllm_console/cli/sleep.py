@@ -24,7 +24,7 @@ def add_sleep(parser: argparse.ArgumentParser) -> None:
     """How a server goes to sleep: level, and how long its requests may take."""
     parser.add_argument(
         "--level", type=int, choices=[1, 2], default=1,
-        help="1 keeps the weights in host memory, 2 drops them and loads them again (default 1)",
+        help="1: keep the weights in host memory; 2: drop them and reload (default 1)",
     )  # fmt: skip
     parser.add_argument(
         "--drain", type=seconds_from, default=DRAIN_SECONDS, metavar="S",

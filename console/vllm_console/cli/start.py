@@ -29,20 +29,25 @@ from vllm_console.text import plain
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Launch a server from a preset. For a server on a recorded host give that before the command: "
-        "vllm-console --host 4xa6000 start chatbot --engine simulated."
+        "Launch a server from a preset. For a recorded host, name it before the command: vllm-console --host 4xa6000 "
+        "start chatbot --engine simulated."
     )
     add_request(parser, gpus="vLLM chooses; on a recorded host the best free set")
     parser.add_argument("--name", type=text_from, help="server name (default: the preset's name)")
     parser.add_argument("--host", type=text_from, help="address to bind (default 127.0.0.1)")
     add_changes(parser)
     add_nodes(parser)
-    parser.add_argument("--restart", choices=["never", "on-failure"], default="never", help="restart automatically?")
-    parser.add_argument("--force", action="store_true", help="start despite errors that are estimates or may pass")
+    parser.add_argument(
+        "--restart",
+        choices=["never", "on-failure"],
+        default="never",
+        help="restart the server if it fails (default: never)",
+    )
+    parser.add_argument("--force", action="store_true", help="start despite errors that are estimates or temporary")
     add_warm_up(parser)
     add_probe(parser)
     parser.add_argument("--wait", action="store_true", help="wait until it is ready or has failed")
-    parser.add_argument("--timeout", type=seconds_from, default=1800, metavar="S", help="timeout of --wait in seconds")
+    parser.add_argument("--timeout", type=seconds_from, default=1800, metavar="S", help="timeout of --wait, in seconds")
     add_json(parser)
 
 

@@ -85,10 +85,10 @@ _NAMES = {GOODPUT: "goodput", TTFT: "mean TTFT", THROUGHPUT: "throughput"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Find better flags for a running server of yours. Its preset's traffic is measured, every combination of batch "
-        "sizes and memory shares is predicted from what its probe recorded, and the best few are tried: each with a "
-        "restart and a measurement. It ends on the best one if that is better beyond chance, else on the original "
-        "flags; canceling returns to these, too. The server is not reachable during restarts."
+        "Find better flags for a running server of yours. Measures it with its preset's traffic, predicts every "
+        "combination of batch sizes and memory shares from the probe's records, and tries the best few: a restart and "
+        "a measurement each. Keeps the best one if the improvement is significant, otherwise restores the original "
+        "flags, also when canceled. The server is unreachable during restarts."
     )
     parser.add_argument("server", metavar="name")
     parser.add_argument(
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "token at one rate, or the tokens per second of requests that are kept in flight",
     )  # fmt: skip
     parser.add_argument(
-        "--trials", type=_trials, default=4, metavar="N", help="measurements after the first (default 4)"
+        "--trials", type=_trials, default=4, metavar="N", help="measurements after the baseline (default 4)"
     )
     parser.add_argument(
         "--budget", type=budget_from, default=1200.0, metavar="TIME",

@@ -28,9 +28,9 @@ LOOK_SECONDS = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Print each finding when it begins and when it ends, and report it as [alerts] in the config file says, until "
-        "interrupted. It changes no server; with --read-only it prints and rings, and writes no log. Meant to run as a "
-        "systemd user service."
+        "Print findings as they begin and end, and report them as configured in [alerts] of config.toml, until "
+        "interrupted. It changes no server. With --read-only it prints and alerts the terminal only. Run it as a user "
+        "service to get alerts while no console is open."
     )
     add_json(parser)
 
